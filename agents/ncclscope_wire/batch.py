@@ -1,0 +1,80 @@
+"""A batch: what was read from one source between two positions, as columns and records.
+
+A batch is the unit of everything: readers make them, the link carries them, the service applies each
+exactly once, and the offline command feeds the very same ones. `begin` and `end` are positions in the
+source (bytes of a log, chunks of an export); the batches of one source are contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_wire import tables
+from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
+
+Columns: TypeAlias = NDArray[np.void]
+"""A structured array; which dtype it has is said where it is used."""
+
+
+def no_rows(dtype: np.dtype[np.void]) -> Columns:
+    """An empty table of that dtype."""
+    return np.empty(0, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one source said between two of its positions.
+
+    `strings`, `threads` and the templates are only the *new* dictionary entries: they follow the entries
+    of earlier batches of the same source, and rows may point at old and new ones alike.
+    """
+
+    source: Source
+    begin: int
+    end: int
+    end_line: int = 0
+    """Physical lines of the source that lie before `end`; 0 for exports. A reader resumes at (end, end_line)."""
+    is_last: bool = False
+    """The source is complete: nothing follows (an export, or a log at the end of an offline run)."""
+    observed_at_ns: int | None = None
+    """Agent's wall clock when the bytes were read: an upper bound for when they were written. None offline."""
+
+    strings: tuple[str, ...] = ()
+    threads: Columns = field(default_factory=lambda: no_rows(tables.THREAD))
+    operation_templates: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_TEMPLATE))
+    kernel_templates: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_TEMPLATE))
+    range_templates: Columns = field(default_factory=lambda: no_rows(tables.RANGE_TEMPLATE))
+
+    operations: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_ROW))
+    tunings: Columns = field(default_factory=lambda: no_rows(tables.TUNING_ROW))
+    kernels: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_ROW))
+    ranges: Columns = field(default_factory=lambda: no_rows(tables.RANGE_ROW))
+    busy: Columns = field(default_factory=lambda: no_rows(tables.BUSY_ROW))
+
+    communicators: tuple[CommunicatorEvent, ...] = ()
+    versions: tuple[VersionSeen, ...] = ()
+    captures: tuple[CaptureSeen, ...] = ()
+    gaps: tuple[SourceGap, ...] = ()
+    counts: Counts = field(default_factory=Counts)
+
+
+DICTIONARY_TABLES = {
+    "threads": tables.THREAD,
+    "operation_templates": tables.OPERATION_TEMPLATE,
+    "kernel_templates": tables.KERNEL_TEMPLATE,
+    "range_templates": tables.RANGE_TEMPLATE,
+}
+"""The dictionary columns of a batch: field name to dtype."""
+
+ROW_TABLES = {
+    "operations": tables.OPERATION_ROW,
+    "tunings": tables.TUNING_ROW,
+    "kernels": tables.KERNEL_ROW,
+    "ranges": tables.RANGE_ROW,
+    "busy": tables.BUSY_ROW,
+}
+"""The row columns of a batch: field name to dtype."""

@@ -1,0 +1,39 @@
+"""The exception tree, by what its reader can do about it.
+
+    NcclscopeError
+    ├── ConfigError      fix the setting it names; the program does not start
+    ├── ProtocolError    this session is closed; other sessions go on
+    ├── SourceError      this file cannot be read now; it is tried again or skipped, and counted
+    └── FormatError      this record is skipped and counted
+
+Anything else that is raised is a bug: please report it.
+"""
+
+from __future__ import annotations
+
+
+class NcclscopeError(Exception):
+    """The base of every error that ncclscope raises on purpose."""
+
+
+class ConfigError(NcclscopeError):
+    """A setting is wrong: names the setting, its value and what is allowed."""
+
+
+class ProtocolError(NcclscopeError):
+    """The peer sent something that the protocol does not allow; this session cannot go on."""
+
+
+class SourceError(NcclscopeError):
+    """A file cannot be read (now): says which, why, and what to do.
+
+    `reason` is a short fixed word ("empty", "locked", "not_sqlite", ...) under which it is counted.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class FormatError(NcclscopeError):
+    """One record does not have the form that its kind demands."""

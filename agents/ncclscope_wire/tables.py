@@ -1,0 +1,138 @@
+"""The columns that travel: numpy dtypes of the templates and rows in a batch.
+
+Training repeats itself: the text of an operation line after `opCount` recurs every iteration, because
+the allocator reuses buffers. So each source keeps dictionaries (strings, threads, templates) and a row
+holds only what changes. Indices point into the dictionaries *of that source*, which only grow.
+
+Columns that may be unknown hold `NO_TIME_NS` (times) or `NO_NUMBER` (-1); both become null at the edges.
+All dtypes are little-endian and packed, so that a column's bytes mean the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+THREAD: Final = np.dtype(
+    [
+        ("host", "<u4"),  # string: gethostname() cut at the first dot, as the log prints it
+        ("pid", "<u4"),
+        ("tid", "<u4"),  # thread that logged; Linux gettid
+    ]
+)
+"""Who wrote a log line."""
+
+OPERATION_TEMPLATE: Final = np.dtype(
+    [
+        ("thread", "<u4"),  # index into THREAD
+        ("device", "<i2"),  # [dev] of the prefix: cudaGetDevice() of that thread, not the rank; NO_NUMBER
+        ("op", "<u1"),  # code in terms.OPERATIONS, or UNKNOWN_OPERATION
+        ("op_name", "<u4"),  # string, as printed
+        ("data_type", "<i2"),  # number as printed
+        ("reduction", "<i8"),  # number as printed
+        ("root", "<i4"),  # as printed: root, or peer for Send/Recv and one-sided
+        ("nranks", "<i4"),
+        ("count", "<u8"),  # as printed
+        ("send_buffer", "<u8"),  # 0 = (nil)
+        ("recv_buffer", "<u8"),
+        ("communicator", "<u8"),  # pointer, of this process only
+        ("stream", "<u8"),  # 0 = (nil), the legacy default stream
+        ("global_rank", "<i4"),  # RCCL's suffix; NO_NUMBER with NCCL
+    ]
+)
+"""All of a COLL line except opCount, time and line number."""
+
+OPERATION_ROW: Final = np.dtype(
+    [
+        ("template", "<u4"),
+        ("line", "<u4"),  # from 1, physical lines of the file
+        ("op_count", "<u8"),  # decoded from hexadecimal
+        ("logged_at_ns", "<i8"),  # stamp in the line as UTC ns, read with the source's zone; NO_TIME_NS
+    ]
+)
+"""One COLL line: 24 bytes."""
+
+TUNING_ROW: Final = np.dtype(
+    [
+        ("thread", "<u4"),
+        ("line", "<u4"),
+        ("op", "<u1"),  # code; UNKNOWN_OPERATION where the line has no name (2.20 to 2.22)
+        ("algorithm", "<i1"),  # index in terms.ALGORITHMS; NO_NUMBER where it is a symmetric kernel or CE
+        ("protocol", "<i1"),  # index in terms.PROTOCOLS; NO_NUMBER likewise
+        ("channels", "<i2"),  # number of channels (Hi - Lo + 1, or nchannels); NO_NUMBER
+        ("bytes", "<u8"),  # as printed: per rank or x nranks, by version (nccl.md section 4)
+        ("expected_us", "<f8"),  # NCCL's own estimate (2.20 to 2.23), else NaN
+    ]
+)
+"""One TUNING line `N Bytes -> ...`."""
+
+KERNEL_TEMPLATE: Final = np.dtype(
+    [
+        ("host", "<u4"),  # string
+        ("pid", "<u4"),
+        ("device_id", "<i4"),  # CUDA ordinal inside the process
+        ("stream_id", "<i8"),  # nsys's stream number; not the log's stream pointer
+        ("name", "<u4"),  # string: short name
+        ("grid_x", "<i4"),
+        ("grid_y", "<i4"),
+        ("grid_z", "<i4"),
+        ("block_x", "<i4"),
+        ("block_y", "<i4"),
+        ("block_z", "<i4"),
+        ("static_shared_bytes", "<i4"),
+        ("dynamic_shared_bytes", "<i4"),
+        ("registers", "<i4"),
+    ]
+)
+"""All of a kernel record except its times and identifiers; NO_NUMBER where the export lacks a column."""
+
+KERNEL_ROW: Final = np.dtype(
+    [
+        ("template", "<u4"),
+        ("correlation_id", "<i8"),
+        ("start_ns", "<i8"),  # UTC ns on the host's own clock
+        ("end_ns", "<i8"),
+        ("launch_start_ns", "<i8"),  # of the launch API record; NO_TIME_NS where there is none
+        ("launch_end_ns", "<i8"),
+        ("launch_tid", "<i8"),  # NO_NUMBER where there is no launch record
+        ("graph_node_id", "<i8"),  # NO_NUMBER outside CUDA graphs
+        ("flags", "<u1"),  # KERNEL_CENSORED
+    ]
+)
+"""One NCCL kernel record of an export. Rows of one export are sorted by (start_ns, correlation_id)."""
+
+KERNEL_CENSORED: Final = 1
+"""The kernel's end is the end of the capture: its real end is not known."""
+
+RANGE_TEMPLATE: Final = np.dtype(
+    [
+        ("host", "<u4"),  # string
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("domain", "<u4"),  # string; "" = the default domain
+        ("text", "<u4"),  # string
+    ]
+)
+"""All of an NVTX range except its times."""
+
+RANGE_ROW: Final = np.dtype(
+    [
+        ("template", "<u4"),
+        ("start_ns", "<i8"),  # UTC ns on the host's own clock
+        ("end_ns", "<i8"),  # equal to the start for marks; NO_TIME_NS where it never ended
+    ]
+)
+"""One NVTX push/pop or start/end range, or a mark."""
+
+BUSY_ROW: Final = np.dtype(
+    [
+        ("host", "<u4"),  # string
+        ("pid", "<u4"),
+        ("device_id", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("kernels", "<u4"),  # how many kernels that are not NCCL's were merged into this interval
+    ]
+)
+"""A stretch in which kernels other than NCCL's ran on a device without a gap (their union)."""

@@ -1,0 +1,1 @@
+"""The service: aligns, joins, puts ranks on one clock, measures, detects, and shows."""

@@ -1,0 +1,245 @@
+"""What the service knows: growing tables of columns, and the few records they point at.
+
+The pipeline's stages write here and everything that shows (metrics, page, trace, files) reads here.
+Row ids are absolute and never reused: `Table.drop_before` forgets old rows, ids of later ones stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import rows
+from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import CaptureSeen, Source, SourceGap
+
+Ids = NDArray[np.int64]
+"""Row ids."""
+
+_FIRST_CAPACITY: Final = 1024
+
+OPERATION_TEMPLATE: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("tid", "<u4"),
+        ("device", "<i2"),
+        ("op", "<u1"),
+        ("op_name", "<i4"),  # index into Store.strings
+        ("data_type", "<i2"),
+        ("reduction", "<i8"),
+        ("root", "<i4"),
+        ("nranks", "<i4"),
+        ("count", "<u8"),
+        ("send_buffer", "<u8"),
+        ("recv_buffer", "<u8"),
+        ("communicator", "<u8"),
+        ("stream", "<u8"),
+        ("global_rank", "<i4"),
+    ]
+)
+"""As on the wire, with process and thread resolved."""
+
+KERNEL_TEMPLATE: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("device_id", "<i4"),
+        ("stream_id", "<i8"),
+        ("name", "<i4"),  # index into Store.strings
+        ("grid_x", "<i4"),
+        ("grid_y", "<i4"),
+        ("grid_z", "<i4"),
+        ("block_x", "<i4"),
+        ("block_y", "<i4"),
+        ("block_z", "<i4"),
+        ("static_shared_bytes", "<i4"),
+        ("dynamic_shared_bytes", "<i4"),
+        ("registers", "<i4"),
+    ]
+)
+"""As on the wire, with the process resolved."""
+
+RANGE: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("tid", "<u4"),
+        ("domain", "<i4"),  # index into Store.strings
+        ("text", "<i4"),
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+"""One NVTX range, on the host's own clock."""
+
+BUSY: Final = np.dtype(
+    [("process", "<i4"), ("device_id", "<i4"), ("start_ns", "<i8"), ("end_ns", "<i8"), ("kernels", "<u4")]
+)
+"""A stretch in which kernels other than NCCL's ran, on the host's own clock."""
+
+TUNING: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("tid", "<u4"),
+        ("line", "<i8"),
+        ("op", "<u1"),
+        ("algorithm", "<i1"),
+        ("protocol", "<i1"),
+        ("channels", "<i2"),
+        ("bytes", "<u8"),
+        ("expected_us", "<f8"),
+    ]
+)
+"""One TUNING line, with process and thread resolved."""
+
+
+class Table:
+    """A structured array that grows at the end and is forgotten from the front.
+
+    Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept).
+    """
+
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        self.dtype = dtype
+        self._rows: Columns = np.empty(_FIRST_CAPACITY, dtype=dtype)
+        self._begin = 0
+        self._end = 0
+        self.first = 0
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next appended row will have."""
+        return self.first + (self._end - self._begin)
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def rows(self) -> Columns:
+        """A view of all rows kept, oldest first; writing to it changes the table. Valid until the next append."""
+        return self._rows[self._begin : self._end]
+
+    def append(self, new: Columns) -> Ids:
+        """Adds rows and returns their ids."""
+        self._reserve(len(new))
+        self._rows[self._end : self._end + len(new)] = new
+        first_id = self.next_id
+        self._end += len(new)
+        return np.arange(first_id, first_id + len(new), dtype=np.int64)
+
+    def at(self, ids: Ids | NDArray[np.intp]) -> NDArray[np.intp]:
+        """Positions in `rows` of these ids; ids that were dropped are the caller's fault (AssertionError)."""
+        positions = np.asarray(ids, dtype=np.intp) - self.first
+        assert len(positions) == 0 or positions.min() >= 0, "a row was asked for after it was dropped"
+        return positions
+
+    def take(self, ids: Ids) -> Columns:
+        """A copy of these rows."""
+        return self.rows[self.at(ids)]
+
+    def drop_before(self, row_id: int) -> None:
+        """Forgets rows with a smaller id."""
+        dropped = min(max(0, row_id - self.first), len(self))
+        self._begin += dropped
+        self.first += dropped
+
+    def _reserve(self, amount: int) -> None:
+        if self._end + amount <= len(self._rows):
+            return
+        kept = self._end - self._begin
+        capacity = max(_FIRST_CAPACITY, 2 * (kept + amount))
+        grown = np.empty(capacity, dtype=self.dtype)
+        grown[:kept] = self._rows[self._begin : self._end]
+        self._rows, self._begin, self._end = grown, 0, kept
+
+
+class Interner:
+    """Values to small integers, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> str:
+        return self.values[index]
+
+    def index_of(self, value: str) -> int:
+        """The integer of a value; a new one the first time."""
+        index = self._index.get(value)
+        if index is None:
+            index = self._index[value] = len(self.values)
+            self.values.append(value)
+        return index
+
+    def find(self, value: str) -> int | None:
+        """The integer of a value that was seen, else None."""
+        return self._index.get(value)
+
+
+@dataclass(slots=True)
+class SourceState:
+    """What the service knows of one source."""
+
+    source: Source
+    agent: str
+    position: int = 0
+    """Everything before it has been applied."""
+    is_complete: bool = False
+    zone_name: str | None = None
+
+
+@dataclass(slots=True)
+class Store:
+    """All that is known, of all jobs."""
+
+    strings: Interner = field(default_factory=Interner)
+    sources: list[SourceState] = field(default_factory=list[SourceState])
+    processes: list[Process] = field(default_factory=list[Process])
+    process_job: list[str] = field(default_factory=list[str])
+    """Job of each process, by process index."""
+    process_version: dict[int, str] = field(default_factory=dict[int, str])
+    """NCCL version of a process, where a line said it (or its job's only version)."""
+
+    operation_templates: Table = field(default_factory=lambda: Table(OPERATION_TEMPLATE))
+    kernel_templates: Table = field(default_factory=lambda: Table(KERNEL_TEMPLATE))
+    operations: Table = field(default_factory=lambda: Table(rows.OPERATION))
+    kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
+    collectives: Table = field(default_factory=lambda: Table(rows.COLLECTIVE))
+    series: Table = field(default_factory=lambda: Table(rows.SERIES))
+    """One row per (communicator, op, size class); never dropped, bounded by communicators x 13 x 6."""
+    ranges: Table = field(default_factory=lambda: Table(RANGE))
+    busy: Table = field(default_factory=lambda: Table(BUSY))
+
+    communicators: list[Communicator] = field(default_factory=list[Communicator])
+    members: list[Member] = field(default_factory=list[Member])
+    captures: list[tuple[int, CaptureSeen]] = field(default_factory=list[tuple[int, CaptureSeen]])
+    """(source, capture) in order of arrival."""
+    clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
+    """By host."""
+    clock_reference: str | None = None
+    clock_violation_ratio: float | None = None
+    """Share of causality constraints that fail after correction; None where none could be checked."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    understood: Counter[str] = field(default_factory=Counter[str])
+    """Lines and records by family."""
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Lines and records by the reason they were skipped."""
+    gaps: defaultdict[int, list[SourceGap]] = field(default_factory=lambda: defaultdict(list))
+    """By source."""
+
+    def templates_of(self, operations: Columns) -> Columns:
+        """The operation template of each of these operations."""
+        templates: Columns = self.operation_templates.rows[operations["template"]]
+        return templates
+
+    def kernel_templates_of(self, kernels: Columns) -> Columns:
+        """The kernel template of each of these kernels."""
+        templates: Columns = self.kernel_templates.rows[kernels["template"]]
+        return templates
