@@ -1,0 +1,29 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return _REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The folder of real logs and exports; the test is skipped, with a reason, where it is not there."""
+    asked = os.environ.get("NCCLSCOPE_CORPUS")
+    folder = Path(asked) if asked else _REPOSITORY.parent / "shared" / "corpus"
+    if not folder.is_dir():
+        pytest.skip(
+            f"needs the corpus of real logs and exports, and {folder} is not a folder: "
+            "set NCCLSCOPE_CORPUS to where it lies"
+        )
+    return folder
