@@ -202,6 +202,7 @@ class Member:
     """Rank in the communicator; None where no Init line was seen."""
     cuda_device: int | None
     bus_id: int | None
+    nvml_device: int | None = None
     global_rank: int | None = None
     global_rank_is_inferred: bool = False
     local_rank: int | None = None

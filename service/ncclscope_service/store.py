@@ -204,7 +204,9 @@ class Store:
     process_job: list[str] = field(default_factory=list[str])
     """Job of each process, by process index."""
     process_version: dict[int, str] = field(default_factory=dict[int, str])
-    """NCCL version of a process, where a line said it (or its job's only version)."""
+    """NCCL version of a process, where a line said it, or else the only one its source or job printed."""
+    job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    source_versions: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     operation_templates: Table = field(default_factory=lambda: Table(OPERATION_TEMPLATE))
     kernel_templates: Table = field(default_factory=lambda: Table(KERNEL_TEMPLATE))

@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` installs and runs the whole loop, `make test` installs and runs the tests.
+# Both use a local environment (.venv) and need Python 3.11 to 3.13 with venv; nothing is installed outside it,
+# except that `make test` run as root on Debian adds the programs it tests against (tools/test-programs).
+
+PYTHON ?= python3
+DEMO ?=
+
+.PHONY: demo test test-slow matrix bench lock clean
+
+demo: .venv/service
+	.venv/bin/ncclscope demo $(DEMO)
+
+test: .venv/dev
+	tools/test-programs
+	tools/check
+
+test-slow: .venv/dev
+	tools/test-programs
+	.venv/bin/python -m pytest -m slow
+
+matrix: .venv/dev
+	tools/matrix
+
+bench: .venv/dev
+	.venv/bin/python benchmarks/all.py
+
+.venv/service: requirements/service.txt pyproject.toml
+	tools/environment $(PYTHON) .venv requirements/service.txt
+	touch $@
+
+.venv/dev: requirements/dev.txt pyproject.toml
+	tools/environment $(PYTHON) .venv requirements/dev.txt
+	touch .venv/service $@
+
+# Pins with hashes, for every Python that is supported. Needs uv (`pip install uv`).
+lock:
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  --extra service pyproject.toml -o requirements/service.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  --extra service --extra grafana --group dev pyproject.toml -o requirements/dev.txt
+
+clean:
+	rm -rf .venv .venv-3* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,100 @@
+"""Finds what `analyze` reads: walks paths, tells each file's kind by its content, and leaves out what is double.
+
+Directories are walked recursively; links are not followed and hidden files are skipped. A `.sqlite` export is
+preferred over the `.nsys-rep` report of its stem. Files of equal size and content are read once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ncclscope_agent.recognise import RECOGNISE_BYTES, FileKind, recognise
+
+_BLOCK: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """One file to read."""
+
+    path: Path
+    name: str
+    """Path relative to what was asked for; base name where that is the file itself."""
+    kind: FileKind
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Discovery:
+    """What lies under the paths that were asked for."""
+
+    files: list[FoundFile] = field(default_factory=list[FoundFile])
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Files left out, by reason: "duplicate", "report_with_export", "unreadable", or the kind that is not read."""
+
+    def of_kind(self, *kinds: FileKind) -> list[FoundFile]:
+        """The files of these kinds, in order of name."""
+        return [found for found in self.files if found.kind in kinds]
+
+
+READ_KINDS: Final = (FileKind.NCCL_LOG, FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
+
+
+def discover(paths: Sequence[Path]) -> Discovery:
+    """Everything readable under these paths, and a count of the rest by reason."""
+    discovery = Discovery()
+    digests: set[tuple[int, bytes]] = set()
+    for path, name in _walk_all(paths):
+        try:
+            with path.open("rb") as stream:
+                first = stream.read(RECOGNISE_BYTES)
+            size = path.stat().st_size
+        except OSError:
+            discovery.skipped["unreadable"] += 1
+            continue
+        kind = recognise(first, path.name)
+        if kind not in READ_KINDS:
+            discovery.skipped[f"not_read_{kind.value}"] += 1
+            continue
+        if kind is FileKind.NSYS_REPORT and path.with_suffix(".sqlite").exists():
+            discovery.skipped["report_with_export"] += 1
+            continue
+        digest = (size, _digest(path))
+        if digest in digests:
+            discovery.skipped["duplicate"] += 1
+            continue
+        digests.add(digest)
+        discovery.files.append(FoundFile(path=path, name=name, kind=kind, size_bytes=size))
+    return discovery
+
+
+def _walk_all(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    for asked in paths:
+        if asked.is_file():
+            yield asked, asked.name
+        else:
+            for path in _walk(asked):
+                yield path, str(path.relative_to(asked))
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            yield from _walk(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def _digest(path: Path) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.digest()

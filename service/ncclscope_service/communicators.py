@@ -1,0 +1,276 @@
+"""Which ranks form which communicator, learnt from Init lines; and the place of each operation in it.
+
+In the log a communicator is a pointer of one process, reused after Destroy: so a *member* is (process,
+pointer, epoch), and a new epoch begins at each Init START (or COMPLETE without START, as up to NCCL 2.18.1).
+Across processes a communicator is known by
+
+- the printed commId (equal on all ranks; when one rank gets the same commId again, as successive splits of one
+  colour do from 2.18 to 2.22, the second communicator is `<commId>#2`);
+- for splits without one (2.23 on): parent, split count, colour: `<parent>/<count>/<colour>`;
+- else nothing joins it, and it stands for itself under a `~` name.
+
+Source: NCCL `src/init.cc` (Init and Destroy lines), `ncclCommInitChildComm` (split count).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.rows import Communicator, Identity, Member
+from ncclscope_service.store import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
+from ncclscope_wire.terms import NO_NUMBER, OPERATIONS, UNKNOWN_OPERATION
+
+_IS_COLLECTIVE = np.array([operation.is_collective for operation in OPERATIONS] + [False] * (256 - len(OPERATIONS)))
+
+
+@dataclass(slots=True)
+class _Counters:
+    """How many operations of a member were seen so far."""
+
+    rows: int = 0
+    collectives: int = 0
+    pairs: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+    """By (operation code, peer)."""
+
+
+class Communicators:
+    """Follows communicators of all processes in one store; fed in line order of each process."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._open: dict[tuple[int, int], int] = {}
+        """(process, pointer) to the member that is alive."""
+        self._started: set[int] = set()
+        """Members whose Init START was seen and COMPLETE not yet."""
+        self._epochs: Counter[tuple[int, int]] = Counter()
+        self._by_identity: dict[tuple[str, str], int] = {}
+        self._ids_seen: Counter[tuple[int, int, int]] = Counter()
+        """How often a (process, commId, rank) was initialised."""
+        self._splits_of: Counter[int] = Counter()
+        """How many communicators were split from a member so far."""
+        self._member_of_template: NDArray[np.int32] = np.empty(0, np.int32)
+        self._templates_of_pointer: dict[tuple[int, int], list[int]] = {}
+        self._counters: list[_Counters] = []
+        self.changed = True
+        """True since membership last changed and `changed` was cleared: global ranks must be found again."""
+
+    def place(
+        self, operations: Columns, events: tuple[CommunicatorEvent, ...], event_processes: tuple[int, ...]
+    ) -> None:
+        """Fills member, seq, coll_seq and pair_seq of these operations, and follows these events.
+
+        Both come from one batch: operations in line order, events likewise. An event takes effect for the lines
+        after it.
+        """
+        done = 0
+        for event, process in zip(events, event_processes, strict=True):
+            upto = int(np.searchsorted(operations["line"], event.line))
+            self._place_run(operations[done:upto])
+            done = upto
+            self._follow(event, process)
+        self._place_run(operations[done:])
+
+    def _follow(self, event: CommunicatorEvent, process: int) -> None:
+        alive = self._open.get((process, event.pointer))
+        match event.kind:
+            case CommunicatorEventKind.INIT_START:
+                self._started.add(self._initialise(event, process))
+            case CommunicatorEventKind.INIT_COMPLETE:
+                if alive in self._started:
+                    self._started.discard(alive)
+                else:
+                    self._initialise(event, process)
+            case CommunicatorEventKind.DESTROY | CommunicatorEventKind.ABORT:
+                if alive is not None:
+                    self._forget_pointer(process, event.pointer)
+
+    def _initialise(self, event: CommunicatorEvent, process: int) -> int:
+        self._forget_pointer(process, event.pointer)
+        communicator = self._communicator(event, process)
+        return self._add_member(
+            communicator=communicator,
+            process=process,
+            pointer=event.pointer,
+            rank=event.rank if event.rank >= 0 else None,
+            cuda_device=event.cuda_device,
+            bus_id=event.bus_id,
+            nvml_device=event.nvml_device,
+        )
+
+    def _communicator(self, event: CommunicatorEvent, process: int) -> int:
+        job = self._store.process_job[process]
+        if event.comm_id is not None:
+            return self._by_comm_id(event, event.comm_id, process, job)
+        parent = None if event.parent is None else self._open.get((process, event.parent))
+        if parent is not None and event.color is not None:
+            return self._by_split(event, parent, job)
+        return self._unidentified(process, event.pointer, event.nranks, job)
+
+    def _by_comm_id(self, event: CommunicatorEvent, comm_id: int, process: int, job: str) -> int:
+        self._ids_seen[process, comm_id, event.rank] += 1
+        repeat = self._ids_seen[process, comm_id, event.rank]
+        name = f"0x{comm_id:x}" if repeat == 1 else f"0x{comm_id:x}#{repeat}"
+        parent = None if event.parent is None else self._open.get((process, event.parent))
+        return self._named(
+            name,
+            job,
+            event.nranks,
+            Identity.COMM_ID,
+            parent_comm_id=None if parent is None else self._comm_id_of(parent),
+            color=event.color,
+        )
+
+    def _by_split(self, event: CommunicatorEvent, parent: int, job: str) -> int:
+        self._splits_of[parent] += 1
+        count = self._splits_of[parent] if event.split_count is None else event.split_count
+        parent_id = self._comm_id_of(parent)
+        return self._named(
+            f"{parent_id}/{count}/{event.color}",
+            job,
+            event.nranks,
+            Identity.SPLIT,
+            parent_comm_id=parent_id,
+            split_count=count,
+            color=event.color,
+        )
+
+    def _unidentified(self, process: int, pointer: int, nranks: int, job: str) -> int:
+        """A communicator that nothing ties to other processes: it stands for this one member only."""
+        of = self._store.processes[process]
+        epoch = self._epochs[process, pointer]
+        digest = hashlib.blake2b(f"{of.host}:{of.pid}:{pointer:x}:{epoch}".encode(), digest_size=6).hexdigest()
+        return self._named(f"~{digest}", job, nranks, Identity.INFERRED)
+
+    def _comm_id_of(self, member: int) -> str:
+        return self._store.communicators[self._store.members[member].communicator].comm_id
+
+    def _named(
+        self,
+        name: str,
+        job: str,
+        size: int,
+        identity: Identity,
+        *,
+        parent_comm_id: str | None = None,
+        split_count: int | None = None,
+        color: int | None = None,
+    ) -> int:
+        index = self._by_identity.get((job, name))
+        if index is None:
+            index = self._by_identity[job, name] = len(self._store.communicators)
+            self._store.communicators.append(
+                Communicator(
+                    index=index,
+                    job=job,
+                    comm_id=name,
+                    size=size,
+                    identity=identity,
+                    parent_comm_id=parent_comm_id,
+                    split_count=split_count,
+                    color=color,
+                    members={},
+                )
+            )
+        return index
+
+    def _add_member(
+        self,
+        *,
+        communicator: int,
+        process: int,
+        pointer: int,
+        rank: int | None,
+        cuda_device: int | None,
+        bus_id: int | None,
+        nvml_device: int | None,
+    ) -> int:
+        index = len(self._store.members)
+        self._store.members.append(
+            Member(
+                index=index,
+                communicator=communicator,
+                process=process,
+                pointer=pointer,
+                epoch=self._epochs[process, pointer],
+                rank=rank,
+                cuda_device=cuda_device,
+                bus_id=bus_id,
+                nvml_device=nvml_device,
+            )
+        )
+        members = self._store.communicators[communicator].members
+        if rank is not None and members is not None:
+            members[rank] = index
+        self._counters.append(_Counters())
+        self._open[process, pointer] = index
+        self._epochs[process, pointer] += 1
+        self.changed = True
+        return index
+
+    def _forget_pointer(self, process: int, pointer: int) -> None:
+        self._open.pop((process, pointer), None)
+        for template in self._templates_of_pointer.pop((process, pointer), ()):
+            self._member_of_template[template] = NO_NUMBER
+
+    def _place_run(self, operations: Columns) -> None:
+        """Places operations between which nothing happened to any communicator."""
+        if not len(operations):
+            return
+        self._resolve(np.unique(operations["template"]))
+        members = self._member_of_template[operations["template"]]
+        operations["member"] = members
+        for member in np.unique(members).tolist():
+            chosen = np.flatnonzero(members == member)
+            self._count(operations, chosen, self._counters[member])
+
+    def _resolve(self, templates: NDArray[np.int32]) -> None:
+        """Finds the member of each of these templates; one that no Init line named gets a member of its own."""
+        total = len(self._store.operation_templates)
+        if len(self._member_of_template) < total:
+            grown = np.full(max(total, 2 * len(self._member_of_template)), NO_NUMBER, np.int32)
+            grown[: len(self._member_of_template)] = self._member_of_template
+            self._member_of_template = grown
+        for template in templates[self._member_of_template[templates] < 0].tolist():
+            row = self._store.operation_templates.rows[template]
+            process, pointer = int(row["process"]), int(row["communicator"])
+            member = self._open.get((process, pointer))
+            if member is None:
+                member = self._add_member(
+                    communicator=self._unidentified(
+                        process, pointer, int(row["nranks"]), self._store.process_job[process]
+                    ),
+                    process=process,
+                    pointer=pointer,
+                    rank=None,
+                    cuda_device=None,
+                    bus_id=None,
+                    nvml_device=None,
+                )
+            self._member_of_template[template] = member
+            self._templates_of_pointer.setdefault((process, pointer), []).append(template)
+
+    def _count(self, operations: Columns, chosen: NDArray[np.intp], counters: _Counters) -> None:
+        """Numbers one member's operations."""
+        templates = self._store.operation_templates.rows[operations["template"][chosen]]
+        codes, peers = templates["op"], templates["root"]
+        operations["seq"][chosen] = counters.rows + np.arange(len(chosen))
+        counters.rows += len(chosen)
+        collective = _IS_COLLECTIVE[codes] & (codes != UNKNOWN_OPERATION)
+        chosen_collectives = chosen[collective]
+        operations["coll_seq"][chosen_collectives] = counters.collectives + np.arange(len(chosen_collectives))
+        counters.collectives += len(chosen_collectives)
+        others = np.flatnonzero(~collective)
+        if len(others):
+            keys = (codes[others].astype(np.int64) << 32) | peers[others].astype(np.uint32).astype(np.int64)
+            for key in np.unique(keys).tolist():
+                same = others[keys == key]
+                pair = (key >> 32, key & 0xFFFFFFFF)
+                operations["pair_seq"][chosen[same]] = counters.pairs[pair] + np.arange(len(same))
+                counters.pairs[pair] += len(same)

@@ -1,0 +1,296 @@
+"""Batches into the store: resolves each source's dictionaries into the service's own.
+
+A batch points into the dictionaries of its source; here these become the store's strings, processes and
+templates, shared by all sources. Positions, order and duplicates were settled before (`receive.py`): what
+comes here is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import rows, store
+from ncclscope_service.store import SourceState, Store
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.records import CommunicatorEvent
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+Indices = NDArray[np.int32]
+
+
+@dataclass(slots=True, kw_only=True)
+class Arrived:
+    """What one batch added, in the store's own terms."""
+
+    job: str
+    source: int
+    operations: Columns
+    """rows.OPERATION, in line order, not yet in the store: communicators are still to be found."""
+    events: tuple[CommunicatorEvent, ...]
+    event_processes: tuple[int, ...]
+    """Process of each event."""
+    tunings: Columns
+    """store.TUNING."""
+    kernels: Columns
+    """rows.KERNEL, not yet in the store."""
+
+
+@dataclass(slots=True)
+class _Dictionaries:
+    """Local index to the store's index, for one source of one session."""
+
+    session: str
+    strings: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    thread_process: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    thread_tid: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    operation_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    kernel_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    range_templates: Columns = field(default_factory=lambda: np.empty(0, store.RANGE))
+
+
+class Intake:
+    """Resolves batches of all sources into one store."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._processes: dict[tuple[str, str, int], int] = {}
+        self._sources: dict[tuple[str, str], int] = {}
+        self._dictionaries: dict[int, _Dictionaries] = {}
+        self._operation_templates: dict[bytes, int] = {}
+        self._kernel_templates: dict[bytes, int] = {}
+
+    def process(self, job: str, host: str, pid: int) -> int:
+        """The index of a process; a new one the first time it is named."""
+        index = self._processes.get((job, host, pid))
+        if index is None:
+            index = self._processes[job, host, pid] = len(self._store.processes)
+            self._store.processes.append(rows.Process(host=host, pid=pid))
+            self._store.process_job.append(job)
+        return index
+
+    def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> Arrived:
+        """Applies one batch: dictionaries, ranges, captures, versions and counts go to the store at once.
+
+        Operations and kernels are returned, since other stages must complete them first. A new `session`
+        of the same source starts its dictionaries anew.
+        """
+        source = self._source(batch, agent)
+        dictionaries = self._dictionaries.get(source)
+        if dictionaries is None or dictionaries.session != session:
+            dictionaries = self._dictionaries[source] = _Dictionaries(session)
+        self._extend(dictionaries, batch, job)
+        self._apply_records(batch, source, job)
+        self._apply_ranges(dictionaries, batch)
+        self._apply_busy(dictionaries, batch, job)
+        if batch.is_last:
+            del self._dictionaries[source]
+        return Arrived(
+            job=job,
+            source=source,
+            operations=_operations(batch, dictionaries, source),
+            events=batch.communicators,
+            event_processes=tuple(self.process(job, event.host, event.pid) for event in batch.communicators),
+            tunings=_tunings(batch, dictionaries),
+            kernels=self._kernels(batch, dictionaries, source),
+        )
+
+    def _source(self, batch: Batch, agent: str) -> int:
+        key = (agent, batch.source.key)
+        index = self._sources.get(key)
+        if index is None:
+            index = self._sources[key] = len(self._store.sources)
+            self._store.sources.append(SourceState(source=batch.source, agent=agent))
+        state = self._store.sources[index]
+        state.position = batch.end
+        state.is_complete = batch.is_last
+        return index
+
+    def _extend(self, known: _Dictionaries, batch: Batch, job: str) -> None:
+        if batch.strings:
+            new = [self._store.strings.index_of(text) for text in batch.strings]
+            known.strings = np.concatenate([known.strings, np.asarray(new, np.int32)])
+        if len(batch.threads):
+            self._extend_threads(known, batch.threads, job)
+        if len(batch.operation_templates):
+            self._extend_operation_templates(known, batch.operation_templates)
+        if len(batch.kernel_templates):
+            self._extend_kernel_templates(known, batch.kernel_templates, job)
+        if len(batch.range_templates):
+            self._extend_range_templates(known, batch.range_templates, job)
+
+    def _host_processes(self, known: _Dictionaries, table: Columns, job: str) -> Indices:
+        """The process of each row of a table with host and pid."""
+        strings = self._store.strings
+        return np.asarray(
+            [
+                self.process(job, strings[known.strings[host]], pid)
+                for host, pid in zip(table["host"].tolist(), table["pid"].tolist(), strict=True)
+            ],
+            np.int32,
+        )
+
+    def _extend_threads(self, known: _Dictionaries, threads: Columns, job: str) -> None:
+        processes = self._host_processes(known, threads, job)
+        known.thread_process = np.concatenate([known.thread_process, processes])
+        known.thread_tid = np.concatenate([known.thread_tid, threads["tid"]])
+
+    def _extend_operation_templates(self, known: _Dictionaries, new: Columns) -> None:
+        resolved = np.zeros(len(new), store.OPERATION_TEMPLATE)
+        for name in store.OPERATION_TEMPLATE.names or ():
+            if name in (tables.OPERATION_TEMPLATE.names or ()):
+                resolved[name] = new[name]
+        resolved["process"] = known.thread_process[new["thread"]]
+        resolved["tid"] = known.thread_tid[new["thread"]]
+        resolved["op_name"] = known.strings[new["op_name"]]
+        ids = _interned(self._operation_templates, self._store.operation_templates, resolved)
+        known.operation_templates = np.concatenate([known.operation_templates, ids])
+
+    def _extend_kernel_templates(self, known: _Dictionaries, new: Columns, job: str) -> None:
+        resolved = np.zeros(len(new), store.KERNEL_TEMPLATE)
+        for name in store.KERNEL_TEMPLATE.names or ():
+            if name in (tables.KERNEL_TEMPLATE.names or ()):
+                resolved[name] = new[name]
+        resolved["process"] = self._host_processes(known, new, job)
+        resolved["name"] = known.strings[new["name"]]
+        ids = _interned(self._kernel_templates, self._store.kernel_templates, resolved)
+        known.kernel_templates = np.concatenate([known.kernel_templates, ids])
+
+    def _extend_range_templates(self, known: _Dictionaries, new: Columns, job: str) -> None:
+        resolved = np.zeros(len(new), store.RANGE)
+        resolved["process"] = self._host_processes(known, new, job)
+        resolved["tid"] = new["tid"]
+        resolved["domain"] = known.strings[new["domain"]]
+        resolved["text"] = known.strings[new["text"]]
+        known.range_templates = np.concatenate([known.range_templates, resolved])
+
+    def _apply_records(self, batch: Batch, source: int, job: str) -> None:
+        known = self._store
+        known.understood.update(batch.counts.understood)
+        known.skipped.update(batch.counts.skipped)
+        known.gaps[source].extend(batch.gaps)
+        known.captures.extend((source, capture) for capture in batch.captures)
+        for version in batch.versions:
+            if version.host is not None and version.pid is not None:
+                known.process_version[self.process(job, version.host, version.pid)] = version.version
+            known.job_versions[job].add(version.version)
+            known.source_versions[source].add(version.version)
+
+    def _apply_ranges(self, known: _Dictionaries, batch: Batch) -> None:
+        if not len(batch.ranges):
+            return
+        resolved = known.range_templates[batch.ranges["template"]].copy()
+        resolved["start_ns"] = batch.ranges["start_ns"]
+        resolved["end_ns"] = batch.ranges["end_ns"]
+        self._store.ranges.append(resolved)
+
+    def _apply_busy(self, known: _Dictionaries, batch: Batch, job: str) -> None:
+        if not len(batch.busy):
+            return
+        resolved = np.zeros(len(batch.busy), store.BUSY)
+        pairs, inverse = np.unique(batch.busy[["host", "pid"]], return_inverse=True)
+        resolved["process"] = self._host_processes(known, pairs, job)[inverse]
+        for name in ("device_id", "start_ns", "end_ns", "kernels"):
+            resolved[name] = batch.busy[name]
+        self._store.busy.append(resolved)
+
+    def _kernels(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
+        kernels = np.zeros(len(batch.kernels), rows.KERNEL)
+        kernels["source"] = source
+        kernels["template"] = known.kernel_templates[batch.kernels["template"]]
+        kernels["process"] = self._store.kernel_templates.rows["process"][kernels["template"]]
+        for name in ("correlation_id", "start_ns", "end_ns", "launch_start_ns", "launch_end_ns", "launch_tid"):
+            kernels[name] = batch.kernels[name]
+        kernels["graph_node_id"] = batch.kernels["graph_node_id"]
+        kernels["censored"] = (batch.kernels["flags"] & tables.KERNEL_CENSORED) != 0
+        kernels["launch"] = NO_NUMBER
+        kernels["replay"] = NO_NUMBER
+        return kernels
+
+
+def _interned(index: dict[bytes, int], table: store.Table, new: Columns) -> Indices:
+    """The ids of these template rows in the table; equal rows share one."""
+    ids = np.empty(len(new), np.int32)
+    added: list[int] = []
+    for row, key in enumerate(_row_bytes(new)):
+        found = index.get(key)
+        if found is None:
+            found = index[key] = table.next_id + len(added)
+            added.append(row)
+        ids[row] = found
+    table.append(new[added])
+    return ids
+
+
+def _row_bytes(table: Columns) -> list[bytes]:
+    width = table.dtype.itemsize
+    whole = np.ascontiguousarray(table).tobytes()
+    return [whole[at : at + width] for at in range(0, len(whole), width)]
+
+
+def _operations(batch: Batch, known: _Dictionaries, source: int) -> Columns:
+    new = batch.operations
+    operations = empty_operations(len(new))
+    operations["source"] = source
+    operations["template"] = known.operation_templates[new["template"]]
+    operations["line"] = new["line"]
+    operations["op_count"] = new["op_count"]
+    operations["logged_at_ns"] = new["logged_at_ns"]
+    if batch.observed_at_ns is not None:
+        operations["observed_at_ns"] = batch.observed_at_ns
+    return operations
+
+
+def _tunings(batch: Batch, known: _Dictionaries) -> Columns:
+    new = batch.tunings
+    tunings = np.zeros(len(new), store.TUNING)
+    tunings["process"] = known.thread_process[new["thread"]]
+    tunings["tid"] = known.thread_tid[new["thread"]]
+    for name in ("line", "op", "algorithm", "protocol", "channels", "bytes", "expected_us"):
+        tunings[name] = new[name]
+    return tunings
+
+
+_UNKNOWN_TIMES = (
+    "logged_at_ns",
+    "observed_at_ns",
+    "start_ns",
+    "end_ns",
+    "start_true_ns",
+    "end_true_ns",
+    "clock_uncertainty_ns",
+    "wait_ns",
+    "transfer_ns",
+)
+_UNKNOWN_NUMBERS = (
+    "process",
+    "template",
+    "member",
+    "seq",
+    "coll_seq",
+    "pair_seq",
+    "message_bytes",
+    "iteration",
+    "algorithm",
+    "protocol",
+    "channels",
+    "launch",
+    "kernel",
+    "limit_reference",
+)
+_UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
+
+
+def empty_operations(amount: int) -> Columns:
+    """Operation rows of which nothing is known yet."""
+    operations = np.zeros(amount, rows.OPERATION)
+    for name in _UNKNOWN_TIMES:
+        operations[name] = NO_TIME_NS
+    for name in _UNKNOWN_NUMBERS:
+        operations[name] = NO_NUMBER
+    for name in _UNKNOWN_RATES:
+        operations[name] = np.nan
+    return operations

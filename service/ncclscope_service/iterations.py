@@ -1,0 +1,97 @@
+"""Which training iteration an operation belongs to, from the NVTX marks of its process.
+
+Frameworks mark iterations with ranges or marks such as "iteration 12", "step_12" or "train_step #12"; the
+operation belongs to the last one that began before the operation was enqueued. Without such marks the iteration
+stays unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+_MARK: Final = re.compile(r"^(?:train(?:ing)?[ _]?)?(?:iteration|iter|step|batch)[ _#:=]*(\d{1,9})$", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class _Marks:
+    """Iteration marks of one process, by start."""
+
+    starts_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    numbers: NDArray[np.int32]
+
+
+class Iterations:
+    """Follows the iteration marks in a store's ranges and numbers operations by them."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._read_upto = 0
+        self._number_of_text: dict[int, int | None] = {}
+        self._marks: dict[int, _Marks] = {}
+
+    def assign(self, operations: Ids) -> None:
+        """Sets `iteration` of these operations where a mark tells it."""
+        self._read_new_marks()
+        if not self._marks or not len(operations):
+            return
+        rows = self._store.operations.take(operations)
+        processes = self._store.templates_of(rows)["process"]
+        times = self._enqueued_at(rows)
+        for process, marks in self._marks.items():
+            chosen = np.flatnonzero((processes == process) & (times != NO_TIME_NS))
+            if not len(chosen):
+                continue
+            at = np.searchsorted(marks.starts_ns, times[chosen], side="right") - 1
+            inside = (at >= 0) & (times[chosen] <= marks.ends_ns[np.maximum(at, 0)])
+            positions = self._store.operations.at(operations[chosen[inside]])
+            self._store.operations.rows["iteration"][positions] = marks.numbers[at[inside]]
+
+    def _enqueued_at(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
+        """Host time of the launch call, else of the log line."""
+        times: NDArray[np.int64] = rows["logged_at_ns"].copy()
+        with_kernel = np.flatnonzero(rows["kernel"] >= self._store.kernels.first)
+        launched = self._store.kernels.take(rows["kernel"][with_kernel])["launch_start_ns"]
+        times[with_kernel] = np.where(launched != NO_TIME_NS, launched, times[with_kernel])
+        return times
+
+    def _read_new_marks(self) -> None:
+        ranges = self._store.ranges
+        new = ranges.rows[max(0, self._read_upto - ranges.first) :]
+        self._read_upto = ranges.next_id
+        if not len(new):
+            return
+        texts, inverse = np.unique(new["text"], return_inverse=True)
+        numbers = np.asarray([self._number(text) for text in texts.tolist()], np.int64)[inverse]
+        marked = new[numbers != NO_NUMBER]
+        numbers = numbers[numbers != NO_NUMBER]
+        for process in np.unique(marked["process"]).tolist():
+            self._add(process, marked[marked["process"] == process], numbers[marked["process"] == process])
+
+    def _number(self, text: int) -> int:
+        if text not in self._number_of_text:
+            found = _MARK.match(self._store.strings[text])
+            self._number_of_text[text] = int(found[1]) if found else None
+        number = self._number_of_text[text]
+        return NO_NUMBER if number is None else number
+
+    def _add(self, process: int, new: NDArray[np.void], numbers: NDArray[np.int64]) -> None:
+        ends = new["end_ns"].copy()
+        # A mark, or a range that never ended, lasts until the next one.
+        ends[(ends == NO_TIME_NS) | (ends == new["start_ns"])] = np.iinfo(np.int64).max
+        old = self._marks.get(process)
+        starts, all_ends, all_numbers = new["start_ns"], ends, numbers.astype(np.int32)
+        if old is not None:
+            starts = np.concatenate([old.starts_ns, starts])
+            all_ends = np.concatenate([old.ends_ns, all_ends])
+            all_numbers = np.concatenate([old.numbers, all_numbers])
+        order = np.argsort(starts, kind="stable")
+        self._marks[process] = _Marks(starts[order], all_ends[order], all_numbers[order])

@@ -1,0 +1,203 @@
+"""The same operation across ranks: collectives by their number, Send and Recv by their number per pair.
+
+Collectives of one communicator are numbered alike on all of its ranks (MPI semantics, which NCCL demands), so
+the k-th of one rank is the k-th of every other while nothing of the log was lost. Sends and receives are
+numbered per (communicator, sender, receiver), for the same reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.store import Ids
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+_UNREPORTED: Final = -2
+_FIRST_CAPACITY: Final = 64
+
+PAIR_SIDE: Final = np.dtype(
+    [
+        ("communicator", "<i4"),
+        ("sender", "<i4"),
+        ("receiver", "<i4"),
+        ("pair_seq", "<i8"),
+        ("is_receiver", "?"),
+        ("operation", "<i8"),
+        ("reported_at_ns", "<i8"),
+    ]
+)
+"""One Send or Recv that waits for its other side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedCollectives:
+    """Collectives of one communicator, each seen on all ranks that could be waited for."""
+
+    communicator: int
+    coll_seq: NDArray[np.int64]
+    operations: Ids
+    """K x R: operation row of each rank, by communicator rank; NO_NUMBER where a rank has no kernel for it."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The collectives of one communicator that are not complete yet; row 0 is number `base`."""
+
+    size: int
+    base: int = 0
+    operations: Ids = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    reports: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    reported_at_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    used: int = 0
+    """How many rows from `base` on may hold something."""
+
+    def __post_init__(self) -> None:
+        self.operations = np.empty((0, self.size), np.int64)
+
+    def reserve(self, rows: int) -> None:
+        if rows <= len(self.reports):
+            return
+        capacity = max(_FIRST_CAPACITY, 2 * rows)
+        operations = np.full((capacity, self.size), _UNREPORTED, np.int64)
+        reports = np.zeros(capacity, np.int32)
+        reported_at_ns = np.full(capacity, NO_TIME_NS, np.int64)
+        operations[: self.used] = self.operations[: self.used]
+        reports[: self.used] = self.reports[: self.used]
+        reported_at_ns[: self.used] = self.reported_at_ns[: self.used]
+        self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
+
+    def drop(self, rows: int) -> None:
+        """Forgets the first rows."""
+        left = self.used - rows
+        for array, empty in ((self.operations, _UNREPORTED), (self.reports, 0), (self.reported_at_ns, NO_TIME_NS)):
+            array[:left] = array[rows : self.used].copy()
+            array[left : self.used] = empty
+        self.base += rows
+        self.used = left
+
+
+class CollectiveJoin:
+    """Gathers the ranks of each collective; memory is bounded by how far ranks are apart, and by `patience_ns`."""
+
+    def __init__(self, *, settle_ns: int, patience_ns: int) -> None:
+        """`settle_ns`: how long ranks that never spoke are waited for; `patience_ns`: how long any rank is."""
+        self._settle_ns = settle_ns
+        self._patience_ns = patience_ns
+        self._buffers: dict[int, _Buffer] = {}
+        self.late = 0
+        """Operations whose collective had been given already when they were reported."""
+
+    def report(
+        self,
+        communicator: int,
+        size: int,
+        rank: int,
+        *,
+        coll_seq: NDArray[np.int64],
+        operations: Ids,
+        has_kernel: NDArray[np.bool_],
+        now_ns: int,
+    ) -> None:
+        """One rank's collectives that are decided: with a kernel, or known to have none."""
+        buffer = self._buffers.setdefault(communicator, _Buffer(size))
+        in_time = coll_seq >= buffer.base
+        self.late += int(np.count_nonzero(~in_time))
+        if not in_time.all():
+            coll_seq, operations, has_kernel = coll_seq[in_time], operations[in_time], has_kernel[in_time]
+        if not len(coll_seq):
+            return
+        at = coll_seq - buffer.base
+        rows = int(at.max()) + 1
+        buffer.reserve(rows)
+        buffer.used = max(buffer.used, rows)
+        first = buffer.operations[at, rank] == _UNREPORTED
+        buffer.operations[at, rank] = np.where(has_kernel, operations, NO_NUMBER)
+        buffer.reports[at[first]] += 1
+        unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
+        buffer.reported_at_ns[unseen] = now_ns
+
+    def take_ready(self, *, members_seen: dict[int, int], now_ns: int, final: bool = False) -> list[JoinedCollectives]:
+        """The collectives that are complete, or that have been waited for long enough, in order.
+
+        A collective is given once, and never before the ones with smaller numbers.
+        """
+        ready: list[JoinedCollectives] = []
+        for communicator, buffer in self._buffers.items():
+            rows = self._ready_rows(buffer, members_seen.get(communicator, 0), now_ns, final)
+            if not rows:
+                continue
+            operations = buffer.operations[:rows].copy()
+            operations[operations == _UNREPORTED] = NO_NUMBER
+            seen = (operations != NO_NUMBER).any(axis=1)
+            if seen.any():
+                numbers = buffer.base + np.flatnonzero(seen)
+                ready.append(
+                    JoinedCollectives(
+                        communicator=communicator, coll_seq=numbers.astype(np.int64), operations=operations[seen]
+                    )
+                )
+            buffer.drop(rows)
+        return ready
+
+    def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
+        if final:
+            return buffer.used
+        reports = buffer.reports[: buffer.used]
+        waited_ns = np.where(
+            buffer.reported_at_ns[: buffer.used] == NO_TIME_NS, 0, now_ns - buffer.reported_at_ns[: buffer.used]
+        )
+        complete = (
+            (reports >= buffer.size)
+            | ((reports >= members_seen) & (waited_ns > self._settle_ns))
+            | ((reports > 0) & (waited_ns > self._patience_ns))
+        )
+        # A number that no rank reported (its lines are lost everywhere) must not block those behind it.
+        later_complete = np.flatnonzero(complete)
+        if not len(later_complete):
+            return 0
+        blocked = np.flatnonzero(~complete & (reports > 0))
+        return int(min(blocked[0], later_complete[-1] + 1)) if len(blocked) else int(later_complete[-1]) + 1
+
+
+class PairJoin:
+    """Finds the Recv of each Send."""
+
+    def __init__(self, *, patience_ns: int) -> None:
+        self._patience_ns = patience_ns
+        self._waiting: Columns = np.empty(0, PAIR_SIDE)
+
+    def report(self, sides: Columns) -> None:
+        """Sends and receives (PAIR_SIDE) that have a kernel."""
+        self._waiting = np.concatenate([self._waiting, sides])
+
+    def take_ready(self, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
+        """(sends, receives): operation rows of the pairs that are complete. Sides that waited too long are dropped."""
+        waiting = self._waiting
+        if not len(waiting):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        order = np.lexsort(
+            (
+                waiting["is_receiver"],
+                waiting["pair_seq"],
+                waiting["receiver"],
+                waiting["sender"],
+                waiting["communicator"],
+            )
+        )
+        ordered = waiting[order]
+        same = np.ones(len(ordered) - 1, bool)
+        for name in ("communicator", "sender", "receiver", "pair_seq"):
+            same &= ordered[name][1:] == ordered[name][:-1]
+        same &= ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:]
+        sends = np.flatnonzero(same)
+        left = np.ones(len(ordered), bool)
+        left[sends] = False
+        left[sends + 1] = False
+        left &= now_ns - ordered["reported_at_ns"] <= self._patience_ns
+        self._waiting = np.empty(0, PAIR_SIDE) if final else ordered[left]
+        return ordered["operation"][sends], ordered["operation"][sends + 1]

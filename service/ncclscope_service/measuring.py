@@ -1,0 +1,245 @@
+"""Joined operations to measured rows: gathers their kernels, measures, and writes back.
+
+`measure.py` has the mathematics over matrices; here rows of the store become such matrices and the results go
+to the rows of every rank and to one `rows.COLLECTIVE` per launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import bandwidth, measure, rows
+from ncclscope_service.join import JoinedCollectives
+from ncclscope_service.measure import Measures
+from ncclscope_service.size_class import classify
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
+
+_ROOTED = np.array(
+    [code < len(OPERATIONS) and OPERATIONS[code].is_collective and OPERATIONS[code].is_rooted for code in range(256)]
+)
+_ROOT_SENDS = np.zeros(256, bool)
+_ROOT_SENDS[[OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]]] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMatrix:
+    """Kernels of K collectives on the R ranks of their communicator."""
+
+    joined: JoinedCollectives
+    present: NDArray[np.bool_]
+    """K x R: the rank has a kernel for it."""
+    cells: Columns
+    """K x R operation rows; only where present."""
+    hosts: NDArray[np.int32]
+    """R: index of each rank's host; NO_NUMBER where the rank was never seen."""
+
+    def times(self, name: str) -> NDArray[np.int64]:
+        """K x R times of that column; NO_TIME_NS where there is no kernel."""
+        times: NDArray[np.int64] = np.where(self.present, self.cells[name], NO_TIME_NS)
+        return times
+
+    @property
+    def reference(self) -> Columns:
+        """K operation rows: for each collective, that of the first rank that has a kernel for it."""
+        first = self.present.argmax(axis=1)
+        reference: Columns = self.cells[np.arange(len(first)), first]
+        return reference
+
+
+class Hosts:
+    """Host names to small integers, over all processes of a store."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self.names: list[str] = []
+        self._index: dict[str, int] = {}
+        self._of_process: list[int] = []
+
+    def of_processes(self) -> NDArray[np.int32]:
+        """The host of every process."""
+        for process in self._store.processes[len(self._of_process) :]:
+            if process.host not in self._index:
+                self._index[process.host] = len(self.names)
+                self.names.append(process.host)
+            self._of_process.append(self._index[process.host])
+        return np.asarray(self._of_process, np.int32)
+
+
+class Measuring:
+    """Measures what the join found."""
+
+    def __init__(self, known: Store, hosts: Hosts) -> None:
+        self._store = known
+        self._hosts = hosts
+
+    def gather(self, joined: JoinedCollectives) -> KernelMatrix:
+        """The kernels of joined collectives."""
+        known = self._store
+        present = joined.operations != NO_NUMBER
+        cells = np.zeros(joined.operations.shape, rows.OPERATION)
+        cells[present] = known.operations.take(joined.operations[present])
+        host_of = self._hosts.of_processes()
+        hosts = np.full(joined.operations.shape[1], NO_NUMBER, np.int32)
+        for rank, member in (known.communicators[joined.communicator].members or {}).items():
+            if 0 <= rank < len(hosts):
+                hosts[rank] = host_of[known.members[member].process]
+        return KernelMatrix(joined=joined, present=present, cells=cells, hosts=hosts)
+
+    def measure(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], mixed: set[int]) -> Columns:
+        """Measures collectives, writes the results to their rows, and gives what the store shall keep of each launch.
+
+        `sigma_ns`: uncertainty of each host's clock, by host index; `mixed`: launches that also hold Send or Recv,
+        whose bandwidth nothing defines.
+        """
+        reference = kernels.reference
+        codes = self._store.templates_of(reference)["op"]
+        leading, moved, weighted = self._launch_bytes(kernels, reference, codes, mixed)
+        rooted = _ROOTED[codes]
+        results = np.empty(0, rows.COLLECTIVE)
+        for chosen in (np.flatnonzero(~rooted), np.flatnonzero(rooted)):
+            if not len(chosen):
+                continue
+            part = KernelMatrix(
+                joined=JoinedCollectives(
+                    communicator=kernels.joined.communicator,
+                    coll_seq=kernels.joined.coll_seq[chosen],
+                    operations=kernels.joined.operations[chosen],
+                ),
+                present=kernels.present[chosen],
+                cells=kernels.cells[chosen],
+                hosts=kernels.hosts,
+            )
+            if rooted[chosen[0]]:
+                measures = self._measure_rooted(part, moved[chosen], weighted[chosen], sigma_ns)
+            else:
+                measures = measure.measure_all_to_all(
+                    part.times("start_ns"),
+                    part.times("end_ns"),
+                    part.cells["censored"],
+                    moved[chosen],
+                    weighted[chosen],
+                )
+            self._write_back(part, measures)
+            new = _collectives(part, measures, codes[chosen], moved[chosen])
+            results = np.concatenate([results, new[leading[chosen] & (measures.transfer_ns >= 0)]])
+        return results
+
+    def measure_pairs(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64], grouped: set[int]) -> None:
+        """Measures Send/Recv pairs and writes the results to both rows.
+
+        `grouped`: launches of more than one Send or Recv. There, waiting for one peer cannot be told from moving data
+        with another: they get no transfer.
+        """
+        table = self._store.operations
+        cells = np.stack([table.take(sends), table.take(receives)], axis=1)
+        hosts = self._hosts.of_processes()[self._store.templates_of(cells.ravel())["process"]].reshape(-1, 2)
+        uncertainty = measure.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
+        is_grouped = np.isin(cells["launch"], np.asarray(sorted(grouped), np.int64))
+        lone = ~(is_grouped[:, 0] | is_grouped[:, 1])
+        measures = measure.measure_pairs(
+            np.where(lone[:, None], cells["start_true_ns"], NO_TIME_NS),
+            np.where(lone[:, None], cells["end_true_ns"], NO_TIME_NS),
+            cells["censored"],
+            uncertainty,
+            cells["message_bytes"][:, 0],
+        )
+        for side, ids in enumerate((sends, receives)):
+            at = table.at(ids)
+            self._write(at, "wait_ns", _times(measures.wait_ns[:, side]))
+            self._write(at, "transfer_ns", _times(measures.transfer_ns))
+            self._write(at, "algbw", measures.algbw)
+            self._write(at, "busbw", measures.busbw)
+            self._write(at, "busbw_apparent", measures.busbw_apparent[:, side])
+            self._write(at, "ranks_seen", measures.ranks_seen)
+
+    def _launch_bytes(
+        self, kernels: KernelMatrix, reference: Columns, codes: NDArray[np.uint8], mixed: set[int]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]:
+        """Per collective: is it the first of its launch, and the launch's sum of S and of S x factor."""
+        size = self._store.communicators[kernels.joined.communicator].size
+        factors = bandwidth.factor(codes, np.full(len(codes), size, np.int32))
+        moved = reference["message_bytes"].astype(np.int64)
+        weighted = np.where(moved >= 0, moved * factors, np.nan)
+        launches, first, inverse = np.unique(reference["launch"], return_index=True, return_inverse=True)
+        total = np.zeros(len(launches), np.int64)
+        np.add.at(total, inverse, np.maximum(moved, 0))
+        weight = np.zeros(len(launches))
+        np.add.at(weight, inverse, weighted)
+        if mixed:
+            weight[np.isin(launches, list(mixed))] = np.nan
+        leading = np.zeros(len(reference), bool)
+        leading[first] = True
+        return leading, total[inverse], weight[inverse]
+
+    def _measure_rooted(
+        self,
+        part: KernelMatrix,
+        moved: NDArray[np.int64],
+        weighted: NDArray[np.float64],
+        sigma_ns: NDArray[np.float64],
+    ) -> Measures:
+        templates = self._store.templates_of(part.reference)
+        return measure.measure_rooted(
+            part.times("start_true_ns"),
+            part.times("end_true_ns"),
+            part.cells["censored"],
+            templates["root"],
+            _ROOT_SENDS[templates["op"]],
+            part.hosts,
+            np.where(part.hosts >= 0, sigma_ns[part.hosts], np.inf),
+            moved,
+            weighted,
+        )
+
+    def _write_back(self, part: KernelMatrix, measures: Measures) -> None:
+        present = part.present
+        at = self._store.operations.at(part.joined.operations[present])
+        shape = present.shape
+        self._write(at, "wait_ns", _times(measures.wait_ns[present]))
+        self._write(at, "busbw_apparent", measures.busbw_apparent[present])
+        for name, values in (
+            ("transfer_ns", _times(measures.transfer_ns)),
+            ("algbw", measures.algbw),
+            ("busbw", measures.busbw),
+            ("ranks_seen", measures.ranks_seen),
+        ):
+            self._write(at, name, np.broadcast_to(values[:, None], shape)[present])
+
+    def _write(self, at: NDArray[np.intp], name: str, values: NDArray[np.generic]) -> None:
+        self._store.operations.rows[name][at] = values
+
+
+def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Durations as the store keeps them: NO_TIME_NS where not known."""
+    return np.where(durations < 0, NO_TIME_NS, durations)
+
+
+def _collectives(part: KernelMatrix, measures: Measures, codes: NDArray[np.uint8], moved: NDArray[np.int64]) -> Columns:
+    """One rows.COLLECTIVE for each."""
+    starts, ends = part.times("start_true_ns"), part.times("end_true_ns")
+    some = np.where(starts == NO_TIME_NS, np.iinfo(np.int64).max, starts).min(axis=1, initial=np.iinfo(np.int64).max)
+    last = np.where(measures.last_rank >= 0, measures.last_rank, ends.argmax(axis=1))
+    collectives = np.zeros(len(codes), rows.COLLECTIVE)
+    collectives["communicator"] = part.joined.communicator
+    collectives["coll_seq"] = part.joined.coll_seq
+    collectives["op"] = codes
+    collectives["size_class"] = classify(moved)
+    collectives["message_bytes"] = moved
+    collectives["ranks_seen"] = measures.ranks_seen
+    collectives["first_start_true_ns"] = np.where(some == np.iinfo(np.int64).max, NO_TIME_NS, some)
+    collectives["end_true_ns"] = ends[np.arange(len(codes)), last]
+    collectives["transfer_ns"] = measures.transfer_ns
+    collectives["spread_ns"] = np.maximum(measures.spread_ns, 0)
+    collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
+    collectives["busy_ns"] = np.maximum(measures.duration_ns, 0).sum(axis=1)
+    collectives["last_rank"] = measures.last_rank
+    collectives["blame_ns"] = np.maximum(measures.blame_ns, 0)
+    collectives["busbw"] = measures.busbw
+    confidences = np.where(part.present, part.cells["confidence"], np.float32(1))
+    collectives["confidence"] = confidences.min(axis=1, initial=1.0)
+    return collectives

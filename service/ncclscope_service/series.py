@@ -1,0 +1,134 @@
+"""Running totals and recent bandwidth of each (communicator, operation, size class).
+
+Counters only grow, and survive the operations that they count. Recent busbw is a median over windows of one
+second with data; the baseline is the best that the series has shown, as the 90th percentile of its windows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import rows
+from ncclscope_service.size_class import classify
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+_WINDOW_NS: Final = 1_000_000_000
+_RECENT_WINDOWS: Final = 60
+_KEPT_WINDOWS: Final = 600
+"""Ten minutes with data: enough for a baseline, and a bound on memory."""
+_BASELINE_QUANTILE: Final = 0.9
+
+
+@dataclass(slots=True)
+class _Windows:
+    """Medians of busbw of one series, a window each, oldest first."""
+
+    starts: deque[int] = field(default_factory=lambda: deque[int](maxlen=_KEPT_WINDOWS))
+    busbw: deque[float] = field(default_factory=lambda: deque[float](maxlen=_KEPT_WINDOWS))
+
+
+class SeriesBook:
+    """Keeps `Store.series` up to date."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._index: dict[int, int] = {}
+        self._windows: dict[int, _Windows] = {}
+
+    def count_logged(self, operations: Ids) -> None:
+        """Operations that were read from a log: each exactly once."""
+        chosen = self._store.operations.take(operations)
+        series = self._series_of(chosen)
+        table = self._store.series.rows
+        np.add.at(table["operations"], series, 1)
+        np.add.at(table["bytes"], series, np.maximum(chosen["message_bytes"], 0))
+
+    def count_measured(self, operations: Ids) -> None:
+        """Operations whose kernel is known and whose measures are settled: each exactly once."""
+        chosen = self._store.operations.take(operations)
+        series = self._series_of(chosen)
+        duration = chosen["end_ns"] - chosen["start_ns"]
+        waits = chosen["wait_ns"] != NO_TIME_NS
+        table = self._store.series.rows
+        np.add.at(table["matched"], series, 1)
+        np.add.at(table["duration_ns"], series, duration)
+        np.add.at(table["wait_ns"], series[waits], chosen["wait_ns"][waits])
+        np.add.at(table["waiting_duration_ns"], series[waits], duration[waits])
+
+    def count_joined(self, collectives: Columns) -> None:
+        """Collectives (rows.COLLECTIVE) that were measured: each exactly once."""
+        if not len(collectives):
+            return
+        series = self._rows_of(
+            collectives["communicator"].astype(np.int64), collectives["op"], collectives["size_class"]
+        )
+        table = self._store.series.rows
+        np.add.at(table["collectives"], series, 1)
+        np.add.at(table["transfer_ns"], series, collectives["transfer_ns"])
+        self._add_windows(series, collectives)
+
+    def set_limit(self, series: int, limit: float) -> None:
+        """The limit by topology of one series, in bytes per second."""
+        self._store.series.rows["limit"][series] = limit
+
+    def baseline_of(self, operations: Columns) -> NDArray[np.float64]:
+        """The baseline of each of these operations' series; NaN where there is none."""
+        baselines: NDArray[np.float64] = self._store.series.rows["baseline"][self._series_of(operations)]
+        return baselines
+
+    def _add_windows(self, series: NDArray[np.int64], collectives: Columns) -> None:
+        times = np.where(
+            collectives["end_true_ns"] == NO_TIME_NS, collectives["first_start_true_ns"], collectives["end_true_ns"]
+        )
+        usable = np.isfinite(collectives["busbw"]) & (times != NO_TIME_NS)
+        starts = times // _WINDOW_NS
+        for index in np.unique(series[usable]).tolist():
+            mine = usable & (series == index)
+            windows = self._windows.setdefault(index, _Windows())
+            for start in np.unique(starts[mine]).tolist():
+                windows.starts.append(start)
+                windows.busbw.append(float(np.median(collectives["busbw"][mine & (starts == start)])))
+            self._refresh(index, windows)
+
+    def _refresh(self, index: int, windows: _Windows) -> None:
+        medians = np.fromiter(windows.busbw, float)
+        starts = np.fromiter(windows.starts, np.int64)
+        recent = medians[starts > starts.max() - _RECENT_WINDOWS]
+        row = self._store.series.rows
+        row["busbw"][index] = np.median(recent)
+        row["baseline"][index] = np.quantile(medians, _BASELINE_QUANTILE)
+
+    def _series_of(self, operations: Columns) -> NDArray[np.int64]:
+        members = operations["member"].astype(np.int64)
+        communicator_of = np.asarray([member.communicator for member in self._store.members], np.int64)
+        codes = self._store.templates_of(operations)["op"]
+        return self._rows_of(communicator_of[members], codes, classify(operations["message_bytes"]))
+
+    def _rows_of(
+        self,
+        communicators: NDArray[np.int64],
+        codes: NDArray[np.uint8],
+        classes: NDArray[np.uint8],
+    ) -> NDArray[np.int64]:
+        """Row of `Store.series` for each; made where it is new."""
+        keys = (communicators << 16) | (codes.astype(np.int64) << 8) | classes.astype(np.int64)
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        found = np.asarray([self._row_of(key) for key in distinct.tolist()], np.int64)
+        return found[inverse] if len(found) else np.empty(0, np.int64)
+
+    def _row_of(self, key: int) -> int:
+        index = self._index.get(key)
+        if index is None:
+            fresh = np.zeros(1, rows.SERIES)
+            fresh["communicator"], fresh["op"], fresh["size_class"] = key >> 16, (key >> 8) & 0xFF, key & 0xFF
+            for name in ("busbw", "baseline", "limit"):
+                fresh[name] = np.nan
+            index = self._index[key] = int(self._store.series.append(fresh)[0])
+        return index
