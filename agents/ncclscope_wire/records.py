@@ -111,7 +111,7 @@ class SourceGap:
     amount: int
     """How much, in `unit`."""
     unit: str
-    """"bytes", "lines" or "files"."""
+    """"bytes", "lines", "records" or "files"."""
     detail: str = ""
     """One sentence for a person: what, where, and what to do."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ncclscope_agent.recognise import RECOGNISE_BYTES, FileKind, recognise
+from ncclscope_agent.recognise import ENOUGH_BYTES, FileKind, recognise
 
 _BLOCK: Final = 1 << 20
 
@@ -52,7 +52,7 @@ def discover(paths: Sequence[Path]) -> Discovery:
     for path, name in _walk_all(paths):
         try:
             with path.open("rb") as stream:
-                first = stream.read(RECOGNISE_BYTES)
+                first = stream.read(ENOUGH_BYTES)
             size = path.stat().st_size
         except OSError:
             discovery.skipped["unreadable"] += 1

@@ -89,6 +89,7 @@ class Communicators:
                     self._initialise(event, process)
             case CommunicatorEventKind.DESTROY | CommunicatorEventKind.ABORT:
                 if alive is not None:
+                    self._store.members[alive].is_alive = False
                     self._forget_pointer(process, event.pointer)
 
     def _initialise(self, event: CommunicatorEvent, process: int) -> int:

@@ -44,6 +44,7 @@ class _Dictionaries:
     """Local index to the store's index, for one source of one session."""
 
     session: str
+    source: int
     strings: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     thread_process: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     thread_tid: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -81,7 +82,7 @@ class Intake:
         source = self._source(batch, agent)
         dictionaries = self._dictionaries.get(source)
         if dictionaries is None or dictionaries.session != session:
-            dictionaries = self._dictionaries[source] = _Dictionaries(session)
+            dictionaries = self._dictionaries[source] = _Dictionaries(session, source)
         self._extend(dictionaries, batch, job)
         self._apply_records(batch, source, job)
         self._apply_ranges(dictionaries, batch)
@@ -115,6 +116,8 @@ class Intake:
             known.strings = np.concatenate([known.strings, np.asarray(new, np.int32)])
         if len(batch.threads):
             self._extend_threads(known, batch.threads, job)
+            for process in set(known.thread_process.tolist()):
+                self._store.process_source.setdefault(process, known.source)
         if len(batch.operation_templates):
             self._extend_operation_templates(known, batch.operation_templates)
         if len(batch.kernel_templates):
@@ -171,6 +174,7 @@ class Intake:
         known = self._store
         known.understood.update(batch.counts.understood)
         known.skipped.update(batch.counts.skipped)
+        known.torn_lines[source] += batch.counts.skipped.get("torn", 0)
         known.gaps[source].extend(batch.gaps)
         known.captures.extend((source, capture) for capture in batch.captures)
         for version in batch.versions:

@@ -19,6 +19,10 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _MARK: Final = re.compile(r"^(?:train(?:ing)?[ _]?)?(?:iteration|iter|step|batch)[ _#:=]*(\d{1,9})$", re.IGNORECASE)
 
+_RECENT_MARKS: Final = 20
+_A_LONG_STEP_NS: Final = 60_000_000_000
+"""What an iteration may last of which only the beginning is known."""
+
 
 @dataclass(slots=True)
 class _Marks:
@@ -27,6 +31,18 @@ class _Marks:
     starts_ns: NDArray[np.int64]
     ends_ns: NDArray[np.int64]
     numbers: NDArray[np.int32]
+
+    def step_ns(self) -> int | None:
+        """The duration of a recent iteration, from marks of consecutive iterations; None where there are none."""
+        consecutive = np.diff(self.numbers) == 1
+        steps = np.diff(self.starts_ns)[consecutive][-_RECENT_MARKS:]
+        return int(np.median(steps)) if len(steps) else None
+
+    def valid_until_ns(self) -> NDArray[np.int64]:
+        """The end of each iteration. One that was not recorded lasts as long as usual, and a half more."""
+        step = self.step_ns()
+        usual = self.starts_ns + (_A_LONG_STEP_NS if step is None else step * 3 // 2)
+        return np.where(self.ends_ns == NO_TIME_NS, usual, self.ends_ns)
 
 
 class Iterations:
@@ -51,9 +67,14 @@ class Iterations:
             if not len(chosen):
                 continue
             at = np.searchsorted(marks.starts_ns, times[chosen], side="right") - 1
-            inside = (at >= 0) & (times[chosen] <= marks.ends_ns[np.maximum(at, 0)])
+            inside = (at >= 0) & (times[chosen] <= marks.valid_until_ns()[np.maximum(at, 0)])
             positions = self._store.operations.at(operations[chosen[inside]])
             self._store.operations.rows["iteration"][positions] = marks.numbers[at[inside]]
+
+    def step_ns(self) -> int | None:
+        """The duration of a recent iteration: the median over processes; None where marks do not tell."""
+        steps = [step for marks in self._marks.values() if (step := marks.step_ns()) is not None]
+        return int(np.median(steps)) if steps else None
 
     def _enqueued_at(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
         """Host time of the launch call, else of the log line."""
@@ -85,8 +106,7 @@ class Iterations:
 
     def _add(self, process: int, new: NDArray[np.void], numbers: NDArray[np.int64]) -> None:
         ends = new["end_ns"].copy()
-        # A mark, or a range that never ended, lasts until the next one.
-        ends[(ends == NO_TIME_NS) | (ends == new["start_ns"])] = np.iinfo(np.int64).max
+        ends[ends == new["start_ns"]] = NO_TIME_NS  # a mark has no end
         old = self._marks.get(process)
         starts, all_ends, all_numbers = new["start_ns"], ends, numbers.astype(np.int32)
         if old is not None:

@@ -25,6 +25,10 @@ _ROOTED = np.array(
 _ROOT_SENDS = np.zeros(256, bool)
 _ROOT_SENDS[[OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]]] = True
 
+_SKEW_NS = 20_000.0
+"""Ranks of one collective end up to 10 us apart between nodes; twice that is still one collective."""
+_SIGMAS = 4.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMatrix:
@@ -42,6 +46,49 @@ class KernelMatrix:
         """K x R times of that column; NO_TIME_NS where there is no kernel."""
         times: NDArray[np.int64] = np.where(self.present, self.cells[name], NO_TIME_NS)
         return times
+
+    def refresh(self, known: Store) -> None:
+        """Takes the times on the reference clock anew, after clocks were estimated."""
+        rows = known.operations.take(self.joined.operations[self.present])
+        for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns"):
+            self.cells[name][self.present] = rows[name]
+
+    def agrees(self, known: Store) -> NDArray[np.bool_]:
+        """K: all ranks that were seen did the same operation with as many bytes.
+
+        Where they differ, lines were lost and the numbers have slipped, or the job itself is wrong.
+        """
+        reference = self.reference
+        codes = np.zeros(self.present.shape, np.uint8)
+        codes[self.present] = known.templates_of(self.cells[self.present])["op"]
+        same_op = codes == known.templates_of(reference)["op"][:, None]
+        same_size = self.cells["message_bytes"] == reference["message_bytes"][:, None]
+        agree: NDArray[np.bool_] = ((same_op & same_size) | ~self.present).all(axis=1)
+        return agree
+
+    def overlaps(self, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], slack_ns: float) -> NDArray[np.bool_]:
+        """K: no rank ended before another started, within `slack_ns`; true where fewer than two times are known.
+
+        In an N-to-N collective every output needs every input, so kernels that do not overlap are not of one.
+        """
+        known = (starts_ns != NO_TIME_NS) & (ends_ns != NO_TIME_NS)
+        latest = np.where(known, starts_ns, np.iinfo(np.int64).min // 2).max(axis=1)
+        earliest = np.where(known, ends_ns, np.iinfo(np.int64).max // 2).min(axis=1)
+        overlap: NDArray[np.bool_] = (known.sum(axis=1) < 2) | (latest - earliest <= slack_ns)
+        return overlap
+
+    def take(self, chosen: NDArray[np.intp]) -> KernelMatrix:
+        """These collectives only."""
+        return KernelMatrix(
+            joined=JoinedCollectives(
+                communicator=self.joined.communicator,
+                coll_seq=self.joined.coll_seq[chosen],
+                operations=self.joined.operations[chosen],
+            ),
+            present=self.present[chosen],
+            cells=self.cells[chosen],
+            hosts=self.hosts,
+        )
 
     @property
     def reference(self) -> Columns:
@@ -96,6 +143,7 @@ class Measuring:
         `sigma_ns`: uncertainty of each host's clock, by host index; `mixed`: launches that also hold Send or Recv,
         whose bandwidth nothing defines.
         """
+        kernels = self._believable(kernels, sigma_ns)
         reference = kernels.reference
         codes = self._store.templates_of(reference)["op"]
         leading, moved, weighted = self._launch_bytes(kernels, reference, codes, mixed)
@@ -104,16 +152,7 @@ class Measuring:
         for chosen in (np.flatnonzero(~rooted), np.flatnonzero(rooted)):
             if not len(chosen):
                 continue
-            part = KernelMatrix(
-                joined=JoinedCollectives(
-                    communicator=kernels.joined.communicator,
-                    coll_seq=kernels.joined.coll_seq[chosen],
-                    operations=kernels.joined.operations[chosen],
-                ),
-                present=kernels.present[chosen],
-                cells=kernels.cells[chosen],
-                hosts=kernels.hosts,
-            )
+            part = kernels.take(chosen)
             if rooted[chosen[0]]:
                 measures = self._measure_rooted(part, moved[chosen], weighted[chosen], sigma_ns)
             else:
@@ -156,6 +195,22 @@ class Measuring:
             self._write(at, "busbw", measures.busbw)
             self._write(at, "busbw_apparent", measures.busbw_apparent[:, side])
             self._write(at, "ranks_seen", measures.ranks_seen)
+
+    def _believable(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64]) -> KernelMatrix:
+        """The collectives that can be what their number says. The rest are counted and stay unmeasured.
+
+        When a line is lost, numbers slip and kernels of different collectives meet under one number: a wrong bandwidth
+        would be worse than none.
+        """
+        agrees = kernels.agrees(self._store)
+        rooted = _ROOTED[self._store.templates_of(kernels.reference)["op"]]
+        slack = _SKEW_NS + _SIGMAS * float(np.max(sigma_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
+        overlaps = kernels.overlaps(kernels.times("start_true_ns"), kernels.times("end_true_ns"), slack)
+        believable = agrees & (overlaps | rooted)
+        if believable.all():
+            return kernels
+        self._store.skipped["unjoinable_collective"] += int(np.count_nonzero(~believable))
+        return kernels.take(np.flatnonzero(believable))
 
     def _launch_bytes(
         self, kernels: KernelMatrix, reference: Columns, codes: NDArray[np.uint8], mixed: set[int]

@@ -206,6 +206,8 @@ class Member:
     global_rank: int | None = None
     global_rank_is_inferred: bool = False
     local_rank: int | None = None
+    is_alive: bool = True
+    """False once its Destroy or Abort line was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

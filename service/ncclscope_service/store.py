@@ -205,6 +205,8 @@ class Store:
     """Job of each process, by process index."""
     process_version: dict[int, str] = field(default_factory=dict[int, str])
     """NCCL version of a process, where a line said it, or else the only one its source or job printed."""
+    process_source: dict[int, int] = field(default_factory=dict[int, int])
+    """The log in which a process was first seen."""
     job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     source_versions: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -231,6 +233,8 @@ class Store:
 
     understood: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by family."""
+    torn_lines: Counter[int] = field(default_factory=Counter[int])
+    """By source."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by the reason they were skipped."""
     gaps: defaultdict[int, list[SourceGap]] = field(default_factory=lambda: defaultdict(list))

@@ -3,3 +3,9 @@
 Shares no code with the reader, the translator or the clocks, so that an error there cannot hide here:
 it imports nothing of ours, and a test holds that.
 """
+
+from ncclscope_simulator.config import NSYS_VERSIONS, ORDERS, SimulationConfig
+from ncclscope_simulator.faults import FAULT_KEYS, Fault, parse_faults
+from ncclscope_simulator.player import Player, write
+
+__all__ = ["FAULT_KEYS", "NSYS_VERSIONS", "ORDERS", "Fault", "Player", "SimulationConfig", "parse_faults", "write"]

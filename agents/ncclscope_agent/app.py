@@ -1,0 +1,236 @@
+"""The agent as one task group: followers read, the session keeps, the link sends.
+
+Nothing is read before the service has said where to go on, and nothing while the window is full: what is not
+read waits in the files, so the agent's memory is bounded however long the service is away.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+import structlog
+from anyio import TASK_STATUS_IGNORED
+from anyio.abc import TaskStatus
+
+from ncclscope_agent.health import FollowerStatistics, agent_health
+from ncclscope_agent.link import Link, LinkSettings
+from ncclscope_agent.printed import Printer
+from ncclscope_agent.session import Session
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import AgentHealth, Position
+
+_log = structlog.get_logger(__name__)
+_Answer = TypeVar("_Answer")
+
+_LAST_WORDS_SECONDS: Final = 1.0
+"""For Goodbye to leave; a service that does not take it will see the connection close."""
+_SLOWDOWN: Final = 1.5
+"""By this each pause grows while nothing comes: from 50 to 250 ms within half a second."""
+
+
+class Follower(Protocol):
+    """Something that reads sources as they grow."""
+
+    def poll(self, now_wall_ns: int) -> Iterable[Batch]:
+        """What is new since the last time; may be a generator that reads as it goes."""
+        ...
+
+    def reset(self, positions: Mapping[str, Position]) -> None:
+        """Forgets everything, dictionaries too, and goes on at these positions (by source key)."""
+        ...
+
+    def close(self, now_wall_ns: int) -> Iterable[Batch]:
+        """Nothing more will be written: what was held back because more could have followed."""
+        ...
+
+    def statistics(self) -> FollowerStatistics:
+        """What was read so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A follower, and how often it is asked."""
+
+    follower: Follower
+    tick_min_seconds: float
+    tick_max_seconds: float
+    in_thread: bool = False
+    """It may block for long: it is asked in a worker thread, while the others go on."""
+
+
+class Agent:
+    """Runs followers and link until it is stopped, or until everything is sent."""
+
+    def __init__(
+        self,
+        session: Session,
+        link: LinkSettings,
+        followed: Sequence[Followed],
+        *,
+        flush_seconds: float,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._session = session
+        self._followed = followed
+        self._flush_seconds = flush_seconds
+        self._wall_ns = wall_ns
+        self._link = Link(session, link, health=self.health, wall_ns=wall_ns)
+        self._stopping = anyio.Event()
+        self._reading = anyio.CancelScope()
+        self._waiting = 0
+
+    def health(self) -> AgentHealth:
+        """What the agent knows of itself now."""
+        return agent_health(
+            [known.follower.statistics() for known in self._followed],
+            self._session.statistics(),
+            waiting_batches=self._waiting,
+            now_wall_ns=self._wall_ns(),
+        )
+
+    def stop(self) -> None:
+        """Asks for the end: a last look at all files, then everything is handed over within the deadline."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._reading.deadline = min(self._reading.deadline, anyio.current_time() + self._flush_seconds)
+            self._link.tell_change()
+
+    async def run(self, *, once_seconds: float | None = None) -> bool:
+        """Runs until `stop`, or with `once_seconds` until all that is there is read and acknowledged.
+
+        Returns whether everything that was read was acknowledged in time.
+        """
+        is_complete = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._link.run)
+            if once_seconds is not None:
+                self._reading.deadline = anyio.current_time() + once_seconds
+            is_complete = await self._read_and_hand_over(once=once_seconds is not None)
+            self._session.heartbeat(self.health(), agent_wall_ns=self._wall_ns())
+            self._session.finish("done" if once_seconds is not None else "stopped")
+            self._link.nudge()
+            tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_SECONDS
+        return is_complete
+
+    async def _read_and_hand_over(self, *, once: bool) -> bool:
+        with self._reading:
+            async with anyio.create_task_group() as pumps:
+                for known in self._followed:
+                    pumps.start_soon(self._pump, known, once)
+            while not self._session.is_drained:
+                await self._link.wait_for_change()
+            return True
+        _log.warning("not_all_sent", batches=self._session.statistics().window_batches + self._waiting)
+        return False
+
+    async def _pump(self, known: Followed, once: bool) -> None:
+        """Carries batches from one follower to the session."""
+        generation = 0
+        pause = known.tick_min_seconds
+        is_last_look = False
+        while not is_last_look:
+            is_last_look = self._stopping.is_set()
+            generation = await self._follow_generation(known, generation)
+            if generation == 0:
+                return
+            carried = await self._carry(known, known.follower.poll, generation)
+            is_read = once and carried == 0 and known.follower.statistics().files_waiting == 0
+            if is_read and self._session.generation == generation:
+                await self._carry(known, known.follower.close, generation)
+                is_last_look = self._session.generation == generation
+            elif not is_last_look:
+                pause = next_pause(pause, known, read_something=carried > 0)
+                with anyio.move_on_after(pause):
+                    await self._stopping.wait()
+
+    async def _follow_generation(self, known: Followed, generation: int) -> int:
+        """Waits for the service's first word, and begins anew where it asked for that. 0: stopped before it."""
+        while self._session.generation == 0:
+            if self._stopping.is_set():
+                return 0
+            await self._link.wait_for_change()
+        if self._session.generation != generation:
+            known.follower.reset(self._session.positions)
+        return self._session.generation
+
+    async def _carry(self, known: Followed, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
+        """Offers what a follower gives, one batch after the other; returns how many were accepted."""
+        batches = iter(await self._ask(known, lambda: ask(self._wall_ns())))
+        carried = 0
+        while (batch := await self._ask(known, lambda: next(batches, None))) is not None:
+            if not await self._offer(batch, generation):
+                break
+            carried += 1
+        return carried
+
+    async def _ask(self, known: Followed, call: Callable[[], _Answer]) -> _Answer:
+        if known.in_thread:
+            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
+        return call()
+
+    async def _offer(self, batch: Batch, generation: int) -> bool:
+        """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
+        self._waiting += 1
+        try:
+            while self._session.generation == generation:
+                if self._session.offer(batch):
+                    self._link.nudge()
+                    return True
+                await self._link.wait_for_change()
+            return False
+        finally:
+            self._waiting -= 1
+
+
+def next_pause(pause: float, known: Followed, *, read_something: bool) -> float:
+    """How long a follower is left alone: the shortest time while it reads, longer and longer while it rests."""
+    if read_something:
+        return 0.0 if known.follower.statistics().has_more else known.tick_min_seconds
+    return min(max(pause, known.tick_min_seconds) * _SLOWDOWN, known.tick_max_seconds)
+
+
+async def print_batches(
+    followed: Sequence[Followed],
+    write: Callable[[str], object],
+    stopping: anyio.Event,
+    *,
+    once: bool,
+    wall_ns: Callable[[], int] = time.time_ns,
+) -> None:
+    """Writes what would be sent, from the beginning of every source, until stopped (or with `once` to its end)."""
+    printer = Printer()
+
+    def show(batches: Iterable[Batch]) -> int:
+        shown = [write(line) for batch in batches for line in printer.feed(batch)]
+        return len(shown)
+
+    for known in followed:
+        known.follower.reset({})
+    while True:
+        is_last_look = stopping.is_set()
+        written = sum(show(known.follower.poll(wall_ns())) for known in followed)
+        if once and not written and not any(known.follower.statistics().files_waiting for known in followed):
+            for known in followed:
+                show(known.follower.close(wall_ns()))
+            return
+        if is_last_look:
+            return
+        with anyio.move_on_after(min(known.tick_min_seconds for known in followed)):
+            await stopping.wait()
+
+
+async def stop_on_signal(stop: Callable[[], object], *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+    """Calls `stop` at SIGTERM or SIGINT; the second signal ends the process as it would without us."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for received in signals:
+            _log.info("stopping", signal=received.name)
+            stop()
+            return

@@ -1,0 +1,233 @@
+"""The agent's settings: one table, from which flags, environment and documentation come.
+
+A setting is given by its flag (`--window-bytes`), else by its variable (`NCCLSCOPE_WINDOW_BYTES`; several
+values are separated by colons), else it has its default. `load` reports all faults at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zoneinfo
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Final, cast
+
+from ncclscope_wire.errors import ConfigError
+
+DEFAULT_PORT: Final = 9797
+_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
+_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is said of one setting beside its name and default."""
+
+    help: str
+    """A sentence, for `--help` and the documentation."""
+    unit: str = ""
+    """Unit or form of the value."""
+    low: float | None = None
+    high: float | None = None
+
+
+def _about(text: str, *, unit: str = "", low: float | None = None, high: float | None = None) -> Mapping[str, Setting]:
+    return {"setting": Setting(help=text, unit=unit, low=low, high=high)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """All settings of `ncclscope agent`."""
+
+    logs: tuple[str, ...] = field(
+        default=(), metadata=_about("Files with NCCL's log to follow, also those that appear later.", unit="GLOB")
+    )
+    exports: tuple[str, ...] = field(
+        default=(), metadata=_about("Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
+    )
+    connect: str = field(default="127.0.0.1:9797", metadata=_about("Where the service listens.", unit="HOST:PORT"))
+    name: str = field(default="", metadata=_about("Name of this agent on the page; default: the host's name."))
+    job: str = field(
+        default="", metadata=_about("Label of the job whose files these are; default: SLURM_JOB_ID, else 'default'.")
+    )
+    log_timezone: str = field(
+        default="UTC",
+        metadata=_about("Zone of time stamps in logs, which NCCL prints in local time.", unit="UTC|local|±HH:MM|NAME"),
+    )
+    nsys: str = field(default="nsys", metadata=_about("Command that exports .nsys-rep files.", unit="COMMAND"))
+    window_bytes: int = field(
+        default=16 * 1024**2,
+        metadata=_about(
+            "Most that is sent and not acknowledged; beyond it files wait unread.",
+            unit="bytes",
+            low=64 * 1024,
+            high=1024**3,
+        ),
+    )
+    window_batches: int = field(
+        default=4096, metadata=_about("The same as a number of batches.", unit="batches", low=1, high=1_000_000)
+    )
+    tick_min_seconds: float = field(
+        default=0.05, metadata=_about("Pause between looks at logs that grow.", unit="seconds", low=0.01, high=10)
+    )
+    tick_max_seconds: float = field(
+        default=0.25, metadata=_about("Pause between looks at logs that rest.", unit="seconds", low=0.01, high=60)
+    )
+    export_tick_seconds: float = field(
+        default=1.0, metadata=_about("Pause between looks for finished exports.", unit="seconds", low=0.05, high=60)
+    )
+    heartbeat_seconds: float = field(
+        default=1.0, metadata=_about("Pause between heartbeats.", unit="seconds", low=0.05, high=10)
+    )
+    silence_seconds: float = field(
+        default=20.0,
+        metadata=_about("A service that answers nothing for so long is given up.", unit="seconds", low=0.2, high=3600),
+    )
+    connect_seconds: float = field(
+        default=10.0, metadata=_about("Patience with one attempt to connect.", unit="seconds", low=0.1, high=600)
+    )
+    retry_seconds: float = field(
+        default=15.0, metadata=_about("Longest pause between attempts to connect.", unit="seconds", low=0.25, high=3600)
+    )
+    flush_seconds: float = field(
+        default=5.0,
+        metadata=_about("Time to hand over what was read when the agent is stopped.", unit="seconds", low=0, high=600),
+    )
+    once_seconds: float = field(
+        default=300.0,
+        metadata=_about("Time for everything with --once; then it gives up.", unit="seconds", low=0.1, high=86400),
+    )
+
+    @property
+    def service(self) -> tuple[str, int]:
+        """Host and port of `connect`."""
+        host, _, port = self.connect.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def settings_table() -> Iterator[tuple[str, object, Setting]]:
+    """Name, default and description of every setting, in the order of the documentation."""
+    for known in fields(AgentSettings):
+        yield known.name, known.default, cast(Setting, known.metadata["setting"])
+
+
+def flag_of(name: str) -> str:
+    """The command's flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def load(given: Mapping[str, object], environment: Mapping[str, str], *, host: str) -> AgentSettings:
+    """The settings, from what the command line gave (None or () where it gave nothing) and the environment.
+
+    Raises:
+        ConfigError: names every setting that is wrong, its value and what is allowed.
+    """
+    values: dict[str, object] = {}
+    faults: list[str] = []
+    for name, default, about in settings_table():
+        try:
+            values[name] = _value(name, default, about, given.get(name), environment.get(variable_of(name)))
+        except ValueError as fault:
+            faults.append(f"{flag_of(name)}: {fault}")
+            values[name] = default
+    values["name"] = values["name"] or host
+    values["job"] = values["job"] or environment.get("SLURM_JOB_ID") or "default"
+    settings = AgentSettings(**values)  # type: ignore[arg-type]  # each was converted to its default's type
+    faults.extend(_faults(settings))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return settings
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return "NCCLSCOPE_" + name.upper()
+
+
+def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
+    """The same for every start of an agent with these patterns in this directory, so that it can read on.
+
+    Two agents on one host that follow the same patterns need different names.
+    """
+    identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports)])
+    return f"{host}-{hashlib.blake2s(identity.encode(errors='replace'), digest_size=6).hexdigest()}"
+
+
+def zone_offset_ns(zone: str, *, now_ns: int) -> int:
+    """How far local time is ahead of UTC in that zone, now.
+
+    A log that spans a change of summer time has stamps that are an hour off on one side of it.
+
+    Raises:
+        ValueError: there is no such zone.
+    """
+    now = datetime.fromtimestamp(now_ns // _NS, tz=UTC)
+    offset = now.astimezone(_zone(zone)).utcoffset() or timedelta()
+    return int(offset.total_seconds()) * _NS
+
+
+def _zone(zone: str) -> tzinfo | None:
+    """The zone; None stands for the machine's own."""
+    if zone.lower() == "local":
+        return None
+    if zone.upper() == "UTC":
+        return UTC
+    if fixed := _OFFSET.fullmatch(zone):
+        sign = -1 if fixed[1] == "-" else 1
+        return timezone(sign * timedelta(hours=int(fixed[2]), minutes=int(fixed[3])))
+    try:
+        return zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, OSError) as error:
+        raise ValueError(f"{zone!r} is no time zone") from error
+
+
+def _value(name: str, default: object, about: Setting, given: object, variable: str | None) -> object:
+    if isinstance(default, tuple):
+        chosen = tuple(cast(Sequence[str], given)) if given else ()
+        return chosen or tuple(part for part in (variable or "").split(":") if part)
+    if given is None:
+        given = variable
+    if given is None:
+        return default
+    if isinstance(default, str):
+        return _text(name, str(given))
+    return _number(default, about, given)
+
+
+def _text(name: str, text: str) -> str:
+    if name in ("name", "job") and len(text) > 200:
+        raise ValueError("has over 200 characters")
+    return text
+
+
+def _number(default: object, about: Setting, given: object) -> float:
+    number = _parsed(str(given), whole=isinstance(default, int))
+    if not (about.low is None or number >= about.low) or not (about.high is None or number <= about.high):
+        raise ValueError(f"{number} is not between {about.low:.10g} and {about.high:.10g} {about.unit}")
+    return number
+
+
+def _parsed(text: str, *, whole: bool) -> float:
+    try:
+        return int(text) if whole else float(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is not a {'whole ' if whole else ''}number") from None
+
+
+def _faults(settings: AgentSettings) -> Iterator[str]:
+    """What is wrong between settings, and in those that have a form."""
+    if not settings.logs and not settings.exports:
+        yield "--logs or --exports: at least one is needed, or there is nothing to follow"
+    host, _, port = settings.connect.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        yield f"--connect: {settings.connect!r} is not HOST:PORT with a port of 1 to 65535"
+    if settings.tick_min_seconds > settings.tick_max_seconds:
+        yield f"--tick-min-seconds: {settings.tick_min_seconds} is over --tick-max-seconds {settings.tick_max_seconds}"
+    if settings.silence_seconds < 2 * settings.heartbeat_seconds:
+        yield f"--silence-seconds: {settings.silence_seconds} is under two heartbeats of {settings.heartbeat_seconds}"
+    try:
+        zone_offset_ns(settings.log_timezone, now_ns=0)
+    except ValueError as fault:
+        yield f"--log-timezone: {fault}; give UTC, local, +02:00 or a name such as Europe/Berlin"

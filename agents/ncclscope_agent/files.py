@@ -1,0 +1,395 @@
+"""Follows log files: finds them by pattern, opens, stats and reads them, a fair share at a time.
+
+Carries out what `tail.py` decides. All files are opened read-only and read with positions, so nothing is
+shared with the process that writes them. Nothing here sleeps or waits: the caller calls `poll` at its tick.
+
+Known losses: a file that is rotated twice between two looks loses the middle one; a copy whose name
+matches a pattern too (logrotate's copytruncate) is read as a file of its own.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from ncclscope_agent import tail
+from ncclscope_agent.health import FollowerStatistics
+from ncclscope_agent.recognise import FileKind, recognise
+from ncclscope_agent.sources.nccl_log import MAX_LINE_BYTES, MAX_TEMPLATES, NcclLogReader
+from ncclscope_agent.tail import Decision, FileIdentity, Tail, Verdict
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import Position
+from ncclscope_wire.records import Source, SourceGap, SourceKind
+
+_LEARN_BYTES: Final = 65_536
+"""First bytes from which a reader that resumes further on learns the hosts of the file."""
+_NOT_LOGS: Final = {FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.INSPECTOR}
+_REMEMBERED_ENDS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowLimits:
+    """Bounds of following, with the reason for each default."""
+
+    bytes_per_turn: int = 1 << 18
+    """Of one file at a time: about 1,200 lines or a millisecond, so that no file starves the others."""
+    bytes_per_poll: int = 8 << 20
+    """Of all files in one poll: about 50 ms."""
+    rescan_interval_ns: int = 1_000_000_000
+    """Between two looks for new, renamed and deleted files, unless `nudge` was called."""
+    grace_ns: int = 30_000_000_000
+    """A file whose path is gone is closed after so long a silence: it holds disk space until then."""
+    max_files: int = 1024
+    """Handles open at once; the usual limit of a process is 1,024 to 65,536."""
+    max_line_bytes: int = MAX_LINE_BYTES
+    max_templates: int = MAX_TEMPLATES
+
+
+class PathPatterns:
+    """Patterns of paths, resolved again at each call, because files appear later.
+
+    Patterns are those of a shell, with `**` for any depth; `%h` and `%p`, which NCCL_DEBUG_FILE replaces
+    by host and pid, stand for anything. A directory stands for the files in it. Relative patterns are
+    relative to `root`, or to the working directory.
+    """
+
+    def __init__(self, patterns: Sequence[str], root: Path | None = None) -> None:
+        self._patterns = tuple(_as_glob(pattern, root) for pattern in patterns)
+        self._root = root
+
+    def paths(self) -> list[Path]:
+        """The paths that match now, sorted, each once; whether they are readable files is not looked at."""
+        found: set[str] = set()
+        for pattern in self._patterns:
+            for path in glob.iglob(pattern, recursive=True):
+                if os.path.isdir(path):
+                    found.update(glob.iglob(os.path.join(glob.escape(path), "*")))
+                else:
+                    found.add(path)
+        return [Path(path) for path in sorted(found)]
+
+    def name(self, path: Path) -> str:
+        """The path relative to the root, where it lies below it."""
+        if self._root is not None and path.is_relative_to(self._root):
+            return str(path.relative_to(self._root))
+        return str(path)
+
+
+def _as_glob(pattern: str, root: Path | None) -> str:
+    for name, meaning in (("%h", "*"), ("%p", "*"), ("%%", "%")):
+        pattern = pattern.replace(name, meaning)
+    return pattern if root is None else os.path.join(glob.escape(str(root)), pattern)
+
+
+class _Followed:
+    """One open file."""
+
+    def __init__(self, path: Path, handle: int, state: Tail) -> None:
+        self.path = path
+        self.handle = handle
+        self.tail = state
+        self.reader: NcclLogReader | None = None
+        self.must_be_new = False
+        """It was truncated: a position known for its key is of the content before."""
+
+    def head(self) -> bytes:
+        return os.pread(self.handle, tail.HEAD_BYTES, 0)
+
+    def size(self) -> int:
+        return os.fstat(self.handle).st_size
+
+
+class LogFollower:
+    """Follows all files that match some patterns, and gives what they say as batches.
+
+    `positions` tells by source key where a source is to be read on; the key is `tail.source_key`.
+    Batches of one source are contiguous and in order; a source whose file was truncated, rotated away or
+    deleted ends with a batch that has `is_last` and a SourceGap.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        *,
+        root: Path | None = None,
+        zone_offset_ns: int = 0,
+        positions: Mapping[str, Position] = MappingProxyType({}),
+        limits: FollowLimits | None = None,
+    ) -> None:
+        self._patterns = PathPatterns(patterns, root)
+        self._zone_offset_ns = zone_offset_ns
+        self._positions = positions
+        self._limits = limits or FollowLimits()
+        self._followed: dict[FileIdentity, _Followed] = {}
+        self._not_logs: dict[FileIdentity, Path] = {}
+        self._ends: dict[str, Position] = {}
+        self._nudged = threading.Event()
+        self._nudged.set()
+        self._scanned_ns = 0
+        self._turn = 0
+        self._was_cut_short = False
+        self._bytes_read = 0
+        self._lines = 0
+        self._skipped: Counter[str] = Counter()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last poll left something unread: poll again at once."""
+        return any(followed.tail.unread_bytes and followed.reader is not None for followed in self._followed.values())
+
+    def nudge(self) -> None:
+        """Says, from any thread, that files may have appeared, moved or gone: the next poll looks for them."""
+        self._nudged.set()
+
+    def poll(self, now_wall_ns: int) -> list[Batch]:
+        """Reads what is new, at most `bytes_per_poll` in all and `bytes_per_turn` of each file.
+
+        Never raises for a file: one that cannot be read is counted, and tried again at the next scan.
+        """
+        is_due = not 0 <= now_wall_ns - self._scanned_ns < self._limits.rescan_interval_ns
+        if is_due or self._nudged.is_set():
+            self._nudged.clear()
+            self._scan()
+            self._scanned_ns = now_wall_ns
+        batches: list[Batch] = []
+        budget = self._limits.bytes_per_poll
+        self._was_cut_short = False
+        order = list(self._followed.values())
+        self._turn = (self._turn + 1) % max(1, len(order))
+        for followed in order[self._turn :] + order[: self._turn]:
+            if budget <= 0:
+                self._was_cut_short = True
+                break
+            before = self._bytes_read
+            batches += self._take_turn(followed, now_wall_ns, budget)
+            budget -= self._bytes_read - before
+        return self._counted(batches)
+
+    def reset(self, positions: Mapping[str, Position]) -> None:
+        """Forgets all files, dictionaries too, and goes on at these positions. Gives nothing."""
+        for followed in list(self._followed.values()):
+            self._drop(followed)
+        self._not_logs.clear()
+        self._ends.clear()
+        self._positions = positions
+        self._was_cut_short = False
+        self.nudge()
+
+    def close(self, now_wall_ns: int | None = None) -> list[Batch]:
+        """Reads what is left and closes all files, where nothing more will be written.
+
+        A last line without a newline is read if it is whole, and each source gets its last batch. An agent
+        that stops while the job goes on does not call this: it leaves unfinished lines to the next one.
+        """
+        batches: list[Batch] = []
+        for followed in list(self._followed.values()):
+            batches += self._read_to_the_end(followed, now_wall_ns)
+            if followed.tail.identity in self._followed:
+                self._drop(followed)
+        return self._counted(batches)
+
+    def statistics(self) -> FollowerStatistics:
+        """Counts since this follower was made, and what is unread now.
+
+        Files that cannot be followed are among what was skipped, once per look: "file_unreadable",
+        "file_not_a_log", "file_too_many".
+        """
+        return FollowerStatistics(
+            files=len(self._followed),
+            lines_total=self._lines,
+            bytes_read_total=self._bytes_read,
+            lag_bytes=sum(followed.tail.unread_bytes for followed in self._followed.values()),
+            skipped=dict(self._skipped),
+        )
+
+    def _counted(self, batches: list[Batch]) -> list[Batch]:
+        for batch in batches:
+            self._skipped.update(batch.counts.skipped)
+        return batches
+
+    # Finding files
+
+    def _scan(self) -> None:
+        found: dict[FileIdentity, Path] = {}
+        for path in self._patterns.paths():
+            identity = _identity_of(path)
+            if identity is not None:
+                found.setdefault(identity, path)
+        for identity, followed in self._followed.items():
+            followed.path = found.get(identity, followed.path)
+            followed.tail.on_path(identity if identity in found else _identity_of(followed.path))
+        self._not_logs = {identity: path for identity, path in self._not_logs.items() if found.get(identity) == path}
+        for identity, path in found.items():
+            if identity not in self._followed and identity not in self._not_logs:
+                self._open(path)
+
+    def _open(self, path: Path) -> None:
+        if len(self._followed) >= self._limits.max_files:
+            self._skipped["file_too_many"] += 1
+            return
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            self._skipped["file_unreadable"] += 1
+            return
+        status = os.fstat(handle)
+        identity = FileIdentity(status.st_dev, status.st_ino)
+        if not stat.S_ISREG(status.st_mode) or identity in self._followed:
+            os.close(handle)
+            return
+        self._followed[identity] = _Followed(path, handle, Tail(identity, grace_ns=self._limits.grace_ns))
+
+    def _drop(self, followed: _Followed) -> None:
+        os.close(followed.handle)
+        del self._followed[followed.tail.identity]
+
+    # Reading one
+
+    def _take_turn(self, followed: _Followed, now_ns: int, budget: int) -> list[Batch]:
+        try:
+            if followed.reader is None and not self._begin(followed):
+                return []
+            status = os.fstat(followed.handle)
+            decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
+            batches: list[Batch] = []
+            if decision.verdict is Verdict.READ:
+                decision, batches = self._read(followed, now_ns, min(budget, self._limits.bytes_per_turn))
+        except OSError:
+            self._skipped["file_unreadable"] += 1
+            decision, batches = followed.tail.give_up(), []
+        return batches + self._carry_out(followed, decision, now_ns)
+
+    def _read(self, followed: _Followed, now_ns: int | None, most: int) -> tuple[Decision, list[Batch]]:
+        data = os.pread(followed.handle, most, followed.tail.offset)
+        decision = followed.tail.on_read(data, followed.head(), followed.size())
+        if decision.verdict is Verdict.BEGIN_ANEW or followed.reader is None:
+            return decision, []
+        self._bytes_read += len(data)
+        lines = followed.reader.line
+        batches = followed.reader.feed(data, now_ns)
+        self._lines += followed.reader.line - lines
+        return decision, batches
+
+    def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[Batch]:
+        if decision.verdict is Verdict.BEGIN_ANEW:
+            batches = self._end(followed, decision, now_ns)
+            followed.tail = Tail(followed.tail.identity, grace_ns=self._limits.grace_ns)
+            followed.reader = None
+            followed.must_be_new = True
+            # The new tail knows nothing of the path yet.
+            followed.tail.on_path(_identity_of(followed.path))
+            return batches
+        if decision.verdict is Verdict.FINISH:
+            batches = self._end(followed, decision, now_ns)
+            self._drop(followed)
+            return batches
+        return []
+
+    def _end(self, followed: _Followed, decision: Decision, now_ns: int | None) -> list[Batch]:
+        """The last batch of a source, which says why it ends."""
+        if followed.reader is None:
+            return []
+        lines = followed.reader.line
+        batches = followed.reader.flush(now_ns)
+        self._lines += followed.reader.line - lines
+        self._remember_end(followed.reader)
+        if decision.reason is None:
+            return batches
+        gap = SourceGap(
+            reason=decision.reason,
+            amount=decision.lost_bytes,
+            unit="bytes",
+            detail=_DETAILS[decision.reason].format(name=followed.reader.source.name, lost=decision.lost_bytes),
+        )
+        return [*batches[:-1], replace(batches[-1], gaps=(gap,))]
+
+    def _remember_end(self, reader: NcclLogReader) -> None:
+        if len(self._ends) >= _REMEMBERED_ENDS:
+            self._ends.clear()
+        self._ends[reader.source.key] = Position(end=reader.position, end_line=reader.line)
+
+    def _read_to_the_end(self, followed: _Followed, now_ns: int | None) -> list[Batch]:
+        batches: list[Batch] = []
+        decision = Decision(verdict=Verdict.FINISH)
+        try:
+            if followed.reader is None and not self._begin(followed, is_complete=True):
+                return []
+            while followed.size() > followed.tail.offset and decision.verdict is not Verdict.BEGIN_ANEW:
+                decision, some = self._read(followed, now_ns, self._limits.bytes_per_turn)
+                batches += some
+        except OSError:
+            self._skipped["file_unreadable"] += 1
+            decision = followed.tail.give_up()
+        return batches + self._end(followed, decision, now_ns)
+
+    # Beginning one
+
+    def _begin(self, followed: _Followed, *, is_complete: bool = False) -> bool:
+        """Makes the reader of a file as soon as its identity is known; False while it is not."""
+        head = followed.head()
+        is_complete = is_complete or followed.tail.is_away
+        print_of_head = tail.fingerprint(head, is_complete=is_complete)
+        if print_of_head is None:
+            if followed.tail.is_away:
+                self._drop(followed)
+            return False
+        if recognise(head, followed.path.name) in _NOT_LOGS:
+            self._skipped["file_not_a_log"] += 1
+            self._not_logs[followed.tail.identity] = followed.path
+            self._drop(followed)
+            return False
+        key, position = self._where(followed, print_of_head)
+        followed.reader = NcclLogReader(
+            Source(kind=SourceKind.NCCL_LOG, name=self._patterns.name(followed.path), key=key),
+            zone_offset_ns=self._zone_offset_ns,
+            begin=position.end,
+            line=position.end_line,
+            max_line_bytes=self._limits.max_line_bytes,
+            max_templates=self._limits.max_templates,
+        )
+        if position.end:
+            followed.reader.learn(os.pread(followed.handle, min(position.end, _LEARN_BYTES), 0))
+        followed.tail.start(position.end, head)
+        return True
+
+    def _where(self, followed: _Followed, print_of_head: str) -> tuple[str, Position]:
+        """The key of a file, and the byte and line from which it is to be read.
+
+        Of the generations that are known (see `tail.source_key`) the last is the file's; where the file is
+        shorter than what was read of that one, or was seen being truncated, it is one generation further.
+        """
+        generation = 0
+        known: tuple[str, Position] | None = None
+        key = tail.source_key(followed.tail.identity, print_of_head, generation)
+        while (position := self._ends.get(key) or self._positions.get(key)) is not None:
+            known = key, position
+            generation += 1
+            key = tail.source_key(followed.tail.identity, print_of_head, generation)
+        if known is not None and not followed.must_be_new and known[1].end <= followed.size():
+            return known
+        return key, Position(end=0)
+
+
+_DETAILS: Final = {
+    "truncated": "{name} was truncated or written anew; {lost} bytes that were seen were not read before.",
+    "rotated_away": "{name} was renamed and another file took its place; {lost} bytes were not read.",
+    "deleted": "{name} was deleted; {lost} bytes were not read.",
+    "unreadable": "{name} cannot be read any more; {lost} bytes were not read. Look at the disk and the mount.",
+}
+
+
+def _identity_of(path: Path) -> FileIdentity | None:
+    """The regular file to which a path leads now; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return FileIdentity(status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

@@ -1,0 +1,137 @@
+"""The followers of the agent: log files and exports, told of changes by a watch, and asked by `app.Agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ncclscope_agent.app import Followed
+from ncclscope_agent.config import AgentSettings, zone_offset_ns
+from ncclscope_agent.exports import ExportFollower
+from ncclscope_agent.files import LogFollower
+from ncclscope_agent.health import FollowerStatistics
+from ncclscope_agent.watch import DirectoryWatch
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import Position
+
+_REFRESH_NS: Final = 2_000_000_000
+"""How often directories that were not there are looked for."""
+_WILDCARDS: Final = frozenset("*?[%")
+
+
+class FollowedLogs:
+    """`files.LogFollower` as the agent wants it."""
+
+    def __init__(self, patterns: Sequence[str], *, zone_offset_ns: int) -> None:
+        self._follower = LogFollower(patterns, zone_offset_ns=zone_offset_ns)
+        self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
+        """To be started by the owner."""
+        self._refresh_at_ns = 0
+
+    def poll(self, now_wall_ns: int) -> Iterable[Batch]:
+        """What the files that match say that is new."""
+        if now_wall_ns >= self._refresh_at_ns:
+            self._refresh_at_ns = now_wall_ns + _REFRESH_NS
+            self.watch.refresh()
+        return self._follower.poll(now_wall_ns)
+
+    def reset(self, positions: Mapping[str, Position]) -> None:
+        """Opens all files anew, at these positions."""
+        self._follower.reset(positions)
+
+    def close(self, now_wall_ns: int) -> Iterable[Batch]:
+        """The rest of every file, its last line too where it is whole."""
+        return self._follower.close(now_wall_ns)
+
+    def statistics(self) -> FollowerStatistics:
+        """What was read so far."""
+        return replace(self._follower.statistics(), has_more=self._follower.has_more)
+
+
+class FollowedExports:
+    """`exports.ExportFollower` as the agent wants it: it is asked in a worker thread."""
+
+    def __init__(self, directories: Sequence[Path], *, host: str, nsys: str | None) -> None:
+        self._positions: Mapping[str, Position] = {}
+        self._follower = ExportFollower(directories, host=host, is_applied=self._applied, nsys=nsys)
+        self.watch = DirectoryWatch(directories, self._follower.nudge, recursive=True)
+        """To be started by the owner."""
+        self._refresh_at_ns = 0
+        self._statistics = FollowerStatistics()
+
+    def poll(self, now_wall_ns: int) -> Iterator[Batch]:
+        """What exports that were finished say, as it is read."""
+        if now_wall_ns >= self._refresh_at_ns:
+            self._refresh_at_ns = now_wall_ns + _REFRESH_NS
+            self.watch.refresh()
+        try:
+            yield from self._follower.poll(now_wall_ns)
+        finally:
+            self._statistics = self._counted()
+
+    def reset(self, positions: Mapping[str, Position]) -> None:
+        """Looks at all exports again, and reads what the service does not have."""
+        self._positions = positions
+        self._follower.look_again()
+
+    def close(self, now_wall_ns: int) -> Iterable[Batch]:
+        """Nothing: an export is read when it is complete, or not at all."""
+        del now_wall_ns
+        return ()
+
+    def statistics(self) -> FollowerStatistics:
+        """As of the end of the last poll, since this is asked on another thread than the poll runs on."""
+        return self._statistics
+
+    def _applied(self, key: str) -> int | None:
+        known = self._positions.get(key)
+        return None if known is None else known.end
+
+    def _counted(self) -> FollowerStatistics:
+        known = self._follower.statistics()
+        skipped = {"export_refused": known.refused, "export_vanished": known.vanished}
+        return FollowerStatistics(
+            files=known.waiting,
+            files_waiting=known.waiting,
+            skipped={reason: number for reason, number in skipped.items() if number},
+        )
+
+
+def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_wall_ns: int) -> list[Followed]:
+    """The followers that the settings ask for; their watches run until `resources` are closed."""
+    followed: list[Followed] = []
+    if settings.logs:
+        zone_ns = zone_offset_ns(settings.log_timezone, now_ns=now_wall_ns)
+        logs = FollowedLogs(settings.logs, zone_offset_ns=zone_ns)
+        resources.enter_context(logs.watch)
+        followed.append(
+            Followed(
+                follower=logs,
+                tick_min_seconds=settings.tick_min_seconds,
+                tick_max_seconds=settings.tick_max_seconds,
+            )
+        )
+    if settings.exports:
+        directories = [Path(directory) for directory in settings.exports]
+        exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
+        resources.enter_context(exports.watch)
+        tick = settings.export_tick_seconds
+        followed.append(Followed(follower=exports, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
+    return followed
+
+
+def watched_directories(patterns: Iterable[str]) -> list[Path]:
+    """The directories of patterns up to the first part with a wildcard: where files that match may appear."""
+    directories: set[Path] = set()
+    for pattern in patterns:
+        plain: list[str] = []
+        for part in Path(pattern).parts:
+            if _WILDCARDS & set(part):
+                break
+            plain.append(part)
+        path = Path(*plain)
+        directories.add(path if path.is_dir() else path.parent)
+    return sorted(directories)

@@ -1,0 +1,68 @@
+"""What the agent says of itself in every heartbeat."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclscope_agent.session import SessionStatistics
+from ncclscope_wire.messages import AgentHealth
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerStatistics:
+    """What one follower has read since the agent's start."""
+
+    files: int = 0
+    """Followed now."""
+    files_waiting: int = 0
+    """There, but not ready to be read: an export that is still being written."""
+    lines_total: int = 0
+    bytes_read_total: int = 0
+    lag_bytes: int = 0
+    """Seen at the last look, and not read yet."""
+    has_more: bool = False
+    """The last poll took its share and left something that is ready to be read: ask again at once."""
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Lines, records and files that were skipped, by reason."""
+
+
+def agent_health(
+    followers: Iterable[FollowerStatistics], session: SessionStatistics, *, waiting_batches: int, now_wall_ns: int
+) -> AgentHealth:
+    """All of it together, with the use of processor and memory as of now."""
+    known = list(followers)
+    skipped = Counter[str]()
+    for follower in known:
+        skipped.update(follower.skipped)
+    oldest_ns = session.oldest_observed_at_ns
+    return AgentHealth(
+        lines_total=sum(follower.lines_total for follower in known),
+        bytes_read_total=sum(follower.bytes_read_total for follower in known),
+        batches_total=session.batches_total,
+        files=sum(follower.files for follower in known),
+        skipped=dict(skipped),
+        dropped={"batch_too_large": session.too_large_total} if session.too_large_total else {},
+        cpu_seconds=time.process_time(),
+        rss_bytes=resident_bytes(),
+        window_bytes=session.window_bytes,
+        window_batches=session.window_batches,
+        waiting_batches=waiting_batches,
+        lag_bytes=sum(follower.lag_bytes for follower in known),
+        lag_seconds=0.0 if oldest_ns is None else max(0, now_wall_ns - oldest_ns) / 1e9,
+        connections_total=session.connections_total,
+    )
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM. Source: proc(5), second field of /proc/self/statm, in pages."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0

@@ -1,0 +1,65 @@
+"""What a file is, told by its first bytes.
+
+Names are believed only where the bytes cannot tell: an nsys report is a binary form without published
+magic, so there the ending `.nsys-rep` decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+ENOUGH_BYTES: Final = 1 << 20
+"""As many first bytes as are looked at: job scripts and Python imports print before NCCL does."""
+
+_SQLITE_MAGIC: Final = b"SQLite format 3\0"
+"""*Source:* SQLite file format, section 1.3."""
+_REPORT_ENDINGS: Final = (".nsys-rep", ".qdrep")
+
+_NCCL_LINE: Final = re.compile(
+    rb"NCCL (?:INFO|WARN|CALL|TRACE) |NCCL version \d{1,4}\.\d{1,4}\.\d{1,4}| Bytes -> Algo |=== System : max"
+)
+"""Words that stand in lines of NCCL only. Notes with pasted lines hold them too, and are read as logs."""
+_INSPECTOR: Final = re.compile(rb'\s{0,16}\{"header": ?\{')
+_INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
+"""*Source:* NCCL `ext-profiler/inspector/inspector.cc`."""
+_NCCL_TESTS: Final = re.compile(rb"nThread \d+ nGpus \d|out-of-place {2,60}in-place|# Avg bus bandwidth")
+"""*Source:* nccl-tests `src/common.cu`, `src/util.cu`."""
+
+
+class FileKind(StrEnum):
+    """What a file is to us."""
+
+    NCCL_LOG = "nccl_log"
+    """Holds at least one line of NCCL, whatever else it holds: job output, or notes with pasted lines."""
+    NSYS_SQLITE = "nsys_sqlite"
+    """An SQLite database; whether nsys wrote it shows when it is opened."""
+    NSYS_REPORT = "nsys_report"
+    INSPECTOR = "inspector"
+    """JSON lines of NCCL's Inspector plug-in."""
+    NCCL_TESTS = "nccl_tests"
+    """Result tables of nccl-tests without any line of NCCL."""
+    EMPTY = "empty"
+    UNKNOWN = "unknown"
+
+
+def recognise(first_bytes: bytes, name: str) -> FileKind:
+    """The kind of a file with these first bytes (up to `ENOUGH_BYTES` are looked at) and this name."""
+    looked_at = first_bytes[:ENOUGH_BYTES]
+    for kind, is_kind in _TESTS:
+        if is_kind(looked_at, name):
+            return kind
+    return FileKind.UNKNOWN
+
+
+_TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
+    (FileKind.EMPTY, lambda data, _: not data),
+    (FileKind.NSYS_SQLITE, lambda data, _: data.startswith(_SQLITE_MAGIC)),
+    (FileKind.NSYS_REPORT, lambda data, name: name.endswith(_REPORT_ENDINGS) and b"\0" in data[:4096]),
+    (FileKind.INSPECTOR, lambda data, _: _INSPECTOR.match(data) is not None and _INSPECTOR_WORD in data[:4096]),
+    (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
+    (FileKind.NCCL_TESTS, lambda data, _: _NCCL_TESTS.search(data) is not None),
+)
+"""Asked in this order: a job's output may hold lines of NCCL and tables of nccl-tests, and is a log then."""

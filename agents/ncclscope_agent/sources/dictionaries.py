@@ -1,0 +1,79 @@
+"""The dictionaries of one source: strings and threads, each sent once and then named by its index.
+
+Indices only grow and are never taken back. What is remembered for looking them up is bounded: beyond the
+limit the look-up starts afresh, and an entry may be sent again under a new index, which is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Columns, no_rows
+
+LOOKUP_LIMIT: Final = 65_536
+"""Entries that a dictionary remembers; a log of one node has a few hundred at most."""
+
+
+class Strings:
+    """Text to index, for one source."""
+
+    def __init__(self, limit: int = LOOKUP_LIMIT) -> None:
+        self._limit = limit
+        self._known: dict[str, int] = {}
+        self._new: list[str] = []
+        self._size = 0
+
+    def index(self, text: str) -> int:
+        """The index of this text, which becomes a new entry where it was not known."""
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        if len(self._known) >= self._limit:
+            self._known.clear()
+        index = self._size
+        self._known[text] = index
+        self._new.append(text)
+        self._size += 1
+        return index
+
+    def take_new(self) -> tuple[str, ...]:
+        """The entries made since this was last asked, in the order of their indices."""
+        taken = tuple(self._new)
+        self._new.clear()
+        return taken
+
+
+class Threads:
+    """(host, pid, tid) to index, for one source."""
+
+    def __init__(self, strings: Strings, limit: int = LOOKUP_LIMIT) -> None:
+        self._strings = strings
+        self._limit = limit
+        self._known: dict[tuple[str, int, int], int] = {}
+        self._new: list[tuple[int, int, int]] = []
+        self._size = 0
+
+    def index(self, host: str, pid: int, tid: int) -> int:
+        """The index of this thread, which becomes a new entry where it was not known."""
+        key = (host, pid, tid)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(self._known) >= self._limit:
+            self._known.clear()
+        index = self._size
+        self._known[key] = index
+        self._new.append((self._strings.index(host), pid, tid))
+        self._size += 1
+        return index
+
+    def take_new(self) -> Columns:
+        """The entries made since this was last asked (THREAD), in the order of their indices."""
+        if not self._new:
+            return no_rows(tables.THREAD)
+        taken = np.array(self._new, dtype=tables.THREAD)
+        self._new.clear()
+        return taken

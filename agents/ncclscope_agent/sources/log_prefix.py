@@ -1,0 +1,257 @@
+"""Cuts a physical line of a log into the records of NCCL that stand in it, and says who wrote each.
+
+Several processes may write one file, and applications print without a newline, so a physical line can
+hold glued text, a torn record, and one or more whole ones. Every record begins with
+`host:pid:tid [dev] NCCL LEVEL `, wherever in the line that is.
+
+A host name has no mark where it begins: in `loss 3.41node17:41822:41903` and `datatype 2 opnode17:...`
+only what is known of the file's hosts tells. So names are learnt from lines that begin cleanly, and a
+record behind a torn one is dropped, and counted, where its host is not known.
+
+*Source:* the prefix is NCCL `src/debug.cc:ncclDebugLog`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from ncclscope_agent.sources import log_lines, log_stamp
+
+_PREFIX_WINDOW: Final = 512
+"""How far in front of `NCCL LEVEL` the prefix may begin: host 64, numbers 20, location 160, and room."""
+_TAG_WINDOW: Final = 256
+_HOST_LIMIT: Final = 64
+"""HOST_NAME_MAX of Linux."""
+_KNOWN_LIMIT: Final = 4096
+"""Processes whose hosts are remembered; beyond it learning starts afresh."""
+
+
+class RecordEnd(Enum):
+    """What follows a record on its physical line."""
+
+    LINE = auto()
+    """The newline: NCCL writes a record and its newline at once, so the record is all there."""
+    RECORD = auto()
+    """Another record, whose begin is known exactly; what went before may be cut, but nothing is added."""
+    UNSURE = auto()
+    """Something whose begin is not known, or the end of a file without a newline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """Who wrote a record."""
+
+    host: str
+    pid: int
+    tid: int
+    device: int | None
+    """`[dev]`: the CUDA ordinal that was current in that thread; neither rank nor NVML number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord:
+    """One record of a physical line."""
+
+    writer: Writer
+    level: bytes
+    message: bytes
+    end: RecordEnd
+    begin: int
+    """Where its stamp or host begins in the line."""
+    message_at: int
+    stamp: re.Match[bytes] | None
+    is_clean: bool
+    """It stands at the begin of its line, or behind a stamp or a launcher's tag only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutLine:
+    """A physical line, taken apart."""
+
+    records: Sequence[LogRecord]
+    lost: int
+    """NCCL markers whose host, pid and tid are not there or cannot be told."""
+    rest: bytes
+    """The text in front of the first record, or the whole line where there is none."""
+
+
+class KnownHosts:
+    """The host names of one file, learnt from lines that begin cleanly."""
+
+    def __init__(self) -> None:
+        self._by_pid: dict[int, tuple[bytes, ...]] = {}
+        self._all: dict[bytes, None] = {}
+        self._doubtful: set[tuple[bytes, int]] = set()
+
+    def learn_if_certain(self, token: bytes, pid: int) -> bool:
+        """Learns the token that begins a line as a host, unless it may be text glued to a host.
+
+        `4node17` where `node17` is known may be a piece of a torn line in front of it, or a host of its
+        own. It is the latter when it comes again from the same process.
+        """
+        if token not in self._all and self.of_file(token) is not None and (token, pid) not in self._doubtful:
+            if len(self._doubtful) >= _KNOWN_LIMIT:
+                self._doubtful.clear()
+            self._doubtful.add((token, pid))
+            return False
+        self.learn(token, pid)
+        return True
+
+    def learn(self, host: bytes, pid: int) -> None:
+        """Remembers that this process runs on this host."""
+        if len(self._by_pid) >= _KNOWN_LIMIT or len(self._all) >= _KNOWN_LIMIT:
+            self._by_pid.clear()
+            self._all.clear()
+        hosts = self._by_pid.get(pid, ())
+        if host not in hosts:
+            self._by_pid[pid] = (*hosts[-7:], host)
+            self._all[host] = None
+
+    def of_process(self, token: bytes, pid: int) -> bytes | None:
+        """The known host of that process with which the token ends; None where there is none."""
+        return _longest_end(token, self._by_pid.get(pid, ()))
+
+    def of_file(self, token: bytes) -> bytes | None:
+        """The known host of any process with which the token ends; None where there is none."""
+        if token in self._all:
+            return token
+        return _longest_end(token, tuple(self._all))
+
+
+def _longest_end(token: bytes, hosts: Sequence[bytes]) -> bytes | None:
+    if token in hosts:
+        return token
+    return max((host for host in hosts if token.endswith(host)), key=len, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prefix:
+    """A marker with the numbers in front of it; where the host begins is still open."""
+
+    token: bytes
+    token_at: int
+    host_end: int
+    pid: int
+    tid: int
+    device: int | None
+    level: bytes
+    message_at: int
+
+
+def cut_line(line: bytes, hosts: KnownHosts, end: RecordEnd = RecordEnd.LINE) -> CutLine:
+    """The records of one physical line, in their order, and what is left over; `end` is the line's own."""
+    records: list[LogRecord] = []
+    lost = 0
+    message_end = len(line)
+    # From the last to the first: where a record ends is known when the next one's begin is.
+    prefixes = _prefixes(line)
+    known = _learn_from_first(line, prefixes, hosts)
+    for index in range(len(prefixes) - 1, -1, -1):
+        prefix = prefixes[index]
+        if isinstance(prefix, int):
+            lost += 1
+            message_end, end = prefix, RecordEnd.UNSURE
+            continue
+        host = known if index == 0 else _certain_host(prefix, hosts)
+        if host is None:
+            lost += 1
+            message_end, end = prefix.token_at, RecordEnd.UNSURE
+            continue
+        record = _record(line, prefix, host, message_end, end, is_first=index == 0)
+        records.append(record)
+        message_end, end = record.begin, RecordEnd.RECORD
+    records.reverse()
+    return CutLine(records=records, lost=lost, rest=line[: records[0].begin] if records else line)
+
+
+def _prefixes(line: bytes) -> list[_Prefix | int]:
+    """The prefix of each marker, or the marker's position where it has none."""
+    found: list[_Prefix | int] = []
+    floor = 0
+    for marker in log_lines.MARKER.finditer(line):
+        found.append(_prefix(line, marker, max(floor, marker.start() - _PREFIX_WINDOW)) or marker.start())
+        floor = marker.end()
+    return found
+
+
+def _prefix(line: bytes, marker: re.Match[bytes], floor: int) -> _Prefix | None:
+    writer = None
+    for candidate in log_lines.WRITER.finditer(line, floor, marker.start()):
+        writer = candidate
+    if writer is None:
+        return None
+    between = log_lines.BETWEEN.fullmatch(line, writer.end(), marker.start())
+    lowest = max(floor, writer.start() - _HOST_LIMIT)
+    before = line[lowest : writer.start()]
+    token = before[len(before.rstrip(log_lines.HOST_BYTES)) :]
+    pid, tid = int(writer[1]), int(writer[2])
+    if between is None or not token or max(pid, tid) >= 2**32:
+        return None
+    device = between[1]
+    return _Prefix(
+        token=token,
+        token_at=writer.start() - len(token),
+        host_end=writer.start(),
+        pid=pid,
+        tid=tid,
+        device=None if device is None or not -(2**15) <= int(device) < 2**15 else int(device),
+        level=line[marker.start() + 5 : marker.end() - 1],
+        message_at=marker.end(),
+    )
+
+
+def _learn_from_first(line: bytes, prefixes: Sequence[_Prefix | int], hosts: KnownHosts) -> bytes | None:
+    """The host of the line's first record, learnt where the line begins cleanly; None where it cannot be told."""
+    if not prefixes or isinstance(prefixes[0], int):
+        return None
+    first = prefixes[0]
+    known = hosts.of_process(first.token, first.pid)
+    if known is not None:
+        return known
+    stamp = _stamp_before(line, first.token_at)
+    if _is_clean(line[: stamp.start() if stamp else first.token_at]):
+        return first.token if hosts.learn_if_certain(first.token, first.pid) else None
+    return hosts.of_file(first.token) or _without_decimals(line, first)
+
+
+def _without_decimals(line: bytes, prefix: _Prefix) -> bytes:
+    """The token, or what follows its digits: a host has no dot, so digits behind one end a number."""
+    if line[prefix.token_at - 1 : prefix.token_at] == b".":
+        return prefix.token.lstrip(b"0123456789") or prefix.token
+    return prefix.token
+
+
+def _certain_host(prefix: _Prefix, hosts: KnownHosts) -> bytes | None:
+    return hosts.of_process(prefix.token, prefix.pid) or hosts.of_file(prefix.token)
+
+
+def _record(
+    line: bytes, prefix: _Prefix, host: bytes, message_end: int, end: RecordEnd, *, is_first: bool
+) -> LogRecord:
+    host_at = prefix.host_end - len(host)
+    stamp = _stamp_before(line, host_at)
+    begin = stamp.start() if stamp else host_at
+    return LogRecord(
+        writer=Writer(host=host.decode("ascii"), pid=prefix.pid, tid=prefix.tid, device=prefix.device),
+        level=prefix.level,
+        message=line[prefix.message_at : message_end],
+        end=end,
+        begin=begin,
+        message_at=prefix.message_at,
+        stamp=stamp,
+        is_clean=is_first and _is_clean(line[:begin]),
+    )
+
+
+def _stamp_before(line: bytes, host_at: int) -> re.Match[bytes] | None:
+    if line[host_at - 1 : host_at] not in {b" ", b"]"}:
+        return None
+    return log_stamp.AT_END.search(line, max(0, host_at - log_stamp.LONGEST), host_at)
+
+
+def _is_clean(before: bytes) -> bool:
+    return not before or (len(before) <= _TAG_WINDOW and log_lines.LAUNCHER_TAG.fullmatch(before) is not None)

@@ -1,0 +1,204 @@
+"""Opens an export only when it is complete, without ever standing in the way of the exporter.
+
+`nsys export` creates the file under its final name, empty, and fills it in one transaction under an
+exclusive lock, page 1 last. A reader that holds a lock while the exporter wants to begin makes it give up
+after five seconds, with exit code 0 and an empty database. So: first look at the size and the first bytes
+with plain reads; then look for the metadata table, which is made last, on a connection that takes no locks;
+only then ask SQLite for a read lock, which is refused while an exporter is still writing.
+*Source:* measured on nsys 2022.4 and 2023.4, see `docs/nsys.md`; sqlite.org/uri.html for `immutable`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ncclscope_agent.sources import nsys_schema
+from ncclscope_agent.sources.nsys_schema import Layout
+from ncclscope_wire.errors import SourceError
+
+_META_ROWS: Final = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION", "EXPORT_CONFIG_TIME_SHIFT")
+
+_SENTENCES: Final[Mapping[str, str]] = {
+    "empty": "has 0 bytes: an exporter has just created it, or failed; wait, or export the report again",
+    "incomplete": "is not a finished export: it is still being written, or its writer was killed; wait, or export "
+    "again with --force-overwrite=true (with --tables, name META_DATA too)",
+    "locked": "is locked by another program, most likely the exporter; it is read when the lock is gone",
+    "changed": "changed while it was opened; it is read when it stays the same",
+    "vanished": "is gone; nothing to do if it was moved or removed on purpose",
+    "unreadable": "cannot be read; check owner and mode",
+    "not_a_file": "is not a plain file; name a file, or a directory as a directory",
+    "not_sqlite": "is not a SQLite file; export the report with `nsys export --type sqlite`",
+    "not_nsys": "is a SQLite file, but holds none of the tables that nsys writes",
+    "malformed": "is damaged; export the report again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What tells that a file is still the same."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenExport:
+    """A complete export, open for reading in one transaction. The caller closes the connection."""
+
+    connection: sqlite3.Connection
+    layout: Layout
+    meta: Mapping[str, str]
+    """The metadata rows that were asked for and are there."""
+    sight: Sight
+    """The file as it was when it was opened."""
+
+
+def check_complete(path: Path) -> None:
+    """Returns if the export can be read now; else raises SourceError, whose reason says why not.
+
+    Reasons that pass by themselves: "empty", "incomplete", "locked", "changed". Others stay: "vanished",
+    "unreadable", "not_a_file", "not_sqlite", "not_nsys", "malformed", "unknown_schema".
+    """
+    open_complete(path).connection.close()
+
+
+def open_complete(path: Path) -> OpenExport:
+    """Opens the export. Raises SourceError as `check_complete` says."""
+    sight = look_at(path)
+    reason = nsys_schema.header_fault(_first_bytes(path), sight.size)
+    if reason is not None:
+        raise fault(reason, path)
+    layout, meta = _probe(path)
+    connection = _connect_with_lock(path)
+    try:
+        if look_at(path) != sight:
+            raise fault("changed", path)
+    except SourceError:
+        connection.close()
+        raise
+    return OpenExport(connection, layout, meta, sight)
+
+
+def look_at(path: Path) -> Sight:
+    """The file as it is now. Raises SourceError where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise _unreachable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise fault("not_a_file", path)
+    return Sight(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def fault(reason: str, path: Path, detail: str = "") -> SourceError:
+    """The error of that reason, with a sentence for a person."""
+    more = f" ({detail})" if detail else ""
+    return SourceError(reason, f"{path} {_SENTENCES[reason]}{more}")
+
+
+def fault_of(path: Path, error: sqlite3.Error | ValueError) -> SourceError:
+    """What an error of SQLite means for a file whose header was in order."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return fault("locked", path)
+    if code == sqlite3.SQLITE_NOTADB:
+        return fault("not_sqlite", path)
+    return fault("malformed", path, str(error))
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return file.read(nsys_schema.HEADER_BYTES)
+    except OSError as error:
+        raise _unreachable(path, error) from error
+
+
+def _unreachable(path: Path, error: OSError) -> SourceError:
+    return fault("vanished" if isinstance(error, FileNotFoundError) else "unreadable", path, error.strerror or "")
+
+
+def _probe(path: Path) -> tuple[Layout, Mapping[str, str]]:
+    """Layout and metadata, read without any lock; the exporter may be in the middle of its commit."""
+    try:
+        with closing(_connect(path, "mode=ro&immutable=1")) as connection:
+            layout = _layout_of(connection)
+            meta = _meta_of(connection, layout)
+    except (sqlite3.Error, ValueError) as error:  # ValueError: the message itself quotes damaged text
+        raise fault("incomplete", path, str(error)) from error
+    if not layout.tables:
+        raise fault("incomplete", path, "it has no tables")
+    if not layout.is_of_nsys:
+        raise fault("not_nsys", path)
+    if layout.meta_table is None:
+        raise fault("incomplete", path, "it has no metadata table")
+    _check_schema(path, meta.get("EXPORT_SCHEMA_VERSION"))
+    return layout, meta
+
+
+def _check_schema(path: Path, version: str | None) -> None:
+    major = None if version is None else nsys_schema.major_of(version)
+    if major is not None and major not in nsys_schema.KNOWN_MAJORS:
+        raise SourceError(
+            "unknown_schema",
+            f"{path} has schema {version}, and only majors {nsys_schema.KNOWN_MAJORS} are understood; "
+            "update ncclscope, or export with an older nsys",
+        )
+
+
+def _layout_of(connection: sqlite3.Connection) -> Layout:
+    tables = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    known = [name for name in tables if name in nsys_schema.READ_TABLES]
+    columns = {name: frozenset[str]() for name in tables}
+    for name in known:
+        columns[name] = frozenset(str(row[1]) for row in connection.execute(f"PRAGMA table_info({name})"))
+    return Layout(columns)
+
+
+def _meta_of(connection: sqlite3.Connection, layout: Layout) -> Mapping[str, str]:
+    if layout.meta_table is None:
+        return {}
+    rows = connection.execute(
+        f"SELECT name, value FROM {layout.meta_table} WHERE name IN (?, ?, ?) AND value IS NOT NULL", _META_ROWS
+    )
+    return {str(name): str(value) for name, value in rows}
+
+
+def _connect_with_lock(path: Path) -> sqlite3.Connection:
+    """A connection in a read transaction; where the file system knows no locks, one without.
+
+    The transaction also keeps a later writer from changing rows under the reader.
+    """
+    connection = _connect(path, "mode=ro")
+    try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except (sqlite3.Error, ValueError) as error:
+        connection.close()
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL):
+            return _connect(path, "mode=ro&immutable=1")
+        raise fault_of(path, error) from error
+    return connection
+
+
+def _connect(path: Path, query: str) -> sqlite3.Connection:
+    """A connection that never waits for a lock; it may move between threads, one at a time."""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{query}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+    )
+    connection.text_factory = _text
+    connection.execute("PRAGMA trusted_schema = OFF")  # the file may come from anywhere
+    return connection
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

@@ -1,0 +1,186 @@
+"""What to do about a followed file: read on, wait, begin anew, or finish with it.
+
+Decides from what the shell saw (`files.py` opens, stats and reads); knows no file itself.
+
+    WAITING    the first line is not complete: the file has no identity yet, and nothing is read
+    FOLLOWED   its path leads to it
+    AWAY       its path leads to another file (rotated) or to none (deleted); the open handle is read on,
+               for NCCL keeps writing to the file that it opened, and given up when nothing comes any more
+    ENDED      the content was replaced, or AWAY for long enough
+
+A file is truncated when it is shorter than what was read, or begins with other bytes than were read. NCCL
+opens its file with mode "w", so a job that starts again under the same name truncates. Known loss: a
+file that is truncated and grows again to the same first kilobyte between two looks is taken for the old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from hashlib import blake2b
+from typing import Final
+
+FINGERPRINT_BYTES: Final = 256
+"""A first line longer than this is fingerprinted by so many bytes only."""
+HEAD_BYTES: Final = 1024
+"""As many first bytes are compared to tell whether a file is still the one that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Where a file lies on its disk; given to another file when this one is gone."""
+
+    device: int
+    inode: int
+
+
+def fingerprint(head: bytes, *, is_complete: bool = False) -> str | None:
+    """A short hash of the first line that is not blank, newline included, or of the first 256 bytes.
+
+    The same however far the file has grown; None while neither is there. `is_complete`: nothing more is
+    expected, so what is there has to do. `head` is the file's first bytes, 256 of them or all.
+    """
+    begin = len(head) - len(head.lstrip(b"\r\n"))
+    end = head.find(b"\n", begin, FINGERPRINT_BYTES)
+    if end >= 0:
+        told = head[: end + 1]
+    elif len(head) >= FINGERPRINT_BYTES or (is_complete and head):
+        told = head[:FINGERPRINT_BYTES]
+    else:
+        return None
+    return blake2b(told, digest_size=8).hexdigest()
+
+
+def source_key(identity: FileIdentity, print_of_head: str, generation: int) -> str:
+    """The identity of a source, across renames and restarts: "device-inode-fingerprint".
+
+    A file that was truncated and begins with the same line again has "-1", "-2", ... behind it.
+    """
+    key = f"{identity.device}-{identity.inode}-{print_of_head}"
+    return f"{key}-{generation}" if generation else key
+
+
+class TailState(Enum):
+    """Where a followed file stands; see the module."""
+
+    WAITING = auto()
+    FOLLOWED = auto()
+    AWAY = auto()
+    ENDED = auto()
+
+
+class Verdict(Enum):
+    """What is to be done now."""
+
+    WAIT = auto()
+    READ = auto()
+    BEGIN_ANEW = auto()
+    """The content was replaced: end this source, and follow the file from its beginning as another."""
+    FINISH = auto()
+    """Nothing more comes: end this source and close the handle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is to be done, and what is known to be lost."""
+
+    verdict: Verdict
+    reason: str | None = None
+    """The reason of the gap that this leaves: "truncated", "rotated_away" or "deleted"."""
+    lost_bytes: int = 0
+    """Bytes that were seen to be there and were never read."""
+
+
+_WAIT: Final = Decision(verdict=Verdict.WAIT)
+_READ: Final = Decision(verdict=Verdict.READ)
+
+
+class Tail:
+    """The state of one followed file. `grace_ns`: how long a file that is away may be silent."""
+
+    def __init__(self, identity: FileIdentity, *, grace_ns: int) -> None:
+        self.identity = identity
+        self.offset = 0
+        self.state = TailState.WAITING
+        self._grace_ns = grace_ns
+        self._size = 0
+        self._verified_size = 0
+        self._modified_ns = 0
+        self._head = b""
+        self._away_reason: str | None = None
+        self._silent_since_ns: int | None = None
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were there at the last look and are not read."""
+        return max(0, self._size - self.offset)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the path leads elsewhere."""
+        return self._away_reason is not None
+
+    def start(self, offset: int, head: bytes) -> None:
+        """Begins to follow at this offset; `head` is the file's first bytes as they are now."""
+        self.offset = offset
+        self._head = head[: min(offset, HEAD_BYTES)]
+        self.state = TailState.FOLLOWED if self._away_reason is None else TailState.AWAY
+
+    def on_path(self, found: FileIdentity | None) -> None:
+        """Takes note of the file to which the path leads now; None: to none."""
+        if found == self.identity:
+            self._away_reason = None
+        else:
+            self._away_reason = "deleted" if found is None else "rotated_away"
+        if self.state in {TailState.FOLLOWED, TailState.AWAY}:
+            self.state = TailState.FOLLOWED if self._away_reason is None else TailState.AWAY
+
+    def on_look(self, size: int, now_ns: int, modified_ns: int = 0) -> Decision:
+        """What to do about a file of this size, last written to at `modified_ns` of its disk's clock.
+
+        `now_ns` is of any clock; only its differences count.
+        """
+        if size != self._size:
+            self._silent_since_ns = None
+        self._size = size
+        if size < self.offset:
+            return self._truncated()
+        was_written, self._modified_ns = modified_ns != self._modified_ns, modified_ns
+        if (size > self.offset or was_written) and self.state is not TailState.WAITING:
+            return _READ  # where there is nothing new, the beginning may be
+        return self._finish_if_silent(now_ns)
+
+    def on_read(self, data: bytes, head: bytes, size: int) -> Decision:
+        """Accepts what was read at `offset`, or rejects it, where the file was replaced meanwhile.
+
+        `head` and `size` are of after the read: `head` the first `HEAD_BYTES` or all there are.
+        """
+        end = self.offset + len(data)
+        expected = self._head + data[: HEAD_BYTES - len(self._head)]  # what was read begins so
+        if size < end or not head.startswith(expected):
+            return self._truncated()
+        self._head = expected
+        self.offset = end
+        self._size = self._verified_size = size
+        return _READ if size > end else _WAIT
+
+    def give_up(self) -> Decision:
+        """Ends a file that cannot be read any more."""
+        self.state = TailState.ENDED
+        return Decision(verdict=Verdict.FINISH, reason="unreadable", lost_bytes=self.unread_bytes)
+
+    def _truncated(self) -> Decision:
+        self.state = TailState.ENDED
+        lost_bytes = max(0, self._verified_size - self.offset)
+        return Decision(verdict=Verdict.BEGIN_ANEW, reason="truncated", lost_bytes=lost_bytes)
+
+    def _finish_if_silent(self, now_ns: int) -> Decision:
+        if self._away_reason is None:
+            self._silent_since_ns = None
+            return _WAIT
+        if self._silent_since_ns is None or now_ns < self._silent_since_ns:
+            self._silent_since_ns = now_ns
+        if now_ns - self._silent_since_ns < self._grace_ns:
+            return _WAIT
+        self.state = TailState.ENDED
+        return Decision(verdict=Verdict.FINISH, reason=self._away_reason, lost_bytes=self.unread_bytes)

@@ -1,0 +1,277 @@
+"""Messages to bytes and back: msgpack maps around columns of raw bytes.
+
+Every map has a `kind`. Tables travel as `[layout, bytes]`: the bytes of the structured array and a checksum of
+its dtype, so that two builds that differ in a column refuse each other instead of reading nonsense. Empty
+tables are left out. Unknown fields of a map are ignored; unknown kinds and tables are errors.
+
+Decoding holds this: any bytes give a message or ProtocolError, nothing else. What needs to know earlier
+batches (do indices point inside the dictionaries?) is the receiver's to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Annotated, Final, TypeVar, cast
+from zlib import crc32
+
+import msgpack
+import msgspec
+import numpy as np
+
+from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns, no_rows
+from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    BatchMessage,
+    ForeignHello,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+)
+from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
+
+_Record = TypeVar("_Record")
+
+_MAX_ITEMS: Final = 1 << 20
+"""Longest array and largest map of a message. An array of empty maps costs 64 times its bytes in memory."""
+
+_PLAIN: Final[Mapping[str, type[Hello | Welcome | Heartbeat | Acknowledge | Goodbye | Refused]]] = {
+    "hello": Hello,
+    "welcome": Welcome,
+    "heartbeat": Heartbeat,
+    "acknowledge": Acknowledge,
+    "goodbye": Goodbye,
+    "refused": Refused,
+}
+_KINDS: Final = {record: kind for kind, record in _PLAIN.items()}
+_BATCH: Final = "batch"
+
+_TABLES: Final[Mapping[str, np.dtype[np.void]]] = {**DICTIONARY_TABLES, **ROW_TABLES}
+
+
+def _layout(dtype: np.dtype[np.void]) -> int:
+    return crc32(repr(dtype.descr).encode("ascii"))
+
+
+_LAYOUTS: Final[Mapping[str, int]] = {name: _layout(dtype) for name, dtype in _TABLES.items()}
+
+_NUMBER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
+    "pid": (0, 2**32 - 1),
+    "tid": (0, 2**32 - 1),
+    "line": (0, 2**53),
+    "pointer": (0, 2**64 - 1),
+    "parent": (0, 2**64 - 1),
+    "comm_id": (0, 2**64 - 1),
+    "rank": (-1, 2**31 - 1),
+    "nranks": (-1, 2**31 - 1),
+    "cuda_device": (-1, 2**31 - 1),
+    "nvml_device": (-1, 2**31 - 1),
+}
+"""What fits the columns that these fields of records end in; all other integers must fit 64 bits with a sign."""
+_SIGNED_64: Final = (-(2**63), 2**63 - 1)
+
+
+class _BatchMap(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as it travels."""
+
+    source: Source
+    begin: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    end: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    end_line: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    is_last: bool = False
+    observed_at_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    strings: tuple[str, ...] = ()
+    tables: dict[str, tuple[int, bytes]] = {}
+    communicators: tuple[CommunicatorEvent, ...] = ()
+    versions: tuple[VersionSeen, ...] = ()
+    captures: tuple[CaptureSeen, ...] = ()
+    gaps: tuple[SourceGap, ...] = ()
+    counts: Counts = msgspec.field(default_factory=Counts)
+
+
+class _BatchMessageMap(msgspec.Struct, frozen=True, kw_only=True):
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    batch: _BatchMap
+
+
+def encode_message(message: Message) -> bytes:
+    """The payload of one frame. Lone surrogates in texts become "?"."""
+    if isinstance(message, ForeignHello):
+        raise AssertionError("a Hello of another version is only ever received")
+    if isinstance(message, BatchMessage):
+        return _pack({"kind": _BATCH, "sequence": message.sequence, "batch": _map_of_batch(message.batch)})
+    return _pack({"kind": _KINDS[type(message)], **_builtins(message)})
+
+
+def decode_message(payload: bytes) -> Message:
+    """The message of one frame's payload.
+
+    Raises:
+        ProtocolError: it is not msgpack, of no known kind, or a field is missing, of another type or out of
+            bounds; the text says which.
+    """
+    content = _unpack(payload)
+    kind = content.get("kind")
+    if kind == _BATCH:
+        return _batch_message(content)
+    if not isinstance(kind, str) or kind not in _PLAIN:
+        raise ProtocolError(f"a message of unknown kind {str(kind)[:40]!r}")
+    if kind == "hello" and (foreign := _foreign_hello(content)) is not None:
+        return foreign
+    message = _convert(content, _PLAIN[kind], kind)
+    if isinstance(message, Acknowledge) and message.sequence < 0:
+        raise ProtocolError(f"acknowledge: sequence {message.sequence} is below 0")
+    return message
+
+
+def _pack(content: dict[str, object]) -> bytes:
+    return cast(bytes, msgpack.packb(content, use_bin_type=True, unicode_errors="replace"))
+
+
+def _unpack(payload: bytes) -> dict[str, object]:
+    try:
+        content: object = msgpack.unpackb(
+            payload,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=min(len(payload), _MAX_ITEMS),
+            max_map_len=min(len(payload), _MAX_ITEMS),
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a payload of {len(payload)} bytes is not msgpack: {_short(error)}") from error
+    if not isinstance(content, dict):
+        raise ProtocolError(f"a payload holds a {type(content).__name__}, not a map")
+    return cast("dict[str, object]", content)
+
+
+def _convert(content: object, record: type[_Record], where: str) -> _Record:
+    try:
+        return msgspec.convert(content, record, builtin_types=(bytes,))
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"{where}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    return str(error)[:200] or type(error).__name__
+
+
+def _builtins(record: object) -> dict[str, object]:
+    return cast("dict[str, object]", msgspec.to_builtins(record))
+
+
+def _foreign_hello(content: Mapping[str, object]) -> ForeignHello | None:
+    version = content.get("protocol_version")
+    if isinstance(version, int) and not isinstance(version, bool) and version != PROTOCOL_VERSION:
+        return ForeignHello(protocol_version=version)
+    return None
+
+
+def _map_of_batch(batch: Batch) -> dict[str, object]:
+    return {
+        "source": _builtins(batch.source),
+        "begin": batch.begin,
+        "end": batch.end,
+        "end_line": batch.end_line,
+        "is_last": batch.is_last,
+        "observed_at_ns": batch.observed_at_ns,
+        "strings": batch.strings,
+        "tables": {name: (_LAYOUTS[name], table.tobytes()) for name, table in _tables_of(batch) if len(table)},
+        **{
+            name: [_builtins(record) for record in records]
+            for name, records in (
+                ("communicators", batch.communicators),
+                ("versions", batch.versions),
+                ("captures", batch.captures),
+                ("gaps", batch.gaps),
+            )
+            if records
+        },
+        "counts": _builtins(batch.counts),
+    }
+
+
+def _tables_of(batch: Batch) -> Iterable[tuple[str, Columns]]:
+    return ((name, cast(Columns, getattr(batch, name))) for name in _TABLES)
+
+
+def _batch_message(content: Mapping[str, object]) -> BatchMessage:
+    decoded = _convert(content, _BatchMessageMap, _BATCH)
+    if decoded.batch.begin > decoded.batch.end:
+        raise ProtocolError(f"batch: begins at {decoded.batch.begin} and ends before that, at {decoded.batch.end}")
+    _check_numbers(decoded.batch)
+    return BatchMessage(sequence=decoded.sequence, batch=_batch_of_map(decoded.batch))
+
+
+def _batch_of_map(content: _BatchMap) -> Batch:
+    for name in content.tables:
+        if name not in _TABLES:
+            raise ProtocolError(f"batch: unknown table {name[:40]!r}")
+
+    def table(name: str) -> Columns:
+        return _columns(name, content.tables.get(name))
+
+    return Batch(
+        source=content.source,
+        begin=content.begin,
+        end=content.end,
+        end_line=content.end_line,
+        is_last=content.is_last,
+        observed_at_ns=content.observed_at_ns,
+        strings=content.strings,
+        threads=table("threads"),
+        operation_templates=table("operation_templates"),
+        kernel_templates=table("kernel_templates"),
+        range_templates=table("range_templates"),
+        operations=table("operations"),
+        tunings=table("tunings"),
+        kernels=table("kernels"),
+        ranges=table("ranges"),
+        busy=table("busy"),
+        communicators=content.communicators,
+        versions=content.versions,
+        captures=content.captures,
+        gaps=content.gaps,
+        counts=content.counts,
+    )
+
+
+def _columns(name: str, sent: tuple[int, bytes] | None) -> Columns:
+    dtype = _TABLES[name]
+    if sent is None:
+        return no_rows(dtype)
+    layout, data = sent
+    if layout != _LAYOUTS[name]:
+        raise ProtocolError(f"batch: table {name} has layout {layout:#x}, and {_LAYOUTS[name]:#x} is expected")
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(f"batch: table {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
+    return np.frombuffer(data, dtype=dtype).copy()
+
+
+def _check_numbers(content: _BatchMap) -> None:
+    for records in (content.communicators, content.versions, content.captures, content.gaps):
+        for record in records:
+            _check_fields(record)
+    _check_each("counts", "understood", content.counts.understood.values())
+    _check_each("counts", "skipped", content.counts.skipped.values())
+
+
+def _check_fields(record: CommunicatorEvent | VersionSeen | CaptureSeen | SourceGap) -> None:
+    for field in fields(record):
+        value: object = getattr(record, field.name)
+        if isinstance(value, int):
+            _check_each(type(record).__name__, field.name, (value,))
+    if isinstance(record, CaptureSeen):
+        _check_each("CaptureSeen", "pid", record.pids)
+
+
+def _check_each(record: str, name: str, values: Iterable[int]) -> None:
+    low, high = _NUMBER_BOUNDS.get(name, _SIGNED_64)
+    for value in values:
+        if not low <= value <= high:
+            raise ProtocolError(f"batch: {record}.{name} is {value}, which is not between {low} and {high}")

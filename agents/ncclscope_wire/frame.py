@@ -1,0 +1,76 @@
+"""Frames: how messages are told apart in a stream of bytes.
+
+A frame is the length of its payload (four bytes, big-endian, unsigned) and the payload. A frame over the
+limit is refused by its announced length, before any of it is kept, so that four bytes cannot make the
+reader reserve 4 GiB.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ncclscope_wire.errors import ProtocolError
+
+HEADER_BYTES: Final = 4
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+"""Longest payload. A batch of 16 MiB holds 700,000 operations; readers cut far earlier (64 KiB to 4 MiB).
+Precedents: gRPC refuses messages over 4 MiB, Kafka over 1 MiB, both by default."""
+
+
+def encode_frame(payload: bytes, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """The payload with its length before it.
+
+    Raises:
+        ProtocolError: the payload is longer than the limit; the peer would refuse it.
+    """
+    if len(payload) > max_frame_bytes:
+        raise ProtocolError(f"a frame of {len(payload)} bytes cannot be sent: the limit is {max_frame_bytes} bytes")
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class Deframer:
+    """Cuts a stream of bytes into payloads; keeps at most one unfinished frame.
+
+    After a ProtocolError every further `feed` raises it again: where the next frame would begin is not known.
+    """
+
+    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+        self._fault: str | None = None
+
+    @property
+    def pending_bytes(self) -> int:
+        """How much of an unfinished frame is kept."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that these bytes complete, in order.
+
+        Raises:
+            ProtocolError: a frame announces more than the limit. Complete frames of the same call are lost
+                with it, which costs nothing: what was not acknowledged is sent again.
+        """
+        if self._fault is not None:
+            raise ProtocolError(self._fault)
+        self._buffer += data
+        payloads: list[bytes] = []
+        while (end := self._frame_end()) is not None and end <= len(self._buffer):
+            payloads.append(bytes(memoryview(self._buffer)[HEADER_BYTES:end]))
+            del self._buffer[:end]
+        return payloads
+
+    def flush(self) -> list[bytes]:
+        """Forgets an unfinished frame at the end of the stream: the sender has it still. Always empty."""
+        self._buffer.clear()
+        return []
+
+    def _frame_end(self) -> int | None:
+        if len(self._buffer) < HEADER_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
+        if length > self._max_frame_bytes:
+            self._fault = f"a frame announces {length} bytes: the limit is {self._max_frame_bytes} bytes"
+            self._buffer.clear()
+            raise ProtocolError(self._fault)
+        return HEADER_BYTES + length

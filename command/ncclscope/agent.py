@@ -1,0 +1,110 @@
+"""`ncclscope agent`: follows logs and exports on one node, and sends them to the service."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
+
+import anyio
+import click
+
+from ncclscope import __version__
+from ncclscope_agent.app import Agent, print_batches, stop_on_signal
+from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
+from ncclscope_agent.following import followers
+from ncclscope_agent.link import LinkSettings
+from ncclscope_agent.session import Session, WindowLimits
+from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def _setting_options(function: _Function) -> _Function:
+    """One flag for every setting of the agent, from its table."""
+    for name, default, about in reversed(list(settings_table())):
+        is_list = isinstance(default, tuple)
+        shown = "" if is_list or default == "" else f"  [default: {default}]"
+        function = click.option(
+            flag_of(name),
+            name,
+            multiple=is_list,
+            metavar=about.unit or "TEXT",
+            help=f"{about.help}{shown}  [{variable_of(name)}]",
+        )(function)
+    return function
+
+
+@click.command()
+@_setting_options
+@click.option("--print", "print_only", is_flag=True, help="Write what would be sent, and connect to nothing.")
+@click.option("--once", is_flag=True, help="Read all that is there, send it, wait until it is taken, and end.")
+def agent(*, print_only: bool, once: bool, **given: object) -> None:
+    """Follow NCCL logs and nsys exports on this node and send them to the service.
+
+    Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once, when not
+    everything could be handed over in time; 2 wrong settings.
+    """
+    full_host = socket.gethostname()
+    # NCCL prints the host's name up to the first dot (src/misc/utils.cc:getHostName), and exports are held against it.
+    host = full_host.partition(".")[0]
+    try:
+        settings = load(given, os.environ, host=host)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    with ExitStack() as resources:
+        if print_only:
+            anyio.run(_print, settings, host, once, resources)
+            return
+        hello = _hello(settings, host=host, full_host=full_host)
+        is_complete = anyio.run(_run, settings, hello, once, resources)
+    if once and not is_complete:
+        raise click.exceptions.Exit(1)
+
+
+def _hello(settings: AgentSettings, *, host: str, full_host: str) -> Hello:
+    return Hello(
+        protocol_version=PROTOCOL_VERSION,
+        agent_id=agent_id(settings, host=full_host, directory=os.getcwd()),
+        session_id=secrets.token_hex(8),
+        name=settings.name,
+        host=host,
+        job=settings.job,
+        software_version=__version__,
+        pid=os.getpid(),
+    )
+
+
+async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: ExitStack) -> bool:
+    session = Session(hello, limits=WindowLimits(max_bytes=settings.window_bytes, max_batches=settings.window_batches))
+    service_host, service_port = settings.service
+    link = LinkSettings(
+        host=service_host,
+        port=service_port,
+        connect_seconds=settings.connect_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        silence_seconds=settings.silence_seconds,
+        last_retry_seconds=settings.retry_seconds,
+    )
+    followed = followers(settings, resources, host=hello.host, now_wall_ns=time.time_ns())
+    is_complete = False
+    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(stop_on_signal, running.stop)
+        is_complete = await running.run(once_seconds=settings.once_seconds if once else None)
+        tasks.cancel_scope.cancel()
+    return is_complete
+
+
+async def _print(settings: AgentSettings, host: str, once: bool, resources: ExitStack) -> None:
+    followed = followers(settings, resources, host=host, now_wall_ns=time.time_ns())
+    stopping = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(stop_on_signal, stopping.set)
+        await print_batches(followed, click.echo, stopping, once=once)
+        tasks.cancel_scope.cancel()

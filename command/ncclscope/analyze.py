@@ -1,0 +1,100 @@
+"""`ncclscope analyze`: the pipeline over files, once, with everything that it writes."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ncclscope.extras import require_service
+from ncclscope.sizes import Sizes, size_options
+from ncclscope_wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ncclscope.offline import OfflineRun
+
+_NOTHING_READABLE = 3
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the files; made if need be, files in it are replaced.",
+)
+@click.option("--job", default="default", show_default=True, help="Label of the job.")
+@click.option("--iterations", metavar="A-B", help="Only these iterations, for instance 5-8 (from NVTX marks).")
+@click.option(
+    "--log-timezone",
+    metavar="ZONE",
+    help="Zone of the stamps in logs: UTC, local, +02:00 or a name. Default: the one that fits the exports, else UTC.",
+)
+@size_options
+def analyze(
+    paths: tuple[Path, ...], out: Path, job: str, iterations: str | None, log_timezone: str | None, sizes: Sizes
+) -> None:
+    """Analyze logs and exports of a finished run: what each file under PATHS is, is told by its content.
+
+    Exit status: 0 done, whatever was skipped and counted; 2 usage; 3 nothing readable.
+    """
+    require_service()
+    from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
+    from ncclscope_service.export.directory import terminal_report, write_run  # noqa: PLC0415
+    from ncclscope_service.export.selection import select  # noqa: PLC0415
+    from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
+
+    bounds = _bounds(iterations)
+    settings = PipelineSettings(sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node)
+    try:
+        run = run_offline(list(paths), job=job, settings=settings, log_timezone=log_timezone, progress=_progress)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    if not run.files_read:
+        click.echo(_why_nothing(run), err=True)
+        sys.exit(_NOTHING_READABLE)
+    selection = select(run.pipeline.store, iterations=bounds)
+    write_run(selection, out)
+    click.echo(terminal_report(selection))
+    click.echo(f"\nwritten to {out}")
+
+
+def _bounds(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if found is None or (found[2] is not None and int(found[2]) < int(found[1])):
+        raise click.UsageError(f"--iterations: {text!r} is not A-B with A <= B, for instance 5-8")
+    return int(found[1]), int(found[2] or found[1])
+
+
+def _why_nothing(run: OfflineRun) -> str:
+    skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(run.skipped.items())) or "no files at all"
+    return (
+        f"nothing readable: {skipped}. ncclscope reads NCCL logs (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS naming COLL) "
+        "and Nsight Systems exports (.sqlite)"
+    )
+
+
+class _Progress:
+    """A line of progress on a terminal; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self._shown_at = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int, name: str) -> None:
+        if not sys.stderr.isatty() or time.monotonic() - self._shown_at < 0.1:
+            return
+        self._shown_at = time.monotonic()
+        share = 100 if not total_bytes else 100 * done_bytes // total_bytes
+        click.echo(f"\r{share:3d} %  {name[-60:]:60}", nl=False, err=True)
+        if done_bytes >= total_bytes:
+            click.echo("\r" + " " * 70 + "\r", nl=False, err=True)
+
+
+_progress = _Progress()

@@ -1,0 +1,273 @@
+"""`ncclscope demo`: the whole loop on this machine, without a GPU.
+
+A small simulated cluster trains and writes logs and exports as NCCL and nsys do; one real agent per node follows
+them; a real service takes what they send. All are processes of their own, as they would be on a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from ncclscope.extras import require_service
+from ncclscope.snapshot import fetch_snapshot
+
+_START_SECONDS: Final = 30
+_STOP_SECONDS: Final = 30
+_SETTLE_SECONDS: Final = 15
+DEFAULT_FAULTS: Final = ("late_rank:rank=5,ms=4,from=20", "slow_link:node=1,factor=0.5,from=40")
+"""What the demo has to find: a rank that comes late, and a link that is degraded."""
+
+
+@click.command()
+@click.option("--for", "seconds", type=click.FloatRange(min=1), help="End by itself after so many seconds.")
+@click.option(
+    "--snapshot",
+    "snapshot_to",
+    type=click.Path(path_type=Path),
+    help="At the end, write the files of `ncclscope snapshot` into this folder.",
+)
+@click.option("--seed", default=1, show_default=True, help="Two seeds give two different runs.")
+@click.option(
+    "--fault", "faults", multiple=True, metavar="KIND:key=value...", help="As for `simulate`; `none` for a healthy run."
+)
+@click.option("--capture", default="full", show_default=True, help="full, duty:F or none (logs only).")
+@click.option("--nccl", default="2.28.3", show_default=True, help="Version of NCCL to imitate.")
+@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep the files of the run here.")
+@click.option("--http-port", default=9798, show_default=True, help="Port of the page; another one if it is taken.")
+def demo(
+    seconds: float | None,
+    snapshot_to: Path | None,
+    seed: int,
+    faults: tuple[str, ...],
+    capture: str,
+    nccl: str,
+    keep: Path | None,
+    http_port: int,
+) -> None:
+    """Run the whole loop on this machine, without a GPU: a simulated cluster, real agents, a real service."""
+    require_service()
+    with _folder(keep) as folder:
+        run = DemoRun(
+            folder=folder,
+            simulator=["--seed", str(seed), "--capture", capture, "--nccl", nccl, *_fault_options(faults)],
+            http_port=_free_port(http_port),
+            agents_port=_free_port(0),
+        )
+        with _signals_end_it():
+            try:
+                run.start()
+                _say_where(run)
+                run.watch(seconds)
+            except KeyboardInterrupt:
+                click.echo("\nstopping")
+            run.end_training()
+            if snapshot_to is not None:
+                run.wait_until_settled()
+                for name in fetch_snapshot(run.url, snapshot_to):
+                    click.echo(f"wrote {snapshot_to / name}")
+            run.stop()
+
+
+@dataclass(slots=True)
+class DemoRun:
+    """The processes of one demo."""
+
+    folder: Path
+    simulator: Sequence[str]
+    http_port: int
+    agents_port: int
+    nodes: int = 2
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def cluster(self) -> Path:
+        """Where the simulated cluster writes."""
+        return self.folder / "cluster"
+
+    def start(self) -> None:
+        """Starts service, cluster and agents, and waits until each is ready.
+
+        Raises:
+            click.ClickException: one of them ended, or is not ready in time; says which, and what it said last.
+        """
+        self._spawn(
+            "service",
+            "serve",
+            *("--listen", f"127.0.0.1:{self.agents_port}", "--http", f"127.0.0.1:{self.http_port}"),
+            *("--data", str(self.folder / "data")),
+        )
+        self._wait("service", lambda: _answers(f"{self.url}/readyz"))
+        self._spawn("cluster", "simulate", "--live", "--out", str(self.cluster), *self.simulator)
+        self._wait("cluster", lambda: len(self.hosts()) == self.nodes)
+        for host in self.hosts():
+            self._spawn(
+                f"agent-{host}",
+                "agent",
+                *("--connect", f"127.0.0.1:{self.agents_port}", "--name", host, "--job", "demo"),
+                *("--logs", str(self.cluster / "logs" / f"*.{host}.*log"), "--logs"),
+                *(str(self.cluster / "logs" / f"*.{host}.log"), "--exports", str(self.cluster / "nsys" / host)),
+            )
+
+    def hosts(self) -> list[str]:
+        """The nodes that have begun to write."""
+        return sorted({path.name.split(".")[1] for path in (self.cluster / "logs").glob("nccl.*.log")})
+
+    def watch(self, seconds: float | None) -> None:
+        """Waits, for so long or until it is interrupted; a process that ends on the way ends the demo."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while until is None or time.monotonic() < until:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    raise click.ClickException(f"{name} ended by itself: {self._last_words(name)}")
+            time.sleep(0.2)
+
+    def end_training(self) -> None:
+        """Lets the job end: communicators are destroyed, the last capture is finished."""
+        self._end("cluster")
+
+    def wait_until_settled(self) -> None:
+        """Waits until the service has all that the agents could read."""
+        seen, since = None, time.monotonic()
+        until = since + _SETTLE_SECONDS
+        while time.monotonic() < until:
+            now = _progress_of(self.url)
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > 3:
+                return
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Ends what still runs, agents before the service."""
+        for name in [*(name for name in self.processes if name.startswith("agent")), "service"]:
+            self._end(name)
+
+    def _spawn(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "ncclscope", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                # Of a group of its own: a Ctrl-C on the terminal ends the demo, which ends its parts in order.
+                start_new_session=True,
+            )
+
+    def _wait(self, name: str, is_ready: Callable[[], bool]) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while not is_ready():
+            if self.processes[name].poll() is not None:
+                raise click.ClickException(f"{name} did not start: {self._last_words(name)}")
+            if time.monotonic() > until:
+                raise click.ClickException(f"{name} is not ready after {_START_SECONDS} s: {self._last_words(name)}")
+            time.sleep(0.05)
+
+    def _end(self, name: str) -> None:
+        process = self.processes.pop(name, None)
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _last_words(self, name: str) -> str:
+        text = (self.folder / f"{name}.log").read_text(errors="replace").strip()
+        return text.splitlines()[-1] if text else "it said nothing"
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder of the run: the one that is to be kept, emptied of an earlier run, or a temporary one."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="ncclscope-demo-") as folder:
+            yield Path(folder)
+        return
+    keep.mkdir(parents=True, exist_ok=True)
+    for part in ("cluster", "data"):
+        shutil.rmtree(keep / part, ignore_errors=True)
+    yield keep
+
+
+@contextmanager
+def _signals_end_it() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _fault_options(faults: tuple[str, ...]) -> Iterator[str]:
+    for fault in faults or DEFAULT_FAULTS:
+        yield "--fault"
+        yield fault
+
+
+def _free_port(wanted: int) -> int:
+    """That port, or any free one where it is 0 or taken."""
+    for port in (wanted, 0):
+        try:
+            with socket.create_server(("127.0.0.1", port)) as bound:
+                found: int = bound.getsockname()[1]
+                return found
+        except OSError:
+            continue
+    raise click.ClickException("no free port on 127.0.0.1")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _progress_of(url: str) -> object:
+    """A value that changes as long as the service learns something."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/overview", timeout=10) as answer:
+            overview = json.loads(answer.read())
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+    return [(job.get("operations"), job.get("alignment")) for job in overview["jobs"]]
+
+
+def _say_where(run: DemoRun) -> None:
+    click.echo(f"live page   {run.url}/")
+    click.echo(f"metrics     {run.url}/metrics")
+    click.echo(f"cluster     {run.cluster} ({run.nodes} nodes, simulated)")
+    click.echo("end it with Ctrl-C")
+    sys.stdout.flush()

@@ -1,0 +1,73 @@
+"""`ncclscope serve`: the service, until it is stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from ncclscope import __version__
+from ncclscope.extras import require_service
+from ncclscope.sizes import Sizes, size_options
+
+
+@click.command()
+@click.option(
+    "--listen", default="127.0.0.1:9797", show_default=True, metavar="HOST:PORT", help="Where agents connect."
+)
+@click.option(
+    "--http",
+    default="127.0.0.1:9798",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the live page, /metrics and the API are.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("ncclscope-data"),
+    show_default=True,
+    help="Folder for finished operations (parquet).",
+)
+@click.option(
+    "--snapshot-on-end",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that gets the files of `ncclscope snapshot` when the service is stopped.",
+)
+@size_options
+def serve(listen: str, http: str, data: Path, snapshot_on_end: Path | None, sizes: Sizes) -> None:
+    """Run the service: agents connect to it; it serves the live page, /metrics and the API."""
+    require_service()
+    import anyio  # noqa: PLC0415  (the packages of the service are only there now)
+
+    from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415
+    from ncclscope_service.listen import ListenSettings  # noqa: PLC0415
+    from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
+
+    agents_host, agents_port = _address(listen, "--listen")
+    http_host, http_port = _address(http, "--http")
+    settings = ServiceSettings(
+        version=__version__,
+        agents=ListenSettings(host=agents_host, port=agents_port),
+        http_host=http_host,
+        http_port=http_port,
+        data=data,
+        pipeline=PipelineSettings(sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node),
+        snapshot_on_end=snapshot_on_end,
+    )
+
+    def say_where(agents: int, web: int) -> None:
+        click.echo(f"live page   http://{http_host}:{web}/")
+        click.echo(f"metrics     http://{http_host}:{web}/metrics")
+        click.echo(f"agents      ncclscope agent --connect {agents_host}:{agents}")
+        sys.stdout.flush()
+
+    anyio.run(lambda: run_service(settings, on_started=say_where))
+
+
+def _address(text: str, option: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise click.UsageError(f"{option}: {text!r} is not HOST:PORT, for instance 127.0.0.1:9797")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,178 @@
+"""`ncclscope simulate`: writes a simulated job's logs, nsys exports and truth, at once or in real time."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypedDict, Unpack
+
+import click
+
+from ncclscope_simulator import NSYS_VERSIONS, ORDERS, Player, SimulationConfig, parse_faults, write
+
+_LIVE_CHUNK_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
+
+
+class _Given(TypedDict):
+    nccl: str
+    nsys: str
+    nodes: int
+    gpus: int
+    tp: int
+    pp: int
+    dp: int | None
+    ep: int
+    order: str
+    sequence_parallel: bool | None
+    zero1: bool
+    iterations: int | None
+    seed: int
+    layers: int
+    microbatches: int
+    hidden: int
+    sequence: int
+    step_seconds: float
+    fault: tuple[str, ...]
+    capture: str
+    chunk_seconds: float | None
+    clock_offset_ms: float
+    clock_drift_ppm: float
+    launch_lead_us: float
+    timestamps: bool | None
+    calls: bool
+    split: bool | None
+    nvtx: bool
+    process_per_node: bool
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write into.")
+@click.option("--nccl", default="2.28.3", help="NCCL version, 2.8 to 2.30; 2.21 stands for 2.21.5.")
+@click.option("--nsys", default="2025.3", type=click.Choice(NSYS_VERSIONS), help="nsys version of the exports.")
+@click.option("--nodes", default=2, help="Nodes.")
+@click.option("--gpus", default=4, help="GPUs, and ranks, per node.")
+@click.option("--tp", default=2, help="Ranks per tensor-parallel group.")
+@click.option("--pp", default=2, help="Pipeline stages.")
+@click.option("--dp", default=None, type=int, help="Data-parallel replicas.  [default: what the ranks allow]")
+@click.option("--ep", default=1, help="Ranks per expert-parallel group; divides --dp; 1: a dense model.")
+@click.option("--order", default=ORDERS[0], type=click.Choice(ORDERS), help="Which ranks are neighbours, first first.")
+@click.option(
+    "--sequence-parallel/--no-sequence-parallel", default=None, help="Sequence parallelism.  [default: where --tp > 1]"
+)
+@click.option("--zero1", is_flag=True, help="ReduceScatter and AllGather in place of the gradients' AllReduce.")
+@click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
+@click.option("--seed", default=0, help="Equal seeds give equal files.")
+@click.option("--layers", default=2, help="Layers per pipeline stage.")
+@click.option("--microbatches", default=4, help="Microbatches per step.")
+@click.option("--hidden", default=2048, help="Hidden size: message sizes follow.")
+@click.option("--sequence", default=2048, help="Sequence length: message sizes follow.")
+@click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
+@click.option(
+    "--fault",
+    multiple=True,
+    metavar="KIND:key=value,...",
+    help="none; late_rank:rank=,ms=[,every=step|microbatch|layer]; slow_link:node=,factor=; hang:rank=,at=; "
+    "drop_lines:ratio=; drop_kernels:ratio=; torn_lines:ratio=; clock_step:node=,ms=,at=. "
+    "All but hang and clock_step take from= and until= (steps). Repeatable.",
+)
+@click.option("--capture", default="full", metavar="full|duty:F|none", help="How much of the time nsys records.")
+@click.option(
+    "--chunk-seconds", default=None, type=float, help="One export per so many seconds.  [default: one; --live, duty: 5]"
+)
+@click.option("--clock-offset-ms", default=50.0, help="Clocks of the nodes but the first are off by up to this.")
+@click.option("--clock-drift-ppm", default=20.0, help="... and drift by up to this.")
+@click.option("--launch-lead-us", default=400.0, help="How far hosts enqueue ahead of their GPUs.")
+@click.option("--timestamps/--no-timestamps", default=None, help="Stamp log lines.  [default: from NCCL 2.26.2 on]")
+@click.option("--calls", is_flag=True, help="CALL lines, which show group boundaries.")
+@click.option("--split/--no-split", default=None, help="Groups by ncclCommSplit.  [default: from NCCL 2.18 on]")
+@click.option("--nvtx/--no-nvtx", default=True, help="NVTX ranges in the exports.")
+@click.option("--process-per-node", is_flag=True, help="One process for all GPUs of a node, a thread for each.")
+@click.option("--live", is_flag=True, help="Write in real time, from now on, until stopped.")
+@click.option("--for", "seconds", default=None, type=float, help="With --live: stop after so many seconds.")
+def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Given]) -> None:
+    """Write a training job's NCCL logs, nsys exports and the truth about them.
+
+    OUT/logs has the logs, OUT/nsys/HOST the exports, OUT/truth what really happened. With --live the job is written
+    as it runs; SIGINT and SIGTERM let the current step end, write the rest and exit with 0.
+    """
+    if seconds is not None and not live:
+        raise click.UsageError("--for needs --live")
+    config = _config(given, live)
+    try:
+        if live:
+            _play(config, out, seconds)
+        else:
+            write(config, out)
+    except (FileExistsError, ModuleNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _config(given: _Given, live: bool) -> SimulationConfig:
+    per_replica = max(1, given["tp"] * given["pp"])
+    world = given["nodes"] * given["gpus"]
+    chunk = given["chunk_seconds"]
+    iterations = given["iterations"]
+    try:
+        return SimulationConfig(
+            nccl=given["nccl"],
+            nsys=given["nsys"],
+            nodes=given["nodes"],
+            gpus=given["gpus"],
+            tp=given["tp"],
+            pp=given["pp"],
+            dp=max(1, world // per_replica) if given["dp"] is None else given["dp"],
+            ep=given["ep"],
+            order=given["order"],
+            sequence_parallel=given["sequence_parallel"],
+            zero1=given["zero1"],
+            iterations=10 if iterations is None and not live else iterations,
+            seed=given["seed"],
+            layers=given["layers"],
+            microbatches=given["microbatches"],
+            hidden=given["hidden"],
+            sequence=given["sequence"],
+            step_seconds=given["step_seconds"],
+            faults=parse_faults(given["fault"]),
+            capture=given["capture"],
+            chunk_seconds=_LIVE_CHUNK_SECONDS if chunk is None and live else chunk,
+            clock_offset_ms=given["clock_offset_ms"],
+            clock_drift_ppm=given["clock_drift_ppm"],
+            launch_lead_us=given["launch_lead_us"],
+            timestamps=given["timestamps"],
+            calls=given["calls"],
+            split=given["split"],
+            nvtx=given["nvtx"],
+            process_per_node=given["process_per_node"],
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _play(config: SimulationConfig, out: Path, seconds: float | None) -> None:
+    """Plays a job against the wall clock until its end, a signal, or the time given."""
+    stop = threading.Event()
+
+    def _on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
+    begins_ns = time.time_ns()
+    player = Player(config, out, begins_ns)
+    click.echo(f"simulating {config.world} ranks into {out}", err=True)
+    ends_ns = None if seconds is None else begins_ns + int(seconds * 1e9)
+    stopped = False
+    while True:
+        now_ns = time.time_ns()
+        player.advance(now_ns)
+        if not stopped and (stop.is_set() or (ends_ns is not None and now_ns >= ends_ns)):
+            player.stop(now_ns)
+            stopped = True
+        if player.over and now_ns >= player.next_ns:
+            break
+        time.sleep(_LOOK_SECONDS) if stopped else stop.wait(_LOOK_SECONDS)
+    player.finish()

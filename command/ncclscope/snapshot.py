@@ -1,0 +1,72 @@
+"""`ncclscope snapshot`: the files of a run, asked of a running service."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import click
+
+_PATIENCE_SECONDS: Final = 600
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the files.")
+@click.option(
+    "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="The service's HTTP address."
+)
+@click.option("--job", help="Only this job.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last so many minutes.")
+def snapshot(out: Path, service: str, job: str | None, minutes: float | None) -> None:
+    """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes."""
+    for name in fetch_snapshot(service, out, job=job, minutes=minutes):
+        click.echo(out / name)
+
+
+def fetch_snapshot(service: str, out: Path, *, job: str | None = None, minutes: float | None = None) -> list[str]:
+    """Writes the files of a snapshot into `out` and gives their names.
+
+    Raises:
+        click.ClickException: the service is not there, or refuses; says which and what to do.
+    """
+    asked = {name: str(value) for name, value in (("job", job), ("minutes", minutes)) if value is not None}
+    url = f"{service.rstrip('/')}/api/snapshot?{urllib.parse.urlencode(asked)}"
+    request = urllib.request.Request(url, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as answer:
+            packed = io.BytesIO(answer.read())
+    except urllib.error.HTTPError as error:
+        raise click.ClickException(f"{url}: {_reason(error)}") from error
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise click.ClickException(
+            f"no service answers at {service}: {error}. Start one with `ncclscope serve`, or name it with --service"
+        ) from error
+    return _unpack(packed, out)
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    text = error.read().decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip() or f"HTTP {error.code}"
+
+
+def _unpack(packed: io.BytesIO, out: Path) -> list[str]:
+    """Writes the members under `out`, each whole or not at all; names may not leave it."""
+    out.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+    with zipfile.ZipFile(packed) as members:
+        for member in members.infolist():
+            name = PurePosixPath(member.filename).name
+            unfinished = out / f".{name}.part"
+            unfinished.write_bytes(members.read(member))
+            unfinished.replace(out / name)
+            names.append(name)
+    return names

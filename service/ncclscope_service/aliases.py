@@ -1,0 +1,52 @@
+"""Short, stable names for communicators: "tp-0", "dp-3", "c17".
+
+A commId is 16 digits that change with every run; no one can talk about it and it must not be a label value.
+An alias says the kind and a number, is given once, and is never given to another communicator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ncclscope_service.rows import Communicator, Member
+
+
+class Aliases:
+    """The alias of every communicator, by its index in the store.
+
+    Communicators that appear together are numbered by the lowest global rank in them, so that "tp-0" holds
+    rank 0 wherever that was known in time. A communicator whose kind becomes known (or changes) gets one new name.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[str | None, str]] = {}
+        self._used: Counter[tuple[str, str]] = Counter()
+
+    def update(self, communicators: Sequence[Communicator], members: Sequence[Member]) -> None:
+        """Names what is new; linear in the communicators."""
+        unnamed = [each for each in communicators if self._is_unnamed(each)]
+        unnamed.sort(key=lambda each: (_lowest_rank(each, members), each.index))
+        for communicator in unnamed:
+            self._names[communicator.index] = (communicator.parallelism, self._next_name(communicator))
+
+    def __getitem__(self, communicator: int) -> str:
+        return self._names[communicator][1]
+
+    def _is_unnamed(self, communicator: Communicator) -> bool:
+        known = self._names.get(communicator.index)
+        return known is None or known[0] != communicator.parallelism
+
+    def _next_name(self, communicator: Communicator) -> str:
+        if communicator.parallelism is None:
+            return f"c{communicator.index}"
+        key = (communicator.job, communicator.parallelism)
+        number = self._used[key]
+        self._used[key] += 1
+        return f"{communicator.parallelism.lower()}-{number}"
+
+
+def _lowest_rank(communicator: Communicator, members: Sequence[Member]) -> int:
+    """The lowest global rank known in it; after all others where none is."""
+    ranks = (members[index].global_rank for index in (communicator.members or {}).values())
+    return min((rank for rank in ranks if rank is not None), default=2**31)

@@ -1,0 +1,175 @@
+"""Operations to kernels, over the whole store: one aligner per process, fed with its rows, results written back.
+
+`align.py` decides; here store rows become its columns, and its matches become `match`, `launch`, `kernel`,
+`confidence` and times of the operations, and `launch` of the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
+from ncclscope_service.kernel_name import parse_kernel_name
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import CaptureSeen
+from ncclscope_wire.terms import NO_NUMBER
+
+_Column = NDArray[np.generic]
+
+
+class Alignment:
+    """The aligners of all processes of a store."""
+
+    def __init__(self, known: Store, version_of: Callable[[int], str | None]) -> None:
+        """`version_of`: NCCL version of a process, asked once, when its first kernel or capture comes."""
+        self._store = known
+        self._version_of = version_of
+        self._aligners: dict[int, ProcessAligner] = {}
+        self._not_captured: dict[int, list[Ids]] = {}
+        """Operations of processes of which nothing was captured so far: they need no aligner yet."""
+        self._launches = 0
+        self._touched: set[int] = set()
+        self._name_columns: dict[int, tuple[int, int]] = {}
+
+    def feed_operations(self, operations: Ids) -> None:
+        """New operations, already placed in their communicators, in log order."""
+        processes = self._processes_of(operations)
+        for process in np.unique(processes).tolist():
+            mine = operations[processes == process]
+            if process in self._aligners:
+                self._feed(process, mine)
+            else:
+                self._not_captured.setdefault(process, []).append(mine)
+
+    def feed_kernels(self, kernels: Ids) -> None:
+        """New kernel records, of any processes, in any order."""
+        rows = self._store.kernels.take(kernels)
+        for process in np.unique(rows["process"]).tolist():
+            chosen = rows["process"] == process
+            self._aligner(process).feed_kernels(self._kernel_columns(kernels[chosen], rows[chosen]))
+            self._touched.add(process)
+
+    def feed_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
+        """A finished capture; `processes`: process index by pid, for the pids that it recorded."""
+        for process in processes.values():
+            self._aligner(process).feed_coverage(capture.start_ns, capture.end_ns)
+            self._touched.add(process)
+
+    def advance(self, *, final: bool = False) -> Ids:
+        """Decides what can be decided, writes it to the store, and gives the operations that were decided."""
+        decided = [np.empty(0, np.int64)]
+        touched = sorted(self._aligners) if final else sorted(self._touched)
+        self._touched.clear()
+        for process in touched:
+            matches = self._aligners[process].advance(final=final)
+            if len(matches):
+                self._write(matches)
+                decided.append(matches["operation"])
+        if final:
+            decided.append(self.give_up_uncaptured())
+        return np.concatenate(decided)
+
+    def give_up_uncaptured(self, before: int | None = None) -> Ids:
+        """Calls operations of processes without any capture not covered: all, or those with an id below `before`."""
+        given_up = [np.empty(0, np.int64)]
+        for process, waiting in list(self._not_captured.items()):
+            ids = np.concatenate(waiting)
+            old = ids if before is None else ids[ids < before]
+            left = ids[len(old) :]
+            if len(left):
+                self._not_captured[process] = [left]
+            else:
+                del self._not_captured[process]
+            given_up.append(old)
+        decided = np.concatenate(given_up)
+        at = self._store.operations.at(decided)
+        table = self._store.operations.rows
+        one_rank = self._store.templates_of(table[at])["nranks"] == 1
+        table["match"][at] = np.where(one_rank, Match.NO_KERNEL, Match.NOT_COVERED)
+        table["confidence"][at] = 1.0
+        return decided
+
+    def _aligner(self, process: int) -> ProcessAligner:
+        aligner = self._aligners.get(process)
+        if aligner is None:
+            aligner = self._aligners[process] = ProcessAligner(self._version_of(process))
+            for waiting in self._not_captured.pop(process, ()):
+                self._feed(process, waiting)
+        return aligner
+
+    def _feed(self, process: int, operations: Ids) -> None:
+        self._aligners[process].feed_operations(self._operation_columns(operations))
+        self._touched.add(process)
+
+    def _processes_of(self, operations: Ids) -> NDArray[np.int32]:
+        processes: NDArray[np.int32] = self._store.templates_of(self._store.operations.take(operations))["process"]
+        return processes
+
+    def _operation_columns(self, operations: Ids) -> Columns:
+        rows = self._store.operations.take(operations)
+        templates = self._store.templates_of(rows)
+        computed: dict[str, _Column] = {
+            "id": operations,
+            "group": np.full(len(rows), NO_NUMBER, np.int64),
+            "one_rank": templates["nranks"] == 1,
+            "device": self._devices()[rows["member"]],
+        }
+        return _filled(ALIGN_OPERATION, len(rows), computed, rows, templates)
+
+    def _devices(self) -> NDArray[np.int32]:
+        """CUDA ordinal of every member, where its Init line said it."""
+        devices = [NO_NUMBER if of.cuda_device is None else of.cuda_device for of in self._store.members]
+        return np.asarray(devices, np.int32)
+
+    def _kernel_columns(self, kernels: Ids, rows: Columns) -> Columns:
+        templates = self._store.kernel_templates_of(rows)
+        names, inverse = np.unique(templates["name"], return_inverse=True)
+        parsed = np.asarray([self._parsed_name(name) for name in names.tolist()], np.int64).reshape(-1, 2)[inverse]
+        computed: dict[str, _Column] = {
+            "id": kernels,
+            "kernel_class": parsed[:, 0],
+            "data_type": parsed[:, 1],
+        }
+        return _filled(ALIGN_KERNEL, len(rows), computed, rows, templates)
+
+    def _parsed_name(self, name: int) -> tuple[int, int]:
+        if name not in self._name_columns:
+            parsed = parse_kernel_name(self._store.strings[name])
+            self._name_columns[name] = (int(parsed.kernel_class), parsed.data_type)
+        return self._name_columns[name]
+
+    def _write(self, matches: Columns) -> None:
+        operations, kernels = self._store.operations, self._store.kernels
+        at = operations.at(matches["operation"])
+        table = operations.rows
+        table["match"][at] = matches["match"]
+        table["confidence"][at] = matches["confidence"]
+        found = matches["kernel"] != NO_NUMBER
+        at, matches = at[found], matches[found]
+        launches, first, inverse = np.unique(matches["launch"], return_index=True, return_inverse=True)
+        ids = self._launches + np.arange(len(launches))
+        self._launches += len(launches)
+        table["launch"][at] = ids[inverse]
+        table["kernel"][at] = matches["kernel"]
+        own = kernels.take(matches["kernel"])
+        for name in ("start_ns", "end_ns", "censored"):
+            table[name][at] = own[name]
+        kernel_at = kernels.at(matches["kernel"][first])
+        kernels.rows["launch"][kernel_at] = ids
+        kernels.rows["replay"][kernel_at] = 0
+
+
+def _filled(dtype: np.dtype[np.void], amount: int, computed: Mapping[str, _Column], *tables: Columns) -> Columns:
+    """A table of that dtype: each column computed, or else from the first table that has it."""
+    filled = np.zeros(amount, dtype)
+    for name in dtype.names or ():
+        if name in computed:
+            filled[name] = computed[name]
+        else:
+            filled[name] = next(table[name] for table in tables if name in (table.dtype.names or ()))
+    return filled

@@ -1,0 +1,250 @@
+"""The service as a process: one task group for the agents' port, the HTTP port and the pipeline's timer."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import anyio
+import structlog
+import uvicorn
+from anyio.abc import TaskStatus
+
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.archive import Archive
+from ncclscope_service.export.directory import write_run
+from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.listen import Listener, ListenSettings
+from ncclscope_service.live import Hub
+from ncclscope_service.metrics import MetricsView, gather
+from ncclscope_service.overview import Overview, make_overview
+from ncclscope_service.pipeline import Pipeline, PipelineSettings
+from ncclscope_service.receive import AgentRecord, Received, Receiver
+from ncclscope_service.routes import make_app
+from ncclscope_service.tally import Tally
+from ncclscope_wire.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
+
+_TICK_SECONDS: Final = 0.5
+_SILENT_NS: Final = 15_000_000_000
+"""An agent sends a heartbeat every second: after so long it is out of reach."""
+_MINUTE_NS: Final = 60_000_000_000
+_GRACEFUL_SECONDS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What a user may set."""
+
+    version: str
+    agents: ListenSettings = field(default_factory=ListenSettings)
+    http_host: str = "127.0.0.1"
+    http_port: int = 9798
+    """0: any free port."""
+    data: Path | None = None
+    """Folder for finished operations; None: they are forgotten when they leave the window."""
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    snapshot_on_end: Path | None = None
+    """Folder that gets the files of a run when the service is stopped."""
+
+
+class Service:
+    """Everything the service holds, and the views of it (`routes.ServiceView`)."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self.pipeline = Pipeline(settings.pipeline)
+        self.receiver = Receiver()
+        self._aliases = Aliases()
+        self._tally = Tally()
+        self._archive = None if settings.data is None else Archive(settings.data / "operations")
+        self._hub = Hub()
+        self._ingest_lag_seconds: float | None = None
+        self._is_listening = False
+
+    async def deliver(self, received: Received) -> None:
+        """Applies one batch."""
+        self.pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
+        if received.batch.observed_at_ns is not None:
+            self._ingest_lag_seconds = max(0.0, (time.time_ns() - received.batch.observed_at_ns) * 1e-9)
+
+    def tick(self, now_ns: int) -> None:
+        """Works on what came, and lets go of what is old."""
+        self.pipeline.advance(now_ns, silent_hosts=self._silent_hosts(now_ns))
+        self._tally.feed(self.pipeline.store)
+        expired = self.pipeline.expired(now_ns)
+        if self._archive is not None:
+            self._archive.append(self.pipeline.store, expired)
+        self.pipeline.forget(expired, now_ns)
+
+    def finish(self, now_ns: int) -> None:
+        """Decides what is open and writes what was asked for; the service is being stopped."""
+        self.pipeline.flush(now_ns)
+        if self._settings.snapshot_on_end is not None:
+            write_run(self.pipeline.store, self._settings.snapshot_on_end)
+        if self._archive is not None:
+            table = self.pipeline.store.operations
+            self._archive.append(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
+
+    def overview(self) -> Overview:
+        """Everything the page shows, now."""
+        return make_overview(
+            self.pipeline.store,
+            aliases=self._aliases,
+            agents=self._agents(),
+            health=self._health(),
+            now_ns=time.time_ns(),
+        )
+
+    def metrics(self) -> MetricsView:
+        """Every metric, now."""
+        self._tally.feed(self.pipeline.store)
+        return gather(
+            self.pipeline.store,
+            tally=self._tally,
+            aliases=self._aliases,
+            agents=self._agents(),
+            health=self._health(),
+            now_ns=time.time_ns(),
+        )
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Whether agents can be served."""
+        return (True, "listening for agents") if self._is_listening else (False, "the agents' port is not open yet")
+
+    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+        """Writes the files of a run as it stands now; the service stands still meanwhile."""
+        since_ns = None if minutes is None else time.time_ns() - round(minutes * _MINUTE_NS)
+        write_run(self.pipeline.store, directory, job=job, since_ns=since_ns)
+
+    async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serves until it is cancelled or the HTTP server ends; reports (agents' port, HTTP port) once both are open."""
+        async with anyio.create_task_group() as tasks:
+            listener = Listener(self.receiver, self.deliver, self._settings.agents)
+            agents_port: int = await tasks.start(listener.run)
+            self._is_listening = True
+            http_port: int = await tasks.start(self._serve_http)
+            tasks.start_soon(self._tick_for_ever)
+            task_status.started((agents_port, http_port))
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            began = anyio.current_time()
+            self.tick(time.time_ns())
+            # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn.
+            await anyio.sleep(max(_TICK_SECONDS, anyio.current_time() - began))
+
+    async def _serve_http(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
+        address = (self._settings.http_host, self._settings.http_port)
+        try:
+            bound = socket.create_server(address, backlog=128)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen for HTTP on {address[0]}:{address[1]}: {error.strerror}; "
+                "is another service running? choose another port with --http HOST:PORT"
+            ) from error
+        config = uvicorn.Config(
+            make_app(self, self._hub),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+            ws="none",
+        )
+        server = _Server(config)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_serve_to_the_end, server, bound)
+            while not server.started:
+                await anyio.sleep(0.01)
+            port: int = bound.getsockname()[1]
+            _log.info("listening_for_http", host=address[0], port=port)
+            task_status.started(port)
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._hub.close()
+                server.should_exit = True
+
+    def _health(self) -> ServiceHealth:
+        hub = self._hub.statistics()
+        return ServiceHealth(
+            version=self._settings.version,
+            sessions_refused=self.receiver.statistics().faults,
+            ingest_lag_seconds=self._ingest_lag_seconds,
+            page_clients=hub.clients,
+            page_events_dropped=hub.dropped_total,
+        )
+
+    def _agents(self) -> tuple[AgentView, ...]:
+        return tuple(_agent_view(record) for record in self.receiver.agents())
+
+    def _silent_hosts(self, now_ns: int) -> frozenset[str]:
+        return frozenset(
+            record.host
+            for record in self.receiver.agents()
+            if not record.connected or now_ns - record.last_contact_ns > _SILENT_NS
+        )
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the process it is part of."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+async def _serve_to_the_end(server: _Server, bound: socket.socket) -> None:
+    """Serves until the server is told to exit; open requests get their time even when all else is cancelled."""
+    with anyio.CancelScope(shield=True):
+        await server.serve(sockets=[bound])
+
+
+def _agent_view(record: AgentRecord) -> AgentView:
+    health = record.health
+    if health is None:
+        return AgentView(
+            name=record.name,
+            host=record.host,
+            job=record.job,
+            connected=record.connected,
+            last_contact_ns=record.last_contact_ns,
+        )
+    return AgentView(
+        name=record.name,
+        host=record.host,
+        job=record.job,
+        connected=record.connected,
+        last_contact_ns=record.last_contact_ns,
+        lag_seconds=health.lag_seconds,
+        lines_total=health.lines_total,
+        bytes_read_total=health.bytes_read_total,
+        skipped=health.skipped,
+        cpu_seconds=health.cpu_seconds,
+        rss_bytes=health.rss_bytes,
+        queued_batches=health.window_batches,
+    )
+
+
+async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, int], None]) -> None:
+    """Runs a service until SIGINT or SIGTERM, then decides what is open, writes, and returns.
+
+    `on_started` is called with (agents' port, HTTP port) once both are open.
+    """
+    service = Service(settings)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            ports: tuple[int, int] = await tasks.start(service.run)
+            on_started(*ports)
+            async for received in signals:
+                _log.info("stopping", signal=signal.Signals(received).name)
+                tasks.cancel_scope.cancel()
+                break
+    service.finish(time.time_ns())

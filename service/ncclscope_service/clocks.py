@@ -1,0 +1,119 @@
+"""The clocks of a store's hosts: learns from joined collectives, and puts times on the reference clock.
+
+The reference is the host of global rank 0, else the first by name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.clock import SAME_HOST_SIGMA_NS, ClockCheck, ClockEstimator, to_true
+from ncclscope_service.detect.clock_fault import is_trusted
+from ncclscope_service.measuring import Hosts, KernelMatrix
+from ncclscope_service.rows import HostClock, Match
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
+
+_ALL_TO_ALL: Final = np.array(
+    [
+        code < len(OPERATIONS) and OPERATIONS[code].is_collective and not OPERATIONS[code].is_rooted
+        for code in range(256)
+    ]
+)
+_ESTIMATE_EVERY_NS: Final = 1_000_000_000
+
+
+class Clocks:
+    """Estimates, and what follows from them."""
+
+    def __init__(self, known: Store, hosts: Hosts) -> None:
+        self._store = known
+        self._hosts = hosts
+        self._estimator = ClockEstimator()
+        self._estimated_at_ns: int | None = None
+        self._by_host: dict[int, HostClock] = {}
+
+    def learn(self, kernels: KernelMatrix) -> None:
+        """Takes the N-to-N collectives of these that were seen whole on two hosts or more."""
+        codes = self._store.templates_of(kernels.reference)["op"]
+        ranks = np.flatnonzero(kernels.hosts >= 0)
+        launches = kernels.reference["launch"]
+        first_of_launch = np.zeros(len(launches), bool)
+        first_of_launch[np.unique(launches, return_index=True)[1]] = True
+        sound = kernels.agrees(self._store) & self._overlap_on_each_host(kernels)
+        chosen = np.flatnonzero(_ALL_TO_ALL[codes] & first_of_launch & sound)
+        if not len(chosen) or len(np.unique(kernels.hosts[ranks])) < 2:
+            return
+        whole = kernels.present[chosen][:, ranks] & ~kernels.cells["censored"][chosen][:, ranks]
+        starts = np.where(whole, kernels.times("start_ns")[chosen][:, ranks], NO_TIME_NS)
+        ends = np.where(whole, kernels.times("end_ns")[chosen][:, ranks], NO_TIME_NS)
+        durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max)
+        self._estimator.add(kernels.hosts[ranks].tolist(), starts, ends, durations.min(axis=1))
+
+    def _overlap_on_each_host(self, kernels: KernelMatrix) -> NDArray[np.bool_]:
+        """Whether kernels that share a clock overlap: what does not is no collective, and says nothing of clocks."""
+        overlap = np.ones(len(kernels.present), bool)
+        starts, ends = kernels.times("start_ns"), kernels.times("end_ns")
+        for host in np.unique(kernels.hosts[kernels.hosts >= 0]).tolist():
+            ranks = np.flatnonzero(kernels.hosts == host)
+            if len(ranks) > 1:
+                overlap &= kernels.overlaps(starts[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
+        return overlap
+
+    def estimate(self, now_ns: int, *, final: bool = False) -> None:
+        """Renews `Store.clocks`, at most once a second."""
+        recent = self._estimated_at_ns is not None and now_ns - self._estimated_at_ns < _ESTIMATE_EVERY_NS
+        if (recent and not final) or not self._store.processes:
+            return
+        self._estimated_at_ns = now_ns
+        self._hosts.of_processes()
+        reference = self._reference()
+        self._by_host = self._estimator.estimate(reference)
+        self._store.clock_reference = self._hosts.names[reference]
+        self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
+        self._store.clock_violation_ratio = self._estimator.check.violation_ratio
+
+    def correct(self, operations: Ids) -> None:
+        """Sets the times on the reference clock of these operations, where they have a kernel and a clock."""
+        table = self._store.operations
+        at = table.at(operations)
+        at = at[table.rows["match"][at] == Match.MATCHED]
+        rows = table.rows[at]
+        hosts = self._hosts.of_processes()[rows["process"]]
+        for host, clock in self._by_host.items():
+            mine = hosts == host
+            for source, target in (("start_ns", "start_true_ns"), ("end_ns", "end_true_ns")):
+                table.rows[target][at[mine]] = to_true(rows[source][mine], clock)
+            table.rows["clock_uncertainty_ns"][at[mine]] = round(clock.sigma_ns)
+
+    def sigma_ns(self) -> NDArray[np.float64]:
+        """Uncertainty of each host's clock; infinite where it is not known."""
+        sigma = np.full(max(1, len(self._hosts.names)), np.inf)
+        for host, clock in self._by_host.items():
+            sigma[host] = clock.sigma_ns
+        return sigma
+
+    def worst_sigma_ns(self) -> float:
+        """The largest uncertainty of any known clock."""
+        return max((clock.sigma_ns for clock in self._by_host.values()), default=SAME_HOST_SIGMA_NS)
+
+    def is_trusted(self) -> bool:
+        """False while operations contradict causality on the corrected clocks."""
+        return is_trusted(self._estimator.check)
+
+    def check(self) -> ClockCheck | None:
+        """How well the last estimate explains what was seen; None before the first."""
+        return None if self._estimated_at_ns is None else self._estimator.check
+
+    def host_names(self) -> list[str]:
+        """The name of each host number in `check`."""
+        return self._hosts.names
+
+    def _reference(self) -> int:
+        for member in self._store.members:
+            if member.global_rank == 0 and not member.global_rank_is_inferred:
+                return self._hosts.names.index(self._store.processes[member.process].host)
+        return self._hosts.names.index(min(self._hosts.names))

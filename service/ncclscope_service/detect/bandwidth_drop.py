@@ -1,0 +1,214 @@
+"""Communicators that move less than they did, or less than their siblings do; says where, if it can be told."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ncclscope_service.detect import drop, slow_link
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.drop import Drop, DropWatch
+from ncclscope_service.detect.findings import Ledger
+from ncclscope_service.detect.levels import Levels, Sample, Shape
+from ncclscope_service.detect.siblings import Siblings
+from ncclscope_service.detect.slow_link import Located, SlowGroup
+from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_wire.batch import Columns
+
+_STEADY_WINDOW_NS: Final = 10_000_000_000
+_PAGE_SHARE: Final = 0.20
+_PAGE_AFTER_NS: Final = 300_000_000_000
+_RIPENS_NS: Final = 5_000_000_000
+"""Groups of one fault do not drop in the same second: what one cannot locate, two may."""
+_MANY: Final = 3
+"""So many groups of one parallelism that drop together are one finding."""
+_QUICK_CONFIDENCE: Final = 0.7
+_STEADY_CONFIDENCE: Final = 0.95
+_SIBLING_CONFIDENCE: Final = 0.85
+_SHORT_BASELINE_SECONDS: Final = 3600
+
+
+@dataclass(slots=True)
+class _Series:
+    """One shape under both rules: the quick one guards until the steady one knows an hour."""
+
+    quick: DropWatch = field(default_factory=lambda: DropWatch(drop.QUICK))
+    steady: DropWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
+    _window: int = 0
+    _values: list[float] = field(default_factory=list[float])
+
+    def feed(self, sample: Sample) -> None:
+        if not self.steady.is_ready or self.quick.drop is not None:
+            self.quick.feed(sample.at_ns, sample.level)
+        if self.quick.drop is not None:
+            return  # the hour must not be learnt from a fault
+        window = sample.at_ns // _STEADY_WINDOW_NS
+        if window != self._window and self._values:
+            self.steady.feed(self._window * _STEADY_WINDOW_NS, sorted(self._values)[len(self._values) // 2])
+            self._values = []
+        self._window = window
+        self._values.append(sample.level)
+
+    @property
+    def drop(self) -> Drop | None:
+        return self.steady.drop or self.quick.drop
+
+    @property
+    def is_healthy(self) -> bool:
+        watch = self.steady if self.steady.is_ready else self.quick
+        return watch.is_quiet and self.drop is None
+
+
+class BandwidthDrop:
+    """Feeds on joined collectives of one job; findings are `slow_link` where located, else `bandwidth_drop`."""
+
+    def __init__(self) -> None:
+        self._levels = Levels()
+        self._siblings = Siblings()
+        self._series: dict[Shape, _Series] = {}
+        self._ledger = Ledger()
+        self._context: Context | None = None
+        self._newest_ns = 0
+        self._unlocated_since: dict[int, int] = {}
+
+    def feed(self, collectives: Columns, context: Context) -> None:
+        """Takes joined collectives (`rows.COLLECTIVE`) of one job; news that is late by seconds is left out."""
+        self._context = context
+        samples = [sample for sample in self._levels.feed(collectives) if sample.shape.communicator in context.groups]
+        self._siblings.feed(samples)
+        for sample in samples:
+            self._newest_ns = max(self._newest_ns, sample.at_ns)
+            self._series.setdefault(sample.shape, _Series()).feed(sample)
+
+    def findings(self, now_ns: int) -> list[Finding]:
+        """All findings so far. `now_ns` is not needed: the data's own time decides."""
+        del now_ns
+        if self._context is not None:
+            self._judge(self._context)
+        return self._ledger.findings()
+
+    def _judge(self, context: Context) -> None:
+        drops = self._drops(context)
+        slow, healthy = self._slow_and_healthy(drops, context)
+        located = slow_link.locate(slow, healthy, context) if context.clock_is_trusted else []
+        explained = {communicator for one in located for communicator in one.communicators}
+        current = {self._key(one): slow_link.finding(one, slow, context) for one in located}
+        unlocated = {communicator: group for communicator, group in slow.items() if communicator not in explained}
+        self._unlocated_since = {c: self._unlocated_since.get(c, self._newest_ns) for c in unlocated}
+        ripe = {c: g for c, g in unlocated.items() if self._newest_ns - self._unlocated_since[c] >= _RIPENS_NS}
+        current |= self._unlocated(ripe, context)
+        for key, finding in current.items():
+            self._ledger.update(key, finding)
+        for key in self._ledger.open_keys():
+            if key not in current:
+                self._ledger.close(key, self._newest_ns)
+
+    def _drops(self, context: Context) -> dict[int, Drop]:
+        """The worst drop of each communicator."""
+        drops: dict[int, Drop] = {}
+        for shape, series in self._series.items():
+            found = series.drop
+            if found is None or shape.communicator not in context.groups:
+                continue
+            if shape.communicator not in drops or found.share > drops[shape.communicator].share:
+                drops[shape.communicator] = found
+        return drops
+
+    def _slow_and_healthy(
+        self, drops: dict[int, Drop], context: Context
+    ) -> tuple[dict[int, SlowGroup], frozenset[int]]:
+        slow = {
+            communicator: SlowGroup(
+                loss=found.share,
+                level=found.level,
+                reference=found.baseline,
+                reference_is_siblings=False,
+                since_ns=found.since_ns,
+                confidence=_STEADY_CONFIDENCE if found.rule is drop.STEADY else _QUICK_CONFIDENCE,
+                baseline_seconds=found.windows * (10 if found.rule is drop.STEADY else 1),
+            )
+            for communicator, found in drops.items()
+        }
+        healthy = {shape.communicator for shape, series in self._series.items() if series.is_healthy}
+        healthy -= {shape.communicator for shape, series in self._series.items() if not series.is_healthy}
+        for verdict in self._siblings.verdicts(context):
+            if not verdict.is_slow:
+                if verdict.communicator not in drops:
+                    healthy.add(verdict.communicator)
+                continue
+            healthy.discard(verdict.communicator)
+            slow[verdict.communicator] = SlowGroup(
+                loss=verdict.loss,
+                level=verdict.level,
+                reference=verdict.reference,
+                reference_is_siblings=True,
+                since_ns=verdict.since_ns,
+                confidence=_SIBLING_CONFIDENCE,
+            )
+        return slow, frozenset(healthy & context.groups.keys())
+
+    def _key(self, located: Located) -> Hashable:
+        """The key under which an overlapping fault is already open, else a new one: hosts may become clearer."""
+        for key in self._ledger.open_keys():
+            if isinstance(key, tuple) and key[0] == "link" and key[1] == located.is_between_hosts:
+                known = key[2]
+                if isinstance(known, frozenset) and known & located.hosts:
+                    return key
+        return ("link", located.is_between_hosts, located.hosts)
+
+    def _unlocated(self, slow: dict[int, SlowGroup], context: Context) -> dict[Hashable, Finding]:
+        by_parallelism: dict[str | None, list[int]] = defaultdict(list)
+        for communicator in slow:
+            by_parallelism[context.groups[communicator].parallelism].append(communicator)
+        found: dict[Hashable, Finding] = {}
+        for parallelism, communicators in by_parallelism.items():
+            if len(communicators) >= _MANY or self._ledger.is_open(("drop", parallelism)):
+                found["drop", parallelism] = self._drop_finding(communicators, slow, context)
+            else:
+                for one in communicators:
+                    found["drop", parallelism, one] = self._drop_finding([one], slow, context)
+        return found
+
+    def _drop_finding(self, communicators: list[int], slow: dict[int, SlowGroup], context: Context) -> Finding:
+        worst = max(communicators, key=lambda communicator: slow[communicator].loss)
+        found, group = slow[worst], context.groups[worst]
+        since = min(slow[communicator].since_ns for communicator in communicators)
+        is_sure = len(communicators) > 1 or self._newest_ns - since >= _PAGE_AFTER_NS
+        hosts = frozenset[str]().union(*(context.groups[communicator].host_set() for communicator in communicators))
+        return Finding(
+            kind=FindingKind.BANDWIDTH_DROP,
+            severity=Severity.CRITICAL if found.loss >= _PAGE_SHARE and is_sure else Severity.WARNING,
+            job=context.job,
+            comm_id=group.comm_id if len(communicators) == 1 else None,
+            parallelism=group.parallelism,
+            ranks=(),
+            hosts=tuple(hosts) if len(hosts) == 1 else (),
+            since_ns=since,
+            until_ns=None,
+            confidence=found.confidence,
+            summary=_sentence(communicators, found, group),
+            evidence={
+                "loss_ratio": round(found.loss, 4),
+                "busbw_bytes_per_second": round(math.exp(found.level)),
+                "reference_bytes_per_second": round(math.exp(found.reference)),
+                "reference": "siblings" if found.reference_is_siblings else "baseline",
+                "baseline_seconds": found.baseline_seconds,
+                "groups": [context.groups[communicator].comm_id for communicator in sorted(communicators)],
+                "hosts_of_groups": sorted(hosts),
+            },
+        )
+
+
+def _sentence(communicators: list[int], found: SlowGroup, group: Group) -> str:
+    who = group.name if len(communicators) == 1 else f"{len(communicators)} {group.parallelism or 'unnamed'} groups"
+    now, reference = f"{math.exp(found.level) / 1e9:.3g}", f"{math.exp(found.reference) / 1e9:.3g}"
+    if found.reference_is_siblings:
+        return (
+            f"{who}: {now} GB/s of bus bandwidth, {100 * found.loss:.0f} % less than their siblings' {reference} GB/s"
+        )
+    seconds = found.baseline_seconds or 0
+    short = f" (a short baseline: {seconds} s)" if seconds < _SHORT_BASELINE_SECONDS else ""
+    return f"{who} lost {100 * found.loss:.0f} % of bus bandwidth: {now} GB/s, before {reference} GB/s{short}"

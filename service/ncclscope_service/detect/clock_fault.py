@@ -1,0 +1,75 @@
+"""Clocks, or matches, that contradict causality: nothing that compares ranks may be believed until they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ncclscope_service.clock import VIOLATION_LIMIT, ClockCheck
+from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.findings import Ledger, names_of_hosts
+from ncclscope_service.rows import Finding, FindingKind, Severity
+
+_LEAST_OPERATIONS: Final = 100
+_LEAST_VIOLATIONS: Final = 3
+
+
+def is_trusted(check: ClockCheck) -> bool:
+    """Whether clocks explain what was seen; where too little was seen to judge, yes."""
+    return not _is_violated(check) and not check.suspects
+
+
+class ClockFault:
+    """Feeds on the estimator's own check."""
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+
+    def feed(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
+        """Takes the check of the last estimate; `hosts` gives the name of each host number."""
+        names = tuple(hosts[host] for host in check.suspects)
+        if is_trusted(check):
+            self._ledger.close("clock", at_ns)
+            return
+        ratio = check.violation_ratio or 0.0
+        what = (
+            f"causality bounds of {names_of_hosts(names)} contradict each other"
+            if names
+            else f"{100 * ratio:.2g} % of collectives end on one rank before another has started"
+        )
+        self._ledger.update(
+            "clock",
+            Finding(
+                kind=FindingKind.CLOCK_FAULT,
+                severity=Severity.WARNING,
+                job=context.job,
+                comm_id=None,
+                parallelism=None,
+                ranks=(),
+                hosts=names,
+                since_ns=at_ns,
+                until_ns=None,
+                confidence=0.9 if names else 0.7,
+                summary=f"{what}: a clock was set, or log lines were matched with wrong kernels; no rank is named",
+                evidence={
+                    "violations": check.violations,
+                    "operations": check.operations,
+                    "violation_ratio": round(ratio, 6),
+                },
+            ),
+        )
+
+    def findings(self, now_ns: int) -> list[Finding]:
+        """All findings so far."""
+        del now_ns
+        return self._ledger.findings()
+
+
+def _is_violated(check: ClockCheck) -> bool:
+    ratio = check.violation_ratio
+    return (
+        ratio is not None
+        and check.operations >= _LEAST_OPERATIONS
+        and check.violations >= _LEAST_VIOLATIONS
+        and ratio > VIOLATION_LIMIT
+    )

@@ -1,0 +1,63 @@
+"""What detectors must know about a job besides the collectives themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ncclscope_service.clock import OTHER_HOST_SIGMA_NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One communicator of a job."""
+
+    comm_id: str
+    parallelism: str | None
+    """TP, DP, PP, EP, CP, EMBEDDING, WORLD, ...; None where it cannot be told."""
+    global_ranks: tuple[int, ...]
+    """By communicator rank; NO_NUMBER where not known."""
+    hosts: tuple[str, ...]
+    """By communicator rank; "" where not known."""
+
+    @property
+    def name(self) -> str:
+        """How sentences call it."""
+        return f"{self.parallelism or 'communicator'} group {self.comm_id}"
+
+    def host_set(self) -> frozenset[str]:
+        """The hosts that are known."""
+        return frozenset(host for host in self.hosts if host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A job as it stands: cheap to build, passed with every feed."""
+
+    job: str
+    groups: Mapping[int, Group] = field(default_factory=dict[int, Group])
+    """By communicator index. Communicators that ended are left out: nothing is expected of them."""
+    clock_sigma_ns: float = OTHER_HOST_SIGMA_NS
+    """The worst clock of the job."""
+    clock_is_trusted: bool = True
+    """False while causality is violated: then no rank is named."""
+    step_ns: int | None = None
+    """Duration of an iteration; None while not known."""
+    silent_hosts: frozenset[str] = frozenset()
+    """Hosts whose agent does not answer: what they do not say proves nothing."""
+    lossy_hosts: frozenset[str] = frozenset()
+    """Hosts of which input was lost: counts and sequences of their ranks prove nothing."""
+
+    def hosts_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
+        """The hosts of these global ranks, each once, by name."""
+        wanted = set(ranks)
+        return tuple(
+            sorted(
+                {
+                    host
+                    for group in self.groups.values()
+                    for rank, host in zip(group.global_ranks, group.hosts, strict=True)
+                    if rank in wanted and host
+                }
+            )
+        )

@@ -1,0 +1,63 @@
+"""All detectors of one job behind one door."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclscope_service.clock import ClockCheck
+from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
+from ncclscope_service.detect.blind import Blind, HostSight
+from ncclscope_service.detect.clock_fault import ClockFault
+from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.findings import ordered
+from ncclscope_service.detect.hang import Hang
+from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.mismatch import Mismatch
+from ncclscope_service.rows import Finding
+from ncclscope_wire.batch import Columns
+
+
+class Detectors:
+    """Feed what there is, ask when you like; what is never fed stays silent."""
+
+    def __init__(self) -> None:
+        self._late_rank = LateRank()
+        self._bandwidth_drop = BandwidthDrop()
+        self._hang = Hang()
+        self._mismatch = Mismatch()
+        self._clock_fault = ClockFault()
+        self._blind = Blind()
+
+    def feed_collectives(self, collectives: Columns, context: Context) -> None:
+        """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
+        self._late_rank.feed(collectives, context)
+        self._bandwidth_drop.feed(collectives, context)
+
+    def feed_progress(self, progress: Columns, context: Context) -> None:
+        """How far each rank has come (`hang.PROGRESS`), about once a second."""
+        self._hang.feed(progress, context)
+
+    def feed_calls(self, calls: Columns, context: Context) -> None:
+        """Collectives as the logs name them (`mismatch.CALL`), as they are read."""
+        self._mismatch.feed(calls, context)
+
+    def feed_clock(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
+        """The check of the last clock estimate."""
+        self._clock_fault.feed(check, hosts, context, at_ns)
+
+    def feed_sight(self, sight: HostSight, context: Context, now_ns: int) -> None:
+        """What reached us from one host."""
+        self._blind.feed(sight, context, now_ns)
+
+    def findings(self, now_ns: int) -> list[Finding]:
+        """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times."""
+        return ordered(
+            [
+                *self._late_rank.findings(now_ns),
+                *self._bandwidth_drop.findings(now_ns),
+                *self._hang.findings(now_ns),
+                *self._mismatch.findings(now_ns),
+                *self._clock_fault.findings(now_ns),
+                *self._blind.findings(now_ns),
+            ]
+        )

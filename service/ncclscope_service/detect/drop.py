@@ -1,0 +1,161 @@
+"""Whether one series of levels has dropped below its own past.
+
+Two conditions must hold at once: a one-sided CUSUM (k = 1) of winsorised z against the baseline's median and MAD, with
+sigma widened for the baseline's autocorrelation; and the median of the last windows below the baseline by a stated
+share. Either alone gives false alarms: textbook CUSUMs several a day on autocorrelated series, plain thresholds as
+many where the noise is wide. Sources: Page 1954 (CUSUM); sqrt((1 + phi) / (1 - phi)) is by how much autocorrelation
+widens the standard error of a mean, for an AR(1) series.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_K: Final = 1.0
+_WINSOR: Final = 3.0
+_LEAST_SIGMA: Final = 0.02
+_MOST_PHI: Final = 0.9
+_GATE_SPREADS: Final = 3.0
+_REFIT_EVERY: Final = 10
+_WARMUP: Final = 5
+"""First windows of a series: warm-up steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRule:
+    """How many windows prove what."""
+
+    baseline: int
+    """Windows that must have been seen before anything is judged."""
+    baseline_kept: int
+    h: float
+    """Height of the CUSUM that alarms."""
+    recent: int
+    """Windows whose median is held against the gate."""
+    gate: float = 0.10
+    """Least drop, as a share of the baseline; at least three spreads of a window where the series is noisy."""
+
+
+QUICK: Final = DropRule(baseline=30, baseline_kept=900, h=16.0, recent=10)
+"""One-second windows, guards the first hour: short baselines are uncertain, so it wants twice the evidence."""
+STEADY: Final = DropRule(baseline=360, baseline_kept=720, h=8.0, recent=5)
+"""Ten-second windows against an hour; a winsorised z needs five windows anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """An alarm that is on."""
+
+    rule: DropRule
+    since_ns: int
+    baseline: float
+    """Natural logarithm of bytes per second."""
+    level: float
+    sigma: float
+    cusum: float
+    windows: int
+    """Windows of the baseline."""
+
+    @property
+    def share(self) -> float:
+        """How much of the baseline is lost."""
+        return 1.0 - float(np.exp(self.level - self.baseline))
+
+
+class DropWatch:
+    """The state of one series under one rule."""
+
+    def __init__(self, rule: DropRule) -> None:
+        self.rule = rule
+        self.drop: Drop | None = None
+        self._baseline: deque[float] = deque(maxlen=rule.baseline_kept)
+        self._recent: deque[float] = deque(maxlen=rule.recent)
+        self._cusum = 0.0
+        self._rising_since_ns = 0
+        self._warmup = _WARMUP
+        self._since_fit = 0
+        self._middle = 0.0
+        self._sigma = 0.0
+        self._gate = 0.0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a baseline is known."""
+        return len(self._baseline) >= self.rule.baseline
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a baseline is known and nothing points to a drop: not even the beginning of one."""
+        return self.is_ready and self.drop is None and self._cusum < self.rule.h / 4
+
+    def feed(self, at_ns: int, level: float) -> None:
+        """Takes the next window; `drop` says afterwards whether the alarm is on."""
+        if self._warmup:
+            self._warmup -= 1
+            return
+        if not self.is_ready:
+            self._learn(level)
+            return
+        self._recent.append(level)
+        z = min(max((self._middle - level) / self._sigma, -_WINSOR), _WINSOR)
+        if self._cusum == 0.0:
+            self._rising_since_ns = at_ns
+        self._cusum = min(max(0.0, self._cusum + z - _K), 2 * self.rule.h)
+        self._decide()
+        if self.drop is None and self._cusum < self.rule.h / 2:
+            self._learn(level)
+
+    def _decide(self) -> None:
+        if self.drop is None and self._cusum < self.rule.h:
+            return
+        recent = sorted(self._recent)[len(self._recent) // 2]
+        dropped = recent < self._middle - self._gate
+        if self.drop is None:
+            is_on = dropped and len(self._recent) == self.rule.recent
+        else:
+            is_on = recent < self._middle - self._gate / 2
+        if not is_on:
+            if self.drop is not None:
+                self._cusum = 0.0
+            self.drop = None
+            return
+        self.drop = Drop(
+            rule=self.rule,
+            since_ns=self.drop.since_ns if self.drop else self._rising_since_ns,
+            baseline=self._middle,
+            level=recent,
+            sigma=self._sigma,
+            cusum=self._cusum,
+            windows=len(self._baseline),
+        )
+
+    def _learn(self, level: float) -> None:
+        self._baseline.append(level)
+        self._since_fit += 1
+        if self.is_ready and (self._since_fit >= _REFIT_EVERY or self._sigma == 0.0):
+            self._since_fit = 0
+            values = np.array(self._baseline)
+            self._middle, spread, self._sigma = spread_of(values)
+            self._gate = max(-float(np.log1p(-self.rule.gate)), _GATE_SPREADS * spread)
+
+
+def spread_of(baseline: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median, spread and working sigma of a baseline.
+
+    The spread is the deviation of values winsorised at four MAD: the MAD alone understates how far a series with heavy
+    tails wanders. The working sigma is widened for autocorrelation and for how little was seen.
+    """
+    middle = float(np.median(baseline))
+    mad = 1.4826 * float(np.median(np.abs(baseline - middle)))
+    off = np.clip(baseline - middle, -4 * max(mad, 1e-9), 4 * max(mad, 1e-9))
+    power = float((off**2).sum())
+    spread = max(mad, float(np.sqrt(power / len(off))))
+    phi = float((off[1:] * off[:-1]).sum()) / power if power > 0 else 0.0
+    phi = min(max(phi + 1.5 / np.sqrt(len(off)), 0.0), _MOST_PHI)  # short series underestimate it
+    widened = max(spread * (1.0 + 2.0 / np.sqrt(len(off))), _LEAST_SIGMA) * np.sqrt((1 + phi) / (1 - phi))
+    return middle, spread, float(widened)

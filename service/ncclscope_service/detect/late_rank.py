@@ -1,0 +1,367 @@
+"""Names ranks that keep others waiting.
+
+A rank is accused in a group when it was last in more steps than chance allows (corrected for naming any rank), by a
+margin that is large against the ends' skew, against the step and against its own spread, in three of the last four
+windows. An accused rank that had itself been kept waiting in another group passes the blame on; so does one whose
+pipeline holds a rank that is late inside its tensor-parallel group. What is left is named.
+
+Groups that span pipeline stages (PP, EMBEDDING, and WORLD in a job with a pipeline) have a last arriver by design and
+accuse nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ncclscope_service.detect import lateness
+from ncclscope_service.detect.chance import hits_needed
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.findings import Ledger, duration_text
+from ncclscope_service.detect.lateness import Occasion, Occasions
+from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
+
+_WINDOW_NS: Final = 4_000_000_000
+_WINDOWS: Final = 4
+_WINDOWS_BAD: Final = 3
+_SAME_HOST_FLOOR_NS: Final = 5_000
+_OTHER_HOST_FLOOR_NS: Final = 30_000
+"""Three times the skew with which hosts end a collective."""
+_SHARE_OF_STEP: Final = 0.01
+_FLOOR_AT_MOST_NS: Final = 500_000
+"""A rank that costs half a millisecond per step is worth naming in a step of any length."""
+_STEP_CHANGED: Final = 1.5
+_CORRELATED: Final = 3
+"""Steps that count as one where the margin is no proof by itself: who is slow in one step is slow in the next."""
+_STEADY: Final = 2.0
+"""Median blame over its robust spread: gaps between jittering ranks have about 1, a rank that is really late more."""
+_VERY_STEADY: Final = 4.0
+_EXPLAINED: Final = 0.5
+_AMPLIFIED: Final = 2.0
+"""Delays inside a stage add up on the way through the pipeline."""
+_SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
+_NOT_SURE: Final = frozenset({"WORLD", None})
+_LEAST_CONFIDENCE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Accusation:
+    """One group's case against one rank."""
+
+    communicator: int
+    group: Group
+    global_rank: int
+    per_step_ns: float
+    """Median blame per step."""
+    per_operation_ns: float
+    share: float
+    """Of steps in which it was last."""
+    steadiness: float
+    steps: int
+    operations: int
+    hits: int
+    since_ns: int
+    last_ns: int
+    wait_share: float
+    """Of the time that every other rank of the group waits for it."""
+    confidence: float
+    op: int
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether the group is the one in which lateness is born rather than passed on."""
+        return self.group.parallelism in {"TP", "CP", "EP"}
+
+
+class LateRank:
+    """Feeds on joined collectives of one job."""
+
+    def __init__(self) -> None:
+        self._occasions: dict[int, Occasions] = {}
+        self._bin_ns = lateness.DEFAULT_STEP_NS
+        self._ledger = Ledger()
+        self._context: Context | None = None
+        self._convicted: dict[int, list[_Accusation]] = {}
+        """Last cases against ranks that were named a short while ago: what they delayed outlasts them."""
+
+    def feed(self, collectives: Columns, context: Context) -> None:
+        """Takes joined collectives (`rows.COLLECTIVE`) of one job, in any order."""
+        self._context = context
+        usable = (
+            (collectives["last_rank"] >= 0)
+            & (collectives["blame_ns"] >= 0)
+            & (collectives["confidence"] >= _LEAST_CONFIDENCE)
+            & np.isin(collectives["communicator"], np.array(sorted(context.groups), dtype=np.int64))
+        )
+        self._settle_step(context)
+        keep = _WINDOWS * _per_window(context) + 2
+        for tally in lateness.tallies(collectives[usable], self._bin_ns):
+            occasions = self._occasions.setdefault(tally.communicator, Occasions())
+            occasion = occasions.at(tally.at_ns)
+            occasion.operations += tally.hits
+            occasion.confidence = min(occasion.confidence, tally.confidence)
+            occasion.hits[tally.rank] = occasion.hits.get(tally.rank, 0) + tally.hits
+            occasion.blame_ns[tally.rank] = occasion.blame_ns.get(tally.rank, 0) + tally.blame_ns
+            occasions.last_op = tally.op
+            occasions.forget_all_but(keep)
+
+    def _settle_step(self, context: Context) -> None:
+        """Occasions are cut by one length of step, which must not follow every tremor of the measured one."""
+        if context.step_ns and not 1 / _STEP_CHANGED < context.step_ns / self._bin_ns < _STEP_CHANGED:
+            self._bin_ns = context.step_ns
+            self._occasions.clear()
+
+    def findings(self, now_ns: int) -> list[Finding]:
+        """Everyone named so far. `now_ns` is not needed: the data's own time decides."""
+        del now_ns
+        context = self._context
+        if context is None:
+            return []
+        if context.clock_is_trusted:
+            self._judge(context)
+        return self._ledger.findings()
+
+    def _judge(self, context: Context) -> None:
+        recent = {
+            communicator: occasions.newest(_WINDOWS * _per_window(context))
+            for communicator, occasions in self._occasions.items()
+            if communicator in context.groups and _is_judged(context.groups[communicator], context)
+        }
+        accusations = [
+            accusation
+            for communicator, occasions in recent.items()
+            if (accusation := self._accuse(communicator, occasions, context)) is not None
+        ]
+        named = _origins(accusations, recent, self._convicted, context)
+        self._convicted |= named
+        memory_ns = 2 * _WINDOWS * _per_window(context) * (context.step_ns or lateness.DEFAULT_STEP_NS)
+        newest = max((occasions[-1].at_ns for occasions in recent.values() if occasions), default=0)
+        for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < newest - memory_ns]:
+            del self._convicted[rank]
+        for rank, cases in named.items():
+            self._ledger.update(rank, _finding(rank, cases, context))
+        for key in self._ledger.open_keys():
+            if isinstance(key, int) and key not in named:
+                healed = _healed_at(key, recent, context)
+                if healed is not None:
+                    self._ledger.close(key, healed)
+
+    def _accuse(self, communicator: int, recent: list[Occasion], context: Context) -> _Accusation | None:
+        per_window = _per_window(context)
+        windows = [
+            recent[begin : begin + per_window] for begin in range(len(recent) % per_window, len(recent), per_window)
+        ]
+        if len(windows) < _WINDOWS_BAD:
+            return None
+        considered = [occasion for window in windows for occasion in window]
+        winners = [occasion.latest() for occasion in considered]
+        rank = max(set(winners), key=winners.count)
+        bad = [window for window in windows if 2 * sum(o.latest() == rank for o in window) > len(window)]
+        if len(bad) < _WINDOWS_BAD:
+            return None
+        accusation = self._case(communicator, rank, considered, context)
+        group = context.groups[communicator]
+        return accusation if accusation is not None and _is_convincing(accusation, group, context) else None
+
+    def _case(self, communicator: int, rank: int, considered: list[Occasion], context: Context) -> _Accusation | None:
+        group = context.groups[communicator]
+        if rank >= len(group.global_ranks) or group.global_ranks[rank] == NO_NUMBER:
+            return None
+        blame = np.array([occasion.blame_ns.get(rank, 0) for occasion in considered], dtype=np.float64)
+        last = [occasion for occasion in considered if occasion.latest() == rank]
+        middle = float(np.median(blame))
+        spread = 1.4826 * float(np.median(np.abs(blame - middle)))
+        times = np.array([occasion.at_ns for occasion in considered])
+        usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(lateness.DEFAULT_STEP_NS)
+        hits = sum(occasion.hits.get(rank, 0) for occasion in considered)
+        return _Accusation(
+            communicator=communicator,
+            group=group,
+            global_rank=group.global_ranks[rank],
+            per_step_ns=middle,
+            per_operation_ns=float(np.median([o.blame_ns[rank] / o.hits[rank] for o in last])),
+            share=len(last) / len(considered),
+            steadiness=middle / max(spread, 1.0),
+            steps=len(considered),
+            operations=sum(occasion.operations for occasion in considered),
+            hits=hits,
+            since_ns=last[0].at_ns,
+            last_ns=last[-1].at_ns,
+            wait_share=min(1.0, float(blame.sum()) / (len(considered) * usual_step)),
+            confidence=min(0.99, len(last) / len(considered)) * min(occasion.confidence for occasion in last),
+            op=self._occasions[communicator].last_op,
+        )
+
+
+def _per_window(context: Context) -> int:
+    """Occasions per window: four seconds of them, at least two steps."""
+    return max(2, round(_WINDOW_NS / (context.step_ns or lateness.DEFAULT_STEP_NS)))
+
+
+def _is_judged(group: Group, context: Context) -> bool:
+    if group.parallelism in _SPANS_STAGES:
+        return False
+    return group.parallelism not in _NOT_SURE or not any(g.parallelism == "PP" for g in context.groups.values())
+
+
+def _least_margin(group: Group) -> int:
+    """Blame per operation below this may be the skew with which ends are recorded."""
+    return _SAME_HOST_FLOOR_NS if len(group.host_set()) == 1 else _OTHER_HOST_FLOOR_NS
+
+
+def _least_per_step(context: Context) -> float:
+    """Blame per step below this is not worth a person's time."""
+    return min(_SHARE_OF_STEP * (context.step_ns or lateness.DEFAULT_STEP_NS), _FLOOR_AT_MOST_NS)
+
+
+def _is_convincing(case: _Accusation, group: Group, context: Context) -> bool:
+    if case.per_operation_ns < _least_margin(group) or case.per_step_ns < _least_per_step(context):
+        return False
+    if case.steadiness < _STEADY:
+        return False
+    ranks = len(group.global_ranks)
+    if case.steadiness >= _VERY_STEADY and case.share >= 0.9:
+        # the margin itself is far beyond its spread: the count need not prove as much
+        return round(case.share * case.steps) >= hits_needed(case.steps, ranks, 0.05)
+    trials = max(1, case.steps // (_CORRELATED if context.step_ns else 2 * _CORRELATED))
+    return case.share * trials >= hits_needed(trials, ranks)
+
+
+def _origins(
+    accusations: list[_Accusation],
+    recent: dict[int, list[Occasion]],
+    convicted: dict[int, list[_Accusation]],
+    context: Context,
+) -> dict[int, list[_Accusation]]:
+    """The accused who are to blame, with their cases, the strongest first."""
+    delayed_by: dict[int, set[int]] = {}
+    kept: dict[int, list[_Accusation]] = {}
+    for case in accusations:
+        received = _received(case, recent, context)
+        if sum(received.values()) >= _EXPLAINED * case.per_step_ns * case.steps:
+            delayed_by.setdefault(max(received, key=lambda rank: received[rank]), set()).add(case.global_rank)
+        else:
+            kept.setdefault(case.global_rank, []).append(case)
+    for cases in kept.values():
+        cases.sort(key=lambda case: (case.is_inner, case.wait_share), reverse=True)
+    order = sorted(kept, key=lambda rank: (kept[rank][0].is_inner, _worst(kept[rank])), reverse=True)
+    named: dict[int, list[_Accusation]] = {}
+    for rank in order:
+        origins = {origin: cases for origin, cases in (convicted | named).items() if origin != rank}
+        if not any(
+            _is_upstream(origin, cases, rank, kept[rank], delayed_by, context) for origin, cases in origins.items()
+        ):
+            named[rank] = kept[rank]
+    return named
+
+
+def _received(case: _Accusation, recent: dict[int, list[Occasion]], context: Context) -> dict[int, float]:
+    """By global rank: how long the accused itself was kept waiting by it in other groups, over the same time."""
+    received: dict[int, float] = {}
+    for communicator, occasions in recent.items():
+        group = context.groups[communicator]
+        if communicator == case.communicator or case.global_rank not in group.global_ranks:
+            continue
+        own = group.global_ranks.index(case.global_rank)
+        for occasion in occasions:
+            if case.since_ns <= occasion.at_ns <= case.last_ns:
+                for rank, blame in occasion.blame_ns.items():
+                    if rank != own and rank < len(group.global_ranks):
+                        guilty = group.global_ranks[rank]
+                        received[guilty] = received.get(guilty, 0.0) + blame
+    return received
+
+
+def _is_upstream(
+    origin: int,
+    origin_cases: list[_Accusation],
+    rank: int,
+    cases: list[_Accusation],
+    delayed_by: dict[int, set[int]],
+    context: Context,
+) -> bool:
+    """Whether the lateness of `rank` came to it through a pipeline from `origin`, who is already named."""
+    if cases[0].is_inner:
+        return False  # late inside its own group: a fault of its own
+    if _worst(cases) * _EXPLAINED > _worst(origin_cases) * (_AMPLIFIED if origin_cases[0].is_inner else 1.0):
+        return False
+    sources = {origin} | delayed_by.get(origin, set()) | _peers(origin, context)
+    return any(
+        rank in group.global_ranks and not sources.isdisjoint(group.global_ranks)
+        for group in context.groups.values()
+        if group.parallelism == "PP"
+    )
+
+
+def _peers(rank: int, context: Context) -> set[int]:
+    """Ranks that share a tensor- or context-parallel group with this one: its delay is theirs."""
+    return {
+        peer
+        for group in context.groups.values()
+        if group.parallelism in {"TP", "CP"} and rank in group.global_ranks
+        for peer in group.global_ranks
+    }
+
+
+def _worst(cases: Iterable[_Accusation]) -> float:
+    return max(case.per_step_ns for case in cases)
+
+
+def _healed_at(rank: int, recent: dict[int, list[Occasion]], context: Context) -> int | None:
+    """When the rank was last late; None while it leads more than half of the last two windows in any of its groups."""
+    last = None
+    for communicator, occasions in recent.items():
+        group = context.groups[communicator]
+        newest = occasions[-2 * _per_window(context) :]
+        if rank not in group.global_ranks or len(newest) < 2 * _per_window(context):
+            continue
+        own = group.global_ranks.index(rank)
+        late = [o.at_ns for o in occasions if o.latest() == own and o.blame_ns[own] >= _least_per_step(context)]
+        if 2 * sum(at >= newest[0].at_ns for at in late) > len(newest):
+            return None
+        last = max(last or 0, late[-1] if late else newest[0].at_ns)
+    return last
+
+
+def _finding(rank: int, cases: list[_Accusation], context: Context) -> Finding:
+    case = cases[0]
+    others = len(case.group.global_ranks) - 1
+    hosts = context.hosts_of((rank,))
+    operation = OPERATIONS[case.op].name if case.op < len(OPERATIONS) else "operations"
+    wait = max(one.wait_share for one in cases)
+    waiters = "the 1 other rank waits" if others == 1 else f"the {others} other ranks wait"
+    return Finding(
+        kind=FindingKind.LATE_RANK,
+        severity=Severity.CRITICAL if wait >= 0.1 else Severity.WARNING,
+        job=context.job,
+        comm_id=case.group.comm_id,
+        parallelism=case.group.parallelism,
+        ranks=(rank,),
+        hosts=hosts,
+        since_ns=min(one.since_ns for one in cases),
+        until_ns=None,
+        confidence=round(max(one.confidence for one in cases), 3),
+        summary=(
+            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} arrives {duration_text(case.per_operation_ns)} late in "
+            f"{100 * case.hits / max(1, case.operations):.0f} of 100 {operation} of {case.group.name}; "
+            f"{waiters} {100 * case.wait_share:.0f} % of the time"
+        ),
+        evidence={
+            "blame_per_operation_ns": round(case.per_operation_ns),
+            "blame_per_step_ns": round(case.per_step_ns),
+            "steps_last": round(case.share * case.steps),
+            "steps": case.steps,
+            "operations_last": case.hits,
+            "operations": case.operations,
+            "wait_share": round(wait, 4),
+            "steadiness": round(min(case.steadiness, 1e6), 2),
+            "groups": [one.group.comm_id for one in cases],
+            "from_ns": case.since_ns,
+            "to_ns": case.last_ns,
+        },
+    )

@@ -1,0 +1,105 @@
+"""Who was last, step by step: the memory of the late-rank detector.
+
+Operations of one step are not independent (whoever computes slowly in it is late for all of them), so a step, not an
+operation, is the unit that is counted: an *occasion*. Each keeps, per rank, how often it was last and the sum of how
+much later it came than the second last (blame).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ncclscope_wire.batch import Columns
+
+DEFAULT_STEP_NS: Final = 500_000_000
+"""Length of an occasion while the duration of a step is not known."""
+_EARLY: Final = 3
+
+
+@dataclass(slots=True)
+class Occasion:
+    """One step of one group."""
+
+    at_ns: int
+    is_early: bool = False
+    """One of the group's first: lazy connections and warm-up."""
+    operations: int = 0
+    confidence: float = 1.0
+    hits: dict[int, int] = field(default_factory=dict[int, int])
+    """By communicator rank: operations in which it was last."""
+    blame_ns: dict[int, int] = field(default_factory=dict[int, int])
+
+    def latest(self) -> int:
+        """The rank with the most blame."""
+        return max(self.blame_ns, key=lambda rank: (self.blame_ns[rank], -rank))
+
+
+class Occasions:
+    """The last occasions of one group, oldest first; late news of a known occasion is added to it."""
+
+    def __init__(self) -> None:
+        self._by_time: dict[int, Occasion] = {}
+        self._made = 0
+        self.last_op = 0
+
+    def at(self, at_ns: int) -> Occasion:
+        """The occasion of that time, made when it is new."""
+        occasion = self._by_time.get(at_ns)
+        if occasion is None:
+            occasion = self._by_time[at_ns] = Occasion(at_ns, is_early=self._made < _EARLY)
+            self._made += 1
+        return occasion
+
+    def newest(self, count: int) -> list[Occasion]:
+        """The last `count` occasions that are over (the newest may still grow), oldest first, early ones left out."""
+        times = sorted(self._by_time)[:-1]
+        return [self._by_time[time] for time in times[-count:] if not self._by_time[time].is_early]
+
+    def forget_all_but(self, count: int) -> None:
+        """Bounds the memory."""
+        if len(self._by_time) > 2 * count:
+            for time in sorted(self._by_time)[:-count]:
+                del self._by_time[time]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one batch says of one rank of one group in one occasion."""
+
+    communicator: int
+    at_ns: int
+    rank: int
+    hits: int
+    blame_ns: int
+    op: int
+    confidence: float
+
+
+def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
+    """Collectives summed by group, occasion and last rank. Rows that name no last rank must be left out before."""
+    if not len(collectives):
+        return
+    at = collectives["end_true_ns"] // step_ns * step_ns
+    order = np.lexsort((collectives["last_rank"], at, collectives["communicator"]))
+    rows, at = collectives[order], at[order]
+    changes = (np.diff(rows["communicator"]) != 0) | (np.diff(at) != 0) | (np.diff(rows["last_rank"]) != 0)
+    begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
+    hits = np.diff(np.append(begins, len(rows)))
+    blame = np.add.reduceat(rows["blame_ns"], begins)
+    confidence = np.minimum.reduceat(rows["confidence"], begins)
+    for begin, count, total, sure in zip(
+        begins.tolist(), hits.tolist(), blame.tolist(), confidence.tolist(), strict=True
+    ):
+        yield Tally(
+            communicator=int(rows["communicator"][begin]),
+            at_ns=int(at[begin]),
+            rank=int(rows["last_rank"][begin]),
+            hits=count,
+            blame_ns=total,
+            op=int(rows["op"][begin]),
+            confidence=sure,
+        )

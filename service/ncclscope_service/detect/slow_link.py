@@ -1,0 +1,135 @@
+"""Where slow groups point: a host whose wires (NIC, NVLink, PCIe) are slow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ncclscope_service.detect import tomography
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.findings import names_of_hosts
+from ncclscope_service.rows import Finding, FindingKind, Severity
+
+_CRITICAL_LOSS: Final = 0.20
+_LARGEST_SHARE_OF_HOSTS: Final = 0.5
+_MOST_HOSTS: Final = 2
+"""A fault that more hosts than this explain equally well was not located."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroup:
+    """One communicator that moves less than it should."""
+
+    loss: float
+    """Share of the reference busbw that it lacks."""
+    level: float
+    """Natural logarithm of busbw in bytes per second."""
+    reference: float
+    reference_is_siblings: bool
+    since_ns: int
+    confidence: float
+    baseline_seconds: int | None = None
+    """How long a past it is held against; None where that is its siblings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Slow groups that one set of hosts explains."""
+
+    hosts: frozenset[str]
+    is_between_hosts: bool
+    communicators: tuple[int, ...]
+    healthy: int
+
+
+def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
+    """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none."""
+    located: list[Located] = []
+    for is_between in (True, False):
+        suspects = {c: context.groups[c].host_set() for c in slow if _is_between(context.groups[c]) == is_between}
+        innocents = [context.groups[c].host_set() for c in healthy if _is_between(context.groups[c]) == is_between]
+        by_siblings = any(slow[communicator].reference_is_siblings for communicator in suspects)
+        if not suspects or not innocents or (len(suspects) < 2 and not by_siblings):
+            continue
+        hosts = tomography.culprits(list(suspects.values()), innocents)
+        allowed = min(_MOST_HOSTS, max(1.0, _LARGEST_SHARE_OF_HOSTS * len(_all_hosts(context))))
+        if hosts and len(hosts) <= allowed:
+            located.append(
+                Located(
+                    hosts=hosts,
+                    is_between_hosts=is_between,
+                    communicators=tuple(sorted(suspects)),
+                    healthy=len(innocents),
+                )
+            )
+    return located
+
+
+def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -> Finding:
+    """The finding that names the hosts."""
+    groups = {communicator: slow[communicator] for communicator in located.communicators}
+    worst = max(groups, key=lambda communicator: groups[communicator].loss)
+    kinds = sorted({context.groups[communicator].parallelism or "unnamed" for communicator in groups})
+    loss = groups[worst].loss
+    its = "their" if len(groups) > 1 else "its"
+    reference = f"{its} siblings" if groups[worst].reference_is_siblings else f"{its} own past"
+    many = len(groups) > 1
+    where = f"that cross{'' if many else 'es'} into" if located.is_between_hosts else "inside"
+    hosts = tuple(sorted(located.hosts))
+    # several hosts that no group tells apart: one of them is at fault
+    certainty = 1.0 / len(hosts) if len(groups) == 1 else 1.0 / (1.0 + 0.5 * (len(hosts) - 1))
+    return Finding(
+        kind=FindingKind.SLOW_LINK,
+        severity=Severity.CRITICAL if loss >= _CRITICAL_LOSS and len(groups) > 1 else Severity.WARNING,
+        job=context.job,
+        comm_id=context.groups[worst].comm_id,
+        parallelism=context.groups[worst].parallelism,
+        ranks=_ranks_on(located, context),
+        hosts=hosts,
+        since_ns=min(group.since_ns for group in groups.values()),
+        until_ns=None,
+        confidence=round(max(group.confidence for group in groups.values()) * certainty, 3),
+        summary=(
+            f"{len(groups)} {'/'.join(kinds)} group{'s' if many else ''} {where} {names_of_hosts(hosts)} "
+            f"move{'' if many else 's'} {100 * loss:.0f} % less than {reference}, "
+            f"{located.healthy} other group{' is' if located.healthy == 1 else 's are'} healthy: "
+            f"look at the {'NIC and its cable or switch' if located.is_between_hosts else 'NVLink and PCIe'} there"
+        ),
+        evidence={
+            "loss_ratio": round(loss, 4),
+            "slow_groups": [context.groups[communicator].comm_id for communicator in sorted(groups)],
+            "healthy_groups": located.healthy,
+            "busbw_bytes_per_second": _exp(groups[worst].level),
+            "reference_bytes_per_second": _exp(groups[worst].reference),
+            "reference": "siblings" if groups[worst].reference_is_siblings else "baseline",
+        },
+    )
+
+
+def _exp(level: float) -> float:
+    return round(math.exp(level))
+
+
+def _is_between(group: Group) -> bool:
+    return len(group.host_set()) > 1
+
+
+def _all_hosts(context: Context) -> frozenset[str]:
+    return frozenset[str]().union(*(group.host_set() for group in context.groups.values()))
+
+
+def _ranks_on(located: Located, context: Context) -> tuple[int, ...]:
+    return tuple(
+        sorted(
+            {
+                rank
+                for communicator in located.communicators
+                for rank, host in zip(
+                    context.groups[communicator].global_ranks, context.groups[communicator].hosts, strict=True
+                )
+                if host in located.hosts and rank >= 0
+            }
+        )
+    )

@@ -1,0 +1,272 @@
+"""All detectors over a store, job by job; their findings become `Store.findings`.
+
+What a detector needs is said in its own module; here it is gathered from the store: progress and calls from the
+logs as they arrive, joined collectives as they are measured, the clocks' check, and how well each host is seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.clocks import Clocks
+from ncclscope_service.detect.blind import HostSight
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.detectors import Detectors
+from ncclscope_service.detect.findings import ordered
+from ncclscope_service.detect.hang import PROGRESS
+from ncclscope_service.detect.mismatch import CALL
+from ncclscope_service.rows import Communicator, Match
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+
+_SEND: Final = OPERATION_CODES["Send"]
+_RECV: Final = OPERATION_CODES["Recv"]
+_STRIDE_NS: Final = 1_000_000_000
+
+ProgressKey = tuple[int, int, int, int]
+"""communicator, sender, receiver, rank."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """The detectors of one job, and what they are fed that must be remembered."""
+
+    detectors: Detectors = field(default_factory=Detectors)
+    progress: dict[ProgressKey, tuple[int, int]] = field(default_factory=dict[ProgressKey, tuple[int, int]])
+    """Operations enqueued so far, and when the newest was."""
+
+
+@dataclass(slots=True)
+class _Sight:
+    """Counters of one host."""
+
+    operations: int = 0
+    covered: int = 0
+    matched: int = 0
+
+
+class Detection:
+    """Runs every detector of every job."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
+        self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
+        self._newest_log_ns = NO_TIME_NS
+
+    def count_logged(self, operations: Ids) -> None:
+        """New operations, placed in their communicators."""
+        rows = self._store.operations.take(operations)
+        processes, amounts = np.unique(rows["process"], return_counts=True)
+        for process, amount in zip(processes.tolist(), amounts.tolist(), strict=True):
+            self._sights[self._store.processes[process].host].operations += amount
+        times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
+        timed = times != NO_TIME_NS
+        self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
+        self._note_progress(rows[timed], times[timed])
+        self._feed_calls(rows, times)
+
+    def count_decided(self, operations: Ids) -> None:
+        """Operations whose match was decided."""
+        rows = self._store.operations.take(operations)
+        for process in np.unique(rows["process"]).tolist():
+            matches = rows["match"][rows["process"] == process]
+            sight = self._sights[self._store.processes[process].host]
+            sight.matched += int(np.count_nonzero(matches == Match.MATCHED))
+            sight.covered += int(np.count_nonzero((matches == Match.MATCHED) | (matches == Match.UNMATCHED)))
+
+    def advance(
+        self,
+        measured: Columns,
+        now_ns: int,
+        clocks: Clocks,
+        *,
+        step_ns: int | None,
+        silent_hosts: frozenset[str],
+        final: bool,
+    ) -> None:
+        """Feeds what was measured since, by time, and renews `Store.findings`.
+
+        Offline (`final`) hours may come at once: they are fed a second at a time, as they would have come live, and
+        silence after the newest line means nothing.
+        """
+        at_ns = self._newest_time(measured) if final else now_ns
+        for job in sorted(set(self._store.process_job)):
+            context = self._context(job, clocks, step_ns, silent_hosts)
+            mine = measured[np.isin(measured["communicator"], list(context.groups))]
+            self._feed_job(self._jobs[job], context, mine, at_ns, clocks, final=final)
+        self._store.findings = ordered(
+            finding for job in self._jobs.values() for finding in job.detectors.findings(at_ns)
+        )
+
+    def _feed_job(
+        self, job: _Job, context: Context, measured: Columns, now_ns: int, clocks: Clocks, *, final: bool
+    ) -> None:
+        for part in _by_second(measured):
+            job.detectors.feed_collectives(part, context)
+            if final:
+                job.detectors.findings(int(part["end_true_ns"].max()))
+        if job.progress:
+            job.detectors.feed_progress(_progress_rows(job.progress), self._of_the_living(context))
+        check = clocks.check()
+        if check is not None:
+            job.detectors.feed_clock(check, clocks.host_names(), context, now_ns)
+        for host in sorted(self._hosts_of(context.job)):
+            job.detectors.feed_sight(self._sight(host), context, now_ns)
+
+    def _context(self, job: str, clocks: Clocks, step_ns: int | None, silent_hosts: frozenset[str]) -> Context:
+        known = self._store
+        return Context(
+            job=job,
+            groups={
+                communicator.index: self._group(communicator)
+                for communicator in known.communicators
+                if communicator.job == job and communicator.size > 1
+            },
+            clock_sigma_ns=clocks.worst_sigma_ns(),
+            clock_is_trusted=clocks.is_trusted(),
+            step_ns=step_ns,
+            silent_hosts=silent_hosts,
+            lossy_hosts=self._lossy_hosts(),
+        )
+
+    def _group(self, communicator: Communicator) -> Group:
+        ranks = [NO_NUMBER] * communicator.size
+        hosts = [""] * communicator.size
+        for rank, member in (communicator.members or {}).items():
+            if 0 <= rank < communicator.size:
+                of = self._store.members[member]
+                ranks[rank] = NO_NUMBER if of.global_rank is None else of.global_rank
+                hosts[rank] = self._store.processes[of.process].host
+        return Group(
+            comm_id=communicator.comm_id,
+            parallelism=communicator.parallelism,
+            global_ranks=tuple(ranks),
+            hosts=tuple(hosts),
+        )
+
+    def _of_the_living(self, context: Context) -> Context:
+        """The same, without communicators that ended: nothing more is expected of them."""
+        living = {
+            index: group
+            for index, group in context.groups.items()
+            if not self._has_ended(self._store.communicators[index])
+        }
+        return replace(context, groups=living)
+
+    def _has_ended(self, communicator: Communicator) -> bool:
+        return any(not self._store.members[member].is_alive for member in (communicator.members or {}).values())
+
+    def _hosts_of(self, job: str) -> set[str]:
+        known = self._store
+        return {of.host for of, its in zip(known.processes, known.process_job, strict=True) if its == job}
+
+    def _lossy_hosts(self) -> frozenset[str]:
+        return frozenset(host for host, gaps in self._gaps_by_host().items() if gaps)
+
+    def _gaps_by_host(self) -> Counter[str]:
+        """Gaps in the logs of each host; a source belongs to the hosts of the processes that it first showed."""
+        gaps: Counter[str] = Counter()
+        for process, source in self._store.process_source.items():
+            gaps[self._store.processes[process].host] += len(self._store.gaps.get(source, ()))
+        return gaps
+
+    def _sight(self, host: str) -> HostSight:
+        seen = self._sights[host]
+        return HostSight(
+            host=host,
+            operations=seen.operations,
+            torn_lines=self._torn_lines(host),
+            gaps=self._gaps_by_host()[host],
+            covered=seen.covered,
+            matched=seen.matched,
+        )
+
+    def _torn_lines(self, host: str) -> int:
+        """Torn lines of the logs of a host."""
+        sources = {
+            source for process, source in self._store.process_source.items()
+            if self._store.processes[process].host == host
+        }  # fmt: skip
+        return sum(self._store.torn_lines.get(source, 0) for source in sources)
+
+    def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
+        templates = self._store.templates_of(rows)
+        keys = np.zeros(len(rows), [("member", "<i4"), ("op", "<u1"), ("peer", "<i4")])
+        collective = rows["coll_seq"] != NO_NUMBER
+        keys["member"] = rows["member"]
+        keys["op"] = np.where(collective, 0, templates["op"])
+        keys["peer"] = np.where(collective, NO_NUMBER, templates["root"])
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        counts = np.zeros(len(distinct), np.int64)
+        np.maximum.at(counts, inverse, np.where(collective, rows["coll_seq"], rows["pair_seq"]) + 1)
+        newest = np.full(len(distinct), NO_TIME_NS, np.int64)
+        np.maximum.at(newest, inverse, times)
+        for key, count, at_ns in zip(distinct.tolist(), counts.tolist(), newest.tolist(), strict=True):
+            self._note(key, count, at_ns)
+
+    def _note(self, key: tuple[int, int, int], count: int, at_ns: int) -> None:
+        member, op, peer = self._store.members[key[0]], key[1], key[2]
+        if member.rank is None or (peer != NO_NUMBER and op not in (_SEND, _RECV)) or peer == member.rank:
+            return
+        sender, receiver = NO_NUMBER, NO_NUMBER
+        if peer != NO_NUMBER:
+            sender, receiver = (member.rank, peer) if op == _SEND else (peer, member.rank)
+        job = self._jobs[self._store.process_job[member.process]]
+        job.progress[member.communicator, sender, receiver, member.rank] = (count, at_ns)
+
+    def _feed_calls(self, rows: Columns, times: NDArray[np.int64]) -> None:
+        collective = rows["coll_seq"] != NO_NUMBER
+        rows, times = rows[collective], times[collective]
+        calls = np.zeros(len(rows), CALL)
+        members = [self._store.members[member] for member in rows["member"].tolist()]
+        calls["communicator"] = [of.communicator for of in members]
+        calls["rank"] = [NO_NUMBER if of.rank is None else of.rank for of in members]
+        calls["coll_seq"] = rows["coll_seq"]
+        calls["op"] = self._store.templates_of(rows)["op"]
+        calls["message_bytes"] = rows["message_bytes"]
+        calls["logged_ns"] = times
+        jobs = np.asarray(self._store.process_job, dtype=object)[rows["process"]] if len(rows) else np.empty(0, object)
+        for job in sorted(set(jobs.tolist())):
+            mine = calls[(jobs == job) & (calls["rank"] >= 0)]
+            self._jobs[job].detectors.feed_calls(mine, self._minimal_context(job, mine))
+
+    def _minimal_context(self, job: str, calls: Columns) -> Context:
+        """Groups of just these calls: enough to compare them with those of other ranks."""
+        return Context(
+            job=job,
+            groups={
+                index: self._group(self._store.communicators[index])
+                for index in np.unique(calls["communicator"]).tolist()
+            },
+            lossy_hosts=self._lossy_hosts(),
+        )
+
+    def _newest_time(self, measured: Columns) -> int:
+        newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
+        return max(newest, self._newest_log_ns, 0)
+
+
+def _by_second(measured: Columns) -> list[Columns]:
+    """Collectives in order of their end, a second at a time; those without a time are left out."""
+    timed = measured[measured["end_true_ns"] != NO_TIME_NS]
+    timed = timed[np.argsort(timed["end_true_ns"], kind="stable")]
+    cuts = np.flatnonzero(np.diff(timed["end_true_ns"] // _STRIDE_NS)) + 1
+    return [part for part in np.split(timed, cuts) if len(part)]
+
+
+def _progress_rows(progress: dict[ProgressKey, tuple[int, int]]) -> Columns:
+    rows = np.zeros(len(progress), PROGRESS)
+    if progress:
+        keys = np.asarray(list(progress), np.int64)
+        values = np.asarray(list(progress.values()), np.int64)
+        for column, name in enumerate(("communicator", "sender", "receiver", "rank")):
+            rows[name] = keys[:, column]
+        rows["operations"], rows["last_ns"] = values[:, 0], values[:, 1]
+    return rows

@@ -1,0 +1,1 @@
+"""The output files: everything that `analyze` and `snapshot` write, from a `Store`."""

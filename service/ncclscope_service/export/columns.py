@@ -1,0 +1,115 @@
+"""A column of an output file: values, which of them are known, and the words they stand for.
+
+Everything is computed once as numpy columns; parquet, the trace and the report take them from here, so
+that what is null in one is null in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+Values: TypeAlias = NDArray[np.number]
+Mask: TypeAlias = NDArray[np.bool_]
+
+_MANY_WORDS: Final = 64
+"""From here on only the words that occur are put into a row group's dictionary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values with their mask; with `words`, the values are indices into it."""
+
+    values: Values
+    is_known: Mask
+    words: tuple[str, ...] | None = None
+
+    def arrow(self, kind: pa.DataType) -> pa.Array:
+        """The column as an arrow array of that type; words come dictionary-encoded."""
+        if self.words is None:
+            return pa.array(self.values, mask=~self.is_known).cast(kind)
+        values, words = self.values, self.words
+        if len(words) > _MANY_WORDS:
+            used, values = np.unique(np.where(self.is_known, values, 0), return_inverse=True)
+            words = tuple(words[index] for index in used.tolist())
+        indices = pa.array(values.astype(np.int32), mask=~self.is_known)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
+
+    def objects(self) -> list[object]:
+        """The column as Python values, None where unknown."""
+        if self.words is not None:
+            table = np.array([*self.words, None], dtype=object)
+            return list(table[np.where(self.is_known, self.values, len(self.words)).astype(np.intp)])
+        if self.is_known.all():
+            listed: list[object] = self.values.tolist()
+            return listed
+        boxed = self.values.astype(object)
+        boxed[~self.is_known] = None
+        return list(boxed)
+
+    def where(self, condition: Mask) -> Column:
+        """The same column, unknown outside the condition."""
+        return Column(self.values, self.is_known & condition, self.words)
+
+
+def plain(values: Values, is_known: Mask | None = None) -> Column:
+    """Values that are all known, or known where the mask says so."""
+    return Column(values, np.ones(len(values), dtype=np.bool_) if is_known is None else is_known)
+
+
+def times(values: Values) -> Column:
+    """Nanoseconds in which NO_TIME_NS is unknown."""
+    return Column(values, np.asarray(values != NO_TIME_NS))
+
+
+def spans(values: Values) -> Column:
+    """Lengths of time: NO_TIME_NS is unknown, and so is every negative length."""
+    return Column(values, np.asarray(values >= 0))
+
+
+def numbers(values: Values) -> Column:
+    """Integers that cannot be negative; NO_NUMBER (-1) is unknown."""
+    return Column(values, np.asarray(values > NO_NUMBER))
+
+
+def rates(values: Values) -> Column:
+    """Floats; NaN and infinities are unknown."""
+    return Column(values, np.isfinite(values))
+
+
+def words_at(indices: Values, words: Sequence[str]) -> Column:
+    """Words of a fixed or small list; an index outside of it is unknown."""
+    return Column(indices, np.asarray((indices >= 0) & (indices < len(words))), tuple(words))
+
+
+def optional_words_at(indices: Values, words: Sequence[str | None]) -> Column:
+    """Like `words_at` for a list that itself has unknown places."""
+    column = words_at(indices, [word or "" for word in words])
+    has_word = np.array([*(word is not None for word in words), False], dtype=np.bool_)
+    return column.where(has_word[np.where(column.is_known, indices, len(words)).astype(np.intp)])
+
+
+def optional_numbers_at(indices: Values, table: Sequence[int | None], kind: type[np.signedinteger]) -> Column:
+    """Numbers of a small table by index; an index outside of it and a None in it are unknown."""
+    values = np.array([*(0 if number is None else number for number in table), 0], dtype=kind)
+    has_number = np.array([*(number is not None for number in table), False], dtype=np.bool_)
+    places = np.where((indices >= 0) & (indices < len(table)), indices, len(table)).astype(np.intp)
+    return Column(values[places], has_number[places])
+
+
+def pointers(values: Values) -> Column:
+    """Addresses as lower-case hexadecimal text ("0x7f21c0a00000"); 0 is NCCL's (nil) and stays "0x0"."""
+    distinct, indices = np.unique(values, return_inverse=True)
+    return Column(indices, np.ones(len(values), dtype=np.bool_), tuple(hex(value) for value in distinct.tolist()))
+
+
+def spread(column: Column, rows: NDArray[np.intp]) -> Column:
+    """The column's value at each of these rows: a template's column laid out over its operations."""
+    return Column(column.values[rows], column.is_known[rows], column.words)

@@ -1,0 +1,93 @@
+"""`communicators.parquet`: one row per communicator, in order of first appearance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ncclscope_service.export import schema
+from ncclscope_service.export.communicator_activity import Activity, activity
+from ncclscope_service.export.parquet import write_slices
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.rows import Communicator, Member
+from ncclscope_service.store import Store
+from ncclscope_wire.terms import NO_TIME_NS
+
+MAX_LISTED_RANKS: Final = 1 << 20
+"""A communicator that says it is larger lists the ranks that were seen only: its size may be a torn line's."""
+
+
+def write_communicators(selection: Selection, path: Path) -> None:
+    """Writes the file."""
+    write_slices([communicators_table(selection)], schema.COMMUNICATORS, path)
+
+
+def communicators_table(selection: Selection) -> pa.Table:
+    """The selected communicators with the columns of `schema.COMMUNICATORS`."""
+    done = activity(selection)
+    records = [_record(selection.store, communicator, done) for communicator in selection.communicators]
+    return pa.Table.from_pylist(records, schema=schema.COMMUNICATORS)
+
+
+def members_by_rank(store: Store, communicator: Communicator) -> dict[int, Member]:
+    """The members that were seen, by communicator rank."""
+    members = communicator.members or {}
+    return {rank: store.members[index] for rank, index in sorted(members.items())}
+
+
+def global_ranks(store: Store, communicator: Communicator) -> list[int | None]:
+    """Global ranks by communicator rank; None where a rank has not been seen."""
+    members = members_by_rank(store, communicator)
+    if not members:
+        return []
+    size = communicator.size if max(members) < communicator.size <= MAX_LISTED_RANKS else max(members) + 1
+    return [members[rank].global_rank if rank in members else None for rank in range(size)]
+
+
+def communicator_hosts(store: Store, communicator: Communicator) -> list[str]:
+    """The hosts of its ranks that were seen, sorted."""
+    return sorted({store.processes[member.process].host for member in members_by_rank(store, communicator).values()})
+
+
+def _record(store: Store, communicator: Communicator, done: Activity) -> dict[str, object]:
+    index = communicator.index
+    return {
+        "job": communicator.job,
+        "comm_id": communicator.comm_id,
+        "size": communicator.size,
+        "parallelism": communicator.parallelism,
+        "parallelism_confidence": None if communicator.parallelism is None else communicator.parallelism_confidence,
+        "ranks": global_ranks(store, communicator),
+        "hosts": communicator_hosts(store, communicator),
+        "parent_comm_id": communicator.parent_comm_id,
+        "split_count": communicator.split_count,
+        "color": communicator.color,
+        "identity": communicator.identity.value,
+        "operations": int(done.operations[index]),
+        "bytes": int(done.bytes[index]),
+        "first_ns": time_or_none(int(done.first_ns[index])),
+        "last_ns": time_or_none(int(done.last_ns[index])),
+        "limits": communicator_limits(store, index),
+        "bottleneck": None,  # no stage fills it yet: the topology is not read
+    }
+
+
+def communicator_limits(store: Store, communicator: int) -> dict[str, float | None]:
+    """Limits by reference in bytes per second: the narrowest of its operations, and the best it has shown."""
+    series = store.series.rows
+    ours = series[series["communicator"] == communicator]
+    limits = ours["limit"][np.isfinite(ours["limit"])]
+    shown = ours["baseline"][np.isfinite(ours["baseline"])]
+    return {
+        "topology": float(limits.min()) if len(limits) else None,
+        "nccl_model": None,
+        "baseline": float(shown.max()) if len(shown) else None,
+    }
+
+
+def time_or_none(at_ns: int) -> int | None:
+    """A time of a column as a record's: None where it is not known."""
+    return None if at_ns == NO_TIME_NS else at_ns

@@ -1,0 +1,80 @@
+"""All output files of a run, written so that a reader sees the old file or the whole new one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import orjson
+
+from ncclscope_service.export.chrome_trace import write_trace
+from ncclscope_service.export.clocks_file import clocks_document
+from ncclscope_service.export.communicators_file import write_communicators
+from ncclscope_service.export.efficiency_file import write_efficiency
+from ncclscope_service.export.findings_file import findings_document
+from ncclscope_service.export.kernels_file import write_kernels
+from ncclscope_service.export.operations_file import write_operations
+from ncclscope_service.export.report import write_report
+from ncclscope_service.export.selection import Selection, select
+from ncclscope_service.export.summary import summary_document
+from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.store import Store
+
+Writer: TypeAlias = Callable[[Selection, Totals, Path], object]
+
+
+def _json_writer(document: Callable[[Selection, Totals], object]) -> Writer:
+    def write(selection: Selection, sums: Totals, path: Path) -> None:
+        path.write_bytes(packed_json(document(selection, sums)))
+
+    return write
+
+
+def packed_json(document: object) -> bytes:
+    """Indented JSON; numbers that JSON does not have become null."""
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    return orjson.dumps(document, default=str, option=options)
+
+
+WRITERS: Final[dict[str, Writer]] = {
+    "operations.parquet": lambda selection, _, path: write_operations(selection, path),
+    "kernels.parquet": lambda selection, _, path: write_kernels(selection, path),
+    "communicators.parquet": lambda selection, _, path: write_communicators(selection, path),
+    "efficiency.parquet": lambda selection, _, path: write_efficiency(selection, path),
+    "clocks.json": _json_writer(lambda selection, _: clocks_document(selection)),
+    "findings.json": _json_writer(lambda selection, _: findings_document(selection)),
+    "summary.json": _json_writer(summary_document),
+    "trace.json.gz": lambda selection, _, path: write_trace(selection, path),
+    "report.html": lambda selection, sums, path: write_report(selection, path, sums),
+}
+"""Every output file and what writes it; `docs/outputs.md` explains each."""
+
+
+def write_run(
+    store: Store,
+    out: Path,
+    *,
+    job: str | None = None,
+    since_ns: int | None = None,
+    on_file: Callable[[str], None] | None = None,
+) -> dict[str, Path]:
+    """Writes all files into a directory, which is made; gives their paths by name.
+
+    All of them are written under temporary names first and then take their places one by one, so a run
+    that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
+    The store must not change meanwhile.
+    """
+    selection = select(store, job=job, since_ns=since_ns)
+    sums = totals(selection)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
+        for name, write in WRITERS.items():
+            if on_file is not None:
+                on_file(name)
+            write(selection, sums, Path(folder) / name)
+        for name in WRITERS:
+            os.replace(Path(folder) / name, out / name)
+    return {name: out / name for name in WRITERS}

@@ -1,0 +1,112 @@
+"""`kernels.parquet`: one row per NCCL kernel record, in store order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ncclscope_service.export import schema
+from ncclscope_service.export.columns import Column, numbers, optional_words_at, plain, times, words_at
+from ncclscope_service.export.parquet import write_slices
+from ncclscope_service.export.reference_clock import reference_times
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.kernel_name import KernelClass, parse_kernel_name
+from ncclscope_service.store import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+_OPERATIONS: Final = {
+    KernelClass.ALL_REDUCE: "AllReduce",
+    KernelClass.ALL_GATHER: "AllGather",
+    KernelClass.REDUCE_SCATTER: "ReduceScatter",
+    KernelClass.BROADCAST: "Broadcast",
+    KernelClass.REDUCE: "Reduce",
+    KernelClass.SEND_RECV: "SendRecv",
+    KernelClass.ALL_GATHER_V: "AllGatherV",
+}
+
+
+def kernel_operation(name: str) -> str | None:
+    """The operation that a kernel is named after ("AllReduce", "SendRecv"); None where its name tells none."""
+    return _OPERATIONS.get(parse_kernel_name(name).kernel_class)
+
+
+def write_kernels(selection: Selection, path: Path) -> None:
+    """Writes the file, a slice at a time."""
+    plans = launch_plans(selection.store.kernels.rows)
+    positions = selection.kernels.positions
+    ours = plans if positions is None else plans[positions]
+    tables = _tables(selection, ours)
+    write_slices(tables, schema.KERNELS, path)
+
+
+def launch_plans(kernels: Columns) -> NDArray[np.int32]:
+    """The place of each kernel among those of its launch and replay, from 0; NO_NUMBER without a launch.
+
+    A launch that does not fit into one kernel is cut into several, which NCCL calls plans.
+    Source: NCCL src/enqueue.cc:ncclLaunchPrepare.
+    """
+    plans = np.full(len(kernels), NO_NUMBER, dtype=np.int32)
+    placed = np.nonzero(kernels["launch"] >= 0)[0]
+    order = placed[np.lexsort([kernels[name][placed] for name in ("start_ns", "replay", "launch")])]
+    launch, replay = kernels["launch"][order], kernels["replay"][order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (launch[1:] != launch[:-1]) | (replay[1:] != replay[:-1])
+    begins = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
+    plans[order] = np.arange(len(order)) - begins
+    return plans
+
+
+def _tables(selection: Selection, plans: NDArray[np.int32]) -> Iterator[pa.Table]:
+    begin = 0
+    for rows in selection.kernels.slices():
+        yield kernels_table(selection.store, rows, plans[begin : begin + len(rows)])
+        begin += len(rows)
+
+
+def kernels_table(store: Store, rows: Columns, plans: NDArray[np.int32]) -> pa.Table:
+    """These kernels with the columns of `schema.KERNELS`."""
+    columns = _columns(store, rows, plans)
+    arrays = [columns[field.name].arrow(field.type) for field in schema.KERNELS]
+    return pa.Table.from_arrays(arrays, names=schema.KERNELS.names)
+
+
+def _columns(store: Store, rows: Columns, plans: NDArray[np.int32]) -> dict[str, Column]:
+    templates = store.kernel_templates_of(rows)
+    pids = np.array([process.pid for process in store.processes], dtype=np.int64)
+    names = store.strings.values
+    kernel_names = set(np.unique(store.kernel_templates.rows["name"]).tolist())
+    operations = [kernel_operation(name) if index in kernel_names else None for index, name in enumerate(names)]
+    return {
+        "host": optional_words_at(rows["process"], [process.host for process in store.processes]),
+        "pid": plain(pids[rows["process"]]),
+        "kernel_file": optional_words_at(rows["source"], [state.source.name for state in store.sources]),
+        "correlation_id": plain(rows["correlation_id"]),
+        "name": words_at(templates["name"], names),
+        "op": optional_words_at(templates["name"], operations),
+        **{name: numbers(templates[name]) for name in _TEMPLATE_NUMBERS},
+        **{name: times(rows[name]) for name in ("launch_start_ns", "launch_end_ns", "start_ns", "end_ns")},
+        "launch_tid": numbers(rows["launch_tid"]),
+        "start_true_ns": times(reference_times(store, rows["process"], rows["start_ns"])),
+        "end_true_ns": times(reference_times(store, rows["process"], rows["end_ns"])),
+        "censored": plain(rows["censored"]),
+        "launch_id": numbers(rows["launch"]),
+        "plan": numbers(plans),
+        "replay": numbers(rows["replay"]).where(rows["launch"] >= 0),
+    }
+
+
+_TEMPLATE_NUMBERS: Final = (
+    "device_id",
+    "stream_id",
+    "grid_x",
+    "block_x",
+    "static_shared_bytes",
+    "dynamic_shared_bytes",
+    "registers",
+)

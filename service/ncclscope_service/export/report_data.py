@@ -1,0 +1,236 @@
+"""The numbers behind the figures of `report.html`: bounded in size whatever the run's length."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.export.communicators_file import communicator_hosts, communicator_limits
+from ncclscope_service.export.operation_view import OperationView
+from ncclscope_service.export.operations_file import operation_column
+from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.summary import match_counts
+from ncclscope_service.export.totals import Group, Total, Totals
+from ncclscope_service.export.trace_arguments import significant
+from ncclscope_service.rows import Match
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
+
+MAX_POINTS: Final = 6000
+"""Points of the scatter: a large run opens as fast as a small one. They are drawn by lot (always the same), since
+every n-th would follow the rhythm of the training step and miss whole sizes."""
+
+MAX_HEAT_ROWS: Final = 512
+TIME_BINS: Final = 96
+_SIZE_BINS: Final = 64
+NOT_KNOWN: Final = "not known"
+
+
+def report_data(selection: Selection, sums: Totals) -> dict[str, object]:
+    """Everything that the figures show, as JSON has it; None where there is nothing to show."""
+    return {
+        "mix": _mix(selection, sums),
+        "sizes": _sizes(selection),
+        "bandwidth": _bandwidth(selection),
+        "waits": _waits(selection),
+        "volume": _volume(selection, sums),
+        "alignment": _alignment(selection) if len(selection.kernels) else None,
+        "match": match_counts(sums),
+    }
+
+
+def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, object]]:
+    """What the table of communicators says, most bytes first; None where not recorded."""
+    by_communicator = sums.by(lambda group: group.communicator)
+    busbw = _median_busbw(selection)
+    rows: list[dict[str, object]] = []
+    for communicator in selection.communicators:
+        total = by_communicator.get(communicator.index, Total())
+        limit = communicator_limits(selection.store, communicator.index)["topology"]
+        rate = busbw.get(communicator.index)
+        rows.append(
+            {
+                "communicator": communicator.comm_id,
+                "parallelism": communicator.parallelism,
+                "size": communicator.size,
+                "hosts": len(communicator_hosts(selection.store, communicator)),
+                "operations": total.operations,
+                "bytes": total.bytes if total.sized else None,
+                "busbw": rate,
+                "limit": limit,
+                "efficiency": rate / limit if rate is not None and limit else None,
+                "wait_ratio": total.wait_ratio,
+            }
+        )
+    return sorted(rows, key=lambda row: -_number(row["bytes"]))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _median_busbw(selection: Selection) -> dict[int, float]:
+    """Median busbw of each communicator's collectives, in bytes per second."""
+    communicator, busbw = selection.collectives.column("communicator"), selection.collectives.column("busbw")
+    order = np.argsort(communicator, kind="stable")
+    order = order[np.isfinite(busbw[order])]
+    distinct, begins = np.unique(communicator[order], return_index=True)
+    groups = np.split(busbw[order], begins[1:]) if len(distinct) else []
+    return {index: float(np.median(group)) for index, group in zip(distinct.tolist(), groups, strict=True)}
+
+
+def _kinds(selection: Selection) -> list[str]:
+    return [communicator.parallelism or NOT_KNOWN for communicator in selection.store.communicators]
+
+
+def _mix(selection: Selection, sums: Totals) -> list[dict[str, object]]:
+    kinds = _kinds(selection)
+
+    def key(group: Group) -> tuple[str, str]:
+        return group.op, kinds[group.communicator] if group.communicator >= 0 else NOT_KNOWN
+
+    return [
+        {"op": op, "parallelism": kind, "operations": total.operations, "bytes": total.bytes if total.sized else None}
+        for (op, kind), total in sums.by(key).items()
+    ]
+
+
+def _sizes(selection: Selection) -> dict[str, object] | None:
+    """Operations by power of two of their message size and by operation."""
+    counts: dict[str, NDArray[np.int64]] = {}
+    for rows in selection.operations.slices():
+        view = OperationView(selection.store, rows)
+        ops = operation_column(view, "op")
+        size = rows["message_bytes"]
+        is_known = ops.is_known & (size > 0)
+        bins = np.floor(np.log2(np.where(is_known, size, 1))).astype(np.int64)
+        codes = np.where(is_known, ops.values, 0)
+        for code in np.unique(codes[is_known]).tolist():
+            found = np.bincount(bins[is_known & (codes == code)], minlength=_SIZE_BINS)[:_SIZE_BINS]
+            name = (ops.words or ())[code]
+            counts[name] = counts.get(name, np.zeros(_SIZE_BINS, dtype=np.int64)) + found
+    if not counts:
+        return None
+    used = np.nonzero(np.sum(list(counts.values()), axis=0))[0]
+    low, high = int(used.min()), int(used.max()) + 1
+    return {"low": low, "ops": {name: found[low:high].tolist() for name, found in sorted(counts.items())}}
+
+
+def _bandwidth(selection: Selection) -> dict[str, object] | None:
+    """Size and busbw of collectives by kind of communicator, with the limit by topology where one is known."""
+    part, kinds = selection.collectives, _kinds(selection)
+    columns = {name: part.column(name) for name in ("communicator", "message_bytes", "busbw", "op")}
+    usable = np.nonzero(np.isfinite(columns["busbw"]) & (columns["message_bytes"] > 0))[0]
+    if not len(usable):
+        return None
+    chosen = np.sort(np.random.default_rng(0).permutation(usable)[:MAX_POINTS])
+    labels = [
+        f"{kinds[communicator]} {OPERATIONS[op].name if op < len(OPERATIONS) else NOT_KNOWN}"
+        for communicator, op in zip(
+            columns["communicator"][chosen].tolist(), columns["op"][chosen].tolist(), strict=True
+        )
+    ]
+    points: dict[str, dict[str, list[float]]] = {}
+    sizes = columns["message_bytes"][chosen].tolist()
+    rates = significant(columns["busbw"][chosen] / 1e9, 4).tolist()
+    for label, size, rate in zip(labels, sizes, rates, strict=True):
+        series = points.setdefault(label, {"x": [], "y": []})
+        series["x"].append(size)
+        series["y"].append(rate)
+    return {
+        "drawn": len(chosen),
+        "of": len(usable),
+        "series": dict(sorted(points.items())),
+        "limits": _limits(selection),
+    }
+
+
+def _limits(selection: Selection) -> dict[str, float]:
+    """The narrowest limit by topology of each kind of communicator, in GB/s."""
+    limits: dict[str, float] = {}
+    for communicator in selection.communicators:
+        limit = communicator_limits(selection.store, communicator.index)["topology"]
+        kind = communicator.parallelism or NOT_KNOWN
+        if limit is not None:
+            limits[kind] = min(limit / 1e9, limits.get(kind, limit / 1e9))
+    return limits
+
+
+def _span(selection: Selection) -> tuple[int, int] | None:
+    start, end = selection.operations.column("start_true_ns"), selection.operations.column("end_true_ns")
+    is_known = (start != NO_TIME_NS) & (end != NO_TIME_NS)
+    return (int(start[is_known].min()), int(end[is_known].max())) if is_known.any() else None
+
+
+def _labels(selection: Selection) -> tuple[list[int], list[str]]:
+    """The processes in the order in which figures show them, and their names there."""
+    ranks, processes = process_ranks(selection), processes_by_rank(selection)
+    records = selection.store.processes
+    names = [
+        ",".join(map(str, ranks[index])) if index in ranks else f"{records[index].host}:{records[index].pid}"
+        for index in processes
+    ]
+    return processes, names
+
+
+def _waits(selection: Selection) -> dict[str, object] | None:
+    """Waiting as a share of NCCL kernel time, by rank and time; null where no wait is known."""
+    span = _span(selection)
+    if span is None:
+        return None
+    begin, width = span[0], max(1, -(-(span[1] + 1 - span[0]) // TIME_BINS))
+    shape = (len(selection.store.processes), TIME_BINS)
+    waited, busy = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for rows in selection.operations.slices():
+        _add_waits(OperationView(selection.store, rows), begin, width, waited, busy)
+    if not busy.any():
+        return None
+    processes, names = _labels(selection)
+    every = -(-len(processes) // MAX_HEAT_ROWS)
+    share = np.divide(waited, busy, out=np.full(shape, np.nan), where=busy > 0)[processes[::every]]
+    return {
+        "ranks": names[::every],
+        "every": every,
+        "seconds_per_bin": width / 1e9,
+        "share": [[None if np.isnan(value) else round(value, 3) for value in row] for row in share.tolist()],
+    }
+
+
+def _add_waits(
+    view: OperationView, begin_ns: int, width_ns: int, waited: NDArray[np.int64], busy: NDArray[np.int64]
+) -> None:
+    rows: Columns = view.rows
+    wait, duration = operation_column(view, "wait_ns"), operation_column(view, "duration_ns")
+    is_known = wait.is_known & duration.is_known & (rows["start_true_ns"] != NO_TIME_NS)
+    places = (
+        rows["process"][is_known],
+        np.clip((rows["start_true_ns"][is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
+    )
+    np.add.at(waited, places, wait.values[is_known])
+    np.add.at(busy, places, duration.values[is_known])
+
+
+def _volume(selection: Selection, sums: Totals) -> dict[str, object] | None:
+    """Message bytes by rank and operation."""
+    by_process = sums.by(lambda group: (group.process, group.op))
+    if not any(total.sized for total in by_process.values()):
+        return None
+    processes, names = _labels(selection)
+    ops = sorted({op for _, op in by_process})
+    volume = {op: [by_process.get((index, op), Total()).bytes for index in processes] for op in ops}
+    return {"ranks": names, "ops": {op: found for op, found in volume.items() if any(found)}}
+
+
+def _alignment(selection: Selection) -> dict[str, object]:
+    """Operations by rank and verdict."""
+    size = len(selection.store.processes)
+    counts = np.zeros((size, len(Match)), dtype=np.int64)
+    for rows in selection.operations.slices():
+        np.add.at(counts, (rows["process"], rows["match"]), 1)
+    processes, names = _labels(selection)
+    shown = counts[processes]
+    verdicts = {match.name.lower().replace("_", " "): shown[:, match].tolist() for match in Match}
+    return {"ranks": names, "verdicts": verdicts}

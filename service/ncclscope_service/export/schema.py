@@ -1,0 +1,143 @@
+"""The columns of the parquet files: names, types and order. `docs/outputs.md` explains each; a test compares."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+_TEXT: Final = pa.string()
+_NS: Final = pa.int64()
+_RATE: Final = pa.float64()
+
+OPERATIONS: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("host", _TEXT),
+        ("pid", pa.int64()),
+        ("tid", pa.int64()),
+        ("rank", pa.int32()),
+        ("local_rank", pa.int32()),
+        ("comm_id", _TEXT),
+        ("comm_epoch", pa.int32()),
+        ("comm_ptr", _TEXT),
+        ("comm_rank", pa.int32()),
+        ("comm_size", pa.int32()),
+        ("parallelism", _TEXT),
+        ("iteration", pa.int32()),
+        ("nccl_version", _TEXT),
+        ("op", _TEXT),
+        ("op_count", pa.uint64()),
+        ("seq", pa.int64()),
+        ("coll_seq", pa.int64()),
+        ("collective_id", _TEXT),
+        ("count", pa.uint64()),
+        ("dtype", _TEXT),
+        ("red_op", _TEXT),
+        ("root", pa.int32()),
+        ("peer", pa.int32()),
+        ("send_buffer", _TEXT),
+        ("recv_buffer", _TEXT),
+        ("log_stream", _TEXT),
+        ("message_bytes", pa.int64()),
+        ("algorithm", _TEXT),
+        ("protocol", _TEXT),
+        ("channels", pa.int32()),
+        ("log_file", _TEXT),
+        ("kernel_file", _TEXT),
+        ("log_line", pa.int64()),
+        ("logged_at_ns", _NS),
+        ("observed_at_ns", _NS),
+        ("launch_id", pa.int64()),
+        ("kernel_correlation_id", pa.int64()),
+        ("stream_id", pa.int64()),
+        ("start_ns", _NS),
+        ("end_ns", _NS),
+        ("start_true_ns", _NS),
+        ("end_true_ns", _NS),
+        ("clock_uncertainty_ns", _NS),
+        ("match", _TEXT),
+        ("confidence", pa.float32()),
+        ("duration_ns", _NS),
+        ("wait_ns", _NS),
+        ("transfer_ns", _NS),
+        ("algbw_bytes_per_second", _RATE),
+        ("busbw_bytes_per_second", _RATE),
+        ("busbw_apparent_bytes_per_second", _RATE),
+        ("limit_bytes_per_second", _RATE),
+        ("limit_reference", _TEXT),
+        ("efficiency_ratio", _RATE),
+        ("bottleneck", _TEXT),
+        ("ranks_seen", pa.int32()),
+    ]
+)
+"""`operations.parquet`: one row per logged operation."""
+
+KERNELS: Final = pa.schema(
+    [
+        ("host", _TEXT),
+        ("pid", pa.int64()),
+        ("kernel_file", _TEXT),
+        ("correlation_id", pa.int64()),
+        ("device_id", pa.int32()),
+        ("stream_id", pa.int64()),
+        ("name", _TEXT),
+        ("op", _TEXT),
+        ("grid_x", pa.int32()),
+        ("block_x", pa.int32()),
+        ("static_shared_bytes", pa.int32()),
+        ("dynamic_shared_bytes", pa.int32()),
+        ("registers", pa.int32()),
+        ("launch_start_ns", _NS),
+        ("launch_end_ns", _NS),
+        ("launch_tid", pa.int64()),
+        ("start_ns", _NS),
+        ("end_ns", _NS),
+        ("start_true_ns", _NS),
+        ("end_true_ns", _NS),
+        ("censored", pa.bool_()),
+        ("launch_id", pa.int64()),
+        ("plan", pa.int32()),
+        ("replay", pa.int32()),
+    ]
+)
+"""`kernels.parquet`: one row per NCCL kernel record."""
+
+LIMITS: Final = pa.struct([("topology", _RATE), ("nccl_model", _RATE), ("baseline", _RATE)])
+"""Limits by reference, in bytes per second."""
+
+COMMUNICATORS: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("comm_id", _TEXT),
+        ("size", pa.int32()),
+        ("parallelism", _TEXT),
+        ("parallelism_confidence", pa.float32()),
+        ("ranks", pa.list_(pa.int32())),
+        ("hosts", pa.list_(_TEXT)),
+        ("parent_comm_id", _TEXT),
+        ("split_count", pa.int64()),
+        ("color", pa.int64()),
+        ("identity", _TEXT),
+        ("operations", pa.int64()),
+        ("bytes", pa.int64()),
+        ("first_ns", _NS),
+        ("last_ns", _NS),
+        ("limits", LIMITS),
+        ("bottleneck", _TEXT),
+    ]
+)
+"""`communicators.parquet`: one row per communicator."""
+
+EFFICIENCY: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("collective_id", _TEXT),
+        ("comm_id", _TEXT),
+        ("op", _TEXT),
+        ("reference", _TEXT),
+        ("limit_bytes_per_second", _RATE),
+        ("efficiency_ratio", _RATE),
+    ]
+)
+"""`efficiency.parquet`: one row per measured collective and reference."""

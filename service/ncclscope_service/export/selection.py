@@ -1,0 +1,102 @@
+"""Which part of the store is written: a whole run, one job, or a stretch of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.rows import Communicator, Finding
+from ncclscope_service.store import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+Positions: TypeAlias = NDArray[np.intp]
+
+ROWS_PER_SLICE: Final = 1 << 18
+"""Rows that are worked on at once; bounds the memory of a writer whatever the run's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a table that is written; None means all rows (and costs no index)."""
+
+    rows: Columns
+    positions: Positions | None
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.positions is None else len(self.positions)
+
+    def slices(self, rows_per_slice: int = ROWS_PER_SLICE) -> Iterator[Columns]:
+        """The rows in store order, a bounded number at a time."""
+        for begin in range(0, len(self), rows_per_slice):
+            end = begin + rows_per_slice
+            yield self.rows[begin:end] if self.positions is None else self.rows[self.positions[begin:end]]
+
+    def column(self, name: str) -> NDArray[np.generic]:
+        """One column of all rows of the part."""
+        values: NDArray[np.generic] = self.rows[name]
+        return values if self.positions is None else values[self.positions]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is written of a store; tables are views into it and valid until it next grows."""
+
+    store: Store
+    operations: Part
+    kernels: Part
+    collectives: Part
+    ranges: Part
+    communicators: tuple[Communicator, ...]
+    findings: tuple[Finding, ...]
+    jobs: tuple[str, ...]
+    has_process: NDArray[np.bool_]
+    """By process index: is it part of what is written."""
+
+    def processes(self) -> list[int]:
+        """Indices of the processes that are part of it."""
+        listed: list[int] = np.nonzero(self.has_process)[0].tolist()
+        return listed
+
+
+def select(store: Store, *, job: str | None = None, since_ns: int | None = None) -> Selection:
+    """All of the store, or one job, or what has happened since a time (UTC ns).
+
+    A row belongs to the stretch by its kernel's end, else by its stamp, else by its arrival; one without
+    any time is left out of a stretch, since nobody can say that it belongs there.
+    """
+    in_job = np.array([job is None or name == job for name in store.process_job], dtype=np.bool_)
+    communicators = tuple(c for c in store.communicators if job is None or c.job == job)
+    collectives = store.collectives.rows
+    is_ours = np.isin(collectives["communicator"], [c.index for c in communicators])
+    return Selection(
+        store=store,
+        operations=_part(store.operations.rows, in_job, ("end_ns", "logged_at_ns", "observed_at_ns"), since_ns),
+        kernels=_part(store.kernels.rows, in_job, ("end_ns",), since_ns),
+        collectives=Part(collectives, None if is_ours.all() else np.nonzero(is_ours)[0]),
+        ranges=_part(store.ranges.rows, in_job, ("end_ns", "start_ns"), since_ns),
+        communicators=communicators,
+        findings=tuple(f for f in store.findings if (job is None or f.job == job) and _is_open_at(f, since_ns)),
+        jobs=tuple(sorted({name for name, ours in zip(store.process_job, in_job, strict=True) if ours})),
+        has_process=in_job,
+    )
+
+
+def _is_open_at(finding: Finding, since_ns: int | None) -> bool:
+    return since_ns is None or finding.until_ns is None or finding.until_ns >= since_ns
+
+
+def _part(table: Columns, in_job: NDArray[np.bool_], clocks: tuple[str, ...], since_ns: int | None) -> Part:
+    if in_job.all() and since_ns is None:
+        return Part(table, None)
+    is_ours = in_job[table["process"]] if len(in_job) else np.zeros(len(table), dtype=np.bool_)
+    if since_ns is not None:
+        at_ns = np.full(len(table), NO_TIME_NS, dtype=np.int64)
+        for clock in clocks:
+            at_ns = np.where(at_ns == NO_TIME_NS, table[clock], at_ns)
+        is_ours = is_ours & (at_ns >= since_ns)
+    return Part(table, np.nonzero(is_ours)[0])

@@ -1,0 +1,217 @@
+"""`summary.json`: what was read, what became of it, and the sums. What a level lacks is "not recorded"."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.totals import Group, Total, Totals, totals
+from ncclscope_service.rows import Match
+from ncclscope_service.store import SourceState
+from ncclscope_wire.records import CaptureSeen, SourceKind
+
+NOT_RECORDED: Final = "not recorded"
+"""Stands wherever the inputs cannot tell: it is never 0."""
+
+LOGS_ONLY: Final = "logs only"
+LOGS_AND_NSYS: Final = "logs and nsys"
+NSYS_ONLY: Final = "nsys only"
+NOTHING: Final = "nothing"
+
+
+def summary_document(selection: Selection, sums: Totals | None = None) -> dict[str, object]:
+    """The content of the file; `sums` where they are computed already."""
+    sums = totals(selection) if sums is None else sums
+    store = selection.store
+    hosts = sorted({store.processes[index].host for index in selection.processes()})
+    return {
+        "level": level(selection),
+        "jobs": list(selection.jobs),
+        "hosts": hosts,
+        "processes": len(selection.processes()),
+        "ranks": len(seen_ranks(selection)) or NOT_RECORDED,
+        "versions": _versions(selection),
+        "read": _read(selection),
+        "sources": [_source(index, state, selection) for index, state in enumerate(store.sources)],
+        "gaps": gaps(selection),
+        "match": match_counts(sums),
+        "matched_ratio": _or_not_recorded(matched_ratio(sums)),
+        "captured": _captured(selection, sums),
+        "totals": _total(sums.all(), has_kernels(selection)),
+        "operations": _operations(selection, sums),
+        "kernels": _kernels(selection),
+        "communicators": len(selection.communicators),
+        "clocks": {
+            "reference": _or_not_recorded(store.clock_reference),
+            "violation_ratio": _or_not_recorded(store.clock_violation_ratio),
+        },
+        "findings": dict(Counter(finding.kind.value for finding in selection.findings)),
+    }
+
+
+def level(selection: Selection) -> str:
+    """Which level of data this is, by the kinds of what was read."""
+    kinds = {state.source.kind for state in selection.store.sources}
+    has_logs, has_exports = SourceKind.NCCL_LOG in kinds, SourceKind.NSYS in kinds
+    if has_logs and has_exports:
+        return LOGS_AND_NSYS
+    if has_exports:
+        return NSYS_ONLY
+    return LOGS_ONLY if has_logs else NOTHING
+
+
+def has_kernels(selection: Selection) -> bool:
+    """Whether any NCCL kernel was recorded: without one, no time but the stamps is known."""
+    return len(selection.kernels) > 0
+
+
+def seen_ranks(selection: Selection) -> list[int]:
+    """Global ranks of the selected processes, sorted."""
+    ours = set(selection.processes())
+    ranks = {member.global_rank for member in selection.store.members if member.process in ours}
+    return sorted(rank for rank in ranks if rank is not None)
+
+
+def match_counts(sums: Totals) -> dict[str, int]:
+    """Operations by what became of them."""
+    return {match.name.lower(): sums.match[match] for match in Match}
+
+
+def matched_ratio(sums: Totals) -> float | None:
+    """Matched operations as a share of those that should have a kernel; None where no capture covers any."""
+    expected = sums.match[Match.MATCHED] + sums.match[Match.UNMATCHED]
+    return sums.match[Match.MATCHED] / expected if expected else None
+
+
+def captured_ratio(selection: Selection, sums: Totals) -> float | None:
+    """Operations that lie inside a capture as a share of those decided; None without any export."""
+    outside = sums.match[Match.NOT_COVERED]
+    decided = outside + sums.match[Match.MATCHED] + sums.match[Match.UNMATCHED]
+    return 1 - outside / decided if decided and selection.store.captures else None
+
+
+def captured_seconds(selection: Selection) -> dict[str, float]:
+    """Time that captures cover, by host: their union on the host's own clock, in seconds."""
+    by_host: dict[str, list[CaptureSeen]] = {}
+    for _, capture in selection.store.captures:
+        by_host.setdefault(capture.host, []).append(capture)
+    return {host: _union_ns(captures) / 1e9 for host, captures in sorted(by_host.items())}
+
+
+def gaps(selection: Selection) -> list[dict[str, object]]:
+    """What was lost or skipped of each source, in a person's words."""
+    store = selection.store
+    return [
+        {
+            "source": store.sources[source].source.name,
+            "reason": gap.reason,
+            "amount": gap.amount,
+            "unit": gap.unit,
+            "detail": gap.detail,
+        }
+        for source, found in sorted(store.gaps.items())
+        for gap in found
+    ]
+
+
+def _union_ns(captures: Iterable[CaptureSeen]) -> int:
+    covered, reached = 0, None
+    for capture in sorted(captures, key=lambda capture: capture.start_ns):
+        start = capture.start_ns if reached is None else max(capture.start_ns, reached)
+        covered += max(0, capture.end_ns - start)
+        reached = max(capture.end_ns, start)
+    return covered
+
+
+def _or_not_recorded(value: float | str | None) -> object:
+    return NOT_RECORDED if value is None else value
+
+
+def _versions(selection: Selection) -> dict[str, object]:
+    store = selection.store
+    nccl = Counter(store.process_version[index] for index in selection.processes() if index in store.process_version)
+    nsys = Counter(capture.product_version or NOT_RECORDED for _, capture in store.captures)
+    schema = Counter(capture.schema_version or NOT_RECORDED for _, capture in store.captures)
+    return {
+        "nccl": dict(nccl) or NOT_RECORDED,
+        "nsys": dict(nsys) or NOT_RECORDED,
+        "nsys_schema": dict(schema) or NOT_RECORDED,
+    }
+
+
+def _read(selection: Selection) -> dict[str, object]:
+    understood, skipped = selection.store.understood, selection.store.skipped
+    return {
+        "sources": len(selection.store.sources),
+        "read": understood.total() + skipped.total(),
+        "understood": dict(understood.most_common()),
+        "skipped": dict(skipped.most_common()),
+        "torn": skipped["torn"],
+    }
+
+
+def _source(index: int, state: SourceState, selection: Selection) -> dict[str, object]:
+    return {
+        "name": state.source.name,
+        "kind": state.source.kind.value,
+        "complete": state.is_complete,
+        "position": state.position,
+        "zone": _or_not_recorded(state.zone_name),
+        "gaps": len(selection.store.gaps.get(index, [])),
+    }
+
+
+def _captured(selection: Selection, sums: Totals) -> dict[str, object]:
+    captures = [capture for _, capture in selection.store.captures]
+    return {
+        "captures": len(captures),
+        "operations_ratio": _or_not_recorded(captured_ratio(selection, sums)),
+        "seconds": captured_seconds(selection) or NOT_RECORDED,
+        "graph_launches": sum(capture.graph_launches for capture in captures),
+        "missing": sorted({name for capture in captures for name in capture.missing}),
+        "warnings": sorted({text for capture in captures for text in capture.warnings}),
+    }
+
+
+def _operations(selection: Selection, sums: Totals) -> list[dict[str, object]]:
+    kinds = [communicator.parallelism for communicator in selection.store.communicators]
+
+    def key(group: Group) -> tuple[str, str | None]:
+        return group.op, kinds[group.communicator] if group.communicator >= 0 else None
+
+    return [
+        {"op": op, "parallelism": kind, **_total(total, has_kernels(selection))}
+        for (op, kind), total in sums.by(key).items()
+    ]
+
+
+def _total(total: Total, has_kernels: bool) -> dict[str, object]:
+    def recorded(amount: int, is_recorded: int) -> object:
+        return amount if is_recorded else NOT_RECORDED
+
+    return {
+        "operations": total.operations,
+        "bytes": recorded(total.bytes, total.sized),
+        "operations_without_bytes": total.operations - total.sized,
+        "matched": recorded(total.matched, has_kernels),
+        "duration_ns": recorded(total.duration_ns, total.timed),
+        "wait_ns": recorded(total.wait_ns, total.waits),
+        "transfer_ns": recorded(total.transfer_ns, total.transfers),
+        "wait_ratio": _or_not_recorded(total.wait_ratio),
+    }
+
+
+def _kernels(selection: Selection) -> object:
+    if not has_kernels(selection):
+        return NOT_RECORDED
+    has_launch = selection.kernels.column("launch") >= 0
+    return {
+        "kernels": len(selection.kernels),
+        "with_operation": int(np.count_nonzero(has_launch)),
+        "without_operation": int(np.count_nonzero(~has_launch)),
+        "censored": int(np.count_nonzero(selection.kernels.column("censored"))),
+    }

@@ -1,0 +1,131 @@
+"""What `analyze` prints when it is done: what was read, what it became, and what was found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import unescape
+
+from ncclscope_service.export.report_data import communicator_rows
+from ncclscope_service.export.report_text import bandwidth_text, bytes_text, count_text, ratio_text, span_text
+from ncclscope_service.export.selection import Selection, select
+from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, gaps, level, matched_ratio, seen_ranks
+from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Store
+
+_MAX_COMMUNICATORS = 20
+_MAX_LINES = 10
+_TAG = re.compile("<[^>]*>")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def terminal_report(store: Store, selection: Selection | None = None, sums: Totals | None = None) -> str:
+    """Plain text of some 40 lines for a terminal; ends with a newline."""
+    selection = select(store) if selection is None else selection
+    sums = totals(selection) if sums is None else sums
+    return "\n".join(_lines(selection, sums)) + "\n"
+
+
+def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
+    yield from _read(selection)
+    yield ""
+    yield from _operations(selection, sums)
+    yield ""
+    yield from _communicators(selection, sums)
+    yield ""
+    yield from _findings(selection)
+
+
+def _read(selection: Selection) -> Iterator[str]:
+    store = selection.store
+    hosts = {store.processes[index].host for index in selection.processes()}
+    ranks = len(seen_ranks(selection))
+    yield (
+        f"Read {len(store.sources)} files ({level(selection)}): {len(hosts)} hosts, "
+        f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks"
+    )
+    yield f"  understood  {_counts(store.understood.most_common())}"
+    yield f"  skipped     {_counts(store.skipped.most_common())}"
+    lost = gaps(selection)
+    for gap in lost[:_MAX_LINES]:
+        yield _printable(
+            f"  lost        {gap['source']}: {gap['reason']}, {gap['amount']} {gap['unit']}. {gap['detail']}"
+        )
+    if len(lost) > _MAX_LINES:
+        yield f"  lost        and {len(lost) - _MAX_LINES} more, see summary.json"
+
+
+def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
+    everything = sums.all()
+    size = bytes_text(everything.bytes if everything.sized else None)
+    yield f"{_plain(count_text(everything.operations))} operations, {_plain(size)}"
+    verdicts = ((match.name.lower().replace("_", " "), sums.match[match]) for match in Match)
+    yield f"  became      {_counts([pair for pair in verdicts if pair[1]])}"
+    yield f"  matched     {_share(matched_ratio(sums), 'of those inside a capture')}"
+    yield f"  captured    {_share(captured_ratio(selection, sums), 'of the operations')}"
+    yield f"  waiting     {_share(everything.wait_ratio, 'of the kernel time')}"
+    for op, total in list(sums.by(lambda group: group.op).items())[:_MAX_LINES]:
+        duration = span_text(total.duration_ns if total.timed else None)
+        moved = bytes_text(total.bytes if total.sized else None)
+        yield f"  {_printable(op):<14}{total.operations:>12,}  {_plain(moved):>14}  kernels {_plain(duration)}"
+
+
+def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
+    found = communicator_rows(selection, sums)
+    yield f"{len(found)} communicators"
+    rows = [
+        (
+            _printable(str(row["communicator"])),
+            str(row["parallelism"] or "-"),
+            str(row["size"]),
+            str(row["operations"]),
+            bytes_text(row["bytes"]),
+            bandwidth_text(row["busbw"]),
+            bandwidth_text(row["limit"]),
+            ratio_text(row["wait_ratio"]),
+        )
+        for row in found[:_MAX_COMMUNICATORS]
+    ]
+    if rows:
+        yield from _table(("communicator", "kind", "ranks", "operations", "bytes", "busbw", "limit", "waiting"), rows)
+    if len(found) > _MAX_COMMUNICATORS:
+        yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see communicators.parquet"
+
+
+def _findings(selection: Selection) -> Iterator[str]:
+    found = sorted(selection.findings, key=lambda finding: finding.since_ns)
+    yield f"{len(found)} findings" if found else "No findings"
+    for finding in found[:_MAX_COMMUNICATORS]:
+        yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {finding.summary}")
+    if len(found) > _MAX_COMMUNICATORS:
+        yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see findings.json"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    texts = [[_plain(text) for text in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
+    for row in texts:
+        cells = [
+            text.ljust(width) if place < 2 else text.rjust(width)
+            for place, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _share(ratio: float | None, of_what: str) -> str:
+    return NOT_RECORDED if ratio is None else f"{ratio_text(ratio)} {of_what}"
+
+
+def _counts(counts: Sequence[tuple[str, int]]) -> str:
+    return _printable(", ".join(f"{count:,} {name}" for name, count in counts)) or "nothing"
+
+
+def _plain(text: str) -> str:
+    """HTML of `report_text` as plain text."""
+    return unescape(_TAG.sub("", text)).replace("\u2009", ",")
+
+
+def _printable(text: str) -> str:
+    """Text from logs without characters that would move a terminal's cursor."""
+    return _CONTROL.sub("?", text)

@@ -1,0 +1,151 @@
+"""Sums over the selected operations that summary, report and terminal all show, from one pass over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.export.operation_view import OperationView
+from ncclscope_service.export.operations_file import operation_column
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.rows import Match
+from ncclscope_wire.batch import Columns
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(slots=True, kw_only=True)
+class Total:
+    """Sums over some operations. Launches and times count each launch once, however many operations share it."""
+
+    operations: int = 0
+    sized: int = 0
+    """Operations whose message size is known."""
+    bytes: int = 0
+    """Message bytes of those."""
+    matched: int = 0
+    timed: int = 0
+    """Launches whose duration is known."""
+    duration_ns: int = 0
+    waits: int = 0
+    """Launches whose wait is known."""
+    wait_ns: int = 0
+    waiting_duration_ns: int = 0
+    """Duration of those launches."""
+    transfers: int = 0
+    """Launches whose transfer is known."""
+    transfer_ns: int = 0
+
+    def add(self, other: Total) -> None:
+        """Adds another's sums to this one's."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def wait_ratio(self) -> float | None:
+        """Waiting as a share of kernel time, over the launches whose wait is known; None where none is."""
+        return self.wait_ns / self.waiting_duration_ns if self.waiting_duration_ns > 0 else None
+
+
+_SUMS: Final = tuple(field.name for field in fields(Total))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is summed apart."""
+
+    communicator: int
+    """Communicator index; NO_NUMBER where the operation has none."""
+    op: str
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All sums of a selection, by communicator, operation and process."""
+
+    by_group: dict[Group, Total]
+    match: dict[Match, int]
+    launches: int
+    """Launches that the operations were matched to."""
+
+    def all(self) -> Total:
+        """The sum of everything."""
+        return self.by(lambda _: None).get(None, Total())
+
+    def by(self, key: Callable[[Group], _Key]) -> dict[_Key, Total]:
+        """Sums by any key of the groups, most operations first."""
+        sums: dict[_Key, Total] = {}
+        for group, total in self.by_group.items():
+            sums.setdefault(key(group), Total()).add(total)
+        return dict(sorted(sums.items(), key=lambda item: -item[1].operations))
+
+
+def totals(selection: Selection) -> Totals:
+    """Sums over the selected operations, a slice at a time."""
+    by_group: dict[Group, Total] = {}
+    match = np.zeros(len(Match), dtype=np.int64)
+    is_first = first_of_launch(selection.operations.column("launch"))
+    begin = 0
+    for rows in selection.operations.slices():
+        match += np.bincount(rows["match"], minlength=len(Match))[: len(Match)]
+        view = OperationView(selection.store, rows)
+        for group, total in _slice_totals(view, is_first[begin : begin + len(rows)]):
+            by_group.setdefault(group, Total()).add(total)
+        begin += len(rows)
+    return Totals(by_group, {kind: int(match[kind]) for kind in Match}, int(is_first.sum()))
+
+
+def first_of_launch(launches: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """Whether a row is the first of its launch in this order; rows without a launch are not."""
+    is_first = np.zeros(len(launches), dtype=np.bool_)
+    distinct, first = np.unique(launches, return_index=True)
+    is_first[first[distinct >= 0]] = True
+    return is_first
+
+
+def _slice_totals(view: OperationView, is_first: NDArray[np.bool_]) -> Iterable[tuple[Group, Total]]:
+    ops = operation_column(view, "op")
+    words = ops.words or ()
+    columns = (view.communicators(), np.where(ops.is_known, ops.values, -1), view.rows["process"])
+    keys, codes = np.unique(
+        np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0, return_inverse=True
+    )
+    codes = codes.reshape(-1)
+    sums = {name: _sums(codes, len(keys), values) for name, values in _addends(view, is_first).items()}
+    for index, (communicator, op, process) in enumerate(keys.tolist()):
+        group = Group(communicator, words[op] if op >= 0 else "", process)
+        yield group, Total(**{name: int(values[index]) for name, values in sums.items()})
+
+
+def _sums(codes: NDArray[np.intp], groups: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Integer sums by group: exact, unlike bincount's floating weights."""
+    sums = np.zeros(groups, dtype=np.int64)
+    np.add.at(sums, codes, values)
+    return sums
+
+
+def _addends(view: OperationView, is_first: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
+    """What each row adds to each sum."""
+    rows: Columns = view.rows
+    size = operation_column(view, "message_bytes")
+    duration = operation_column(view, "duration_ns").where(is_first)
+    wait = operation_column(view, "wait_ns").where(duration.is_known)
+    transfer = operation_column(view, "transfer_ns").where(is_first)
+    return {
+        "operations": np.ones(len(rows), dtype=np.int64),
+        "sized": size.is_known.astype(np.int64),
+        "bytes": np.where(size.is_known, size.values, 0),
+        "matched": (rows["match"] == Match.MATCHED).astype(np.int64),
+        "timed": duration.is_known.astype(np.int64),
+        "duration_ns": np.where(duration.is_known, duration.values, 0),
+        "waits": wait.is_known.astype(np.int64),
+        "wait_ns": np.where(wait.is_known, wait.values, 0),
+        "waiting_duration_ns": np.where(wait.is_known, duration.values, 0),
+        "transfers": transfer.is_known.astype(np.int64),
+        "transfer_ns": np.where(transfer.is_known, transfer.values, 0),
+    }

@@ -1,0 +1,105 @@
+"""Which operations share a launch, and who waited for whom: indices that the trace is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.export.operation_view import OperationView
+from ncclscope_service.export.selection import Selection
+from ncclscope_wire.batch import Columns
+
+WAIT_SHOWN_NS: Final = 10_000
+"""A wait of 10 µs and more is drawn; shorter ones are in the arguments only."""
+
+ARROW_WAIT_NS: Final = 100_000
+"""A wait of 100 µs and more gets an arrow from the rank that was waited for."""
+
+MAX_ARROWS: Final = 50_000
+"""The longest waits keep their arrows."""
+
+
+class Launches:
+    """The selected operations by launch."""
+
+    def __init__(self, selection: Selection) -> None:
+        launch = selection.operations.column("launch")
+        has_launch = np.nonzero(launch >= 0)[0]
+        self._order = has_launch[np.argsort(launch[has_launch], kind="stable")]
+        self._ids, self._begins, self._counts = np.unique(launch[self._order], return_index=True, return_counts=True)
+        part = selection.operations
+        self._positions = part.positions
+        self._operations = part.rows
+
+    def find(self, launches: NDArray[np.generic]) -> NDArray[np.intp]:
+        """The place of each launch in this index; -1 where none of its operations is selected."""
+        places = np.searchsorted(self._ids, launches)
+        is_found = (places < len(self._ids)) & (launches >= 0)
+        is_found[is_found] = self._ids[places[is_found]] == launches[is_found]
+        return np.where(is_found, places, -1)
+
+    def first(self, places: NDArray[np.intp]) -> Columns:
+        """The first logged operation of each of these launches."""
+        return self._rows(self._order[self._begins[places]])
+
+    def counts(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        """How many operations share each of these launches."""
+        return self._counts[places]
+
+    def members(self, place: int, at_most: int) -> Columns:
+        """The operations of one launch, in the order in which they were logged."""
+        begin = self._begins[place]
+        return self._rows(self._order[begin : begin + min(at_most, int(self._counts[place]))])
+
+    def _rows(self, selected: NDArray[np.intp]) -> Columns:
+        rows: Columns = self._operations[selected if self._positions is None else self._positions[selected]]
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Arrows:
+    """Who waited for whom: launch of the rank that came last, launch of the one that waited, and how long."""
+
+    late: NDArray[np.int64]
+    waiting: NDArray[np.int64]
+    wait_ns: NDArray[np.int64]
+    left_out: int
+    """Waits above the threshold that have no arrow, because there were longer ones."""
+
+
+def arrows(selection: Selection) -> Arrows:
+    """The arrows to draw: of each collective from its last arriver (the shortest wait) to those who waited."""
+    rows = _waiting_rows(selection)
+    communicator, coll_seq, wait = rows["communicator"], rows["coll_seq"], rows["wait_ns"]
+    order = np.lexsort([wait, coll_seq, communicator])
+    rows, wait = rows[order], wait[order]
+    is_first = np.ones(len(rows), dtype=np.bool_)
+    is_first[1:] = (rows["communicator"][1:] != rows["communicator"][:-1]) | (
+        rows["coll_seq"][1:] != rows["coll_seq"][:-1]
+    )
+    last_arriver = np.maximum.accumulate(np.where(is_first, np.arange(len(rows)), 0))
+    waiting = np.nonzero((wait >= ARROW_WAIT_NS) & ~is_first)[0]
+    kept = waiting[np.sort(np.argsort(-wait[waiting], kind="stable")[:MAX_ARROWS])]
+    launch = rows["launch"]
+    return Arrows(launch[last_arriver[kept]], launch[kept], wait[kept], len(waiting) - len(kept))
+
+
+def _waiting_rows(selection: Selection) -> Columns:
+    """Rows whose wait is known, as communicator, number, wait and launch."""
+    found: list[Columns] = []
+    for rows in selection.operations.slices():
+        view = OperationView(selection.store, rows)
+        communicators = view.communicators()
+        is_known = (rows["wait_ns"] >= 0) & (rows["coll_seq"] >= 0) & (rows["launch"] >= 0) & (communicators >= 0)
+        chosen = np.zeros(int(is_known.sum()), dtype=_WAITING)
+        for name in ("coll_seq", "wait_ns", "launch"):
+            chosen[name] = rows[name][is_known]
+        chosen["communicator"] = communicators[is_known]
+        found.append(chosen)
+    return np.concatenate(found) if found else np.zeros(0, dtype=_WAITING)
+
+
+_WAITING: Final = np.dtype([("communicator", "<i8"), ("coll_seq", "<i8"), ("wait_ns", "<i8"), ("launch", "<i8")])

@@ -1,0 +1,46 @@
+"""How the agents and the service itself are: what the sessions and the shell report beside the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentView:
+    """One agent as its session shows it; None where the agent has not said."""
+
+    name: str
+    host: str
+    job: str
+    connected: bool
+    last_contact_ns: int | None = None
+    """Service's wall clock."""
+    lag_seconds: float | None = None
+    """How far it is behind the files that it reads."""
+    lines_total: int | None = None
+    bytes_read_total: int | None = None
+    skipped: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """Lines by the reason they were skipped."""
+    cpu_seconds: float | None = None
+    rss_bytes: int | None = None
+    queued_batches: int | None = None
+    """Read and not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceHealth:
+    """The service as its shell shows it."""
+
+    version: str
+    sessions_refused: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """By reason."""
+    ingest_lag_seconds: float | None = None
+    """From an agent's reading of the newest line to its place in the store."""
+    backlog_batches: int | None = None
+    """Received and not applied."""
+    page_clients: int = 0
+    page_events_dropped: int = 0

@@ -1,0 +1,402 @@
+"""Every metric of the service, in one table: exposition, documentation and tests follow from it.
+
+Names end in their base unit; a counter's `_total` is added by the exposition. Label values are bounded: what
+bounds them is said in words beside each metric, and a test holds `docs/metrics.md` against this table.
+Source: Prometheus, "Metric and label naming"; OpenMetrics 1.0, section 5 (metric types).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class Kind(StrEnum):
+    """What a metric's value does."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric family."""
+
+    name: str
+    """As exposed, without the suffix of its type (`_total`, `_bucket`)."""
+    kind: Kind
+    unit: str = ""
+    """Base unit, which is also how the name ends; empty for plain numbers."""
+    labels: tuple[str, ...] = ()
+    help: str
+    bound: str
+    """What bounds the number of its series, in words."""
+
+    @property
+    def exposed_name(self) -> str:
+        """The name that a query uses; of a histogram, the common part of its three series."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+MAX_COMMUNICATORS: Final = 1_000
+"""Communicators of a job that have series of their own; the rest is summed as communicator="other".
+
+With a handful of operations and sizes each this stays below 50,000 series at 4,096 ranks.
+"""
+
+MAX_RANKS: Final = 32
+"""Ranks of a job that have series of their own: those that wait least and those that wait most."""
+
+DURATION_BOUNDS_SECONDS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0, 10.0)
+"""Upper bounds of the duration histogram; with +Inf twelve buckets, each about three times the last."""
+
+SERIES_LABELS: Final = ("job", "communicator", "parallelism", "op", "size_class")
+
+_PER_SERIES: Final = (
+    f"{MAX_COMMUNICATORS:,} communicators of a job (the rest is `other`) x operations and size classes they use"
+)
+_PER_COMMUNICATOR: Final = f"{MAX_COMMUNICATORS:,} communicators of a job"
+_PER_JOB: Final = "jobs that the service keeps"
+_PER_HOST: Final = "hosts with a clock estimate"
+_PER_AGENT: Final = "agents that have connected"
+_PER_REASON: Final = "a fixed set of reasons in the code"
+_ONE: Final = "one"
+
+METRICS: Final[tuple[Metric, ...]] = (
+    # What was communicated, counted from the log
+    Metric(
+        name="ncclscope_operations",
+        kind=Kind.COUNTER,
+        labels=SERIES_LABELS,
+        help="NCCL operations logged, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_bytes",
+        kind=Kind.COUNTER,
+        unit="bytes",
+        labels=SERIES_LABELS,
+        help="Message size of the operations logged as nccl-tests defines it, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    # How long it took, measured on the kernels
+    Metric(
+        name="ncclscope_matched_operations",
+        kind=Kind.COUNTER,
+        labels=SERIES_LABELS,
+        help="Operations for which a GPU kernel was found, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_kernel_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=SERIES_LABELS,
+        help="Time that the kernels of matched operations ran, waiting for other ranks included, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_joined_kernel_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=SERIES_LABELS,
+        help="The part of the kernel time for which it is known how much of it was waiting: divide the wait by this.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_wait_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=SERIES_LABELS,
+        help="Time that kernels waited for the last rank to arrive, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_collectives",
+        kind=Kind.COUNTER,
+        labels=SERIES_LABELS,
+        help="Collectives whose kernels were seen on two ranks or more.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_transfer_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=SERIES_LABELS,
+        help="Time from the last rank's arrival to the end, summed over the collectives that were joined.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_collective_duration_seconds",
+        kind=Kind.HISTOGRAM,
+        unit="seconds",
+        labels=("job", "parallelism", "op"),
+        help="Kernel time of one collective, the mean of the ranks that were seen, waiting included.",
+        bound="kinds of communicators x operations of a job, twelve buckets each; never per communicator or rank",
+    ),
+    # How fast it was
+    Metric(
+        name="ncclscope_busbw_bytes_per_second",
+        kind=Kind.GAUGE,
+        unit="bytes_per_second",
+        labels=SERIES_LABELS,
+        help="Bus bandwidth of the transfer, without the waiting: median over the last minute that has data.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_efficiency_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=(*SERIES_LABELS, "reference"),
+        help="Bus bandwidth divided by a named reference: topology (what the wires can do) or baseline (best shown).",
+        bound=f"{_PER_SERIES} x references",
+    ),
+    Metric(
+        name="ncclscope_bandwidth_drift_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=SERIES_LABELS,
+        help="Bus bandwidth against the best that this series has shown, minus one: -0.2 is a fifth slower.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_wait_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job", "communicator", "parallelism"),
+        help="Share of the kernel time of collectives that was waiting for the last rank, over the last minute.",
+        bound=_PER_COMMUNICATOR,
+    ),
+    Metric(
+        name="ncclscope_rank_wait_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job", "rank"),
+        help="Share of a global rank's kernel time that was waiting, over the last minutes; a late rank waits least.",
+        bound=f"the {MAX_RANKS} ranks of a job that wait least or most",
+    ),
+    # Who communicates
+    Metric(
+        name="ncclscope_communicators",
+        kind=Kind.GAUGE,
+        labels=("job",),
+        help="Communicators that the service knows.",
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_communicators_summed",
+        kind=Kind.GAUGE,
+        labels=("job",),
+        help='Communicators without series of their own, which are summed as communicator="other".',
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_communicator_info",
+        kind=Kind.GAUGE,
+        labels=("job", "communicator", "comm_id", "size", "parallelism", "identity", "hosts"),
+        help="Always 1: what a communicator's short name stands for; hosts is how many it spans.",
+        bound=_PER_COMMUNICATOR,
+    ),
+    # How much of it is known
+    Metric(
+        name="ncclscope_alignment_matched_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job",),
+        help="Share of the recent operations inside a capture for which the kernel was found.",
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_alignment_operations",
+        kind=Kind.COUNTER,
+        labels=("job", "match"),
+        help="Operations whose alignment is settled, by what became of them.",
+        bound="jobs x 4 states",
+    ),
+    Metric(
+        name="ncclscope_captured_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job",),
+        help="Share of the last minutes that captures of GPU kernels cover, mean over the processes that log.",
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_gaps",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="Stretches of a source that were lost or skipped.",
+        bound=_PER_REASON,
+    ),
+    # Clocks
+    Metric(
+        name="ncclscope_clock_offset_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=("host",),
+        help="Host clock minus reference clock, now, by the host's fitted line.",
+        bound=_PER_HOST,
+    ),
+    Metric(
+        name="ncclscope_clock_drift_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("host",),
+        help="How much faster the host's clock runs than the reference clock: 1e-6 is 1 ppm.",
+        bound=_PER_HOST,
+    ),
+    Metric(
+        name="ncclscope_clock_uncertainty_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=("host",),
+        help="Standard deviation of the host's clock offset.",
+        bound=_PER_HOST,
+    ),
+    Metric(
+        name="ncclscope_clock_violation_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        help="Share of causality constraints that fail after the clocks are corrected: near 0 where all is well.",
+        bound=_ONE,
+    ),
+    # What is wrong
+    Metric(
+        name="ncclscope_findings",
+        kind=Kind.GAUGE,
+        labels=("job", "kind", "severity"),
+        help="Findings that are open now.",
+        bound="jobs x 8 kinds x 3 severities, 0 where there is none",
+    ),
+    # Agents
+    Metric(
+        name="ncclscope_agent_connected",
+        kind=Kind.GAUGE,
+        labels=("agent", "host"),
+        help="1 while the agent's session is open, else 0.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_lines",
+        kind=Kind.COUNTER,
+        labels=("agent", "host"),
+        help="Lines of logs that the agent has read.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_read_bytes",
+        kind=Kind.COUNTER,
+        unit="bytes",
+        labels=("agent", "host"),
+        help="Bytes of logs and exports that the agent has read.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_lag_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=("agent", "host"),
+        help="How far the agent is behind the files that it reads.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_queued_batches",
+        kind=Kind.GAUGE,
+        labels=("agent", "host"),
+        help="Batches that the agent has read and the service has not acknowledged.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_cpu_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=("agent", "host"),
+        help="CPU time that the agent has used.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_resident_memory_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        labels=("agent", "host"),
+        help="Resident memory of the agent.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_lines_skipped",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="Lines and records that were read and not used, over all agents.",
+        bound=_PER_REASON,
+    ),
+    Metric(
+        name="ncclscope_agent_lines_understood",
+        kind=Kind.COUNTER,
+        labels=("family",),
+        help="Lines and records that were understood, over all agents.",
+        bound="a fixed set of line families in the code",
+    ),
+    # The service itself
+    Metric(
+        name="ncclscope_sessions_refused",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="Sessions of agents that the service refused or closed.",
+        bound=_PER_REASON,
+    ),
+    Metric(
+        name="ncclscope_ingest_lag_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        help="From the reading of a line by an agent to its place in these metrics, for the newest line.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_ingest_backlog_batches",
+        kind=Kind.GAUGE,
+        help="Batches that were received and are not applied yet.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_window_operations",
+        kind=Kind.GAUGE,
+        help="Operations that the service keeps in memory.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_page_clients",
+        kind=Kind.GAUGE,
+        help="Open event streams of the live page.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_page_events_dropped",
+        kind=Kind.COUNTER,
+        help="Events that were dropped because a page read too slowly.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_build_info",
+        kind=Kind.GAUGE,
+        labels=("version",),
+        help="Always 1: the version of the service.",
+        bound=_ONE,
+    ),
+)
+"""In the order in which they are exposed."""
+
+METRICS_BY_NAME: Final = MappingProxyType({metric.name: metric for metric in METRICS})
+
+
+def metric_table_markdown() -> str:
+    """The table as `docs/metrics.md` carries it: one row per metric."""
+    head = "| metric | kind | labels | means | series are bounded by |\n|---|---|---|---|---|\n"
+    return head + "".join(_row_markdown(metric) for metric in METRICS)
+
+
+def _row_markdown(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+    return f"| `{metric.exposed_name}` | {metric.kind} | {labels} | {metric.help} | {metric.bound} |\n"

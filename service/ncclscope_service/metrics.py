@@ -1,0 +1,363 @@
+"""What `/metrics` says, gathered from the store at scrape time as columns per metric of the table.
+
+`gather` decides (pure); `ViewCollector` hands the columns to prometheus_client. A value that is not known has
+no series: what is missing is absent, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Exemplar
+
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.communicator_views import hosts_of, recent_wait_ratio, size_class_name
+from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.metric_table import (
+    DURATION_BOUNDS_SECONDS,
+    MAX_COMMUNICATORS,
+    MAX_RANKS,
+    METRICS,
+    METRICS_BY_NAME,
+    Kind,
+)
+from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of_job
+from ncclscope_service.rows import Communicator, FindingKind, Match, Severity
+from ncclscope_service.store import Store
+from ncclscope_service.tally import DurationHistogram, DurationLabels, Tally, operation_name
+from ncclscope_service.wait_map import rank_waits
+from ncclscope_service.window import (
+    Floats,
+    Int64s,
+    RecentOperations,
+    Window,
+    recent_collectives,
+    recent_operations,
+    window_until,
+)
+
+OTHER: Final = "other"
+"""The communicator label of what is summed because a job has too many communicators."""
+
+_UNKNOWN: Final = "unknown"
+
+_BUCKET_NAMES: Final = (*(str(bound) for bound in DURATION_BOUNDS_SECONDS), "+Inf")
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The samples of one metric: label values in the table's order, and a value each."""
+
+    labels: Sequence[Labels]
+    values: Sequence[float]
+    """NaN where not known; such samples are not exposed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationSamples:
+    """One histogram of durations."""
+
+    labels: DurationLabels
+    cumulative: tuple[int, ...]
+    """By bucket."""
+    sum_seconds: float
+    exemplars: tuple[Exemplar | None, ...]
+    """By bucket: the newest collective in it, with communicator and coll_seq."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsView:
+    """All values at one time; holds no reference into the store, so that another thread may render it."""
+
+    samples: Mapping[str, Samples]
+    """By name in the table; a metric without samples may lack."""
+    durations: tuple[DurationSamples, ...]
+
+
+def gather(
+    store: Store,
+    *,
+    tally: Tally,
+    aliases: Aliases,
+    agents: Sequence[AgentView],
+    health: ServiceHealth,
+    now_ns: int,
+) -> MetricsView:
+    """The view at `now_ns` (service's wall clock); the tally has been fed by the caller."""
+    aliases.update(store.communicators, store.members)
+    window = window_until(now_ns)
+    operations = recent_operations(store)
+    jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
+    own_labels = _communicators_with_own_labels(store.communicators)
+    collected = _Collected()
+    _add_series(collected, store, aliases, own_labels)
+    _add_communicators(collected, store, aliases, own_labels, window, jobs)
+    _add_jobs(collected, store, operations, window, jobs)
+    _add_matches(collected, tally)
+    _add_clocks(collected, store, now_ns)
+    _add_findings(collected, store, jobs)
+    _add_agents(collected, agents)
+    _add_service(collected, store, health)
+    return MetricsView(samples=collected.samples(), durations=_durations(tally, aliases))
+
+
+class ViewCollector:
+    """Yields a view as prometheus_client's metric families, in the order of the table."""
+
+    def __init__(self, view: MetricsView) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family that has a sample."""
+        for metric in METRICS:
+            if metric.kind is Kind.HISTOGRAM:
+                family = self._histogram(metric.name, metric.help, metric.labels)
+            else:
+                family = self._plain(metric.name, metric.kind)
+            if family.samples:
+                yield family
+
+    def _plain(self, name: str, kind: Kind) -> Metric:
+        table = METRICS_BY_NAME[name]
+        make = CounterMetricFamily if kind is Kind.COUNTER else GaugeMetricFamily
+        family = make(name, table.help, labels=table.labels, unit=table.unit)
+        samples = self._view.samples.get(name)
+        if samples is not None:
+            for labels, value in zip(samples.labels, samples.values, strict=True):
+                if not math.isnan(value):
+                    family.add_metric(labels, value)
+        return family
+
+    def _histogram(self, name: str, documentation: str, label_names: Labels) -> Metric:
+        family = HistogramMetricFamily(name, documentation, labels=label_names, unit="seconds")
+        for each in self._view.durations:
+            buckets: list[list[str | float | Exemplar | None]] = [
+                [bound, count, exemplar]
+                for bound, count, exemplar in zip(_BUCKET_NAMES, each.cumulative, each.exemplars, strict=True)
+            ]
+            labels = (each.labels.job, each.labels.parallelism, each.labels.op)
+            family.add_metric(labels, buckets, sum_value=each.sum_seconds)  # type: ignore[arg-type]
+        return family
+
+
+class _Collected:
+    """Samples by metric while they are gathered; refuses a name or a number of labels that the table does not have."""
+
+    def __init__(self) -> None:
+        self._labels: defaultdict[str, list[Labels]] = defaultdict(list)
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """One sample; None stands for not known."""
+        if value is not None:
+            self.add_all(name, [labels], [value])
+
+    def add_all(self, name: str, labels: Sequence[Labels], values: Iterable[float]) -> None:
+        """A column of samples."""
+        assert all(len(each) == len(METRICS_BY_NAME[name].labels) for each in labels[:1]), name
+        self._labels[name].extend(labels)
+        self._values[name].extend(values)
+
+    def samples(self) -> dict[str, Samples]:
+        return {name: Samples(labels=self._labels[name], values=self._values[name]) for name in self._labels}
+
+
+def _communicators_with_own_labels(communicators: Sequence[Communicator]) -> frozenset[int]:
+    """The first MAX_COMMUNICATORS of each job; which ones never changes, so that counters never fall."""
+    of_job: defaultdict[str, list[int]] = defaultdict(list)
+    for communicator in communicators:
+        of_job[communicator.job].append(communicator.index)
+    return frozenset(index for indices in of_job.values() for index in indices[:MAX_COMMUNICATORS])
+
+
+def _add_series(collected: _Collected, store: Store, aliases: Aliases, own_labels: frozenset[int]) -> None:
+    series = store.series.rows
+    positions: dict[Labels, int] = {}
+    position_of_row = np.array(
+        [
+            positions.setdefault(_series_labels(store, aliases, own_labels, *row), len(positions))
+            for row in zip(
+                series["communicator"].tolist(), series["op"].tolist(), series["size_class"].tolist(), strict=True
+            )
+        ],
+        np.int64,
+    )
+    labels = list(positions)
+
+    def total(column: str, *, where: Floats | None = None) -> Floats:
+        sums = np.bincount(position_of_row, weights=series[column], minlength=len(labels)).astype(np.float64)
+        return sums if where is None else np.where(where > 0, sums, np.nan)
+
+    matched, waiting, joined = total("matched"), total("waiting_duration_ns"), total("collectives")
+    for name, values in (
+        ("ncclscope_operations", total("operations")),
+        ("ncclscope_bytes", total("bytes")),
+        ("ncclscope_matched_operations", np.where(matched > 0, matched, np.nan)),
+        ("ncclscope_kernel_seconds", total("duration_ns", where=matched) * 1e-9),
+        ("ncclscope_joined_kernel_seconds", np.where(waiting > 0, waiting, np.nan) * 1e-9),
+        ("ncclscope_wait_seconds", total("wait_ns", where=waiting) * 1e-9),
+        ("ncclscope_collectives", np.where(joined > 0, joined, np.nan)),
+        ("ncclscope_transfer_seconds", total("transfer_ns", where=joined) * 1e-9),
+    ):
+        collected.add_all(name, labels, values.tolist())
+    _add_bandwidths(collected, store, labels, position_of_row)
+
+
+def _add_bandwidths(collected: _Collected, store: Store, labels: list[Labels], position_of_row: Int64s) -> None:
+    """Bandwidths of series that stand alone; there is no sum of medians for the others."""
+    series = store.series.rows
+    is_alone = np.array([each[1] != OTHER for each in labels], np.bool_)[position_of_row]
+    own = [labels[position] for position in position_of_row[is_alone]]
+    busbw, baseline, limit = (series[column][is_alone] for column in ("busbw", "baseline", "limit"))
+    of_limit = np.divide(busbw, limit, out=np.full(len(own), np.nan), where=limit > 0)
+    of_baseline = np.divide(busbw, baseline, out=np.full(len(own), np.nan), where=baseline > 0)
+    collected.add_all("ncclscope_busbw_bytes_per_second", own, busbw.tolist())
+    for reference, ratio in (("topology", of_limit), ("baseline", of_baseline)):
+        collected.add_all("ncclscope_efficiency_ratio", [(*each, reference) for each in own], ratio.tolist())
+    collected.add_all("ncclscope_bandwidth_drift_ratio", own, (of_baseline - 1).tolist())
+
+
+def _series_labels(
+    store: Store, aliases: Aliases, own_labels: frozenset[int], index: int, op: int, size_class: int
+) -> Labels:
+    what = (operation_name(op), size_class_name(size_class))
+    if index < 0:
+        return (_UNKNOWN, _UNKNOWN, _UNKNOWN, *what)
+    communicator = store.communicators[index]
+    alias = aliases[index] if index in own_labels else OTHER
+    return (communicator.job, alias, communicator.parallelism or _UNKNOWN, *what)
+
+
+def _add_communicators(
+    collected: _Collected,
+    store: Store,
+    aliases: Aliases,
+    own_labels: frozenset[int],
+    window: Window,
+    jobs: Sequence[str],
+) -> None:
+    waits = recent_wait_ratio(recent_collectives(store), len(store.communicators), window).tolist()
+    for each in store.communicators:
+        if each.index not in own_labels:
+            continue
+        alias, parallelism = aliases[each.index], each.parallelism or _UNKNOWN
+        collected.add("ncclscope_wait_ratio", waits[each.index], each.job, alias, parallelism)
+        about = (each.comm_id, str(each.size), parallelism, str(each.identity), str(len(hosts_of(store, each))))
+        collected.add("ncclscope_communicator_info", 1, each.job, alias, *about)
+    for job in jobs:
+        indices = [each.index for each in store.communicators if each.job == job]
+        collected.add("ncclscope_communicators", len(indices), job)
+        collected.add("ncclscope_communicators_summed", sum(index not in own_labels for index in indices), job)
+
+
+def _add_jobs(
+    collected: _Collected, store: Store, operations: RecentOperations, window: Window, jobs: Sequence[str]
+) -> None:
+    for job in jobs:
+        alignment = alignment_of(store, job, operations, window)
+        collected.add("ncclscope_alignment_matched_ratio", alignment.matched_ratio, job)
+        collected.add("ncclscope_captured_ratio", alignment.captured_ratio, job)
+        waits = rank_waits(operations, of_job(store, job, operations.process), window)
+        for position in waits.most_telling(MAX_RANKS):
+            rank = str(waits.ranks[position])
+            collected.add("ncclscope_rank_wait_ratio", float(waits.mean_ratio[position]), job, rank)
+
+
+def _add_matches(collected: _Collected, tally: Tally) -> None:
+    for (job, match), amount in sorted(tally.matches.items()):
+        if match is not Match.PENDING:
+            collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
+
+
+def _add_clocks(collected: _Collected, store: Store, now_ns: int) -> None:
+    for clock in clock_views(store, now_ns):
+        collected.add("ncclscope_clock_offset_seconds", clock.offset_seconds, clock.host)
+        collected.add("ncclscope_clock_drift_ratio", clock.drift_ppm * 1e-6, clock.host)
+        collected.add("ncclscope_clock_uncertainty_seconds", clock.sigma_seconds, clock.host)
+    collected.add("ncclscope_clock_violation_ratio", store.clock_violation_ratio)
+
+
+def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> None:
+    """Every kind and severity of each job, 0 where there is none: an alert needs a series that rises."""
+    counts = {(job, kind, severity): 0 for job in jobs for kind in FindingKind for severity in Severity}
+    for finding in store.findings:
+        key = (finding.job, finding.kind, finding.severity)
+        counts[key] = counts.get(key, 0) + (finding.until_ns is None)
+    for (job, kind, severity), count in counts.items():
+        collected.add("ncclscope_findings", count, job, str(kind), str(severity))
+
+
+def _with_unique_names(agents: Sequence[AgentView]) -> list[AgentView]:
+    """One agent per (name, host): a scrape with equal series is refused as a whole.
+
+    Of several the one in touch last keeps the name; others get a number while they are connected (two agents
+    run there), and are left out when they are not (the agent was started anew).
+    """
+    named: dict[Labels, AgentView] = {}
+    for agent in sorted(agents, key=lambda each: (not each.connected, -(each.last_contact_ns or 0))):
+        name, number = agent.name, 1
+        while (name, agent.host) in named:
+            number += 1
+            name = f"{agent.name}#{number}"
+        if number == 1 or agent.connected:
+            named[(name, agent.host)] = replace(agent, name=name)
+    return sorted(named.values(), key=lambda each: (each.name, each.host))
+
+
+def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
+    for agent in _with_unique_names(agents):
+        for name, value in (
+            ("ncclscope_agent_connected", float(agent.connected)),
+            ("ncclscope_agent_lines", agent.lines_total),
+            ("ncclscope_agent_read_bytes", agent.bytes_read_total),
+            ("ncclscope_agent_lag_seconds", agent.lag_seconds),
+            ("ncclscope_agent_queued_batches", agent.queued_batches),
+            ("ncclscope_agent_cpu_seconds", agent.cpu_seconds),
+            ("ncclscope_agent_resident_memory_bytes", agent.rss_bytes),
+        ):
+            collected.add(name, value, agent.name, agent.host)
+
+
+def _add_service(collected: _Collected, store: Store, health: ServiceHealth) -> None:
+    for name, counts in (
+        ("ncclscope_agent_lines_skipped", store.skipped),
+        ("ncclscope_agent_lines_understood", store.understood),
+        ("ncclscope_sessions_refused", health.sessions_refused),
+        ("ncclscope_gaps", gap_counts(store)),
+    ):
+        for label, count in sorted(counts.items()):
+            collected.add(name, count, label)
+    collected.add("ncclscope_ingest_lag_seconds", health.ingest_lag_seconds)
+    collected.add("ncclscope_ingest_backlog_batches", health.backlog_batches)
+    collected.add("ncclscope_window_operations", len(store.operations))
+    collected.add("ncclscope_page_clients", health.page_clients)
+    collected.add("ncclscope_page_events_dropped", health.page_events_dropped)
+    collected.add("ncclscope_build_info", 1, health.version)
+
+
+def _durations(tally: Tally, aliases: Aliases) -> tuple[DurationSamples, ...]:
+    ordered = sorted(tally.durations.items(), key=lambda item: (item[0].job, item[0].parallelism, item[0].op))
+    return tuple(_duration(labels, histogram, aliases) for labels, histogram in ordered)
+
+
+def _duration(labels: DurationLabels, histogram: DurationHistogram, aliases: Aliases) -> DurationSamples:
+    return DurationSamples(
+        labels=labels,
+        cumulative=tuple(accumulate(histogram.counts.tolist())),
+        sum_seconds=histogram.sum_seconds,
+        exemplars=tuple(
+            None
+            if each is None
+            else Exemplar({"communicator": aliases[each.communicator], "coll_seq": str(each.coll_seq)}, each.seconds)
+            for each in histogram.exemplars
+        ),
+    )

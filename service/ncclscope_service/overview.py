@@ -1,0 +1,392 @@
+"""What the page shows at one glance, made from the store: jobs, communicators, ranks, clocks, findings, agents.
+
+Pure and stateless but for the aliases; missing is None, which the page writes as "not recorded". The dataclasses
+are what `/api/overview` and the event stream carry as JSON, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.captured import captured_ratio, jobs_with_kernels
+from ncclscope_service.communicator_views import (
+    CommunicatorView,
+    CommunicatorViews,
+    Recent,
+    known,
+    most_telling,
+    recent_of_communicators,
+    size_class_name,
+)
+from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.rows import Communicator, Finding, Match
+from ncclscope_service.store import Store
+from ncclscope_service.tally import operation_name
+from ncclscope_service.wait_map import WaitMap, make_wait_map, rank_waits
+from ncclscope_service.window import RecentOperations, Window, recent_operations, window_until
+
+MAX_FINDINGS: Final = 50
+"""Findings on the page, latest first."""
+
+_RATE_BUCKETS: Final = 6
+"""Full buckets over which the current rate is taken."""
+
+
+class Level(StrEnum):
+    """What a job gives us, and so what can be said about it."""
+
+    LOGS_ONLY = "logs only"
+    LOGS_AND_KERNELS = "logs and kernels"
+    KERNELS_ONLY = "kernels only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentView:
+    """What became of a job's recent operations."""
+
+    matched: int
+    unmatched: int
+    not_covered: int
+    no_kernel: int
+    pending: int
+    matched_ratio: float | None
+    """Of the operations inside a capture; None where no capture covered any."""
+    captured_ratio: float | None
+    """Share of the window that captures cover; None without exports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixEntry:
+    """Operations of one kind since the start, over all ranks."""
+
+    parallelism: str | None
+    op: str
+    size_class: str
+    operations: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismView:
+    """All communicators of one kind together."""
+
+    parallelism: str | None
+    communicators: int
+    operations: int
+    bytes: int
+    wait_ratio: float | None
+    """Median over its communicators, last minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding as the page shows it."""
+
+    kind: str
+    severity: str
+    job: str
+    communicator: str | None
+    """Alias."""
+    comm_id: str | None
+    parallelism: str | None
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    since_ns: int
+    until_ns: int | None
+    confidence: float
+    summary: str
+    evidence: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job."""
+
+    name: str
+    level: Level
+    hosts: int
+    processes: int
+    versions: tuple[str, ...]
+    """NCCL versions."""
+    communicators_known: int
+    communicators: tuple[CommunicatorView, ...]
+    """The most telling ones."""
+    parallelisms: tuple[ParallelismView, ...]
+    operations: int
+    """Since the start, over all ranks."""
+    bytes: int
+    operations_per_second: float | None
+    alignment: AlignmentView
+    mix: tuple[MixEntry, ...]
+    waits: WaitMap | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockView:
+    """A host's clock against the reference."""
+
+    host: str
+    offset_seconds: float
+    """Now."""
+    drift_ppm: float
+    sigma_seconds: float
+    samples: int
+    steps: int
+    is_reference: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthView:
+    """What was lost, skipped or refused."""
+
+    version: str
+    understood: dict[str, int]
+    skipped: dict[str, int]
+    gaps: dict[str, int]
+    sessions_refused: dict[str, int]
+    ingest_lag_seconds: float | None
+    backlog_batches: int | None
+    window_operations: int
+    page_events_dropped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything the page shows, at one time."""
+
+    now_ns: int
+    window_begin_ns: int
+    bucket_seconds: float
+    jobs: tuple[JobView, ...]
+    findings: tuple[FindingView, ...]
+    """Open ones first, latest first."""
+    findings_known: int
+    clocks: tuple[ClockView, ...]
+    clock_violation_ratio: float | None
+    agents: tuple[AgentView, ...]
+    health: HealthView
+
+
+def make_overview(
+    store: Store, *, aliases: Aliases, agents: Sequence[AgentView], health: ServiceHealth, now_ns: int
+) -> Overview:
+    """The overview at `now_ns` (service's wall clock); gives new communicators their aliases."""
+    aliases.update(store.communicators, store.members)
+    window = window_until(now_ns)
+    operations = recent_operations(store)
+    recent = recent_of_communicators(store, operations, window)
+    jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
+    makers = _Makers(store, aliases, operations, recent, window)
+    return Overview(
+        now_ns=now_ns,
+        window_begin_ns=window.begin_ns,
+        bucket_seconds=window.bucket_seconds,
+        jobs=tuple(makers.job(name) for name in jobs),
+        findings=finding_views(store, aliases),
+        findings_known=len(store.findings),
+        clocks=clock_views(store, now_ns),
+        clock_violation_ratio=store.clock_violation_ratio,
+        agents=tuple(sorted(agents, key=lambda agent: agent.name)),
+        health=_health(store, health),
+    )
+
+
+def finding_views(store: Store, aliases: Aliases) -> tuple[FindingView, ...]:
+    """The latest findings, the open ones first."""
+    by_id = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
+    ordered = sorted(store.findings, key=lambda finding: (finding.until_ns is not None, -finding.since_ns))
+    return tuple(_finding(finding, by_id) for finding in ordered[:MAX_FINDINGS])
+
+
+def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
+    """Every host's clock, by name, the reference first."""
+    views = [
+        ClockView(
+            host=host,
+            offset_seconds=(clock.offset_ns + clock.drift_ppm * 1e-6 * (now_ns - clock.at_ns)) * 1e-9,
+            drift_ppm=clock.drift_ppm,
+            sigma_seconds=clock.sigma_ns * 1e-9,
+            samples=clock.samples,
+            steps=len(clock.steps),
+            is_reference=host == store.clock_reference,
+        )
+        for host, clock in store.clocks.items()
+    ]
+    return tuple(sorted(views, key=lambda view: (not view.is_reference, view.host)))
+
+
+def gap_counts(store: Store) -> dict[str, int]:
+    """Gaps of all sources by reason."""
+    counts: dict[str, int] = {}
+    for gaps in store.gaps.values():
+        for gap in gaps:
+            counts[gap.reason] = counts.get(gap.reason, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def of_job(store: Store, job: str, processes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these processes belong to the job."""
+    belongs = np.array([name == job for name in store.process_job] or [False], np.bool_)
+    return belongs[processes]
+
+
+def alignment_of(store: Store, job: str, operations: RecentOperations, window: Window) -> AlignmentView:
+    """What became of the job's operations that are in memory."""
+    own = of_job(store, job, operations.process)
+    counts = np.bincount(operations.match[own], minlength=len(Match)).tolist()
+    covered = counts[Match.MATCHED] + counts[Match.UNMATCHED]
+    return AlignmentView(
+        matched=counts[Match.MATCHED],
+        unmatched=counts[Match.UNMATCHED],
+        not_covered=counts[Match.NOT_COVERED],
+        no_kernel=counts[Match.NO_KERNEL],
+        pending=counts[Match.PENDING],
+        matched_ratio=round(counts[Match.MATCHED] / covered, 4) if covered else None,
+        captured_ratio=captured_ratio(store, job, operations, window),
+    )
+
+
+class _Makers:
+    """Makes the view of each job from what was computed once for all."""
+
+    def __init__(
+        self, store: Store, aliases: Aliases, operations: RecentOperations, recent: Recent, window: Window
+    ) -> None:
+        self._store = store
+        self._operations = operations
+        self._recent = recent
+        self._window = window
+        self._communicators = CommunicatorViews(store, aliases, recent)
+        self._with_kernels = jobs_with_kernels(store)
+        series = store.series.rows
+        self._bytes = np.bincount(
+            np.maximum(series["communicator"], 0), weights=series["bytes"], minlength=len(store.communicators)
+        ).astype(np.int64)
+
+    def job(self, name: str) -> JobView:
+        """One job's view."""
+        store = self._store
+        processes = [index for index, job in enumerate(store.process_job) if job == name]
+        communicators = [each for each in store.communicators if each.job == name]
+        mix = self._mix(communicators)
+        shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
+        return JobView(
+            name=name,
+            level=self._level(name, has_operations=bool(mix)),
+            hosts=len({store.processes[index].host for index in processes}),
+            processes=len(processes),
+            versions=tuple(sorted({store.process_version[i] for i in processes if i in store.process_version})),
+            communicators_known=len(communicators),
+            communicators=tuple(self._communicators.view(each) for each in shown),
+            parallelisms=self._parallelisms(communicators, mix),
+            operations=sum(entry.operations for entry in mix),
+            bytes=sum(entry.bytes for entry in mix),
+            operations_per_second=self._operation_rate(name),
+            alignment=alignment_of(store, name, self._operations, self._window),
+            mix=mix,
+            waits=self._waits(name),
+        )
+
+    def _level(self, name: str, *, has_operations: bool) -> Level:
+        if name not in self._with_kernels:
+            return Level.LOGS_ONLY
+        return Level.LOGS_AND_KERNELS if has_operations else Level.KERNELS_ONLY
+
+    def _mix(self, communicators: Sequence[Communicator]) -> tuple[MixEntry, ...]:
+        kinds = list(dict.fromkeys(each.parallelism for each in communicators))
+        kind_of = np.full(len(self._store.communicators) + 1, -1, np.int64)
+        for each in communicators:
+            kind_of[each.index] = kinds.index(each.parallelism)
+        series = self._store.series.rows
+        own = series[kind_of[series["communicator"]] >= 0]
+        keys = (kind_of[own["communicator"]] << 16) | (own["op"].astype(np.int64) << 8) | own["size_class"]
+        found, groups = np.unique(keys, return_inverse=True)
+        operations = np.bincount(groups, weights=own["operations"], minlength=len(found))
+        amounts = np.bincount(groups, weights=own["bytes"], minlength=len(found))
+        entries = [
+            MixEntry(
+                parallelism=kinds[key >> 16],
+                op=operation_name(key >> 8 & 255),
+                size_class=size_class_name(key & 255),
+                operations=int(count),
+                bytes=int(amount),
+            )
+            for key, count, amount in zip(found.tolist(), operations, amounts, strict=True)
+        ]
+        return tuple(sorted(entries, key=lambda entry: (-entry.bytes, -entry.operations)))
+
+    def _parallelisms(
+        self, communicators: Sequence[Communicator], mix: Sequence[MixEntry]
+    ) -> tuple[ParallelismView, ...]:
+        views: list[ParallelismView] = []
+        for kind in dict.fromkeys(each.parallelism for each in communicators):
+            waits = self._recent.wait_ratio[[each.index for each in communicators if each.parallelism == kind]]
+            waits = waits[np.isfinite(waits)]
+            views.append(
+                ParallelismView(
+                    parallelism=kind,
+                    communicators=sum(each.parallelism == kind for each in communicators),
+                    operations=sum(entry.operations for entry in mix if entry.parallelism == kind),
+                    bytes=sum(entry.bytes for entry in mix if entry.parallelism == kind),
+                    wait_ratio=known(float(np.median(waits))) if len(waits) else None,
+                )
+            )
+        return tuple(sorted(views, key=lambda view: -view.bytes))
+
+    def _operation_rate(self, name: str) -> float | None:
+        """Operations per second over the last full buckets; None where no line has a time."""
+        times = self._operations.logged_ns[of_job(self._store, name, self._operations.process)]
+        inside = times[self._window.holds(times)]
+        if not len(inside):
+            return None
+        last = self._window.end_ns - self._window.bucket_ns
+        first = last - _RATE_BUCKETS * self._window.bucket_ns
+        first = max(first, int(inside.min()))
+        if first >= last:
+            return None
+        return known(np.count_nonzero((inside >= first) & (inside < last)) / ((last - first) * 1e-9))
+
+    def _waits(self, name: str) -> WaitMap | None:
+        waits = rank_waits(self._operations, of_job(self._store, name, self._operations.process), self._window)
+        members = [m for m in self._store.members if self._store.process_job[m.process] == name]
+        hosts = {m.global_rank: self._store.processes[m.process].host for m in members if m.global_rank is not None}
+        return make_wait_map(waits, hosts)
+
+
+def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingView:
+    return FindingView(
+        kind=finding.kind,
+        severity=finding.severity,
+        job=finding.job,
+        communicator=None if finding.comm_id is None else alias_of.get((finding.job, finding.comm_id)),
+        comm_id=finding.comm_id,
+        parallelism=finding.parallelism,
+        ranks=finding.ranks,
+        hosts=finding.hosts,
+        since_ns=finding.since_ns,
+        until_ns=finding.until_ns,
+        confidence=finding.confidence,
+        summary=finding.summary,
+        evidence=finding.evidence,
+    )
+
+
+def _health(store: Store, health: ServiceHealth) -> HealthView:
+    return HealthView(
+        version=health.version,
+        understood=dict(store.understood.most_common()),
+        skipped=dict(store.skipped.most_common()),
+        gaps=gap_counts(store),
+        sessions_refused=dict(health.sessions_refused),
+        ingest_lag_seconds=health.ingest_lag_seconds,
+        backlog_batches=health.backlog_batches,
+        window_operations=len(store.operations),
+        page_events_dropped=health.page_events_dropped,
+    )

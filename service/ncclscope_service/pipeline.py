@@ -1,0 +1,382 @@
+"""The way of the data: batches in, and out of them operations with kernels, ranks, clocks, measures and findings.
+
+    feed      batch ─ intake ─ communicators ─ tuning ─▶ store
+    advance   align ─ iterations ─ join ─ clocks ─ measure ─ series ─ detect ─▶ store
+
+`feed` only notes what came; `advance` works on all that came since, in columns. Live, it is called on a timer;
+offline, `flush` is called once at the end and decides everything. Both run this very code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import bandwidth, parallelism, ranks
+from ncclscope_service.alignment import Alignment
+from ncclscope_service.clocks import Clocks
+from ncclscope_service.communicators import Communicators
+from ncclscope_service.detection import Detection
+from ncclscope_service.intake import Intake
+from ncclscope_service.iterations import Iterations
+from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
+from ncclscope_service.measuring import Hosts, Measuring
+from ncclscope_service.parallelism import Sizes
+from ncclscope_service.rows import LimitReference, Match
+from ncclscope_service.series import SeriesBook
+from ncclscope_service.store import Ids, Store
+from ncclscope_service.tuning import TuningJoin
+from ncclscope_service.version_of import version_of
+from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.records import CaptureSeen
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+
+_SEND: Final = OPERATION_CODES["Send"]
+_RECV: Final = OPERATION_CODES["Recv"]
+_SECOND_NS: Final = 1_000_000_000
+_SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSettings:
+    """What a user may set, and the bounds on what is remembered."""
+
+    sizes: Sizes = field(default_factory=Sizes)
+    gpus_per_node: int | None = None
+    settle_ns: int = 10 * _SECOND_NS
+    """How long ranks that never spoke are waited for before a collective counts as complete without them."""
+    patience_ns: int = 120 * _SECOND_NS
+    """How long a collective waits for a rank that did speak, and a Send for its Recv."""
+    hold_ns: int = 120 * _SECOND_NS
+    """How long an operation waits for the first capture of its process."""
+    window_ns: int = 900 * _SECOND_NS
+    """How long what is finished stays in memory."""
+    window_operations: int = 2_000_000
+    """How many operations stay in memory at most; about 250 bytes each."""
+    groups_every_ns: int = 5 * _SECOND_NS
+    """How often parallelism is told anew from the traffic."""
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """What came since the last advance."""
+
+    operations: list[Ids] = field(default_factory=list[Ids])
+    kernels: list[Ids] = field(default_factory=list[Ids])
+    captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Where the tables ended at some moment: what lies before is at least that old."""
+
+    at_ns: int
+    operations: int
+    kernels: int
+    collectives: int
+    ranges: int
+    busy: int
+
+
+class Pipeline:
+    """All stages over one store."""
+
+    def __init__(self, settings: PipelineSettings | None = None) -> None:
+        self.settings = settings or PipelineSettings()
+        self.store = Store()
+        self._intake = Intake(self.store)
+        self._communicators = Communicators(self.store)
+        self._tuning = TuningJoin(self.store)
+        self._alignment = Alignment(self.store, lambda process: version_of(self.store, process))
+        self._iterations = Iterations(self.store)
+        self._collective_join = CollectiveJoin(settle_ns=self.settings.settle_ns, patience_ns=self.settings.patience_ns)
+        self._pair_join = PairJoin(patience_ns=self.settings.patience_ns)
+        hosts = Hosts(self.store)
+        self._measuring = Measuring(self.store, hosts)
+        self._clocks = Clocks(self.store, hosts)
+        self._series = SeriesBook(self.store)
+        self._detection = Detection(self.store)
+        self._arrivals = _Arrivals()
+        self._peers: dict[int, set[int]] = {}
+        self._grouped_at_ns: int | None = None
+        self._unjoined: deque[tuple[int, Ids]] = deque()
+        """(when decided, operations) that have a kernel and wait for the other ranks."""
+        self._marks: deque[_Mark] = deque()
+        self._mixed: set[int] = set()
+        self._grouped_p2p: set[int] = set()
+
+    def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
+        """Takes one batch; batches of one source come in order, each once."""
+        arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
+        operations = arrived.operations
+        self._communicators.place(operations, arrived.events, arrived.event_processes)
+        if len(operations) or len(arrived.tunings):
+            ids = self._add_operations(operations)
+            self._tuning.feed(ids, arrived.tunings)
+            self._detection.count_logged(ids)
+            self._arrivals.operations.append(ids)
+        if len(arrived.kernels):
+            self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))
+        for capture in batch.captures:
+            if _SESSION_START in capture.missing:
+                continue  # its times count from 0: it covers nothing that could be named
+            processes = {pid: self._intake.process(job, capture.host, pid) for pid in capture.pids}
+            self._arrivals.captures.append((capture, processes))
+
+    def advance(self, now_ns: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
+        """Works on what came since. `now_ns` is the service's wall clock; `silent_hosts` have agents out of reach."""
+        self._advance(now_ns, final=False, silent_hosts=silent_hosts)
+        self._mark(now_ns)
+
+    def flush(self, now_ns: int) -> None:
+        """Decides everything that is still open: nothing more will come."""
+        self._advance(now_ns, final=True, silent_hosts=frozenset())
+
+    def shift_stamps(self, fit: Callable[[NDArray[np.int64], NDArray[np.int64]], int | None]) -> dict[int, int]:
+        """Moves the stamps of each process by what `fit(stamps, launches)` gives, before anything was aligned.
+
+        Gives the shift in ns by process. For offline use, where no agent knew the zone of the log.
+        """
+        shifts: dict[int, int] = {}
+        rows, kernels = self.store.operations.rows, self.store.kernels.rows
+        processes = self.store.templates_of(rows)["process"]
+        for process in np.unique(kernels["process"]).tolist():
+            mine = (processes == process) & (rows["logged_at_ns"] > 0)
+            launches = kernels["launch_start_ns"][kernels["process"] == process]
+            shift = fit(rows["logged_at_ns"][mine], launches[launches > 0])
+            if shift:
+                rows["logged_at_ns"][mine] -= shift
+                shifts[process] = shift
+        return shifts
+
+    def expired(self, now_ns: int) -> Ids:
+        """The oldest operations that nothing needs any more: finished, and out of the window. Archive, then `forget`."""
+        table = self.store.operations
+        limit = self._old_mark(now_ns).operations
+        limit = max(limit, table.next_id - self.settings.window_operations)
+        prefix = table.rows["finished"][: max(0, limit - table.first)]
+        unfinished = np.flatnonzero(~prefix)
+        length = int(unfinished[0]) if len(unfinished) else len(prefix)
+        return np.arange(table.first, table.first + length, dtype=np.int64)
+
+    def forget(self, operations: Ids, now_ns: int) -> None:
+        """Drops these operations (from `expired`), and with them what only they needed."""
+        known = self.store
+        if len(operations):
+            known.operations.drop_before(int(operations[-1]) + 1)
+        old = self._old_mark(now_ns)
+        used = known.operations.rows["kernel"]
+        used = used[used >= 0]
+        known.kernels.drop_before(min(old.kernels, int(used.min()) if len(used) else old.kernels))
+        known.collectives.drop_before(old.collectives)
+        known.ranges.drop_before(old.ranges)
+        known.busy.drop_before(old.busy)
+        while len(self._marks) > 1 and self._marks[1].at_ns <= now_ns - self.settings.window_ns:
+            self._marks.popleft()
+
+    @property
+    def unattached_tunings(self) -> int:
+        """TUNING lines that fitted no operation."""
+        return self._tuning.unattached
+
+    def _add_operations(self, operations: Columns) -> Ids:
+        templates = self.store.templates_of(operations)
+        operations["process"] = templates["process"]
+        operations["message_bytes"] = bandwidth.message_bytes(
+            templates["op"], templates["count"], templates["data_type"], templates["nranks"]
+        )
+        ids = self.store.operations.append(operations)
+        self._series.count_logged(ids)
+        p2p = np.isin(templates["op"], (_SEND, _RECV))
+        for member, peer in set(zip(operations["member"][p2p].tolist(), templates["root"][p2p].tolist(), strict=True)):
+            self._peers.setdefault(member, set()).add(peer)
+        return ids
+
+    def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
+        self._group(now_ns, final=final)
+        decided = self._align(now_ns, final=final)
+        self._iterations.assign(decided)
+        self._detection.count_decided(decided)
+        self._report(decided, now_ns)
+        measured = self._measure(now_ns, final=final, decided=decided)
+        self._series.count_joined(measured)
+        self._finish_unjoined(now_ns, final=final)
+        if final:
+            self._group(now_ns, final=True)
+        self._detection.advance(
+            measured, now_ns, self._clocks, step_ns=self._iterations.step_ns(), silent_hosts=silent_hosts, final=final
+        )
+
+    def _group(self, now_ns: int, *, final: bool) -> None:
+        """Ranks and parallelism, where membership changed or it is time."""
+        due = self._grouped_at_ns is None or now_ns - self._grouped_at_ns >= self.settings.groups_every_ns
+        if not (self._communicators.changed or due or final):
+            return
+        if self._communicators.changed or final:
+            ranks.assign_ranks(self.store, gpus_per_node=self.settings.gpus_per_node)
+            self._communicators.changed = False
+        peers: Counter[int] = Counter()
+        for member, seen in self._peers.items():
+            communicator = self.store.members[member].communicator
+            peers[communicator] = max(peers[communicator], len(seen))
+        parallelism.assign_parallelism(self.store, peers, self.settings.sizes)
+        self._grouped_at_ns = now_ns
+
+    def _align(self, now_ns: int, *, final: bool) -> Ids:
+        arrivals, self._arrivals = self._arrivals, _Arrivals()
+        for operations in arrivals.operations:
+            self._alignment.feed_operations(operations)
+        for kernels in arrivals.kernels:
+            self._alignment.feed_kernels(kernels)
+        for capture, processes in arrivals.captures:
+            self._alignment.feed_capture(capture, processes)
+        decided = self._alignment.advance(final=final)
+        held = self._mark_older_than(now_ns - self.settings.hold_ns)
+        if not final and held is not None:
+            decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
+        return decided
+
+    def _report(self, decided: Ids, now_ns: int) -> None:
+        """Tells the joins what was decided, and finishes what they need not wait for."""
+        rows = self.store.operations.take(decided)
+        matched = rows["match"] == Match.MATCHED
+        collective = rows["coll_seq"] != NO_NUMBER
+        self._note_launches(rows[matched], collective[matched])
+        waiting = np.zeros(len(decided), bool)
+        for member in np.unique(rows["member"]).tolist():
+            mine = np.flatnonzero((rows["member"] == member) & collective)
+            waiting[mine] = self._report_member(member, decided[mine], rows[mine], matched[mine], now_ns)
+        pairs = np.flatnonzero(matched & ~collective)
+        waiting[pairs] = self._report_pairs(decided[pairs], rows[pairs], now_ns)
+        waiting &= matched
+        self._finish(decided[~waiting])
+        if waiting.any():
+            self._unjoined.append((now_ns, decided[waiting]))
+
+    def _note_launches(self, rows: Columns, collective: NDArray[np.bool_]) -> None:
+        """Remembers launches whose bandwidth nothing defines, or not yet: they hold several kinds, or several pairs."""
+        p2p, amounts = np.unique(rows["launch"][~collective], return_counts=True)
+        self._mixed.update(np.intersect1d(p2p, rows["launch"][collective]).tolist())
+        self._grouped_p2p.update(p2p[amounts > 1].tolist())
+
+    def _report_member(
+        self, member: int, operations: Ids, rows: Columns, matched: NDArray[np.bool_], now_ns: int
+    ) -> bool:
+        """Reports one member's collectives; False where no other rank can be waited for."""
+        of = self.store.members[member]
+        communicator = self.store.communicators[of.communicator]
+        if communicator.size < 2 or of.rank is None or not 0 <= of.rank < communicator.size:
+            return False
+        if len(operations):
+            self._collective_join.report(
+                communicator.index,
+                communicator.size,
+                of.rank,
+                coll_seq=rows["coll_seq"],
+                operations=operations,
+                has_kernel=matched,
+                now_ns=now_ns,
+            )
+        return True
+
+    def _report_pairs(self, operations: Ids, rows: Columns, now_ns: int) -> NDArray[np.bool_]:
+        """Reports sends and receives; tells which of them wait for their other side."""
+        templates = self.store.templates_of(rows)
+        members = [self.store.members[member] for member in rows["member"].tolist()]
+        own = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in members], np.int32)
+        peers = templates["root"]
+        receives = templates["op"] == _RECV
+        usable: NDArray[np.bool_] = np.isin(templates["op"], (_SEND, _RECV)) & (own >= 0) & (peers >= 0) & (own != peers)
+        sides = np.zeros(len(rows), PAIR_SIDE)
+        sides["communicator"] = [of.communicator for of in members]
+        sides["sender"] = np.where(receives, peers, own)
+        sides["receiver"] = np.where(receives, own, peers)
+        sides["pair_seq"] = rows["pair_seq"]
+        sides["is_receiver"] = receives
+        sides["operation"] = operations
+        sides["reported_at_ns"] = now_ns
+        self._pair_join.report(sides[usable])
+        return usable
+
+    def _measure(self, now_ns: int, *, final: bool, decided: Ids) -> Columns:
+        """Joins and measures what is complete; gives the rows.COLLECTIVE that were added."""
+        members_seen = {of.index: len(of.members or {}) for of in self.store.communicators}
+        joined = self._collective_join.take_ready(members_seen=members_seen, now_ns=now_ns, final=final)
+        kernels = [self._measuring.gather(each) for each in joined]
+        for each in kernels:
+            self._clocks.learn(each)
+        self._clocks.estimate(now_ns, final=final)
+        self._clocks.correct(self._all_operations() if final else decided)
+        sigma_ns = self._clocks.sigma_ns()
+        added = [self.store.collectives.rows[:0]]
+        for each in kernels:
+            each.refresh(self.store)
+            added.append(self._measuring.measure(each, sigma_ns, self._mixed))
+            self._finish(each.joined.operations[each.present])
+        sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
+        if len(sends):
+            self._measuring.measure_pairs(sends, receives, sigma_ns, self._grouped_p2p)
+            self._finish(np.concatenate([sends, receives]))
+        measured = np.concatenate(added)
+        measured = measured[np.argsort(measured["end_true_ns"], kind="stable")]
+        self.store.collectives.append(measured)
+        return measured
+
+    def _all_operations(self) -> Ids:
+        table = self.store.operations
+        return np.arange(table.first, table.next_id, dtype=np.int64)
+
+    def _finish_unjoined(self, now_ns: int, *, final: bool) -> None:
+        """Finishes what has waited for other ranks for too long."""
+        while self._unjoined and (final or now_ns - self._unjoined[0][0] > self.settings.patience_ns):
+            _, operations = self._unjoined.popleft()
+            operations = operations[operations >= self.store.operations.first]
+            self._finish(operations[~self.store.operations.take(operations)["finished"]])
+
+    def _finish(self, operations: Ids) -> None:
+        """Nothing more will be learnt about these operations: the limit is set, and they are counted."""
+        table = self.store.operations
+        at = table.at(operations)
+        at = at[~table.rows["finished"][at]]
+        rows = table.rows[at]
+        measured = rows["match"] == Match.MATCHED
+        matched_at = at[measured]
+        if len(matched_at):
+            limits = self._series.baseline_of(rows[measured])
+            table.rows["limit"][matched_at] = limits
+            table.rows["limit_reference"][matched_at] = np.where(np.isnan(limits), NO_NUMBER, LimitReference.BASELINE)
+            self._series.count_measured(table.first + matched_at)
+        table.rows["finished"][at] = True
+
+    def _mark(self, now_ns: int) -> None:
+        if self._marks and now_ns - self._marks[-1].at_ns < _SECOND_NS:
+            return
+        known = self.store
+        self._marks.append(
+            _Mark(
+                at_ns=now_ns,
+                operations=known.operations.next_id,
+                kernels=known.kernels.next_id,
+                collectives=known.collectives.next_id,
+                ranges=known.ranges.next_id,
+                busy=known.busy.next_id,
+            )
+        )
+
+    def _mark_older_than(self, at_ns: int) -> _Mark | None:
+        """The newest mark that was set at or before a time."""
+        found = None
+        for mark in self._marks:
+            if mark.at_ns > at_ns:
+                break
+            found = mark
+        return found
+
+    def _old_mark(self, now_ns: int) -> _Mark:
+        found = self._mark_older_than(now_ns - self.settings.window_ns)
+        return found or _Mark(at_ns=now_ns, operations=0, kernels=0, collectives=0, ranges=0, busy=0)

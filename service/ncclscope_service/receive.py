@@ -1,0 +1,280 @@
+"""The agents' connections: bytes to batches that were not seen before, each in its order.
+
+One `Receiver` serves all connections. A connection is a small machine (`_TRANSITIONS`): first a Hello, then
+batches and heartbeats, at last a Goodbye. What outlives it is kept per agent (`agents.py`). Whatever an agent
+does wrong closes its own connection, with a sentence that it logs, and is counted by reason here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Received
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
+from ncclscope_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    BatchMessage,
+    ForeignHello,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+)
+
+__all__ = ["AgentRecord", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver"]
+
+_MAX_TEXT: Final = 256
+"""Longest text of a Hello, in characters: they become labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveLimits:
+    """What bounds the memory of a receiver."""
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_agents: int = 8192
+    """Known agents; beyond it the one that was longest away is forgotten, positions and all."""
+    max_sources: int = 20_000
+    """Sources of one agent; beyond it the oldest complete one is forgotten. With keys of 512 bytes a Welcome of
+    that many has 12 MB, and must fit one frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of some bytes. Deliver `received` first, then send, then close."""
+
+    received: tuple[Received, ...] = ()
+    to_send: bytes = b""
+    close: bool = False
+    fault: str | None = None
+    """What the agent did wrong: the reason, a colon and a sentence. None where the close is in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveStatistics:
+    """Counters since the start of the service."""
+
+    connections: int
+    agents: int
+    """Known, connected or not."""
+    bytes_total: int
+    batches_total: int
+    """Handed on."""
+    duplicates: Mapping[str, int]
+    """Batches dropped, by why: "sequence", "position"."""
+    faults: Mapping[str, int]
+    """Connections closed for what their agent sent, by reason."""
+    superseded_total: int
+    """Connections whose agent came back on another one."""
+    agents_forgotten_total: int
+    sources_forgotten_total: int
+
+
+class _State(Enum):
+    AWAITING_HELLO = auto()
+    ESTABLISHED = auto()
+    CLOSED = auto()
+
+
+_TRANSITIONS: Final[Mapping[tuple[_State, type[Message]], _State]] = {
+    (_State.AWAITING_HELLO, Hello): _State.ESTABLISHED,
+    (_State.ESTABLISHED, BatchMessage): _State.ESTABLISHED,
+    (_State.ESTABLISHED, Heartbeat): _State.ESTABLISHED,
+    (_State.ESTABLISHED, Goodbye): _State.CLOSED,
+}
+
+
+@dataclass(slots=True)
+class _Connection:
+    number: int
+    deframer: Deframer
+    state: _State = _State.AWAITING_HELLO
+    agent: KnownAgent | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is _State.CLOSED
+
+    def known_agent(self) -> KnownAgent:
+        assert self.agent is not None, "a connection was established without an agent"
+        return self.agent
+
+
+class Receiver:
+    """All agents, known and connected."""
+
+    def __init__(self, *, limits: ReceiveLimits | None = None) -> None:
+        self._limits = limits or ReceiveLimits()
+        self._connections: dict[int, _Connection] = {}
+        self._agents: dict[str, KnownAgent] = {}
+        self._faults = Counter[str]()
+        self._duplicates = Counter[str]()
+        self._bytes = self._batches = self._superseded = self._agents_forgotten = self._sources_forgotten = 0
+
+    def open(self, connection_id: int) -> None:
+        """A connection was accepted; nothing is known of who it is."""
+        assert connection_id not in self._connections, "a connection was opened twice"
+        deframer = Deframer(max_frame_bytes=self._limits.max_frame_bytes)
+        self._connections[connection_id] = _Connection(connection_id, deframer)
+
+    def on_bytes(self, connection_id: int, data: bytes, now_ns: int) -> Outcome:
+        """What came of bytes of one connection; `now_ns` is the service's wall clock.
+
+        Bad input is part of the outcome, never an exception. Batches before it are handed on.
+        """
+        connection = self._connections[connection_id]
+        self._bytes += len(data)
+        if connection.is_closed:
+            return Outcome(close=True)
+        received: list[Received] = []
+        replies: list[Message] = []
+        fault: AgentError | None = None
+        try:
+            for payload in _payloads(connection.deframer, data):
+                self._on_message(connection, _decoded(payload), now_ns, received, replies)
+        except AgentError as error:
+            fault = error
+            replies.append(self._closed(connection, error))
+        self._batches += len(received)
+        return Outcome(
+            received=tuple(received),
+            to_send=b"".join(encode_frame(encode_message(reply)) for reply in replies),
+            close=connection.is_closed,
+            fault=None if fault is None else f"{fault.reason}: {fault}",
+        )
+
+    def on_disconnected(self, connection_id: int) -> None:
+        """The connection is gone; its agent may come back."""
+        agent = self._connections.pop(connection_id).agent
+        if agent is not None:
+            agent.connection = None
+
+    def is_established(self, connection_id: int) -> bool:
+        """Its agent has said a Hello that was accepted."""
+        return self._connections[connection_id].state is _State.ESTABLISHED
+
+    def agents(self) -> tuple[AgentRecord, ...]:
+        """Every agent that is remembered, by agent id."""
+        return tuple(self._agents[agent_id].record() for agent_id in sorted(self._agents))
+
+    def statistics(self) -> ReceiveStatistics:
+        """A snapshot of the counters."""
+        duplicates = sum((agent.duplicates for agent in self._agents.values()), self._duplicates)
+        forgotten = sum(agent.sources_forgotten for agent in self._agents.values())
+        return ReceiveStatistics(
+            connections=len(self._connections),
+            agents=len(self._agents),
+            bytes_total=self._bytes,
+            batches_total=self._batches,
+            duplicates=dict(duplicates),
+            faults=dict(self._faults),
+            superseded_total=self._superseded,
+            agents_forgotten_total=self._agents_forgotten,
+            sources_forgotten_total=self._sources_forgotten + forgotten,
+        )
+
+    def _closed(self, connection: _Connection, fault: AgentError) -> Refused:
+        connection.state = _State.CLOSED
+        self._faults[fault.reason] += 1
+        if fault.forgets_session and connection.agent is not None:
+            connection.agent.forget_session()
+        return Refused(reason=fault.reason, message=str(fault))
+
+    def _on_message(
+        self,
+        connection: _Connection,
+        message: Message,
+        now_ns: int,
+        received: list[Received],
+        replies: list[Message],
+    ) -> None:
+        if isinstance(message, ForeignHello):
+            raise AgentError("wrong_version", _version_sentence(message))
+        state = _TRANSITIONS.get((connection.state, type(message)))
+        if state is None:
+            what = type(message).__name__
+            raise AgentError("unexpected_message", f"{what} is not allowed while {connection.state.name}")
+        if isinstance(message, Hello):
+            replies.append(self._on_hello(connection, message))
+        connection.state = state
+        agent = connection.known_agent()
+        agent.last_contact_ns = now_ns
+        if isinstance(message, BatchMessage):
+            new = agent.on_batch(message)
+            received.extend([] if new is None else [new])
+            _acknowledge(replies, agent)
+        elif isinstance(message, Heartbeat):
+            agent.on_heartbeat(message, now_ns)
+            _acknowledge(replies, agent)
+        elif isinstance(message, Goodbye):
+            agent.said_goodbye = True
+
+    def _on_hello(self, connection: _Connection, hello: Hello) -> Welcome:
+        _check_texts(hello)
+        agent = self._agents.get(hello.agent_id)
+        if agent is None:
+            self._make_room_for_an_agent()
+            agent = self._agents[hello.agent_id] = KnownAgent(hello, max_sources=self._limits.max_sources)
+        if agent.connection is not None:
+            self._supersede(self._connections[agent.connection])
+        agent.connection, connection.agent = connection.number, agent
+        return agent.on_hello(hello)
+
+    def _supersede(self, older: _Connection) -> None:
+        """The newest connection of an agent is the one: the older is dead, or of a second agent of that name."""
+        older.state, older.agent = _State.CLOSED, None
+        self._superseded += 1
+
+    def _make_room_for_an_agent(self) -> None:
+        if len(self._agents) < self._limits.max_agents:
+            return
+        away = [(agent.last_contact_ns, key) for key, agent in self._agents.items() if agent.connection is None]
+        if not away:
+            raise AgentError("too_many_agents", f"{len(self._agents)} agents are connected, which is the limit")
+        forgotten = self._agents.pop(min(away)[1])
+        self._duplicates += forgotten.duplicates
+        self._sources_forgotten += forgotten.sources_forgotten
+        self._agents_forgotten += 1
+
+
+def _payloads(deframer: Deframer, data: bytes) -> list[bytes]:
+    try:
+        return deframer.feed(data)
+    except ProtocolError as error:
+        raise AgentError("frame_too_long", str(error)) from error
+
+
+def _decoded(payload: bytes) -> Message:
+    try:
+        return decode_message(payload)
+    except ProtocolError as error:
+        raise AgentError("undecodable", str(error), forgets_session=True) from error
+
+
+def _version_sentence(hello: ForeignHello) -> str:
+    return (
+        f"the agent speaks protocol version {hello.protocol_version} and this service version {PROTOCOL_VERSION}: "
+        "install the same ncclscope on both"
+    )
+
+
+def _check_texts(hello: Hello) -> None:
+    texts = (hello.agent_id, hello.session_id, hello.name, hello.host, hello.job, hello.software_version)
+    if max(len(text) for text in texts) > _MAX_TEXT:
+        raise AgentError("undecodable", f"hello: a text has over {_MAX_TEXT} characters")
+
+
+def _acknowledge(replies: list[Message], agent: KnownAgent) -> None:
+    """One acknowledgement an answer is enough: it stands for all batches before it."""
+    if replies and isinstance(replies[-1], Acknowledge):
+        replies.pop()
+    replies.append(Acknowledge(sequence=agent.acknowledged))

@@ -1,0 +1,265 @@
+"""The service's HTTP side: page, metrics, health, JSON, events and snapshots, over a small view of the service."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import orjson
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ncclscope_service import exposition
+from ncclscope_service.live import Hub, event_bytes
+from ncclscope_service.metrics import MetricsView
+from ncclscope_service.overview import FindingView, Overview
+from ncclscope_service.snapshot_zip import ZipResponse, zip_folder
+from ncclscope_service.web_files import PageFiles, PlotlyScript, page
+
+OVERVIEW_SECONDS: Final = 1.0
+"""How often listeners get a new overview."""
+
+SECURITY_HEADERS: Final = {
+    # plotly writes style elements and draws heat maps as data: images.
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class ServiceView(Protocol):
+    """What the routes need of the service; all but `write_snapshot` return at once."""
+
+    def overview(self) -> Overview:
+        """Everything the page shows, now."""
+        ...
+
+    def metrics(self) -> MetricsView:
+        """Every metric, now."""
+        ...
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Whether agents can be served, and a sentence that says why or why not."""
+        ...
+
+    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+        """Writes the files of a snapshot into an empty directory; None = every job, all that is kept."""
+        ...
+
+
+def make_app(view: ServiceView, hub: Hub) -> Starlette:
+    """The application. Close the hub before the server is asked to stop: open event streams end only then."""
+    pushes = _Pushes(view, hub)
+    answers = _Answers(view, pushes)
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/metrics", answers.metrics),
+            Route("/healthz", answers.health),
+            Route("/readyz", answers.readiness),
+            Route("/api/overview", answers.overview),
+            Route("/api/findings", answers.findings),
+            Route("/api/events", answers.events),
+            Route("/api/snapshot", answers.snapshot, methods=["POST"]),
+            Route("/static/plotly.min.js", PlotlyScript().__call__),
+            Mount("/static", PageFiles()),
+        ],
+        middleware=[Middleware(_SecurityHeaders)],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=pushes.lifespan,
+    )
+
+
+class _Pushes:
+    """Publishes an overview every second while someone listens, and findings as they come."""
+
+    def __init__(self, view: ServiceView, hub: Hub) -> None:
+        self._view = view
+        self.hub = hub
+        self._known: dict[str, FindingView] | None = None
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None, None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                yield
+            finally:
+                self.hub.close()
+                tasks.cancel_scope.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await self.hub.wait_for_client()
+            overview = self._view.overview()
+            for finding in self._news(overview.findings):
+                self.hub.publish_nowait(event_bytes("finding", to_json(finding)))
+            self.hub.publish_nowait(overview_event(overview))
+            await anyio.sleep(OVERVIEW_SECONDS)
+
+    def _news(self, findings: Sequence[FindingView]) -> list[FindingView]:
+        known, self._known = self._known, {finding_key(each): each for each in findings}
+        return [] if known is None else changed_findings(known, findings)
+
+
+class _EventStream(Response):
+    """The answer to a listener; leaves the hub when the listener goes."""
+
+    def __init__(self, hub: Hub, first: bytes) -> None:
+        super().__init__()
+        self._hub = hub
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        async with aclosing(self._hub.listen((self._first,))) as events:
+            stream = StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            await stream(scope, receive, send)
+
+
+class _Answers:
+    """One method per route."""
+
+    def __init__(self, view: ServiceView, pushes: _Pushes) -> None:
+        self._view = view
+        self._hub = pushes.hub
+        self._one_snapshot = anyio.Lock()
+
+    async def metrics(self, request: Request) -> Response:
+        view = self._view.metrics()
+        accept = request.headers.get("accept", "")
+        accept_encoding = request.headers.get("accept-encoding", "")
+        scrape = await to_thread.run_sync(
+            lambda: exposition.render(view, accept=accept, accept_encoding=accept_encoding, with_process=True)
+        )
+        headers = {"Content-Type": scrape.content_type, "Vary": "Accept, Accept-Encoding"}
+        if scrape.is_gzipped:
+            headers["Content-Encoding"] = "gzip"
+        return Response(scrape.body, headers=headers)
+
+    async def health(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readiness(self, _: Request) -> Response:
+        is_ready, reason = self._view.is_ready()
+        return PlainTextResponse(reason + "\n", status_code=200 if is_ready else 503)
+
+    async def overview(self, _: Request) -> Response:
+        return _json(self._view.overview())
+
+    async def findings(self, request: Request) -> Response:
+        job = request.query_params.get("job")
+        return _json([each for each in self._view.overview().findings if job in {None, each.job}])
+
+    async def events(self, _: Request) -> Response:
+        if not self._hub.has_room():
+            raise HTTPException(503, "too many listeners: close a page and try again")
+        return _EventStream(self._hub, overview_event(self._view.overview()))
+
+    async def snapshot(self, request: Request) -> Response:
+        job, minutes = self._asked_job(request.query_params), asked_minutes(request.query_params)
+        try:
+            self._one_snapshot.acquire_nowait()
+        except anyio.WouldBlock:
+            raise HTTPException(429, "a snapshot is being written: try again when it is done") from None
+        try:
+            with tempfile.TemporaryDirectory(prefix="ncclscope-snapshot-") as folder:
+                await self._view.write_snapshot(Path(folder), job, minutes)
+                file = await to_thread.run_sync(zip_folder, Path(folder))
+        finally:
+            self._one_snapshot.release()
+        return ZipResponse(file, name="ncclscope-snapshot.zip")
+
+    def _asked_job(self, query: Mapping[str, str]) -> str | None:
+        job = query.get("job") or None
+        if job is None:
+            return None
+        known = [each.name for each in self._view.overview().jobs]
+        if job not in known:
+            raise HTTPException(404, f"there is no job {job!r}; known are: {', '.join(known) or 'none'}")
+        return job
+
+
+class _SecurityHeaders:
+    """Adds SECURITY_HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def asked_minutes(query: Mapping[str, str]) -> float | None:
+    """The parameter `minutes`; None where it is not given. Raises HTTPException(400) unless it is more than 0."""
+    text = query.get("minutes") or None
+    if text is None:
+        return None
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise HTTPException(400, f"minutes must be a number above 0, not {text!r}")
+    return minutes
+
+
+def finding_key(finding: FindingView) -> str:
+    """What makes two findings the same one at two times."""
+    return f"{finding.job}/{finding.kind}/{finding.comm_id}/{finding.ranks}/{finding.since_ns}"
+
+
+def changed_findings(known: Mapping[str, FindingView], findings: Sequence[FindingView]) -> list[FindingView]:
+    """Those that are new, have become graver or less so, or have ended since."""
+    changed: list[FindingView] = []
+    for finding in findings:
+        before = known.get(finding_key(finding))
+        if before is None or (before.until_ns, before.severity) != (finding.until_ns, finding.severity):
+            changed.append(finding)
+    return changed
+
+
+def overview_event(overview: Overview) -> bytes:
+    """The event "overview"."""
+    return event_bytes("overview", to_json(overview))
+
+
+def to_json(value: object) -> bytes:
+    """Dataclasses as JSON on one line."""
+    return orjson.dumps(value, default=_mapping_as_dict, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _mapping_as_dict(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _json(value: object) -> Response:
+    return Response(to_json(value), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = orjson.dumps({"error": error.detail})
+    return Response(body, status_code=error.status_code, headers=error.headers, media_type="application/json")

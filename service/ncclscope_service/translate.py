@@ -1,0 +1,409 @@
+"""Logged operations of one process to the kernel launches they lead to.
+
+A log line is printed when an operation is enqueued; what is launched follows from NCCL's version and path:
+nothing (one rank, nothing to move, one-sided), one kernel, or one kernel for a whole group. `Translator`
+forms launches as operations arrive and says which of them are still open: Send and Recv whose group cannot
+be known from the log are launched alone or fused with their neighbours, which only the kernels can tell.
+
+Source: NCCL `src/enqueue.cc` (taskAppend, ncclLaunchPrepare, hostStreamPlanTask), `src/proxy.cc:ncclProxyStart`,
+`src/group.cc`, `src/device/onerank.cu`; docs/alignment.md has the table in words.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
+from ncclscope_service.signatures import Signatures
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATION_CODES, OPERATIONS
+
+Positions = NDArray[np.intp]
+Version = tuple[int, int, int]
+
+GROUP_SPAN: Final = 64
+"""Operations of one thread within which a group must lie to be recognised by its opCount; the largest groups seen
+in training are all-to-alls of 2 x 32 calls. A value that stays longer is not counting."""
+
+_FLOATING_TYPES: Final = frozenset({"float16", "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2"})
+_P2P: Final = frozenset(OPERATION_CODES[name] for name in ("Send", "Recv"))
+_LOWERED: Final = frozenset(OPERATION_CODES[name] for name in ("AlltoAll", "Gather", "Scatter"))
+_AVG: Final = 4
+_FIRST_USER_REDUCTION: Final = 5
+
+
+class Counting(Enum):
+    """When a communicator's opCount moves."""
+
+    NEVER = auto()
+    PER_PLAN = auto()
+    """With every kernel, once the proxy is connected; never at one rank."""
+    WITH_PROXY = auto()
+    """Only with kernels that have network (proxy) work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRules:
+    """How one range of NCCL versions turns operations into kernels."""
+
+    since: Version
+    counting: Counting
+    empty_collectives_launch: bool
+    one_rank: KernelClass | None
+    """Class of the kernel of a one-rank reduction with a user operation; None where no kernel is launched."""
+    one_rank_average_launches: bool = False
+    """Average on floating types becomes a pre-multiplied sum, which one rank must carry out."""
+    shows_send_recv: bool = False
+    """Collectives that do not run LL appear under SendRecv's name."""
+    internal_stream: bool = False
+    """Kernels run on a stream of NCCL's own, so the logged stream says nothing."""
+    all_gather_v: bool = False
+
+
+def _rules(since: Version, counting: Counting, one_rank: KernelClass | None, **more: bool) -> LaunchRules:
+    empty = more.pop("empty_collectives_launch", True)
+    return LaunchRules(since=since, counting=counting, empty_collectives_launch=empty, one_rank=one_rank, **more)
+
+
+RULES: Final[tuple[LaunchRules, ...]] = (
+    _rules((0, 0, 0), Counting.NEVER, None),
+    _rules((2, 9, 0), Counting.WITH_PROXY, None),
+    _rules((2, 11, 0), Counting.WITH_PROXY, KernelClass.SEND_RECV),
+    _rules((2, 12, 0), Counting.PER_PLAN, KernelClass.SEND_RECV),
+    _rules((2, 13, 0), Counting.PER_PLAN, KernelClass.SEND_RECV, shows_send_recv=True, internal_stream=True),
+    _rules((2, 14, 0), Counting.PER_PLAN, KernelClass.SEND_RECV, internal_stream=True),
+    _rules((2, 15, 0), Counting.PER_PLAN, KernelClass.SEND_RECV),
+    _rules((2, 19, 0), Counting.PER_PLAN, KernelClass.ONE_RANK_REDUCE, one_rank_average_launches=True),
+    _rules(
+        (2, 20, 3),
+        Counting.PER_PLAN,
+        KernelClass.ONE_RANK_REDUCE,
+        empty_collectives_launch=False,
+        one_rank_average_launches=True,
+    ),
+    _rules(
+        (2, 27, 0),
+        Counting.WITH_PROXY,
+        KernelClass.ONE_RANK_REDUCE,
+        empty_collectives_launch=False,
+        one_rank_average_launches=True,
+    ),
+    _rules(
+        (2, 29, 0),
+        Counting.WITH_PROXY,
+        KernelClass.ONE_RANK_REDUCE,
+        empty_collectives_launch=False,
+        one_rank_average_launches=True,
+        all_gather_v=True,
+    ),
+)
+"""Ascending; a version follows the last row that is not newer. *Source:* NCCL `src/enqueue.cc`, tag by tag."""
+
+PERMISSIVE: Final = _rules(
+    (0, 0, 0),
+    Counting.WITH_PROXY,
+    KernelClass.ONE_RANK_REDUCE,
+    empty_collectives_launch=False,
+    one_rank_average_launches=True,
+    all_gather_v=True,
+)
+"""For an unknown version: opCount is believed only where it moves."""
+
+
+def rules_of(version: str | None) -> LaunchRules:
+    """The rules of an NCCL version such as "2.21.5"; the permissive ones for None or a text without numbers."""
+    numbers = re.match(r"\D*(\d+)\.(\d+)(?:\.(\d+))?", version or "")
+    if numbers is None:
+        return PERMISSIVE
+    wanted = (int(numbers[1]), int(numbers[2]), int(numbers[3] or 0))
+    return next(rules for rules in reversed(RULES) if rules.since <= wanted)
+
+
+SIGNATURE_FIELDS: Final = (
+    "tid",
+    "stream",
+    "member",
+    "nranks",
+    "op",
+    "data_type",
+    "reduction",
+    "count",
+    "root",
+    "one_rank",
+    "device",
+)
+"""What recurs every iteration: everything that decides about a launch is worked out once per combination."""
+
+LAUNCH: Final = np.dtype(
+    [
+        ("tid", "<i8"),
+        ("first_op", "<i8"),  # id of its first operation
+        ("lane", "<i4"),  # index of (stream, member), in order of appearance
+        ("signature", "<i4"),  # of its last operation
+        ("classes", "<u4"),  # bit set of the kernel classes it may show
+        ("data_type", "<i2"),  # as merged_data_type; NO_NUMBER where unknown or mixed
+        ("logged_at_ns", "<i8"),  # of its last operation; NO_TIME_NS
+        ("is_open", "?"),  # a Send or Recv that may be fused with its neighbours
+        ("begin", "<i8"),  # its operations: ids[begin:end]
+        ("end", "<i8"),
+    ]
+)
+"""One expected launch."""
+
+_DECISION: Final = np.dtype(
+    [
+        ("lane", "<i4"),
+        ("classes", "<u4"),
+        ("data_type", "<i2"),
+        ("is_p2p", "?"),
+        ("launches", "?"),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Translator:
+    """Forms the expected launches of one process.
+
+    A launch is given out once its operations are known to be complete: after the next operation of its
+    communicator, after `GROUP_SPAN` more operations of its thread, or at the end.
+    """
+
+    rules: LaunchRules
+    signatures: Signatures = field(init=False)
+    _decisions: Columns = field(init=False)
+    _lanes: dict[tuple[int, int], int] = field(init=False, default_factory=dict[tuple[int, int], int])
+    _lane_devices: list[int] = field(init=False, default_factory=list[int])
+    _pending: Columns = field(init=False)
+    _calls: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    _stuck: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    """The opCount at which a member (communicator in this process) was seen not to count."""
+
+    def __post_init__(self) -> None:
+        self.signatures = Signatures(SIGNATURE_FIELDS)
+        self._decisions = np.empty(0, dtype=_DECISION)
+        self._pending = np.empty(0, dtype=_PENDING)
+
+    @property
+    def lane_devices(self) -> NDArray[np.int32]:
+        """The device of each lane, in order of appearance; NO_NUMBER where it is not known."""
+        return np.array(self._lane_devices, dtype=np.int32)
+
+    def first_pending(self) -> tuple[int, int] | None:
+        """Id and stamp of the oldest operation whose launch is not given out yet; None if there is none."""
+        if len(self._pending) == 0:
+            return None
+        return int(self._pending["id"].min()), int(self._pending["logged_at_ns"].min())
+
+    def feed(self, operations: Columns) -> NDArray[np.int64]:
+        """Takes operations (columns of align.ALIGN_OPERATION) in log order; gives the ids that launch nothing."""
+        if len(operations) == 0:
+            return np.empty(0, dtype=np.int64)
+        known = len(self.signatures)
+        signature = self.signatures.number(operations)
+        if len(self.signatures) > known:
+            self._decide(self.signatures.rows[known:])
+        rows = np.empty(len(operations), dtype=_PENDING)
+        for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns"):
+            rows[name] = operations[name]
+        rows["signature"] = signature
+        rows["call"] = self._count_calls(rows["tid"])
+        launches = self._decisions["launches"][signature]
+        new = rows if launches.all() else rows[launches]
+        self._pending = new if len(self._pending) == 0 else np.concatenate([self._pending, new])
+        silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
+        return silent
+
+    def launches(self, *, final: bool) -> tuple[Columns, NDArray[np.int64]]:
+        """The launches that are complete by now (LAUNCH rows), and the operation ids they point into."""
+        pending = self._pending
+        if len(pending) == 0:
+            return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
+        unit, is_closed, is_joined = self._units(pending, final=final)
+        ready = np.ones(len(pending), dtype=bool) if final else _before_first_open(pending["tid"], is_closed)
+        self._pending = pending[~ready]
+        if not ready.any():
+            return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
+        return self._form(pending[ready], unit[ready], is_joined[ready])
+
+    def _decide(self, new: Columns) -> None:
+        decisions = np.empty(len(new), dtype=_DECISION)
+        for index, row in enumerate(new):
+            decisions[index] = self._decision(row)
+        self._decisions = np.concatenate([self._decisions, decisions])
+
+    def _decision(self, row: np.void) -> tuple[int, int, int, bool, bool]:
+        op = int(row["op"])
+        kernel_class = operation_class(op)
+        classes = self._launched_classes(row, kernel_class)
+        data_type = merged_data_type(int(row["data_type"]))
+        if kernel_class not in {KernelClass.ALL_REDUCE, KernelClass.REDUCE, KernelClass.REDUCE_SCATTER}:
+            data_type = NO_NUMBER
+        if not classes:
+            return NO_NUMBER, 0, data_type, False, False
+        stream = 0 if self.rules.internal_stream else int(row["stream"])
+        lane = self._lanes.setdefault((stream, int(row["member"])), len(self._lanes))
+        if lane == len(self._lane_devices):
+            self._lane_devices.append(int(row["device"]))
+        return lane, _bits(classes), data_type, op in _P2P or op in _LOWERED, True
+
+    def _launched_classes(self, row: np.void, kernel_class: KernelClass) -> set[KernelClass]:
+        op = int(row["op"])
+        if op >= len(OPERATIONS):
+            return {KernelClass.GENERIC, KernelClass.UNKNOWN}
+        if kernel_class is KernelClass.UNKNOWN:
+            return set()
+        if row["one_rank"] and op not in _P2P:
+            return self._one_rank_classes(op, int(row["reduction"]), int(row["data_type"]))
+        if int(row["count"]) == 0 and op not in _P2P and not self.rules.empty_collectives_launch:
+            return set()
+        classes: set[KernelClass] = {kernel_class, KernelClass.GENERIC}
+        if self.rules.shows_send_recv:
+            classes.add(KernelClass.SEND_RECV)
+        if self.rules.all_gather_v and kernel_class is KernelClass.BROADCAST:
+            classes.add(KernelClass.ALL_GATHER_V)
+        return classes
+
+    def _one_rank_classes(self, op: int, reduction: int, data_type: int) -> set[KernelClass]:
+        if self.rules.one_rank is None or not OPERATIONS[op].reduces:
+            return set()
+        is_floating = 0 <= data_type < len(DATA_TYPES) and DATA_TYPES[data_type].name in _FLOATING_TYPES
+        averages = self.rules.one_rank_average_launches and reduction == _AVG and is_floating
+        return {self.rules.one_rank} if averages or reduction >= _FIRST_USER_REDUCTION else set()
+
+    def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The running number of each operation among those of its thread."""
+        calls = np.empty(len(tids), dtype=np.int64)
+        for tid in np.unique(tids).tolist():
+            of_thread = np.flatnonzero(tids == tid)
+            first = self._calls.get(tid, 0)
+            calls[of_thread] = np.arange(first, first + len(of_thread))
+            self._calls[tid] = first + len(of_thread)
+        return calls
+
+    def _units(
+        self, pending: Columns, *, final: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """For each pending operation: a number that operations of one launch share, whether that launch is complete,
+        and whether its extent is known (so that a lone Send is not open)."""
+        order = np.argsort(pending["member"], kind="stable")
+        rows = pending[order]
+        starts = np.flatnonzero(np.concatenate([[True], ~self._continues(rows[:-1], rows[1:])]))
+        run = np.cumsum(np.bincount(starts, minlength=len(rows))) - 1
+        lengths = np.diff(np.append(starts, len(rows)))
+        last = rows[starts + lengths - 1]
+        ends_by_successor = np.append(rows["member"][starts[1:]] == last["member"][:-1], False)
+        newest = np.array([self._calls[tid] for tid in last["tid"].tolist()], dtype=np.int64)
+        far_behind = newest - 1 - last["call"] > GROUP_SPAN
+        known = rows["group"][starts] != NO_NUMBER
+        moves_on = ends_by_successor & (last["op_count"] != np.append(rows["op_count"][starts[1:]], 0))
+        counts = ~known & self._counts(rows[starts], moves_on, lengths)
+        closed = final | ends_by_successor | far_behind
+        closed |= ~known & ~self._may_count(rows[starts]) | (~known & (lengths > GROUP_SPAN))
+        joined = known | counts
+        self._remember_stuck(rows[starts], lengths, known)
+        unit = np.where(joined[run], starts[run], np.arange(len(rows)))
+        back = np.empty(len(rows), dtype=np.intp)
+        back[order] = np.arange(len(rows))
+        return order[unit][back], closed[run][back], joined[run][back]
+
+    def _continues(self, before: Columns, after: Columns) -> NDArray[np.bool_]:
+        """Whether an operation may be of the same launch as the one before it on the same member."""
+        same: NDArray[np.bool_] = (before["member"] == after["member"]) & (before["tid"] == after["tid"])
+        same &= before["group"] == after["group"]
+        in_group = after["group"] != NO_NUMBER
+        if self.rules.counting is Counting.NEVER:
+            same &= in_group
+            return same
+        near = after["call"] - before["call"] <= GROUP_SPAN
+        counted = (before["op_count"] == after["op_count"]) & near & ~self._is_stuck(after)
+        same &= in_group | counted
+        return same
+
+    def _may_count(self, rows: Columns) -> NDArray[np.bool_]:
+        if self.rules.counting is Counting.NEVER:
+            return np.zeros(len(rows), dtype=bool)
+        return ~self._is_stuck(rows)
+
+    def _counts(self, rows: Columns, moves_on: NDArray[np.bool_], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether the opCount of each run can be believed to bound one launch."""
+        believed = self._may_count(rows) & (lengths <= GROUP_SPAN)
+        if self.rules.counting is Counting.WITH_PROXY:
+            # A value above zero has moved before; zero is believed only if it is seen to move on.
+            believed &= (rows["op_count"] > 0) | moves_on
+        return believed
+
+    def _is_stuck(self, rows: Columns) -> NDArray[np.bool_]:
+        if not self._stuck:
+            return np.zeros(len(rows), dtype=bool)
+        stuck = np.zeros(len(rows), dtype=bool)
+        for member, value in self._stuck.items():
+            stuck |= (rows["member"] == member) & (rows["op_count"] == value)
+        return stuck
+
+    def _remember_stuck(self, rows: Columns, lengths: NDArray[np.intp], known: NDArray[np.bool_]) -> None:
+        for row in rows[(lengths > GROUP_SPAN) & ~known]:
+            self._stuck[int(row["member"])] = int(row["op_count"])
+
+    def _form(
+        self, rows: Columns, unit: NDArray[np.int64], is_joined: NDArray[np.bool_]
+    ) -> tuple[Columns, NDArray[np.int64]]:
+        order = np.argsort(unit, kind="stable")
+        starts = np.flatnonzero(np.concatenate([[True], np.diff(unit[order]) != 0]))
+        ends = np.append(starts[1:], len(order))
+        last = rows[order[ends - 1]]
+        decisions = self._decisions[rows["signature"][order]]
+        of_last = decisions[ends - 1]
+        launches = np.empty(len(starts), dtype=LAUNCH)
+        launches["tid"] = last["tid"]
+        launches["first_op"] = rows["id"][order[starts]]
+        launches["lane"] = of_last["lane"]
+        launches["signature"] = last["signature"]
+        launches["classes"] = np.bitwise_or.reduceat(decisions["classes"], starts)
+        launches["data_type"] = _common(decisions["data_type"], starts, ends)
+        launches["logged_at_ns"] = last["logged_at_ns"]
+        launches["is_open"] = of_last["is_p2p"] & ~is_joined[order[starts]]
+        launches["begin"], launches["end"] = starts, ends
+        ids: NDArray[np.int64] = rows["id"][order]
+        in_call_order = np.argsort(launches["first_op"], kind="stable")
+        return launches[in_call_order], ids
+
+
+_PENDING: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("tid", "<i8"),
+        ("member", "<i4"),
+        ("op_count", "<u8"),
+        ("group", "<i8"),
+        ("logged_at_ns", "<i8"),
+        ("signature", "<i4"),
+        ("call", "<i8"),  # its number among the operations of its thread
+    ]
+)
+
+
+def _bits(classes: set[KernelClass]) -> int:
+    return sum(1 << int(kernel_class) for kernel_class in classes)
+
+
+def _common(values: NDArray[np.int16], starts: NDArray[np.intp], ends: NDArray[np.intp]) -> NDArray[np.int16]:
+    """The value that all of a stretch share, else NO_NUMBER."""
+    same = np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
+    return np.where(same, values[ends - 1], NO_NUMBER).astype(np.int16)
+
+
+def _before_first_open(tids: NDArray[np.int64], is_closed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which operations come before the first one of their thread whose launch is not complete."""
+    ready = np.ones(len(tids), dtype=bool)
+    for tid in np.unique(tids[~is_closed]).tolist():
+        of_thread = np.flatnonzero(tids == tid)
+        first_open = of_thread[np.flatnonzero(~is_closed[of_thread])[0]]
+        ready[of_thread[of_thread >= first_open]] = False
+    return ready

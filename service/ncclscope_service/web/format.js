@@ -1,0 +1,68 @@
+// Numbers as people read them. Unknown is null everywhere, and reads "not recorded".
+
+export const NOT_RECORDED = "not recorded";
+
+const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const THOUSANDS = ["", " k", " M", " G", " T"];
+
+export const isKnown = (value) => value !== null && value !== undefined;
+
+const digits = (value) => (Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2);
+
+const scaled = (value, base, units) => {
+  let power = 0;
+  while (Math.abs(value) >= base && power < units.length - 1) {
+    value /= base;
+    power += 1;
+  }
+  return (power === 0 ? String(Math.round(value * 100) / 100) : value.toFixed(digits(value))) + units[power];
+};
+
+export const amount = (value) =>
+  Math.abs(value) < 10_000 ? Math.round(value).toLocaleString("en") : scaled(value, 1000, THOUSANDS);
+
+export const bytes = (value) => scaled(value, 1024, BINARY.map((unit) => ` ${unit}`));
+
+// Bandwidth in GB/s of 10^9 bytes, as NCCL's own tools print it.
+export const bandwidth = (value) => {
+  const giga = value / 1e9;
+  if (giga >= 0.1) return `${giga.toFixed(digits(giga))} GB/s`;
+  return giga >= 1e-4 ? `${(giga * 1e3).toFixed(1)} MB/s` : `${(giga * 1e6).toFixed(1)} kB/s`;
+};
+
+export const percent = (ratio) => {
+  const value = ratio * 100;
+  return `${(value > 0 && value < 9.95) || (value > 99 && value < 99.95) ? value.toFixed(1) : Math.round(value)} %`;
+};
+
+export const duration = (seconds) => {
+  const size = Math.abs(seconds);
+  if (size === 0) return "0";
+  const [factor, unit] = size < 1e-6 ? [1e9, "ns"] : size < 1e-3 ? [1e6, "µs"] : size < 1 ? [1e3, "ms"] : [1, "s"];
+  if (size >= 120) return age(size);
+  return `${(seconds * factor).toFixed(digits(seconds * factor)).replace("-", "−")} ${unit}`;
+};
+
+export const age = (seconds) => {
+  if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
+};
+
+export const sizeClass = (name) =>
+  name === "inf" ? "> 256 MiB" : name === "unknown" ? "of unknown size" : `≤ ${name.replace(/([0-9]+)/, "$1 ")}`;
+
+export const words = (name) => name.replaceAll("_", " ");
+
+export const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// 0, 1, 2, 5 -> "0-2, 5"
+export const ranges = (numbers) => {
+  const parts = [];
+  for (const number of numbers) {
+    const last = parts.at(-1);
+    if (last && last[1] === number - 1) last[1] = number;
+    else parts.push([number, number]);
+  }
+  return parts.map(([first, last]) => (first === last ? first : `${first}-${last}`)).join(", ");
+};

@@ -1,0 +1,209 @@
+// Everything on the page that is not a chart: tiles, findings, tables and bars.
+
+import { byId, element, kindOf, replace, setText, svg } from "./dom.js";
+import {
+  NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass, words,
+} from "./format.js";
+
+const missing = () => element("span", { class: "not-recorded" }, NOT_RECORDED);
+const shown = (value, format) => (isKnown(value) ? format(value) : missing());
+
+export const drawTiles = (overview, job) => {
+  const connected = overview.agents.filter((agent) => agent.connected).length;
+  const sigmas = overview.clocks.filter((clock) => !clock.is_reference).map((clock) => clock.sigma_seconds);
+  const { matched_ratio: matched, captured_ratio: captured } = job.alignment;
+  const tile = (name, value, { detail = "", tone = null, hint = null } = {}) =>
+    element("div", { "data-tone": tone, title: hint },
+      element("dd", {}, value, detail ? element("small", {}, ` ${detail}`) : null), element("dt", {}, name));
+  replace(byId("tiles"),
+    tile("Processes", amount(job.processes), { detail: `on ${job.hosts} ${job.hosts === 1 ? "host" : "hosts"}` }),
+    tile("Communicators", amount(job.communicators_known)),
+    tile("Operations", shown(job.operations_per_second, amount), { detail: isKnown(job.operations_per_second) ? "/s" : "",
+      hint: "Logged by all ranks, over the last half minute" }),
+    tile("Aligned", shown(matched, percent), { tone: isKnown(matched) && matched < 0.95 ? "warn" : null,
+      hint: "Of the operations inside a capture: those whose kernel was found" }),
+    tile("Captured", shown(captured, percent), { detail: isKnown(captured) ? "of the time" : "",
+      hint: "Share of the last five minutes in which kernels were recorded" }),
+    tile("Clocks agree to", sigmas.length ? `±${duration(Math.max(...sigmas))}` : overview.clocks.length ? "one clock" : missing(),
+      { tone: overview.clock_violation_ratio > 0.01 ? "warn" : null, hint: "Largest uncertainty of any host's clock" }),
+    tile("Agents", `${connected}`, { detail: `of ${overview.agents.length} connected`,
+      tone: connected < overview.agents.length ? "warn" : null }));
+};
+
+export const drawFindings = (overview, job) => {
+  const findings = overview.findings.filter((finding) => finding.job === job.name);
+  const parent = byId("findings-list");
+  const opened = new Set([...parent.querySelectorAll("details[open]")].map((each) => each.dataset.finding));
+  if (!findings.some((finding) => finding.until_ns === null)) {
+    const watched = `watching ${job.communicators_known} communicators of ${job.processes} processes`;
+    const calm = element("p", { class: "calm" }, "✓ Nothing is wrong that can be seen", element("span", {}, watched));
+    replace(parent, calm, ...findings.slice(0, 3).map((finding) => findingRow(overview, finding, opened)));
+    return;
+  }
+  replace(parent, ...findings.slice(0, 8).map((finding) => findingRow(overview, finding, opened)));
+};
+
+const findingRow = (overview, finding, opened) => {
+  const key = `${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
+  const isOpen = finding.until_ns === null;
+  const since = age((overview.now_ns - finding.since_ns) / 1e9);
+  const when = isOpen ? `for ${since}` : `over, ${age((overview.now_ns - finding.until_ns) / 1e9)} ago`;
+  const facts = [
+    ["communicator", finding.communicator ?? finding.comm_id], ["ranks", ranges(finding.ranks)], ["hosts", finding.hosts.join(", ")],
+    ["since", new Date(finding.since_ns / 1e6).toLocaleString()], ["confidence", percent(finding.confidence)],
+    ...Object.entries(finding.evidence).map(([name, value]) => [words(name), typeof value === "object" ? JSON.stringify(value) : String(value)]),
+  ].filter(([, value]) => isKnown(value) && value !== "");
+  return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen),
+    "data-finding": key, open: opened.has(key) },
+    element("summary", { "data-key": key },
+      element("span", { class: "kind" }, capitalised(words(finding.kind))),
+      element("span", { class: "sentence" }, finding.summary),
+      element("span", { class: "when" }, `${when} · ${percent(finding.confidence)} sure`)),
+    element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+};
+
+const SMALL = new Set(["4KiB", "64KiB"]);
+
+export const drawCommunicators = (job, { alarmed, selected, onSelect }) => {
+  const hidden = job.communicators_known - job.communicators.length;
+  setText("communicators-note", hidden > 0 ? `${job.communicators.length} of ${job.communicators_known.toLocaleString("en")}: those with findings, and the busiest of each kind` : "");
+  const order = new Map(job.parallelisms.map((each, position) => [each.parallelism, position]));
+  const sorted = [...job.communicators].sort((a, b) =>
+    alarmed.has(b.alias) - alarmed.has(a.alias) || order.get(a.parallelism) - order.get(b.parallelism) ||
+    a.alias.localeCompare(b.alias, "en", { numeric: true }));
+  replace(byId("communicators").tBodies[0], ...sorted.map((each) => communicatorRow(each, { alarmed, selected, onSelect })));
+};
+
+const communicatorRow = (each, { alarmed, selected, onSelect }) => {
+  const name = element("button", { class: "name", type: "button", "data-key": each.alias, "aria-pressed": String(selected === each.alias),
+    title: `${each.comm_id}\nglobal ranks ${ranges(each.ranks) || NOT_RECORDED}` }, element("span", { class: "swatch" }), each.alias);
+  name.addEventListener("click", () => onSelect(each.alias));
+  const main = each.main_op === null ? missing() : `${each.main_op} ${sizeClass(each.main_size_class)}`;
+  return element("tr", { kind: kindOf(each.parallelism), "data-finding": alarmed.has(each.alias), "aria-selected": String(selected === each.alias) },
+    element("td", {}, name),
+    element("td", { class: "number", title: `on ${each.hosts} hosts` }, `${each.size}`),
+    element("td", {}, main),
+    element("td", {}, spark(each, alarmed.has(each.alias))),
+    element("td", { class: "number" }, shown(each.busbw, bandwidth)),
+    element("td", {}, limitBar(each)),
+    element("td", { class: "number" }, shown(each.wait_ratio, percent)),
+    element("td", { class: "number" }, bytes(each.bytes)));
+};
+
+const limitBar = (each) => {
+  if (SMALL.has(each.main_size_class)) {
+    return element("span", { class: "quiet", title: "Messages this small are limited by latency, not by bandwidth" }, "latency-bound");
+  }
+  if (!isKnown(each.busbw) || !isKnown(each.limit) || each.limit <= 0) return missing();
+  return bar(each.busbw / each.limit);
+};
+
+const bar = (ratio) => element("div", { class: "bar" },
+  element("span", { class: "track" }, element("span", { class: "fill", width: `${Math.min(100, ratio * 100)}%` })),
+  element("b", {}, percent(ratio)));
+
+const spark = (each, isAlarmed) => {
+  const values = each.busbw_history.some(isKnown) ? each.busbw_history : each.bytes_history;
+  const top = Math.max(...values.filter(isKnown), 0);
+  if (top <= 0) return missing();
+  const point = (value, i) => `${((i / (values.length - 1)) * 120).toFixed(1)},${(21 - (value / top) * 19).toFixed(1)}`;
+  const stretches = [[]];
+  values.forEach((value, i) => (isKnown(value) ? stretches.at(-1).push(point(value, i)) : stretches.push([])));
+  const line = { fill: "none", stroke: `var(${isAlarmed ? "--bad" : "--kind"})`, "stroke-width": 1.5, "stroke-linecap": "round" };
+  return svg("svg", { class: "spark", viewBox: "0 0 120 22", "aria-hidden": "true" },
+    svg("path", { d: "M0 21.5H120", stroke: "var(--line)" }),
+    ...stretches.filter((points) => points.length).map((points) => svg("polyline", { ...line,
+      points: points.length === 1 ? `${points[0]} ${points[0]}` : points.join(" ") })));
+};
+
+export const drawMix = (job, measure) => {
+  const rows = new Map();
+  for (const entry of job.mix) {
+    const row = rows.get(entry.op) ?? { total: 0, parts: new Map() };
+    row.total += entry[measure];
+    row.parts.set(entry.parallelism, (row.parts.get(entry.parallelism) ?? 0) + entry[measure]);
+    rows.set(entry.op, row);
+  }
+  const sorted = [...rows].sort(([, a], [, b]) => b.total - a.total).slice(0, 8);
+  const top = Math.max(...sorted.map(([, row]) => row.total), 1);
+  const format = measure === "bytes" ? bytes : amount;
+  const kinds = [...new Set(job.mix.map((entry) => entry.parallelism))];
+  replace(byId("mix"), ...sorted.map(([op, row]) => element("div", { class: "mix-row" },
+    element("span", {}, op),
+    element("div", { class: "track-12" }, element("div", { class: "stack", width: `${(row.total / top) * 100}%` },
+      ...[...row.parts].sort(([, a], [, b]) => b - a).map(([kind, value]) => element("i", { kind: kindOf(kind), width: `${(value / row.total) * 100}%`,
+        title: `${kind ?? "kind not known"}: ${format(value)}` })))),
+    element("span", { class: "value" }, format(row.total)))),
+  element("div", { class: "legend" }, ...kinds.map((kind) => element("span", {}, element("span", { class: "swatch", kind: kindOf(kind) }), kind ?? "not known"))));
+};
+
+const MATCHES = [
+  ["matched", "matched with a kernel", "good"], ["unmatched", "in a capture, no kernel found", "bad"], ["no_kernel", "launch no kernel", "world"],
+  ["not_covered", "outside every capture", "faint"], ["pending", "not decided yet", "accent"],
+];
+
+export const drawAlignment = (job) => {
+  const total = MATCHES.reduce((sum, [name]) => sum + job.alignment[name], 0);
+  if (total === 0) {
+    replace(byId("alignment"), element("p", { class: "nothing" }, "No operation in the last minutes."));
+    return;
+  }
+  const present = MATCHES.filter(([name]) => job.alignment[name] > 0);
+  replace(byId("alignment"),
+    element("div", { class: "stack" }, ...present.map(([name, meaning, tone]) => element("i", { kind: tone, width: `${(job.alignment[name] / total) * 100}%`, title: meaning }))),
+    element("dl", { class: "pairs spaced" }, ...present.flatMap(([name, meaning, tone]) => [
+      element("dt", {}, element("span", { class: "swatch", kind: tone }), meaning), element("dd", {}, amount(job.alignment[name]))])));
+};
+
+export const drawClocks = (overview) => {
+  const { clocks } = overview;
+  if (clocks.length === 0) {
+    setText("clocks-note", "");
+    replace(byId("clocks"), element("p", { class: "nothing" }, "Not recorded: clocks are compared on kernels of one collective."));
+    return;
+  }
+  setText("clocks-note", `against ${clocks[0].is_reference ? clocks[0].host : "the reference"}` + (isKnown(overview.clock_violation_ratio)
+    ? ` · ${percent(overview.clock_violation_ratio)} of order checks fail` : ""));
+  const top = Math.max(...clocks.map((clock) => Math.abs(clock.offset_seconds)), 1e-9);
+  const rows = clocks.map((clock) => {
+    const width = Math.max(1.5, (Math.abs(clock.offset_seconds) / top) * 50);
+    return element("tr", {}, element("td", {}, clock.host),
+      element("td", {}, element("span", { class: "offset" }, clock.is_reference ? null : element("i", { width: `${width}%`, left: `${clock.offset_seconds < 0 ? 50 - width : 50}%` }))),
+      element("td", { class: "number" }, clock.is_reference ? "reference" : `${duration(clock.offset_seconds)}`),
+      element("td", { class: "number" }, clock.is_reference ? "" : `±${duration(clock.sigma_seconds)}`),
+      element("td", { class: "number" }, clock.is_reference ? "" : `${clock.drift_ppm.toFixed(1).replace("-", "−")} ppm`));
+  });
+  replace(byId("clocks"), table(["Host", "", "Offset|number", "|number", "Drift|number"], rows));
+};
+
+export const drawAgents = (overview) => {
+  const { agents } = overview;
+  setText("agents-note", agents.length ? "" : "none has connected");
+  const rows = [...agents].sort((a, b) => a.connected - b.connected).slice(0, 64).map((agent) => element("tr", {},
+    element("td", { title: agent.name }, element("span", { class: "dot", "data-state": agent.connected ? "on" : "off" }), agent.host),
+    element("td", { class: "number" }, agent.connected ? shown(agent.lag_seconds, duration)
+      : isKnown(agent.last_contact_ns) ? `gone for ${age((overview.now_ns - agent.last_contact_ns) / 1e9)}` : "gone"),
+    element("td", { class: "number" }, shown(agent.lines_total, amount)),
+    element("td", { class: "number" }, shown(agent.cpu_seconds, (value) => `${value.toFixed(1)} s`)),
+    element("td", { class: "number" }, shown(agent.rss_bytes, bytes))));
+  replace(byId("agents"), table(["Host", "Behind by|number", "Lines read|number", "CPU used|number", "Memory|number"], rows));
+};
+
+const table = (heads, rows) => element("div", { class: "table-scroll" }, element("table", {},
+  element("thead", {}, element("tr", {}, ...heads.map((head) => {
+    const [text, style] = head.split("|");
+    return element("th", { scope: "col", class: style ?? null }, text);
+  }))),
+  element("tbody", {}, ...rows)));
+
+export const drawHealth = (overview) => {
+  const { health } = overview;
+  const facts = [
+    ...Object.entries(health.gaps).map(([reason, count]) => [`gap: ${words(reason)}`, amount(count)]),
+    ...Object.entries(health.sessions_refused).map(([reason, count]) => [`agent refused: ${words(reason)}`, amount(count)]),
+    ...Object.entries(health.skipped).map(([reason, count]) => [`skipped: ${words(reason)}`, amount(count)]),
+    ["operations kept in memory", amount(health.window_operations)],
+    ["newest line is behind by", shown(health.ingest_lag_seconds, duration)],
+  ];
+  replace(byId("health"), element("dl", { class: "pairs" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+};

@@ -1,0 +1,206 @@
+"""What to simulate: one dataclass with defaults and bounds, checked as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.version import Traits, traits
+
+NSYS_VERSIONS: Final = ("2022.4", "2023.4", "2024.5", "2025.3", "2026.2")
+"""The nsys versions whose export schema can be written."""
+
+ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
+"""How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
+
+DEFAULT_START_NS: Final = 1_772_449_200_000_000_000
+"""2026-03-02T11:00:00Z: where a job that is written at once begins, so that equal seeds give equal bytes."""
+
+_DUTY_PERIOD_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationConfig:
+    """A simulated job and how it is observed. Raises ValueError with every fault of the whole at once."""
+
+    nccl: str = "2.28.3"
+    """NCCL version, 2.8 to 2.30; `2.21` stands for 2.21.5."""
+    nsys: str = "2025.3"
+    """nsys version, one of `NSYS_VERSIONS`."""
+    nodes: int = 2
+    gpus: int = 4
+    """GPUs, and ranks, per node."""
+    tp: int = 2
+    pp: int = 2
+    dp: int = 2
+    ep: int = 1
+    """Ranks per expert-parallel group; divides dp; 1: a dense model."""
+    order: str = "tp-dp-pp"
+    """Which ranks are neighbours, one of `ORDERS`."""
+    sequence_parallel: bool | None = None
+    """AllGather and ReduceScatter in place of AllReduce within a tensor-parallel group; None: on where tp > 1."""
+    zero1: bool = False
+    """Gradients by ReduceScatter and parameters by AllGather, in place of AllReduce."""
+    iterations: int | None = 10
+    """Training steps; None: until told to stop."""
+    seed: int = 0
+    layers: int = 2
+    """Transformer layers per pipeline stage."""
+    microbatches: int = 4
+    hidden: int = 2048
+    sequence: int = 2048
+    step_seconds: float = 0.4
+    """How long a step would take if communication cost nothing."""
+    faults: tuple[Fault, ...] = ()
+    capture: str = "full"
+    """nsys: `full`, `none`, or `duty:F` with the share F of the time that is captured."""
+    chunk_seconds: float | None = None
+    """Length of one export and the gap after it; None: one export of the whole job (with duty: 5 s)."""
+    clock_offset_ms: float = 50.0
+    """Clocks of the nodes but the first are off by up to this much, either way."""
+    clock_drift_ppm: float = 20.0
+    """... and drift by up to this much, either way."""
+    launch_lead_us: float = 400.0
+    """How far the host enqueues ahead of its GPU."""
+    timestamps: bool | None = None
+    """Time stamps in front of log lines; None: where the version can."""
+    calls: bool = False
+    """CALL lines, which show group boundaries (2.13 on)."""
+    split: bool | None = None
+    """Groups are made by ncclCommSplit from the world; None: where the version can."""
+    nvtx: bool = True
+    """NCCL's own NVTX ranges and iteration ranges in the exports."""
+    process_per_node: bool = False
+    """One process drives all GPUs of a node, a thread for each, in place of one process per GPU."""
+    hang_seconds: float = 10.0
+    """How long a job of limited length is still observed after it hangs."""
+    start_ns: int = DEFAULT_START_NS
+    """UTC on the reference clock when the job starts."""
+
+    def __post_init__(self) -> None:
+        complaints = _complaints(self)
+        if complaints:
+            raise ValueError("; ".join(complaints))
+
+    @cached_property
+    def traits(self) -> Traits:
+        """How the NCCL version behaves."""
+        return traits(self.nccl)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job."""
+        return self.nodes * self.gpus
+
+    @property
+    def sequence_parallelism(self) -> bool:
+        """Whether sequence parallelism is on."""
+        return self.tp > 1 if self.sequence_parallel is None else self.sequence_parallel and self.tp > 1
+
+    @property
+    def stamped(self) -> bool:
+        """Whether log lines carry time stamps."""
+        return self.traits.timestamps if self.timestamps is None else self.timestamps
+
+    @property
+    def splits(self) -> bool:
+        """Whether groups are split from the world."""
+        return self.traits.splits if self.split is None else self.split
+
+    @property
+    def duty(self) -> float:
+        """Share of the time that is captured: 1 for `full`, 0 for `none`."""
+        return {"full": 1.0, "none": 0.0}.get(self.capture) or _duty(self.capture) or 0.0
+
+    @property
+    def chunk_ns(self) -> int | None:
+        """Period of exports in ns; None: one export."""
+        if self.chunk_seconds is not None:
+            return int(self.chunk_seconds * 1e9)
+        return int(_DUTY_PERIOD_SECONDS * 1e9) if 0.0 < self.duty < 1.0 else None
+
+    def of_kind(self, kind: str) -> list[Fault]:
+        """The faults of one kind."""
+        return [fault for fault in self.faults if fault.kind == kind]
+
+
+def _duty(text: str) -> float | None:
+    try:
+        share = float(text.removeprefix("duty:")) if text.startswith("duty:") else None
+    except ValueError:
+        return None
+    return share if share is not None and 0.0 < share <= 1.0 else None
+
+
+def _complaints(config: SimulationConfig) -> list[str]:
+    complaints = _shape_complaints(config)
+    if not complaints:
+        complaints += _fault_complaints(config)
+    try:
+        known = traits(config.nccl)
+    except ValueError as error:
+        return [*complaints, str(error)]
+    if config.timestamps and not known.timestamps:
+        complaints.append(f"NCCL {known.text} prints no time stamps: 2.26.2 is the first that does")
+    if config.split and not known.splits:
+        complaints.append(f"NCCL {known.text} has no ncclCommSplit: 2.18.1 is the first that has")
+    if config.calls and not known.calls:
+        complaints.append(f"NCCL {known.text} has no CALL lines: 2.13 is the first that has")
+    return complaints
+
+
+def _shape_complaints(config: SimulationConfig) -> list[str]:
+    small = ("nodes", "gpus", "tp", "pp", "dp", "ep", "layers", "microbatches", "hidden", "sequence")
+    complaints = [
+        f"{name} must be at least 1, not {getattr(config, name)}" for name in small if getattr(config, name) < 1
+    ]
+    if complaints:
+        return complaints
+    replicas = config.tp * config.pp * config.dp
+    duty = config.capture in {"full", "none"} or _duty(config.capture) is not None
+    checks = (
+        (config.gpus <= 16, f"gpus per node must be at most 16, not {config.gpus}"),
+        (
+            config.iterations is None or config.iterations >= 1,
+            f"iterations must be at least 1, not {config.iterations}",
+        ),
+        (
+            config.world == replicas,
+            f"nodes x gpus = {config.world} ranks, but tp x pp x dp = {replicas}; the two must be equal",
+        ),
+        (config.dp % config.ep == 0, f"ep={config.ep} does not divide dp={config.dp}"),
+        (
+            config.hidden % config.tp == 0 and config.sequence % config.tp == 0,
+            f"hidden and sequence must be multiples of tp={config.tp}",
+        ),
+        (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
+        (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),
+        (duty, f"capture {config.capture!r} is not full, none or duty:F with F above 0 and at most 1"),
+        (
+            config.chunk_seconds is None or config.chunk_seconds >= 0.1,
+            f"chunk_seconds must be at least 0.1, not {config.chunk_seconds}",
+        ),
+        (config.step_seconds > 0, f"step_seconds must be above 0, not {config.step_seconds}"),
+        (config.launch_lead_us >= 0, f"launch_lead_us must not be negative, not {config.launch_lead_us}"),
+        (config.hang_seconds >= 0, f"hang_seconds must not be negative, not {config.hang_seconds}"),
+        (config.clock_offset_ms >= 0, f"clock_offset_ms must not be negative, not {config.clock_offset_ms}"),
+        (
+            0 <= config.clock_drift_ppm <= 10_000,
+            f"clock_drift_ppm must lie in 0 to 10000, not {config.clock_drift_ppm}",
+        ),
+    )
+    return [complaint for holds, complaint in checks if not holds]
+
+
+def _fault_complaints(config: SimulationConfig) -> list[str]:
+    complaints: list[str] = []
+    for fault in config.faults:
+        if fault.kind in {"late_rank", "hang"} and not 0 <= fault.rank < config.world:
+            complaints.append(f"fault {fault.kind}: no rank {fault.rank} in {config.world} ranks")
+        if fault.kind in {"slow_link", "clock_step"} and not 0 <= fault.node < config.nodes:
+            complaints.append(f"fault {fault.kind}: no node {fault.node} in {config.nodes} nodes")
+        if fault.kind == "clock_step" and fault.node == 0:
+            complaints.append("fault clock_step: node 0 carries the reference clock; step another")
+    return complaints

@@ -1,0 +1,363 @@
+"""Turns what happened in a step into what is observed of it: log lines, kernels, API calls, ranges and truth rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ncclscope_simulator import log_lines
+from ncclscope_simulator.capture import ApiSeen, Capture, KernelSeen, RangeSeen, Windows
+from ncclscope_simulator.cluster import Cluster
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.damage import Line, Written, damage
+from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.groups import Endpoint
+from ncclscope_simulator.operations import Launch, Operation
+from ncclscope_simulator.startup import Said
+from ncclscope_simulator.timing import ComputeRun, Run, Step
+from ncclscope_simulator.truth import Cell, Tally
+
+_GROUP_STEP_NS: Final = 2_500
+_COMPUTE_KERNELS: Final = {
+    "gemm_forward": "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn",
+    "gemm_backward": "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nt",
+}
+_COMPUTE_STREAM: Final = 7
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One operation of a step, with what the log line and the truth row say of it."""
+
+    run: Run
+    operation: Operation
+    tid: int
+    called_ns: int
+    op_count: int
+    seq: int
+    coll_seq: int | None
+    log: str
+
+
+@dataclass(slots=True)
+class Observer:
+    """Keeps what NCCL and CUDA count per communicator and process: opCount, sequence, correlation ids, lines."""
+
+    config: SimulationConfig
+    cluster: Cluster
+    endpoints: list[dict[int, Endpoint]]
+    captures: list[Capture]
+    tally: Tally
+    _windows: Windows = field(init=False)
+    _correlation: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: 1000))
+    _line_numbers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    _launch_ids: int = 0
+
+    def __post_init__(self) -> None:
+        self._windows = Windows.of(self.config)
+
+    def log(self, said: list[list[Said]]) -> dict[str, list[tuple[int, str]]]:
+        """The physical lines of what ranks say outside of steps, by file."""
+        lines: dict[str, list[Line]] = defaultdict(list)
+        for worker, own in zip(self.cluster.workers, said, strict=True):
+            for each in own:
+                text = self._text(worker.rank, each.tid, each.at_ns, each.text)
+                lines[worker.process.log_name].append(Line(each.at_ns, text, worker.process.pid))
+        return {name: self._written(name, own, [], None).lines for name, own in lines.items()}
+
+    def observe(self, step: Step) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[Cell, ...]]]:
+        """The physical log lines of a step by file, and its truth rows; captures and tally get their share."""
+        random = np.random.default_rng([self.config.seed, step.iteration, 2])
+        asked, lines = self._calls(step)
+        faults = [fault for fault in self.config.faults if fault.active(step.iteration)]
+        written = {name: self._written(name, own, faults, random) for name, own in sorted(lines.items())}
+        places: dict[int, tuple[str, int]] = {}
+        lost, torn = set[int](), set[int]()
+        for name, result in written.items():
+            first = self._line_numbers[name] - len(result.lines) + 1
+            places.update({operation: (name, first + at) for operation, at in result.places.items()})
+            lost |= result.dropped
+            torn |= result.torn
+        self._number_launches(step)
+        drop = max((fault.ratio for fault in faults if fault.kind == "drop_kernels"), default=0.0)
+        kernels_lost = {
+            id(run)
+            for run, chance in zip(step.runs, random.random(len(step.runs)).tolist(), strict=True)
+            if chance < drop
+        }
+        if self.config.duty > 0.0:
+            self._capture(step, kernels_lost)
+        rows = self._rows(asked, places, lost, torn, kernels_lost)
+        self._sum_up(step, len(asked), len(lost), len(torn))
+        return {name: result.lines for name, result in written.items()}, rows
+
+    def _calls(self, step: Step) -> tuple[list[_Asked], dict[str, list[Line]]]:
+        asked: list[_Asked] = []
+        lines: dict[str, list[Line]] = defaultdict(list)
+        for run in step.runs:
+            worker = self.cluster.workers[run.rank]
+            own, pid = lines[worker.process.log_name], worker.process.pid
+            endpoint = run.launch.endpoint
+            tid = worker.autograd_tid if run.launch.autograd else worker.main_tid
+            first = len(asked)
+            for nth, operation in enumerate(run.launch.operations):
+                at = run.call_ns + nth * _GROUP_STEP_NS
+                asked.append(_asked(run, operation, tid, at, worker.process.log_name))
+                text = f"{operation.before_count}{endpoint.op_count:x}{operation.after_count}"
+                own.append(Line(at, self._text(run.rank, tid, at, text), pid, first + nth))
+            if self.config.calls:
+                own.extend(
+                    Line(at, self._call_text(run.rank, tid, at, text), pid) for at, text in self._call_lines(run)
+                )
+            if run.launch.tuning is not None:
+                at = run.api_start_ns - 2_000
+                own.append(Line(at, self._text(run.rank, tid, at, run.launch.tuning), pid))
+            if run.launches and self._counts(run.launch):
+                endpoint.op_count += 1
+        for own in lines.values():
+            own.sort(key=lambda line: line.at_ns)
+        return asked, lines
+
+    def _counts(self, launch: Launch) -> bool:
+        """Whether a launch moves opCount. Source: NCCL src/proxy.cc ncclProxyStart, by version."""
+        rule = self.config.traits.op_count
+        return rule == "plan" or (rule == "network" and launch.network)
+
+    def _call_lines(self, run: Run) -> list[tuple[int, str]]:
+        """CALL lines of one launch. Source: NCCL src/misc/argcheck.cc, src/group.cc, src/collectives.cc."""
+        lines: list[tuple[int, str]] = []
+        nested = self.config.traits.nested_p2p_groups
+        if run.launch.grouped:
+            lines.append((run.call_ns - 1_500, "ncclGroupStart()"))
+        for nth, operation in enumerate(run.launch.operations):
+            at = run.call_ns + nth * _GROUP_STEP_NS
+            inner = nested and operation.op in {"Send", "Recv"}
+            if inner:
+                lines.append((at - 200, "ncclGroupStart()"))
+            lines.append((at + 300, operation.call))
+            if inner:
+                lines.append((at + 600, "ncclGroupEnd()"))
+        if run.launch.grouped:
+            lines.append((run.group_end_ns + 500, "ncclGroupEnd()"))
+        return lines
+
+    def _text(self, rank: int, tid: int, at_ns: int, text: str) -> str:
+        worker = self.cluster.workers[rank]
+        place = f"{worker.process.host}:{worker.process.pid}:{tid} [{worker.local_rank}] NCCL INFO {text}"
+        return f"{self._stamp(worker.node, at_ns)}{place}"
+
+    def _call_text(self, rank: int, tid: int, at_ns: int, text: str) -> str:
+        worker = self.cluster.workers[rank]
+        return f"{self._stamp(worker.node, at_ns)}{worker.process.host}:{worker.process.pid}:{tid} NCCL CALL {text}"
+
+    def _stamp(self, node: int, at_ns: int) -> str:
+        return log_lines.stamp(self.cluster.nodes[node].clock.host_ns(at_ns)) if self.config.stamped else ""
+
+    def _written(
+        self, name: str, lines: list[Line], faults: list[Fault], random: np.random.Generator | None
+    ) -> Written:
+        lines.sort(key=lambda line: line.at_ns)
+        result = damage(lines, faults, random or np.random.default_rng(0))
+        self._line_numbers[name] += len(result.lines)
+        self.tally.counts["log_lines"] += len(result.lines)
+        return result
+
+    def _number_launches(self, step: Step) -> None:
+        """Correlation ids: CUPTI counts API calls per process, in the order of the calls."""
+        calls: dict[int, list[tuple[int, Run | ComputeRun]]] = defaultdict(list)
+        for run in step.runs:
+            if run.launches:
+                calls[self.cluster.workers[run.rank].process.pid].append((run.api_start_ns, run))
+        for compute in step.computes:
+            calls[self.cluster.workers[compute.rank].process.pid].append((compute.api_start_ns, compute))
+        for pid, own in calls.items():
+            own.sort(key=lambda call: call[0])
+            for at_ns, call in own:
+                # Event records and stream waits of PyTorch lie between two launches.
+                self._correlation[pid] += 2 + at_ns % 3
+                call.correlation_id = self._correlation[pid]
+
+    def _capture(self, step: Step, lost: set[int]) -> None:
+        traits = self.config.traits
+        for run in step.runs:
+            worker = self.cluster.workers[run.rank]
+            seen = self.captures[worker.node]
+            tid = worker.autograd_tid if run.launch.autograd else worker.main_tid
+            if self.config.nvtx:
+                seen.ranges.extend(_ranges(run, tid))
+            if not run.launches:
+                continue
+            number = run.correlation_id
+            seen.apis.append(
+                ApiSeen(
+                    run.api_start_ns,
+                    run.api_end_ns,
+                    run.rank,
+                    tid,
+                    number,
+                    traits.launch_api,
+                    traits.launch_event_class,
+                )
+            )
+            if run.start_ns is None or run.end_ns is None or id(run) in lost:
+                continue
+            launch = run.launch
+            stream = launch.endpoint.stream_id
+            seen.kernels.append(
+                KernelSeen(
+                    run.start_ns, run.end_ns, run.rank, stream, number, launch.kernel, launch.grid, launch.block, True
+                )
+            )
+        for compute in step.computes:
+            self._capture_compute(compute)
+        if self.config.nvtx:
+            for worker, begins, ends in zip(self.cluster.workers, step.begins_ns, step.ends_ns, strict=True):
+                text = f"iteration {step.iteration}"
+                self.captures[worker.node].ranges.append(
+                    RangeSeen(begins, ends, worker.rank, worker.main_tid, text, False)
+                )
+
+    def _capture_compute(self, compute: ComputeRun) -> None:
+        worker = self.cluster.workers[compute.rank]
+        seen, number = self.captures[worker.node], compute.correlation_id
+        tid = worker.autograd_tid if compute.autograd else worker.main_tid
+        name = _COMPUTE_KERNELS[compute.kernel]
+        begins = compute.api_start_ns
+        seen.apis.append(ApiSeen(begins, begins + 4_000, compute.rank, tid, number, "cudaLaunchKernel_v7000", 0))
+        seen.kernels.append(
+            KernelSeen(compute.start_ns, compute.end_ns, compute.rank, _COMPUTE_STREAM, number, name, 512, 256, False)
+        )
+
+    def _rows(
+        self,
+        asked: list[_Asked],
+        places: dict[int, tuple[str, int]],
+        lost: set[int],
+        torn: set[int],
+        kernels_lost: set[int],
+    ) -> list[tuple[Cell, ...]]:
+        rows: list[tuple[Cell, ...]] = []
+        launch_ids: dict[int, int] = {}
+        for nth, each in enumerate(asked):
+            run = each.run
+            if run.launches and id(run) not in launch_ids:
+                self._launch_ids += 1
+                launch_ids[id(run)] = self._launch_ids
+            line = places[nth][1] if nth in places else None
+            rows.append(
+                self._row(each, line, nth in lost, nth in torn, launch_ids.get(id(run)), id(run) in kernels_lost)
+            )
+        return rows
+
+    def _row(
+        self, each: _Asked, line: int | None, lost: bool, torn: bool, launch_id: int | None, kernel_lost: bool
+    ) -> tuple[Cell, ...]:
+        run, operation = each.run, each.operation
+        launch, endpoint = run.launch, run.launch.endpoint
+        worker, group = self.cluster.workers[run.rank], endpoint.group
+        clock = self.cluster.nodes[worker.node].clock
+        start, end = run.start_ns, run.end_ns
+        ran = run.launches and start is not None and end is not None
+        covered = ran and start is not None and self._windows.covers(start)
+        cut = covered and start is not None and end is not None and self._windows.cuts(start, end)
+        rooted, peer = operation.op == "Broadcast", not operation.collective
+        return (
+            worker.process.host,
+            worker.process.pid,
+            each.tid,
+            run.rank,
+            worker.local_rank,
+            group.comm_id,
+            endpoint.comm_ptr,
+            endpoint.comm_rank,
+            group.size,
+            group.parallelism,
+            run.iteration,
+            operation.op,
+            each.op_count,
+            each.seq,
+            each.coll_seq,
+            operation.count,
+            operation.logged_dtype,
+            operation.red_name,
+            operation.root if rooted else None,
+            operation.root if peer else None,
+            operation.message_bytes,
+            each.log,
+            line,
+            lost,
+            torn,
+            each.called_ns,
+            launch_id,
+            launch.kernel if run.launches else None,
+            launch.grid if run.launches else None,
+            run.correlation_id if covered and not kernel_lost else None,
+            bool(covered and kernel_lost),
+            cut,
+            covered,
+            endpoint.stream_id if run.launches else None,
+            clock.host_ns(start) if start is not None else None,
+            clock.host_ns(end) if end is not None else None,
+            start,
+            end,
+            end - start if start is not None and end is not None else None,
+            _wait_ns(run),
+            run.transfer_ns,
+            run.modelled_ns,
+            _busbw(run),
+        )
+
+    def _sum_up(self, step: Step, operations: int, lost: int, torn: int) -> None:
+        counts = self.tally.counts
+        counts["operations"] += operations
+        counts["operation_lines_dropped"] += lost
+        counts["operation_lines_torn"] += torn
+        counts["launches"] += sum(run.launches for run in step.runs)
+        counts["kernels"] += sum(run.end_ns is not None for run in step.runs)
+        ends = [end for end in step.ends_ns if end is not None]
+        done = max(ends) if ends and not step.stalled else None
+        self.tally.steps.append({"iteration": step.iteration, "begin_ns": min(step.begins_ns), "end_ns": done})
+        for run in step.runs:
+            value = _busbw(run)
+            alone = run.launch.peers or run.launch.endpoint.comm_rank == 0
+            if value is not None and alone:
+                for op in dict.fromkeys(operation.op for operation in run.launch.operations):
+                    self.tally.bandwidth(run.launch.endpoint.group.comm_id, op, run.launch.size_bytes, value)
+
+
+def _asked(run: Run, operation: Operation, tid: int, at_ns: int, log: str) -> _Asked:
+    endpoint = run.launch.endpoint
+    coll_seq = endpoint.coll_seq if operation.collective else None
+    asked = _Asked(run, operation, tid, at_ns, endpoint.op_count, endpoint.seq, coll_seq, log)
+    endpoint.seq += 1
+    endpoint.coll_seq += operation.collective
+    return asked
+
+
+def _ranges(run: Run, tid: int) -> list[RangeSeen]:
+    """NCCL's NVTX ranges: one per API call; the launch lies in the call itself, of a group in ncclGroupEnd."""
+    launch, rank = run.launch, run.rank
+    over = run.api_end_ns + 1_000
+    if not launch.grouped:
+        return [RangeSeen(run.call_ns - 1_500, over, rank, tid, f"nccl{launch.operations[0].op}", True)]
+    ranges = [RangeSeen(run.call_ns - 2_000, run.call_ns - 1_200, rank, tid, "ncclGroupStart", True)]
+    for nth, operation in enumerate(launch.operations):
+        at = run.call_ns + nth * _GROUP_STEP_NS
+        ranges.append(RangeSeen(at - 800, at + 900, rank, tid, f"nccl{operation.op}", True))
+    return [*ranges, RangeSeen(run.group_end_ns, over, rank, tid, "ncclGroupEnd", True)]
+
+
+def _wait_ns(run: Run) -> int | None:
+    """What of the kernel's time was waiting for others."""
+    if run.start_ns is None or run.end_ns is None or run.transfer_ns is None:
+        return None
+    return max(0, run.end_ns - run.start_ns - run.transfer_ns)
+
+
+def _busbw(run: Run) -> float | None:
+    if not run.transfer_ns:
+        return None
+    return run.launch.bus_bytes * 1e9 / run.transfer_ns

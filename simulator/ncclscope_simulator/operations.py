@@ -1,0 +1,294 @@
+"""What a rank asks NCCL for: operations, and the launches that NCCL makes of them.
+
+Templates are made once: a training step repeats itself, buffers included, because the allocator reuses them.
+Source: NCCL src/enqueue.cc taskAppend, scheduleCollTasksToPlan, scheduleP2pTasksToPlan, ncclLaunchKernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import ceil
+
+from ncclscope_simulator import log_lines
+from ncclscope_simulator.cluster import Cluster, stable_hash
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.data_types import (
+    INT8,
+    RED_NAMES,
+    REDUCING,
+    DataType,
+    bus_factor,
+    message_bytes,
+)
+from ncclscope_simulator.groups import Endpoint, Group
+from ncclscope_simulator.kernel_names import kernel_name
+
+_POINTERS_OF = {"Send", "Recv"}
+_THREADS = {"LL": 512, "LL128": 640, "SIMPLE": 544}
+_BYTES_PER_CHANNEL = 128 * 1024
+_CHANNELS_IN_NODE = 16
+_CHANNELS_BETWEEN_NODES = 8
+
+
+class Meeting(Enum):
+    """How the ranks of a launch wait for each other."""
+
+    NOBODY = auto()
+    """A communicator of one rank, in place: NCCL launches nothing."""
+    EVERYBODY = auto()
+    """N-to-N: nobody ends before everybody has started."""
+    ROOT = auto()
+    """Everybody waits for the root, the root for nobody."""
+    PEERS = auto()
+    """Each Send waits for its Recv and the reverse."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One call of NCCL's API by one rank: one operation line."""
+
+    op: str
+    count: int
+    """As logged."""
+    dtype_id: int
+    """As logged: 0 for AllGather and Broadcast up to 2.21.5."""
+    dtype: DataType
+    """As asked for."""
+    red: int
+    root: int
+    """Root, or peer of Send and Recv, as communicator rank; 0 elsewhere."""
+    message_bytes: int
+    before_count: str
+    after_count: str
+    call: str
+
+    @property
+    def logged_dtype(self) -> str | None:
+        """The type that the line tells; None where it logs bytes."""
+        return None if self.dtype_id == 0 and self.dtype is not INT8 else self.dtype.name
+
+    @property
+    def collective(self) -> bool:
+        """Whether all ranks of the communicator take part."""
+        return self.op not in _POINTERS_OF
+
+    @property
+    def red_name(self) -> str | None:
+        """The reduction's name; None where nothing is reduced."""
+        return RED_NAMES[self.red] if self.op in REDUCING else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Launch:
+    """What NCCL makes of one call, or of the calls of one group: one kernel, or none."""
+
+    endpoint: Endpoint
+    operations: tuple[Operation, ...]
+    grouped: bool
+    meeting: Meeting
+    autograd: bool
+    """Called from autograd's thread."""
+    kernel: str
+    grid: int
+    block: int
+    tuning: str | None
+    """The TUNING line that communicator rank 0 prints; None elsewhere."""
+    bus_bytes: float
+    """Bytes that bus bandwidth counts: S x factor, or the larger of bytes sent and received."""
+    peers: tuple[tuple[int, bool, int], ...]
+    """(global rank, whether we send, bytes) of each Send and Recv, self excluded."""
+    root: int | None
+    """Global rank of the root; None without one."""
+    network: bool
+    """NCCL's proxy has work: data crosses nodes."""
+    size_bytes: int
+    """message_bytes of the largest operation."""
+
+
+class Buffers:
+    """Device addresses of one rank: each name keeps its address, as with an allocator in a steady loop."""
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self._next = 0x7F00_0000_0000 + (stable_hash(seed, "device", rank) % 2**12 << 28)
+        self._known: dict[str, str] = {}
+
+    def at(self, name: str, size: int) -> str:
+        """The address of a buffer, as a log line prints it."""
+        if name not in self._known:
+            self._known[name] = f"{self._next:#x}"
+            self._next += ceil(size / 0x200000) * 0x200000
+        return self._known[name]
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes the templates of one rank."""
+
+    config: SimulationConfig
+    cluster: Cluster
+    rank: int
+    endpoints: dict[int, Endpoint]
+    buffers: Buffers
+
+    def collective(
+        self,
+        group: Group,
+        op: str,
+        *,
+        name: str,
+        count: int,
+        dtype: DataType,
+        red: int = 0,
+        root: int = 0,
+        autograd: bool = False,
+    ) -> Launch:
+        """An ungrouped collective; `count` as the caller gives it to NCCL's API, `name` names its buffer."""
+        endpoint = self.endpoints[group.index]
+        operation = self._operation(endpoint, op, name, count, dtype, red, root)
+        size, traits = operation.message_bytes, self.config.traits
+        algorithm = "TREE" if op == "AllReduce" and group.spans_nodes and size < 256 * 1024 else "RING"
+        protocol = "LL" if size < 64 * 1024 else "LL128" if size < 1024 * 1024 else "SIMPLE"
+        meeting = Meeting.NOBODY if group.size == 1 else Meeting.ROOT if op == "Broadcast" else Meeting.EVERYBODY
+        grid = self._channels(group, size)
+        per_rank = count * dtype.bytes
+        tuning = None
+        if endpoint.comm_rank == 0 and group.size > 1 and op != "AlltoAll":
+            tuning = log_lines.tuning(
+                traits,
+                op=op,
+                bytes_per_rank=per_rank,
+                total_bytes=size,
+                algorithm=algorithm,
+                protocol=protocol,
+                time_us=_model_us(self.config, group, op, size),
+                channels=grid,
+            )
+        return Launch(
+            endpoint=endpoint,
+            operations=(operation,),
+            grouped=False,
+            meeting=meeting,
+            autograd=autograd,
+            kernel=kernel_name(traits, op, dtype, algorithm, protocol),
+            grid=grid,
+            block=_THREADS[protocol],
+            tuning=tuning,
+            bus_bytes=size * bus_factor(op, group.size),
+            peers=(),
+            root=group.members[root] if meeting is Meeting.ROOT else None,
+            network=group.spans_nodes,
+            size_bytes=size,
+        )
+
+    def all_to_all(self, group: Group, *, name: str, count: int, dtype: DataType, autograd: bool) -> Launch:
+        """An exchange of `count` elements with each peer: AlltoAll from 2.28 on, else Sends and Recvs in one group."""
+        if self.config.traits.all_to_all:
+            return self.collective(group, "AlltoAll", name=name, count=count, dtype=dtype, autograd=autograd)
+        pairs = [(op, peer) for peer in range(group.size) for op in ("Send", "Recv")]
+        return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.EVERYBODY)
+
+    def point_to_point(
+        self, group: Group, pairs: list[tuple[str, int]], *, name: str, count: int, dtype: DataType
+    ) -> Launch:
+        """Sends and Recvs, (`Send` or `Recv`, communicator rank of the peer), in one group."""
+        return self._exchange(group, pairs, name, count, dtype, False, Meeting.PEERS)
+
+    def _exchange(
+        self,
+        group: Group,
+        pairs: list[tuple[str, int]],
+        name: str,
+        count: int,
+        dtype: DataType,
+        autograd: bool,
+        meeting: Meeting,
+    ) -> Launch:
+        endpoint = self.endpoints[group.index]
+        operations = tuple(
+            self._operation(endpoint, op, f"{name}.{op}.{peer}", count, dtype, 0, peer) for op, peer in pairs
+        )
+        size = count * dtype.bytes
+        peers = tuple(
+            (group.members[peer], op == "Send", size) for op, peer in pairs if group.members[peer] != self.rank
+        )
+        sent = sum(each for _, sends, each in peers if sends)
+        received = sum(each for _, sends, each in peers if not sends)
+        return Launch(
+            endpoint=endpoint,
+            operations=operations,
+            grouped=True,
+            meeting=meeting,
+            autograd=autograd,
+            kernel=kernel_name(self.config.traits, "Send", dtype, "RING", "SIMPLE"),
+            grid=min(8, max(1, len(peers)) * max(1, min(4, ceil(size / _BYTES_PER_CHANNEL)))),
+            block=_THREADS["SIMPLE"],
+            tuning=None,
+            bus_bytes=float(max(sent, received)),
+            peers=peers,
+            root=None,
+            network=any(self._node(peer) != self._node(self.rank) for peer, _, _ in peers),
+            size_bytes=size,
+        )
+
+    def _operation(
+        self, endpoint: Endpoint, op: str, name: str, count: int, dtype: DataType, red: int, root: int
+    ) -> Operation:
+        traits, group = self.config.traits, endpoint.group
+        in_bytes = traits.bytes_logged and op in {"AllGather", "Broadcast"}
+        logged = count * dtype.bytes if in_bytes else count
+        dtype_id = 0 if in_bytes else dtype.id
+        send, recv = self._pointers(endpoint, op, name, count * dtype.bytes)
+        written = {
+            "op": op,
+            "send": send,
+            "recv": recv,
+            "count": logged,
+            "dtype": dtype_id,
+            "red": red,
+            "root": root,
+            "comm": endpoint.comm_ptr,
+            "stream": endpoint.stream_ptr,
+        }
+        before, after = log_lines.operation_parts(**written, ranks=group.size)  # type: ignore[arg-type]  # one dict for two lines
+        return Operation(
+            op=op,
+            count=logged,
+            dtype_id=dtype_id,
+            dtype=dtype,
+            red=red,
+            root=root,
+            message_bytes=message_bytes(op, count, dtype.bytes, group.size),
+            before_count=before,
+            after_count=after,
+            call=log_lines.call(**written),  # type: ignore[arg-type]  # as above
+        )
+
+    def _pointers(self, endpoint: Endpoint, op: str, name: str, size: int) -> tuple[str, str]:
+        ranks = endpoint.group.size
+        if op == "Send":
+            buffer = self.buffers.at(name, size)
+            return (buffer, log_lines.NIL) if self.config.traits.pointer_of_send == "send" else (log_lines.NIL, buffer)
+        if op == "Recv":
+            return log_lines.NIL, self.buffers.at(name, size)
+        if op in {"AllGather", "ReduceScatter", "AlltoAll"} and ranks > 1:
+            small, large = self.buffers.at(f"{name}.part", size), self.buffers.at(f"{name}.whole", size * ranks)
+            if op == "AlltoAll":
+                return self.buffers.at(f"{name}.other", size * ranks), large
+            return (small, large) if op == "AllGather" else (large, small)
+        buffer = self.buffers.at(name, size)
+        return buffer, buffer
+
+    def _channels(self, group: Group, size: int) -> int:
+        most = _CHANNELS_BETWEEN_NODES if group.spans_nodes else _CHANNELS_IN_NODE
+        return max(1, min(most, ceil(size / _BYTES_PER_CHANNEL)))
+
+    def _node(self, rank: int) -> int:
+        return rank // self.config.gpus
+
+
+def _model_us(config: SimulationConfig, group: Group, op: str, size: int) -> float:
+    """NCCL's own estimate, roughly: latency plus size over the modelled bandwidth. Source: src/graph/tuning.cc."""
+    busbw = 50.0 if group.spans_nodes else config.traits.nvlink_switch
+    latency = 25.0 if group.spans_nodes else 9.0
+    return latency + size * bus_factor(op, group.size) / (busbw * 1000.0)

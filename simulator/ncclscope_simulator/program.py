@@ -1,0 +1,239 @@
+"""What each rank does in one training step: a list of actions, in the order in which its host goes through them.
+
+A Megatron-LM-like job. Per layer and microbatch: within the tensor-parallel group an AllReduce after attention and
+after the MLP, forward and backward, or with sequence parallelism an AllGather before and a ReduceScatter after
+(Source: Megatron-LM core/tensor_parallel/mappings.py). Between pipeline stages 1F1B with batched Send and Recv
+(core/pipeline_parallel/schedules.py, p2p_communication.py: a batch has both in the steady state, one alone at the
+edges). Gradients go out in buckets while the last backward still runs (core/distributed). Experts exchange tokens
+before and after the expert layer, both ways (core/transformer/moe/token_dispatcher.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, auto
+
+from ncclscope_simulator.cluster import Cluster
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.data_types import AVG, BFLOAT16, FLOAT16, FLOAT32, INT64, MAX, SUM, DataType
+from ncclscope_simulator.groups import Endpoint, Group, coordinates
+from ncclscope_simulator.operations import Buffers, Builder, Launch
+
+_VOCABULARY = 32_000
+_BROADCAST_TOKENS = 2
+
+
+class Act(IntEnum):
+    """What an action does."""
+
+    COMPUTE = auto()
+    """The compute stream is busy for `duration_ns`."""
+    ISSUE = auto()
+    """Operations are enqueued; with `blocking` the compute stream waits for their kernel."""
+    WAIT = auto()
+    """The compute stream waits for what the group's stream still has to do."""
+    SYNCHRONISE = auto()
+    """The host waits for the GPU."""
+    LATE = auto()
+    """A place at which a late rank loses time; `every` says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """One step of a rank's host thread."""
+
+    act: Act
+    duration_ns: int = 0
+    kernel: str = ""
+    launch: Launch | None = None
+    blocking: bool = True
+    group: int = 0
+    every: str = ""
+    autograd: bool = False
+
+
+def build_programs(
+    config: SimulationConfig, cluster: Cluster, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
+) -> list[list[Action]]:
+    """For each rank the actions of one step; every step is the same."""
+    return [
+        _Program(config, cluster, groups, endpoints[worker.rank], worker.rank).build() for worker in cluster.workers
+    ]
+
+
+class _Program:
+    def __init__(
+        self,
+        config: SimulationConfig,
+        cluster: Cluster,
+        groups: tuple[Group, ...],
+        endpoints: dict[int, Endpoint],
+        rank: int,
+    ) -> None:
+        self._config = config
+        self._builder = Builder(config, cluster, rank, endpoints, Buffers(config.seed, rank))
+        self._groups = {group.parallelism: group for group in groups if rank in group.members}
+        self._stage = coordinates(config, rank)[2]
+        self._half: DataType = BFLOAT16 if config.traits.bfloat16 else FLOAT16
+        self._actions: list[Action] = []
+        blocks = 6 * config.layers * (config.microbatches + config.pp - 1)
+        self._block_ns = int(config.step_seconds * 0.9e9 / blocks)
+        self._tokens = config.sequence * config.hidden
+
+    def build(self) -> list[Action]:
+        self._add(Action(act=Act.LATE, every="step"))
+        self._pipeline()
+        self._finish_gradients()
+        self._launch(self._collective("WORLD", "AllReduce", "norm", 1, FLOAT32, MAX))
+        self._add(Action(act=Act.SYNCHRONISE))
+        return self._actions
+
+    def _pipeline(self) -> None:
+        """1F1B without interleaving. Source: forward_backward_pipelining_without_interleaving."""
+        warm_up = min(self._config.pp - 1 - self._stage, self._config.microbatches)
+        steady = self._config.microbatches - warm_up
+        for _ in range(warm_up):
+            self._transfer(receive_before=True)
+            self._forward()
+            self._transfer(send_after=True)
+        if steady:
+            self._transfer(receive_before=True)
+        for nth in range(steady):
+            last = nth == steady - 1
+            self._forward()
+            self._transfer(send_after=True, receive_after=True)
+            self._backward(last=last and not warm_up)
+            self._transfer(send_before=True, receive_before=not last)
+        for nth in range(warm_up):
+            self._transfer(receive_after=True)
+            self._backward(last=nth == warm_up - 1)
+            self._transfer(send_before=True)
+
+    def _transfer(
+        self,
+        *,
+        send_before: bool = False,
+        receive_before: bool = False,
+        send_after: bool = False,
+        receive_after: bool = False,
+    ) -> None:
+        """One batch of Sends and Recvs with the stages before and after this one; Megatron synchronises after it."""
+        first, last = self._stage == 0, self._stage == self._config.pp - 1
+        pairs: list[tuple[str, int]] = []
+        if send_before and not first:
+            pairs.append(("Send", self._stage - 1))
+        if receive_before and not first:
+            pairs.append(("Recv", self._stage - 1))
+        if send_after and not last:
+            pairs.append(("Send", self._stage + 1))
+        if receive_after and not last:
+            pairs.append(("Recv", self._stage + 1))
+        if not pairs:
+            return
+        share = self._config.tp if self._config.sequence_parallelism else 1
+        launch = self._builder.point_to_point(
+            self._groups["PP"], pairs, name="pipeline", count=self._tokens // share, dtype=self._half
+        )
+        self._launch(launch)
+        self._add(Action(act=Act.SYNCHRONISE))
+
+    def _forward(self) -> None:
+        self._add(Action(act=Act.LATE, every="microbatch"))
+        if self._config.tp > 1 and self._stage in {0, self._config.pp - 1}:
+            self._launch(
+                self._collective("TP", "Broadcast", "batch", _BROADCAST_TOKENS * self._config.sequence, INT64, 0)
+            )
+        for layer in range(self._config.layers):
+            self._add(Action(act=Act.LATE, every="layer"))
+            self._block(f"f{layer}a", backward=False)
+            self._experts(f"f{layer}", backward=False)
+            self._block(f"f{layer}m", backward=False)
+        if self._stage == self._config.pp - 1:
+            self._loss()
+
+    def _loss(self) -> None:
+        """Vocabulary-parallel cross-entropy: a maximum and two sums. Source: core/tensor_parallel/cross_entropy.py."""
+        if self._config.tp > 1:
+            for name, red in (("max", MAX), ("predicted", SUM), ("sum", SUM)):
+                self._launch(self._collective("TP", "AllReduce", f"loss.{name}", self._config.sequence, FLOAT32, red))
+
+    def _backward(self, *, last: bool) -> None:
+        for layer in reversed(range(self._config.layers)):
+            self._block(f"b{layer}m", backward=True)
+            self._experts(f"b{layer}", backward=True)
+            self._block(f"b{layer}a", backward=True)
+            if last:
+                self._reduce_gradients(layer)
+
+    def _block(self, name: str, *, backward: bool) -> None:
+        """Attention or MLP of one layer: its computation and what its tensor-parallel group exchanges."""
+        tp = self._config.tp
+        gather = tp > 1 and self._config.sequence_parallelism
+        if gather:
+            part = self._tokens // tp
+            self._launch(self._collective("TP", "AllGather", name, part, self._half, 0, autograd=backward))
+        self._compute(self._block_ns * (2 if backward else 1), autograd=backward)
+        if gather:
+            part = self._tokens // tp
+            self._launch(self._collective("TP", "ReduceScatter", name, part, self._half, SUM, autograd=backward))
+        elif tp > 1:
+            self._launch(self._collective("TP", "AllReduce", name, self._tokens, self._half, SUM, autograd=backward))
+
+    def _experts(self, name: str, *, backward: bool) -> None:
+        if self._config.ep == 1:
+            return
+        count = max(1, self._tokens // self._config.tp // self._config.ep)
+        for step in ("dispatch", "combine"):
+            self._launch(
+                self._builder.all_to_all(
+                    self._groups["EP"], name=f"{name}.{step}", count=count, dtype=self._half, autograd=backward
+                )
+            )
+
+    def _layer_parameters(self) -> int:
+        return 12 * self._config.hidden**2 // self._config.tp // self._config.dp * self._config.dp
+
+    def _reduce_gradients(self, layer: int) -> None:
+        """The bucket of one layer, on its own stream while backward goes on."""
+        count, dp = self._layer_parameters(), self._config.dp
+        red = AVG if self._config.traits.average and dp > 1 else SUM
+        if self._config.zero1:
+            launch = self._collective("DP", "ReduceScatter", f"g{layer}", count // dp, FLOAT32, red, autograd=True)
+        else:
+            launch = self._collective("DP", "AllReduce", f"g{layer}", count, FLOAT32, red, autograd=True)
+        self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
+
+    def _finish_gradients(self) -> None:
+        self._add(Action(act=Act.WAIT, group=self._groups["DP"].index))
+        if "EMBEDDING" in self._groups:
+            count = _VOCABULARY * self._config.hidden // self._config.tp
+            self._launch(self._collective("EMBEDDING", "AllReduce", "embedding", count, FLOAT32, SUM))
+        self._compute(self._block_ns, autograd=False)
+        if self._config.zero1:
+            for layer in range(self._config.layers):
+                part = self._layer_parameters() // self._config.dp
+                self._launch(self._collective("DP", "AllGather", f"p{layer}", part, self._half, 0))
+
+    def _collective(
+        self, parallelism: str, op: str, name: str, count: int, dtype: DataType, red: int, *, autograd: bool = False
+    ) -> Launch:
+        # PyTorch's stream allocator reuses a freed activation, so that layers share addresses; names keep them apart.
+        return self._builder.collective(
+            self._groups[parallelism],
+            op,
+            name=f"{parallelism}.{name}",
+            count=count,
+            dtype=dtype,
+            red=red,
+            autograd=autograd,
+        )
+
+    def _compute(self, duration_ns: int, *, autograd: bool) -> None:
+        kernel = "gemm_backward" if autograd else "gemm_forward"
+        self._add(Action(act=Act.COMPUTE, duration_ns=duration_ns, kernel=kernel, autograd=autograd))
+
+    def _launch(self, launch: Launch) -> None:
+        self._add(Action(act=Act.ISSUE, launch=launch))
+
+    def _add(self, action: Action) -> None:
+        self._actions.append(action)

@@ -1,0 +1,233 @@
+"""What really happened, beside what was recorded of it: `truth/operations.parquet` and `truth/job.json`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from ncclscope_simulator.cluster import Cluster
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.groups import Endpoint, Group, coordinates
+
+_FLUSH_ROWS: Final = 10_000
+_REMEMBERED: Final = 20_000
+"""Bandwidths and steps that are remembered for the medians of an endless job."""
+_BOUNDS: Final = (4 * 1024, 64 * 1024, 1024**2, 16 * 1024**2, 256 * 1024**2)
+_CLASSES: Final = ("4KiB", "64KiB", "1MiB", "16MiB", "256MiB", "inf")
+
+COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("host", "string"),
+    ("pid", "int64"),
+    ("tid", "int64"),
+    ("rank", "int32"),
+    ("local_rank", "int32"),
+    ("comm_id", "string"),
+    ("comm_ptr", "string"),
+    ("comm_rank", "int32"),
+    ("comm_size", "int32"),
+    ("parallelism", "string"),
+    ("iteration", "int32"),
+    ("op", "string"),
+    ("op_count", "uint64"),
+    ("seq", "int64"),
+    ("coll_seq", "int64"),
+    ("count", "uint64"),
+    ("dtype", "string"),
+    ("red_op", "string"),
+    ("root", "int32"),
+    ("peer", "int32"),
+    ("message_bytes", "int64"),
+    ("log_file", "string"),
+    ("log_line", "int64"),
+    ("line_lost", "bool"),
+    ("line_torn", "bool"),
+    ("called_ns", "int64"),
+    ("launch_id", "int64"),
+    ("kernel", "string"),
+    ("grid", "int32"),
+    ("kernel_correlation_id", "int64"),
+    ("kernel_lost", "bool"),
+    ("kernel_cut", "bool"),
+    ("covered", "bool"),
+    ("stream_id", "int64"),
+    ("start_ns", "int64"),
+    ("end_ns", "int64"),
+    ("start_true_ns", "int64"),
+    ("end_true_ns", "int64"),
+    ("duration_ns", "int64"),
+    ("wait_ns", "int64"),
+    ("transfer_ns", "int64"),
+    ("modelled_transfer_ns", "int64"),
+    ("busbw_bytes_per_second", "float64"),
+)
+"""Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none."""
+
+Cell = int | float | str | bool | None
+
+
+def size_class(size: int) -> str:
+    """The class of a message size, named by its upper bound (inclusive)."""
+    return _CLASSES[sum(size > bound for bound in _BOUNDS)]
+
+
+@dataclass(slots=True)
+class OperationsFile:
+    """Appends rows to the parquet file as they come; it stands under its name once it is closed.
+
+    Raises ModuleNotFoundError, with a sentence, where pyarrow is missing: it comes with the extra `service`.
+    """
+
+    path: Path
+    _rows: list[tuple[Cell, ...]] = field(default_factory=list[tuple[Cell, ...]])
+    _writer: Any = None
+    _arrow: Any = None
+    _schema: Any = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._arrow = import_module("pyarrow")
+            parquet: Any = import_module("pyarrow.parquet")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "the truth of a simulated job is a parquet file: pip install 'ncclscope[service]'"
+            ) from error
+        types: dict[str, Any] = {"bool": self._arrow.bool_()}
+        fields = [(name, types.get(kind) or getattr(self._arrow, kind)()) for name, kind in COLUMNS]
+        self._schema = self._arrow.schema(fields)
+        self._writer = parquet.ParquetWriter(str(self._temporary()), self._schema)
+
+    def append(self, rows: list[tuple[Cell, ...]]) -> None:
+        """Adds rows in the order of `COLUMNS`."""
+        self._rows.extend(rows)
+        if len(self._rows) >= _FLUSH_ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        """Writes what is left and gives the file its name."""
+        self._flush()
+        self._writer.close()
+        self._temporary().replace(self.path)
+
+    def _flush(self) -> None:
+        if self._rows:
+            columns = [
+                self._arrow.array(values, type=kind.type)
+                for values, kind in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+            ]
+            self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+            self._rows.clear()
+
+    def _temporary(self) -> Path:
+        return self.path.with_name(self.path.name + ".tmp")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the whole job came to."""
+
+    counts: Counter[str] = field(default_factory=Counter[str])
+    bandwidths: dict[tuple[str, str, str], deque[float]] = field(
+        default_factory=dict[tuple[str, str, str], deque[float]]
+    )
+    steps: deque[dict[str, int | None]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def bandwidth(self, comm_id: str, op: str, size: int, value: float) -> None:
+        """Remembers the bus bandwidth of one launch."""
+        key = (comm_id, op, size_class(size))
+        if key not in self.bandwidths:
+            self.bandwidths[key] = deque(maxlen=_REMEMBERED)
+        self.bandwidths[key].append(value)
+
+
+def job(
+    config: SimulationConfig,
+    cluster: Cluster,
+    groups: tuple[Group, ...],
+    endpoints: list[dict[int, Endpoint]],
+    tally: Tally,
+    end_ns: int | None,
+) -> dict[str, object]:
+    """The content of `truth/job.json`; end None: the job still runs."""
+    return {
+        "nccl_version": config.traits.text,
+        "nsys_version": config.nsys,
+        "seed": config.seed,
+        "start_ns": config.start_ns,
+        "end_ns": end_ns,
+        "shape": {
+            "nodes": config.nodes,
+            "gpus_per_node": config.gpus,
+            "tp": config.tp,
+            "pp": config.pp,
+            "dp": config.dp,
+            "ep": config.ep,
+            "order": config.order,
+            "sequence_parallel": config.sequence_parallelism,
+            "zero1": config.zero1,
+        },
+        "faults": [{name: getattr(fault, name) for name in fault.__slots__} for fault in config.faults],
+        "hosts": {
+            node.host: _clock(node.clock.offset_ns, node.clock.drift_ppb, node.clock.at_ns, node.clock.steps)
+            for node in cluster.nodes
+        },
+        "ranks": [
+            {
+                "rank": worker.rank,
+                "host": worker.process.host,
+                "pid": worker.process.pid,
+                "local_rank": worker.local_rank,
+                "tp": coordinates(config, worker.rank)[0],
+                "dp": coordinates(config, worker.rank)[1],
+                "pp": coordinates(config, worker.rank)[2],
+                "log_file": worker.process.log_name,
+            }
+            for worker in cluster.workers
+        ],
+        "communicators": [_communicator(group, endpoints) for group in groups],
+        "busbw": [
+            {
+                "comm_id": comm_id,
+                "op": op,
+                "size_class": klass,
+                "launches": len(values),
+                "median_bytes_per_second": median(values),
+            }
+            for (comm_id, op, klass), values in sorted(tally.bandwidths.items())
+        ],
+        "iterations": list(tally.steps),
+        "counts": dict(sorted(tally.counts.items())),
+    }
+
+
+def _clock(offset_ns: int, drift_ppb: int, at_ns: int, steps: list[tuple[int, int]]) -> dict[str, object]:
+    return {
+        "offset_ns": offset_ns,
+        "drift_ppm": drift_ppb / 1000,
+        "at_ns": at_ns,
+        "steps": [{"since_true_ns": since, "step_ns": step} for since, step in steps],
+    }
+
+
+def _communicator(group: Group, endpoints: list[dict[int, Endpoint]]) -> dict[str, object]:
+    return {
+        "comm_id": group.comm_id,
+        "parallelism": group.parallelism,
+        "size": group.size,
+        "ranks": list(group.members),
+        "nodes": list(group.nodes),
+        "split_count": group.split_count,
+        "color": group.color,
+        "comm_ptrs": [endpoints[rank][group.index].comm_ptr for rank in group.members],
+    }
+
+
+def write_job(path: Path, content: dict[str, object]) -> None:
+    """Writes `truth/job.json`, whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)

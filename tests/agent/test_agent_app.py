@@ -1,0 +1,193 @@
+"""The agent as a whole, over real sockets, with a follower that reads no files."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+from agent.fake_follower import FakeFollower
+from service.loopback import Service
+
+from ncclscope_agent.app import Agent, Followed, next_pause, print_batches
+from ncclscope_agent.link import LinkSettings
+from ncclscope_agent.session import Session, WindowLimits
+from ncclscope_service.listen import ListenSettings
+from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
+
+STARTS = iter(range(1, 1000))
+
+
+def followed(follower: FakeFollower, *, in_thread: bool = False) -> Followed:
+    return Followed(follower=follower, tick_min_seconds=0.001, tick_max_seconds=0.01, in_thread=in_thread)
+
+
+def agent_to(
+    port: int, *followers: FakeFollower, in_thread: bool = False, window: int = 64, flush: float = 1.0
+) -> tuple[Agent, Session]:
+    session = Session(
+        Hello(
+            protocol_version=PROTOCOL_VERSION,
+            agent_id="a",
+            session_id=f"start {next(STARTS)}",
+            name="n",
+            host="h",
+            job="j",
+            software_version="0",
+            pid=1,
+        ),
+        limits=WindowLimits(max_batches=window),
+    )
+    link = LinkSettings(
+        host="127.0.0.1", port=port, heartbeat_seconds=0.05, first_retry_seconds=0.01, last_retry_seconds=0.02
+    )
+    known = [followed(follower, in_thread=in_thread) for follower in followers]
+    return Agent(session, link, known, flush_seconds=flush), session
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_once_sends_everything_waits_for_the_acknowledgement_and_ends(in_thread: bool) -> None:
+    service, follower = Service(), FakeFollower(200)
+    with anyio.fail_after(10):
+        async with service.listening() as port:
+            agent, _ = agent_to(port, follower, in_thread=in_thread)
+            assert await agent.run(once_seconds=5)
+    assert service.lines(follower.source.key) == list(range(200))
+    assert follower.closed
+    (record,) = service.receiver.agents()
+    assert record.said_goodbye
+
+
+@pytest.mark.asyncio
+async def test_stop_takes_a_last_look_and_hands_over_what_it_finds() -> None:
+    service, follower = Service(), FakeFollower(20)
+    with anyio.fail_after(10):
+        async with service.listening() as port, anyio.create_task_group() as tasks:
+            agent, _ = agent_to(port, follower)
+            tasks.start_soon(agent.run)
+            await service.wait_for_rows(follower.source.key, 20)
+            follower.rows = 30
+            agent.stop()
+    assert service.lines(follower.source.key) == list(range(30))
+    assert not follower.closed
+
+
+@pytest.mark.asyncio
+async def test_an_agent_that_never_reached_the_service_stops_all_the_same() -> None:
+    service, follower = Service(), FakeFollower(20)
+    async with service.listening() as port:
+        pass
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            agent, _ = agent_to(port, follower)
+            tasks.start_soon(agent.run)
+            agent.stop()
+    assert follower.resets == []
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_does_not_take_the_rest_ends_the_stop_at_its_deadline() -> None:
+    service, follower = Service(), FakeFollower(1000)
+    service.gate = anyio.sleep_forever
+    results: list[bool] = []
+    with anyio.fail_after(10):
+        async with service.listening() as port, anyio.create_task_group() as tasks:
+            agent, session = agent_to(port, follower, window=4, flush=0.1)
+
+            async def run() -> None:
+                results.append(await agent.run())
+
+            tasks.start_soon(run)
+            while session.has_room or session.generation == 0:
+                await anyio.lowlevel.checkpoint()
+            agent.stop()
+    assert results == [False]
+
+
+@pytest.mark.asyncio
+async def test_readers_wait_while_the_service_is_slow() -> None:
+    service, follower = Service(), FakeFollower(100_000, per_batch=100, per_poll=1000)
+    entered, release = anyio.Event(), anyio.Event()
+
+    async def gate() -> None:
+        entered.set()
+        await release.wait()
+
+    service.gate = gate
+    with anyio.fail_after(20):
+        async with service.listening() as port, anyio.create_task_group() as tasks:
+            agent, session = agent_to(port, follower, window=16)
+            tasks.start_soon(agent.run)
+            await entered.wait()
+            while session.has_room:
+                await anyio.lowlevel.checkpoint()
+            assert agent.health().waiting_batches <= 1
+            assert follower.at <= 100 * (16 + 1)
+            assert session.statistics().window_batches == 16
+            release.set()
+            await service.wait_for_rows(follower.source.key, 100_000)
+            assert session.statistics().peak_window_bytes < 16 * 4000
+            agent.stop()
+    assert service.lines(follower.source.key) == list(range(100_000))
+
+
+@pytest.mark.asyncio
+async def test_rows_arrive_once_though_agent_and_connections_start_anew() -> None:
+    service, rows = Service(), 3000
+    key, port = FakeFollower(0).source.key, 0
+    with anyio.fail_after(20):
+        for part in range(1, 4):
+            async with anyio.create_task_group() as tasks:
+                async with service.listening(ListenSettings(port=port)) as bound:
+                    port = bound
+                    agent, _ = agent_to(port, FakeFollower(rows), window=8)
+                    tasks.start_soon(agent.run)
+                    await service.wait_for_rows(key, part * 600)
+                async with service.listening(ListenSettings(port=port)):
+                    await service.wait_for_rows(key, part * 900)
+                    tasks.cancel_scope.cancel()
+        async with service.listening(ListenSettings(port=port)):
+            last, _ = agent_to(port, FakeFollower(rows))
+            assert await last.run(once_seconds=10)
+    assert service.lines(key) == list(range(rows))
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_lost_everything_gets_everything_again() -> None:
+    first, second, follower = Service(), Service(), FakeFollower(100)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            async with first.listening() as port:
+                agent, _ = agent_to(port, follower)
+                finished = anyio.Event()
+
+                async def run() -> None:
+                    await agent.run()
+                    finished.set()
+
+                tasks.start_soon(run)
+                await first.wait_for_rows(follower.source.key, 100)
+            async with second.listening(ListenSettings(port=port)):
+                await second.wait_for_rows(follower.source.key, 100)
+                agent.stop()
+                await finished.wait()
+    assert first.lines(follower.source.key) == second.lines(follower.source.key) == list(range(100))
+    assert follower.resets == [0, 0]
+
+
+@pytest.mark.asyncio
+async def test_printing_shows_rows_and_connects_to_nothing() -> None:
+    written: list[str] = []
+    await print_batches([followed(FakeFollower(25, per_batch=25))], written.append, anyio.Event(), once=True)
+    assert written[0] == "rank1.log [0, 25) operations=25 new_texts=1"
+    assert written[1] == "  line 0: AllReduce opCount=0 count=0 int8 nranks=0 comm=0x0 at=0ns"
+    assert written[-1] == "  ... and 5 more"
+
+
+def test_the_pause_is_shortest_while_something_comes_and_grows_while_nothing_does() -> None:
+    known = Followed(follower=FakeFollower(0), tick_min_seconds=0.05, tick_max_seconds=0.25)
+    pauses = [0.05]
+    for _ in range(5):
+        pauses.append(next_pause(pauses[-1], known, read_something=False))
+    assert pauses == pytest.approx([0.05, 0.075, 0.1125, 0.16875, 0.25, 0.25])
+    assert next_pause(0.25, known, read_something=True) == 0.05

@@ -1,0 +1,356 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from agent.log_samples import operation_line, put_together
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ncclscope_agent.files import FollowLimits, LogFollower, PathPatterns
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import Position
+
+SECOND = 1_000_000_000
+
+
+def lines(first: int, count: int) -> bytes:
+    return "".join(operation_line(op_count=f"{number:x}") + "\n" for number in range(first, first + count)).encode()
+
+
+def op_counts(batches: Sequence[Batch]) -> list[int]:
+    return [int(value) for batch in batches for value in batch.operations["op_count"]]
+
+
+def gaps(batches: Sequence[Batch]) -> list[tuple[str, int]]:
+    return [(gap.reason, gap.amount) for batch in batches for gap in batch.gaps]
+
+
+def position(batches: Sequence[Batch]) -> dict[str, Position]:
+    return {batch.source.key: Position(end=batch.end, end_line=batch.end_line) for batch in batches}
+
+
+class Clock:
+    """Seconds that pass by one at each look."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_700_000_000 * SECOND
+
+    def tick(self, seconds: int = 1) -> int:
+        self.now_ns += seconds * SECOND
+        return self.now_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as stream:
+        stream.write(data)
+
+
+def test_files_that_appear_later_are_followed(tmp_path: Path, clock: Clock) -> None:
+    follower = LogFollower(["*.log"], root=tmp_path)
+    assert follower.poll(clock.tick()) == []
+    (tmp_path / "a.log").write_bytes(lines(0, 2))
+    (tmp_path / "b.txt").write_bytes(lines(9, 2))
+    batches = follower.poll(clock.tick())
+    assert op_counts(batches) == [0, 1]
+    assert batches[0].source.name == "a.log"
+    assert batches[0].observed_at_ns == clock.now_ns
+    assert follower.poll(clock.tick()) == []
+
+
+def test_a_nudge_looks_for_files_before_the_interval_is_over(tmp_path: Path, clock: Clock) -> None:
+    follower = LogFollower(["*"], root=tmp_path)
+    follower.poll(clock.now_ns)
+    (tmp_path / "a.log").write_bytes(lines(0, 1))
+    assert follower.poll(clock.now_ns + 1) == []
+    follower.nudge()
+    assert op_counts(follower.poll(clock.now_ns + 2)) == [0]
+
+
+def test_a_line_written_in_pieces_is_read_once_and_whole(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    data = lines(0, 3)
+    follower = LogFollower([str(path)])
+    batches: list[Batch] = []
+    for at in range(0, len(data), 50):
+        append(path, data[at : at + 50])
+        batches += follower.poll(clock.tick())
+    assert op_counts(batches) == [0, 1, 2]
+    assert put_together(batches).end == len(data)
+
+
+def test_patterns_understand_what_nccl_debug_file_does(tmp_path: Path) -> None:
+    for name in ("nccl.node17.1.log", "nccl.node18.22.log", "other.log"):
+        (tmp_path / name).touch()
+    (tmp_path / "more" / "deep").mkdir(parents=True)
+    (tmp_path / "more" / "deep" / "x.log").touch()
+    names = {
+        pattern: [str(path.relative_to(tmp_path)) for path in PathPatterns([pattern], tmp_path).paths()]
+        for pattern in ("nccl.%h.%p.log", "**/x.log", "more/deep", "[!n]*.log")
+    }
+    assert names == {
+        "nccl.%h.%p.log": ["nccl.node17.1.log", "nccl.node18.22.log"],
+        "**/x.log": ["more/deep/x.log"],
+        "more/deep": ["more/deep/x.log"],
+        "[!n]*.log": ["other.log"],
+    }
+
+
+def test_a_root_with_special_characters_is_taken_as_it_is(tmp_path: Path, clock: Clock) -> None:
+    root = tmp_path / "[1]*"
+    root.mkdir()
+    (root / "a.log").write_bytes(lines(0, 1))
+    assert op_counts(LogFollower(["*.log"], root=root).poll(clock.tick())) == [0]
+
+
+def test_truncation_ends_the_source_and_begins_another(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    follower = LogFollower([str(path)])
+    path.write_bytes(lines(0, 3) + b"unfinished")
+    before = follower.poll(clock.tick())
+    path.write_bytes(lines(0, 1))  # begins with the same line
+    ended = follower.poll(clock.tick())
+    after = follower.poll(clock.tick())
+    assert (op_counts(before), op_counts(ended), op_counts(after)) == ([0, 1, 2], [], [0])
+    assert gaps(ended) == [("truncated", 0)]
+    assert ended[-1].is_last
+    assert after[0].source.key == before[0].source.key + "-1"
+    assert (after[0].begin, after[0].operations["line"].tolist()) == (0, [1])
+
+
+def test_a_file_written_anew_and_longer_is_noticed(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    follower = LogFollower([str(path)])
+    path.write_bytes(lines(0, 2))
+    follower.poll(clock.tick())
+    path.write_bytes(lines(100, 30))
+    batches = follower.poll(clock.tick()) + follower.poll(clock.tick())
+    assert gaps(batches) == [("truncated", 0)]
+    assert op_counts(batches) == list(range(100, 130))
+
+
+def test_after_rotation_the_old_file_is_read_to_its_end_and_the_new_one_from_its_beginning(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path = tmp_path / "a.log"
+    follower = LogFollower([str(path)], limits=FollowLimits(grace_ns=5 * SECOND))
+    path.write_bytes(lines(0, 2))
+    batches = follower.poll(clock.tick())
+    path.rename(tmp_path / "a.log.1")
+    append(tmp_path / "a.log.1", lines(2, 2))
+    path.write_bytes(lines(50, 2))
+    batches += follower.poll(clock.tick())
+    append(tmp_path / "a.log.1", lines(4, 1))  # NCCL goes on writing to the file that it opened
+    batches += follower.poll(clock.tick())
+    for _ in range(7):
+        batches += follower.poll(clock.tick())
+    by_key: dict[str, list[Batch]] = {}
+    for batch in batches:
+        by_key.setdefault(batch.source.key, []).append(batch)
+    assert sorted(map(op_counts, by_key.values())) == [[0, 1, 2, 3, 4], [50, 51]]
+    assert gaps(batches) == [("rotated_away", 0)]
+    assert follower.statistics().files == 1
+
+
+def test_a_file_renamed_to_a_name_that_matches_too_is_still_the_same_source(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    follower = LogFollower(["a.log*"], root=tmp_path)
+    path.write_bytes(lines(0, 2))
+    batches = follower.poll(clock.tick())
+    path.rename(tmp_path / "a.log.1")
+    append(tmp_path / "a.log.1", lines(2, 1))
+    batches += follower.poll(clock.tick())
+    assert op_counts(batches) == [0, 1, 2]
+    assert len({batch.source.key for batch in batches}) == 1
+    assert not gaps(batches)
+
+
+def test_a_deleted_file_is_read_to_its_end_and_then_let_go(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    follower = LogFollower([str(path)], limits=FollowLimits(grace_ns=3 * SECOND))
+    with path.open("wb", buffering=0) as writer:
+        writer.write(lines(0, 1))
+        batches = follower.poll(clock.tick())
+        path.unlink()
+        writer.write(lines(1, 1))
+        batches += follower.poll(clock.tick())
+    for _ in range(5):
+        batches += follower.poll(clock.tick())
+    assert op_counts(batches) == [0, 1]
+    assert gaps(batches) == [("deleted", 0)]
+    assert batches[-1].is_last
+    assert follower.statistics().files == 0
+
+
+def test_a_follower_resumes_where_the_service_says(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 3) + lines(3, 1)[:40])
+    first = LogFollower([str(path)]).poll(clock.tick())
+    append(path, lines(3, 1)[40:] + lines(4, 2))
+    second = LogFollower([str(path)], positions=position(first)).poll(clock.tick())
+    assert op_counts(second) == [3, 4, 5]
+    assert second[0].begin == first[-1].end
+    assert second[0].source == first[0].source
+    assert second[0].operations["line"].tolist() == [4, 5, 6]
+
+
+def test_a_reset_sends_everything_anew_with_its_dictionaries(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 3))
+    follower = LogFollower([str(path)])
+    first = follower.poll(clock.tick())
+    append(path, lines(3, 1))
+    follower.reset({})
+    second = follower.poll(clock.tick())
+    assert op_counts(second) == [0, 1, 2, 3]
+    assert put_together(second).dictionaries == put_together(first).dictionaries
+
+
+def test_a_file_truncated_while_no_agent_ran_is_a_source_of_its_own(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 3))
+    first = LogFollower([str(path)]).poll(clock.tick())
+    path.write_bytes(lines(0, 1))
+    second = LogFollower([str(path)], positions=position(first)).poll(clock.tick())
+    assert second[0].source.key == first[0].source.key + "-1"
+    append(path, lines(1, 5))
+    third = LogFollower([str(path)], positions=position(first + second)).poll(clock.tick())
+    assert op_counts(third) == [1, 2, 3, 4, 5]
+    assert third[0].source == second[0].source
+
+
+def test_closing_reads_what_is_left_and_a_last_line_without_newline(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 2)[:-1])
+    (tmp_path / "b.log").write_bytes(b"short")
+    (tmp_path / "c.log").touch()
+    follower = LogFollower(["*.log"], root=tmp_path, limits=FollowLimits(bytes_per_turn=100))
+    batches = follower.poll(clock.tick())
+    batches += follower.close(clock.tick())
+    assert op_counts(batches) == [0, 1]
+    assert [batch.source.name for batch in batches if batch.is_last] == ["a.log", "b.log"]
+    assert follower.statistics().lag_bytes == 0
+
+
+def test_each_file_gets_its_share(tmp_path: Path, clock: Clock) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.log").write_bytes(lines(0, 100))
+    size = len(lines(0, 100))
+    follower = LogFollower(
+        ["*.log"], root=tmp_path, limits=FollowLimits(bytes_per_turn=size // 10, bytes_per_poll=size // 5)
+    )
+    batches: list[Batch] = []
+    polls = 0
+    while not polls or follower.has_more:
+        before = follower.statistics().bytes_read_total
+        batches += follower.poll(clock.tick(0))
+        assert follower.statistics().bytes_read_total - before <= size // 5
+        polls += 1
+        if polls == 4:
+            assert len({batch.source.key for batch in batches}) == 4
+    assert polls < 50
+    assert len(op_counts(batches)) == 400
+
+
+def test_what_is_no_log_is_left_alone_and_counted(tmp_path: Path, clock: Clock) -> None:
+    (tmp_path / "a.sqlite").write_bytes(b"SQLite format 3\0" + bytes(500))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    follower = LogFollower(["*"], root=tmp_path)
+    assert follower.poll(clock.tick()) == follower.poll(clock.tick()) == []
+    assert follower.statistics().skipped == {"file_not_a_log": 1}
+    assert follower.statistics().files == 0
+
+
+def test_more_files_than_may_be_open_are_counted(tmp_path: Path, clock: Clock) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.log").write_bytes(lines(number, 1))
+    follower = LogFollower(["*"], root=tmp_path, limits=FollowLimits(max_files=3))
+    assert op_counts(follower.poll(clock.tick())) != []
+    assert follower.statistics().skipped == {"file_too_many": 1}
+
+
+def test_statistics_say_what_was_read(tmp_path: Path, clock: Clock) -> None:
+    data = lines(0, 3) + b"hello\n"
+    (tmp_path / "a.log").write_bytes(data)
+    follower = LogFollower(["*"], root=tmp_path)
+    follower.poll(clock.tick())
+    told = follower.statistics()
+    assert (told.files, told.bytes_read_total, told.lines_total, told.lag_bytes) == (1, len(data), 4, 0)
+    assert told.skipped == {"not_nccl": 1}
+
+
+_STEPS = st.lists(
+    st.sampled_from(["write", "write", "part", "poll", "poll", "rotate", "truncate", "delete", "restart"]), max_size=25
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_STEPS)
+def test_every_line_comes_once_whatever_happens_to_the_file(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    """A poll before each loss, so that what must come is known: all that was ever written, in order, once."""
+    folder = tmp_path_factory.mktemp("logs")
+    path = folder / "a.log"
+    clock = Clock()
+    limits = FollowLimits(bytes_per_turn=300, grace_ns=60 * SECOND)
+    follower = LogFollower([str(path)], limits=limits)
+    batches: list[Batch] = []
+    written = 0
+    unfinished = b""
+
+    def drain() -> None:
+        batches.extend(follower.poll(clock.tick()))
+        while follower.has_more:
+            batches.extend(follower.poll(clock.tick(0)))
+
+    def write(data: bytes) -> None:
+        append(path, data)
+
+    for step in steps:
+        if step in {"rotate", "truncate", "delete", "restart"}:
+            write(unfinished)
+            unfinished = b""
+            drain()
+        if step == "write":
+            write(unfinished + lines(written, 3))
+            unfinished = b""
+            written += 3
+        elif step == "part" and not unfinished:
+            line = lines(written, 1)
+            write(line[:70])
+            unfinished = line[70:]
+            written += 1
+        elif step == "poll":
+            drain()
+        elif step == "rotate" and path.exists():
+            path.rename(folder / f"old{written}")
+        elif step == "truncate":
+            path.write_bytes(b"")
+            drain()
+        elif step == "delete":
+            path.unlink(missing_ok=True)
+        elif step == "restart":
+            known = position(batches)
+            follower.reset(known)
+    write(unfinished)
+    drain()
+    drain()
+    seen = op_counts(batches)
+    assert sorted(seen) == list(range(written))
+    by_key: dict[str, list[Batch]] = {}
+    for batch in batches:
+        by_key.setdefault(batch.source.key, []).append(batch)
+    for key, some in by_key.items():
+        assert all(before.end == after.begin for before, after in pairwise(some)), key
+    follower.reset({})

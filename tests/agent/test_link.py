@@ -1,0 +1,135 @@
+"""The link: connecting, connecting again, and giving up what is dead."""
+
+from __future__ import annotations
+
+import itertools
+
+import anyio
+import pytest
+from service.loopback import Service
+from wire.sample_batches import log_batch
+
+from ncclscope_agent.link import Link, LinkSettings, retry_seconds
+from ncclscope_agent.session import Session, SessionState
+from ncclscope_service.listen import ListenSettings
+from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Hello
+
+
+def session() -> Session:
+    return Session(
+        Hello(
+            protocol_version=PROTOCOL_VERSION,
+            agent_id="a",
+            session_id="s",
+            name="n",
+            host="h",
+            job="j",
+            software_version="0",
+            pid=1,
+        )
+    )
+
+
+def link_to(port: int, known: Session, *, silence_seconds: float = 5.0) -> Link:
+    settings = LinkSettings(
+        host="127.0.0.1",
+        port=port,
+        heartbeat_seconds=0.02,
+        silence_seconds=silence_seconds,
+        first_retry_seconds=0.01,
+        last_retry_seconds=0.02,
+    )
+    return Link(known, settings, health=AgentHealth, wall_ns=lambda: 7, jitter=lambda: 0.5)
+
+
+def test_waiting_doubles_up_to_its_bound_and_jitters_by_half() -> None:
+    settings = LinkSettings(host="h", port=1, first_retry_seconds=1, last_retry_seconds=5)
+    assert list(itertools.islice(retry_seconds(settings, lambda: 1.0), 5)) == [1, 2, 4, 5, 5]
+    assert list(itertools.islice(retry_seconds(settings, lambda: 0.0), 5)) == [0.5, 1, 2, 2.5, 2.5]
+
+
+async def wait_until(link: Link, known: Session, state: SessionState) -> None:
+    while known.state is not state:
+        await link.wait_for_change()
+
+
+@pytest.mark.asyncio
+async def test_a_batch_reaches_the_service_and_is_acknowledged() -> None:
+    known, service = session(), Service()
+    with anyio.fail_after(5):
+        async with service.listening() as port, anyio.create_task_group() as tasks:
+            link = link_to(port, known)
+            tasks.start_soon(link.run)
+            await wait_until(link, known, SessionState.STREAMING)
+            assert known.offer(log_batch(0, 1))
+            link.nudge()
+            while not known.is_drained:
+                await link.wait_for_change()
+            known.finish("done")
+            link.nudge()
+    assert [received.batch.end for received in service.received] == [1]
+    (agent,) = service.receiver.agents()
+    assert agent.said_goodbye
+    assert agent.health == AgentHealth()
+
+
+@pytest.mark.asyncio
+async def test_the_link_waits_for_a_service_that_comes_later_and_for_one_that_comes_back() -> None:
+    known, service = session(), Service()
+    with anyio.fail_after(10):
+        async with service.listening() as port:
+            pass
+        async with anyio.create_task_group() as tasks:
+            link = link_to(port, known)
+            tasks.start_soon(link.run)
+            for _ in range(2):
+                async with service.listening(ListenSettings(port=port)):
+                    await wait_until(link, known, SessionState.STREAMING)
+                await wait_until(link, known, SessionState.CONNECTING)
+            known.finish("done")
+            link.nudge()
+    assert known.statistics().connections_total == 2
+    assert known.generation == 2
+
+
+@pytest.mark.asyncio
+async def test_a_service_that_accepts_and_says_nothing_is_given_up_and_tried_again() -> None:
+    known = session()
+    accepted = 0
+    twice = anyio.Event()
+
+    async def say_nothing(stream: anyio.abc.SocketStream) -> None:
+        nonlocal accepted
+        accepted += 1
+        if accepted == 2:
+            twice.set()
+        async with stream:
+            while True:
+                try:
+                    await stream.receive()
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    return
+
+    with anyio.fail_after(5):
+        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+            port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listener.serve, say_nothing)
+                tasks.start_soon(link_to(port, known, silence_seconds=0.05).run)
+                await twice.wait()
+                tasks.cancel_scope.cancel()
+    assert known.generation == 0
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_is_finished_before_it_ever_connected_ends_the_link() -> None:
+    known, service = session(), Service()
+    async with service.listening() as port:
+        pass
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            link = link_to(port, known)
+            tasks.start_soon(link.run)
+            await link.wait_for_change()
+            known.finish("done")
+            link.nudge()

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ncclscope_agent.tail import (
+    HEAD_BYTES,
+    Decision,
+    FileIdentity,
+    Tail,
+    TailState,
+    Verdict,
+    fingerprint,
+    source_key,
+)
+
+HERE = FileIdentity(1, 10)
+THERE = FileIdentity(1, 11)
+WAIT = Decision(verdict=Verdict.WAIT)
+
+
+def followed(offset: int = 0, head: bytes = b"") -> Tail:
+    tail = Tail(HERE, grace_ns=100)
+    tail.start(offset, head)
+    return tail
+
+
+# Identity
+
+
+@pytest.mark.parametrize("first", [b"node17:1:2 [0] NCCL INFO x\n", b"\n\nnode17:1:2 x\n", b"y" * 300])
+def test_a_fingerprint_does_not_change_as_the_file_grows(first: bytes) -> None:
+    grown = [first + b"more\n" * length for length in range(100)]
+    assert len({fingerprint(head[:HEAD_BYTES]) for head in grown}) == 1
+
+
+@pytest.mark.parametrize("head", [b"", b"\n", b"node17:1:2 [0] NCCL", b"z" * 255])
+def test_there_is_no_fingerprint_before_the_first_line_is_complete(head: bytes) -> None:
+    assert fingerprint(head) is None
+    assert (fingerprint(head, is_complete=True) is None) == (not head)
+
+
+def test_files_that_begin_differently_have_different_keys() -> None:
+    prints = [fingerprint(f"node17:{pid}:2 [0] NCCL INFO Bootstrap\n".encode()) for pid in range(50)]
+    assert len(set(prints)) == 50
+
+
+def test_a_key_names_device_inode_fingerprint_and_generation() -> None:
+    assert source_key(HERE, "ab", 0) == "1-10-ab"
+    assert source_key(HERE, "ab", 2) == "1-10-ab-2"
+
+
+# Transitions
+
+
+def test_nothing_is_read_before_the_file_has_an_identity() -> None:
+    tail = Tail(HERE, grace_ns=100)
+    assert tail.on_look(500, 0) == WAIT
+    tail.start(0, b"x" * 500)
+    assert tail.on_look(500, 1).verdict is Verdict.READ
+
+
+def test_a_file_that_grew_is_read_and_one_that_did_not_is_left_alone() -> None:
+    tail = followed()
+    assert tail.on_look(0, 0) == WAIT
+    assert tail.on_look(3, 1).verdict is Verdict.READ
+    assert tail.on_read(b"abc", b"abc", 3) == WAIT
+    assert (tail.offset, tail.unread_bytes) == (3, 0)
+    assert tail.on_look(3, 2) == WAIT
+
+
+def test_a_shorter_file_was_truncated_and_what_was_seen_and_not_read_is_lost() -> None:
+    tail = followed()
+    tail.on_look(10, 0)
+    tail.on_read(b"abcd", b"abcdefghij", 10)
+    assert tail.on_look(2, 1) == Decision(verdict=Verdict.BEGIN_ANEW, reason="truncated", lost_bytes=6)
+    assert tail.state is TailState.ENDED
+
+
+def test_a_file_that_begins_differently_was_truncated_though_it_is_longer() -> None:
+    tail = followed()
+    tail.on_look(4, 0)
+    tail.on_read(b"abcd", b"abcd", 4)
+    assert tail.on_look(9, 1).verdict is Verdict.READ
+    assert tail.on_read(b"vwxyz", b"rstuvwxyz", 9).reason == "truncated"
+    assert tail.offset == 4
+
+
+def test_a_file_truncated_between_looking_and_reading_is_noticed() -> None:
+    tail = followed()
+    tail.on_look(4, 0)
+    assert tail.on_read(b"", b"", 0) == WAIT
+    assert tail.on_read(b"abcd", b"xy", 2).verdict is Verdict.BEGIN_ANEW
+
+
+@pytest.mark.parametrize(("found", "reason"), [(THERE, "rotated_away"), (None, "deleted")])
+def test_a_file_that_is_away_is_read_on_and_ended_after_a_silence(found: FileIdentity | None, reason: str) -> None:
+    tail = followed()
+    tail.on_path(found)
+    assert tail.state is TailState.AWAY
+    assert tail.on_look(3, 0).verdict is Verdict.READ
+    tail.on_read(b"abc", b"abc", 3)
+    assert tail.on_look(3, 50) == WAIT
+    assert tail.on_look(3, 149) == WAIT
+    assert tail.on_look(5, 150).verdict is Verdict.READ
+    tail.on_read(b"de", b"abcde", 5)
+    assert tail.on_look(5, 200) == WAIT
+    assert tail.on_look(5, 300) == Decision(verdict=Verdict.FINISH, reason=reason, lost_bytes=0)
+
+
+def test_a_file_that_comes_back_is_followed_again() -> None:
+    tail = followed()
+    tail.on_path(None)
+    tail.on_look(0, 0)
+    tail.on_path(HERE)
+    assert tail.state is TailState.FOLLOWED
+    assert tail.on_look(0, 1000) == WAIT
+    tail.on_path(None)
+    assert tail.on_look(0, 1001) == WAIT
+
+
+def test_a_clock_that_steps_back_begins_the_silence_anew() -> None:
+    tail = followed()
+    tail.on_path(None)
+    tail.on_look(0, 1000)
+    assert tail.on_look(0, 10) == WAIT
+    assert tail.on_look(0, 110).verdict is Verdict.FINISH
+
+
+def test_a_file_that_cannot_be_read_ends_with_what_it_had() -> None:
+    tail = followed()
+    tail.on_look(7, 0)
+    assert tail.give_up() == Decision(verdict=Verdict.FINISH, reason="unreadable", lost_bytes=7)
+
+
+def test_a_file_written_anew_to_the_same_size_is_noticed_by_its_time() -> None:
+    tail = followed()
+    tail.on_look(4, 0, 1)
+    tail.on_read(b"abcd", b"abcd", 4)
+    assert tail.on_look(4, 1, 1) == WAIT
+    assert tail.on_look(4, 2, 2).verdict is Verdict.READ
+    assert tail.on_read(b"", b"wxyz", 4).reason == "truncated"
+
+
+# Model: a file as a list of contents, each of which must come out as a prefix, in order
+
+
+@dataclass
+class Modelled:
+    """A file that is appended to and truncated, and everything that a tail read of it."""
+
+    content: bytes = b""
+    truncations: int = 0
+    writes: int = 0
+    tail: Tail = field(default_factory=followed)
+    read: list[bytes] = field(default_factory=lambda: [b""])
+
+    def look(self, most: int) -> None:
+        decision = self.tail.on_look(len(self.content), 0, self.writes)
+        if decision.verdict is Verdict.READ:
+            data = self.content[self.tail.offset : self.tail.offset + most]
+            decision = self.tail.on_read(data, self.content[:HEAD_BYTES], len(self.content))
+            if decision.verdict is not Verdict.BEGIN_ANEW:
+                self.read[-1] += data
+        if decision.verdict is Verdict.BEGIN_ANEW:
+            self.tail = followed()
+            self.read.append(b"")
+
+    def truncate(self) -> None:
+        self.truncations += 1
+        self.content = b""
+        self.writes += 1
+
+    def append(self, amount: int) -> None:
+        self.writes += 1
+        self.content += bytes([65 + self.truncations]) * amount
+
+
+_STEPS = st.lists(
+    st.tuples(st.just("append"), st.integers(1, 30))
+    | st.tuples(st.just("look"), st.integers(1, 40))
+    | st.just(("truncate", 0)),
+    max_size=60,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=_STEPS)
+def test_what_is_read_is_a_prefix_of_each_content_and_never_a_mixture(steps: list[tuple[str, int]]) -> None:
+    file = Modelled()
+    for step, amount in steps:
+        if step == "append":
+            file.append(amount)
+        elif step == "look":
+            file.look(amount)
+        else:
+            file.truncate()
+    while file.content and file.read[-1] != file.content:
+        before = (len(file.read), file.read[-1])
+        file.look(7)
+        assert (len(file.read), file.read[-1]) != before
+    assert all(len(set(read)) <= 1 for read in file.read)
+    assert [read[:1] for read in file.read if read] == sorted({read[:1] for read in file.read if read})

@@ -1,0 +1,105 @@
+"""Bad input gives the error or counter that names it, and nothing else stops."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+from pathlib import Path
+from typing import Any, cast
+
+import msgpack
+from end_to_end.processes import fetch, fetch_json, free_port, run_command, running, wait_for
+
+_LINE = (
+    "node1:10:11 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f00 recvbuff 0x7f00 count 1024 datatype 7 op 0 "
+    "root 0 comm 0x55a0 [nranks=2] stream 0x55b0\n"
+)
+
+
+def _good_log(path: Path, lines: int = 5) -> None:
+    path.write_text("".join(_LINE.format(count=count) for count in range(lines)))
+
+
+def test_files_that_cannot_be_read_are_counted_beside_those_that_can(tmp_path: Path) -> None:
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    _good_log(inputs / "good.log")
+    (inputs / "random.log").write_bytes(random.Random(7).randbytes(200_000))
+    (inputs / "cut.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4000))
+    (inputs / "empty.sqlite").touch()
+    (inputs / "zeros.sqlite").write_bytes(bytes(8192))
+    (inputs / "report.nsys-rep").write_bytes(b"\0\1\2\3" * 100)
+    done = run_command("analyze", str(inputs), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    text = json.dumps(summary)
+    assert "cut.sqlite" in text
+    assert "file_not_read_empty" in text
+    assert "nsys_missing" in text or "nsys_failed" in text
+    assert sum(entry["operations"] for entry in summary["operations"]) == 5
+
+
+def test_nothing_readable_ends_with_status_3_and_says_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing to see here")
+    done = run_command("analyze", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert done.returncode == 3
+    assert "nothing readable" in done.stderr
+
+
+def test_wrong_usage_ends_with_status_2(tmp_path: Path) -> None:
+    _good_log(tmp_path / "good.log")
+    log, out = str(tmp_path / "good.log"), str(tmp_path / "out")
+    assert run_command("analyze", log).returncode == 2
+    assert run_command("analyze", str(tmp_path / "missing"), "--out", out).returncode == 2
+    assert run_command("analyze", log, "--out", out, "--iterations", "8-5").returncode == 2
+    wrong_zone = run_command("analyze", log, "--out", out, "--log-timezone", "Mars/Olympus")
+    assert wrong_zone.returncode == 2
+    assert "Mars/Olympus" in wrong_zone.stderr
+
+
+def _refused(web: int) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for line in fetch(f"http://127.0.0.1:{web}/metrics").decode().splitlines():
+        if line.startswith("ncclscope_sessions_refused_total{"):
+            labels, value = line.rsplit(" ", 1)
+            found[labels.split('reason="')[1].split('"')[0]] = float(value)
+    return found
+
+
+def _send(port: int, data: bytes) -> bytes:
+    """What the service answers before it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := connection.recv(65536):
+            answer += more
+    return answer
+
+
+def _frame(message: object) -> bytes:
+    payload = cast(bytes, msgpack.packb(message))
+    return struct.pack(">I", len(payload)) + payload
+
+
+def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_served(tmp_path: Path) -> None:
+    agents, web = free_port(), free_port()
+    _good_log(tmp_path / "good.log", 50)
+    with running(
+        tmp_path / "service.log",
+        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
+    ):
+        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+        _send(agents, struct.pack(">I", 2**31) + b"x" * 100)
+        _send(agents, random.Random(3).randbytes(10_000))
+        answer = _send(agents, _frame({"type": "hello", "protocol_version": 999}))
+        assert b"999" in answer
+        wait_for(lambda: sum(_refused(web).values()) >= 3, "three refusals")
+        assert any("version" in reason for reason in _refused(web))
+        assert any("large" in reason or "size" in reason or "frame" in reason for reason in _refused(web))
+        done = run_command("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--logs", str(tmp_path / "good.log"))
+        assert done.returncode == 0, done.stderr
+        overview = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
+        assert sum(job["operations"] for job in overview["jobs"]) == 50

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
+
+from ncclscope_service.detect import tomography
+from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
+from ncclscope_service.detect.drop import STEADY, Drop, DropWatch
+from ncclscope_service.rows import Finding, FindingKind
+
+
+def run(job: Job, seconds: float, seed: int = 0) -> list[tuple[float, list[Finding]]]:
+    simulation, detector = Simulation(job, seed), BandwidthDrop()
+    history = []
+    for collectives in simulation.seconds(seconds):
+        detector.feed(collectives, simulation.context)
+        history.append(((simulation.now_ns - ORIGIN_NS) / 1e9, detector.findings(simulation.now_ns)))
+    return history
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+def test_a_link_slow_from_the_start_is_found_by_its_siblings(share: float) -> None:
+    # two ranks of each data-parallel group per host: groups on hosts 0 and 1, 2 and 3, and so on
+    job = Job(tensor=2, data=4, pipeline=4, gpus_per_host=4, slow_host=3, slow_share=share)
+    history = run(job, 45)
+    found = [(seconds, finding) for seconds, findings in history for finding in findings]
+    assert found[0][0] <= 40
+    assert {finding.kind for _, finding in found} == {FindingKind.SLOW_LINK}
+    assert all("node3" in finding.hosts and len(finding.hosts) <= 2 for _, finding in found)
+
+
+def test_a_drop_in_mid_run_is_found_and_heals() -> None:
+    job = Job(slow_host=1, slow_share=0.4, fault_from_step=200, fault_to_step=300)
+    history = run(job, 140)
+    first = next(seconds for seconds, findings in history if findings)
+    assert 60 < first < 90
+    assert all(finding.until_ns is not None for finding in history[-1][1])
+
+
+def test_all_groups_dropping_at_once_are_one_finding() -> None:
+    job = Job(tensor=4, data=4, pipeline=1, gpus_per_host=4, slow_host=1, slow_share=0.4, fault_from_step=200)
+    final = run(job, 100)[-1][1]
+    assert [finding.kind for finding in final] == [FindingKind.BANDWIDTH_DROP]
+    assert final[0].ranks == ()
+    assert final[0].comm_id is None
+    assert "4 DP groups lost" in final[0].summary
+    assert "short baseline" in final[0].summary
+
+
+@pytest.mark.parametrize("job", [Job(), Job(data=4, gpus_per_host=4, imbalance_ns=20e6, busbw_cv=0.05)])
+def test_healthy_jobs_have_no_slow_links(job: Job) -> None:
+    for seed in range(2):
+        assert [finding.summary for _, found in run(job, 150, seed) for finding in found] == []
+
+
+def drop_after(watch: DropWatch, window: int, level: float) -> Drop | None:
+    watch.feed(window, level)
+    return watch.drop
+
+
+def test_a_twenty_percent_loss_is_found_within_three_minutes_of_an_hours_baseline() -> None:
+    random = np.random.default_rng(2)
+    delays = []
+    for _ in range(40):
+        watch = DropWatch(STEADY)
+        for window in range(400):
+            assert drop_after(watch, window, float(np.log(100e9) + random.normal(0, 0.05))) is None
+        for window in range(400, 500):
+            drop = drop_after(watch, window, float(np.log(80e9) + random.normal(0, 0.05)))
+            if drop is not None:
+                delays.append(10 * (window - 399))
+                assert drop.share == pytest.approx(0.2, abs=0.08)
+                break
+    print(np.median(delays), np.percentile(delays, 90))
+    assert len(delays) == 40
+    assert np.median(delays) <= 60
+    assert np.percentile(delays, 90) <= 180
+
+
+def test_the_baseline_is_not_learnt_from_the_fault() -> None:
+    random = np.random.default_rng(3)
+    watch = DropWatch(STEADY)
+    for window in range(400):
+        watch.feed(window, float(random.normal(0, 0.03)))
+    for window in range(400, 3000):
+        watch.feed(window, float(np.log(0.7) + random.normal(0, 0.03)))
+    assert watch.drop is not None
+    assert watch.drop.baseline == pytest.approx(0.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("slow", "healthy", "culprits"),
+    [
+        (["ab", "bc"], ["cd"], "b"),
+        (["ab"], ["cd"], "ab"),
+        (["ab", "ab"], ["ac"], "b"),
+        (["ab", "cd"], ["ac"], "bd"),
+        (["ab"], ["ac", "bc"], ""),
+        ([], ["ab"], ""),
+    ],
+)
+def test_slow_groups_meet_at_the_culprit(slow: list[str], healthy: list[str], culprits: str) -> None:
+    assert tomography.culprits([frozenset(s) for s in slow], [frozenset(h) for h in healthy]) == frozenset(culprits)

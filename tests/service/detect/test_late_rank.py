@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
+
+from ncclscope_service import rows
+from ncclscope_service.detect.chance import hits_needed
+from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.rows import Finding, Severity
+
+
+def run(job: Job, seconds: float, seed: int = 0) -> tuple[Simulation, LateRank, list[tuple[float, list[Finding]]]]:
+    simulation, detector = Simulation(job, seed), LateRank()
+    history = []
+    for collectives in simulation.seconds(seconds):
+        detector.feed(collectives, simulation.context)
+        history.append(((simulation.now_ns - ORIGIN_NS) / 1e9, detector.findings(simulation.now_ns)))
+    return simulation, detector, history
+
+
+def test_counts_that_chance_does_not_reach() -> None:
+    assert [hits_needed(100, ranks) for ranks in (2, 4, 8, 16, 64, 256)] == [67, 42, 27, 18, 10, 6]
+    assert hits_needed(5, 2) > 5
+    assert hits_needed(10, 1) > 10
+
+
+@pytest.mark.parametrize("late_ns", [1e6, 2e6, 5e6])
+def test_a_late_rank_is_named_within_twenty_seconds_and_nobody_else(late_ns: float) -> None:
+    for seed in range(3):
+        _, _, history = run(Job(late_rank=5, late_ns=late_ns), 30, seed)
+        named = [(seconds, found) for seconds, found in history if found]
+        assert named[0][0] <= 20
+        assert {finding.ranks for _, found in named for finding in found} == {(5,)}
+        assert {finding.hosts for _, found in named for finding in found} == {("node2",)}
+
+
+def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> None:
+    _, _, history = run(Job(late_rank=5, late_ns=2e6), 20)
+    (finding,) = history[-1][1]
+    assert re.fullmatch(
+        r"rank 5 \(node2\) arrives (1\.9|2\.0|2\.1) ms late in (100|99|98) of 100 AllReduce of TP group tp2; "
+        r"the 1 other rank waits [56] % of the time",
+        finding.summary,
+    )
+    assert finding.severity is Severity.WARNING
+    assert finding.parallelism == "TP"
+    assert finding.until_ns is None
+
+
+def test_blame_goes_back_through_tensor_pipeline_and_data_groups() -> None:
+    job = Job(tensor=4, data=4, pipeline=2, gpus_per_host=8, late_rank=13, late_ns=5e6)
+    _, _, history = run(job, 25)
+    assert {finding.ranks for _, found in history for finding in found} == {(13,)}
+    assert history[-1][1][0].severity is Severity.CRITICAL
+
+
+def test_two_late_ranks_are_both_named() -> None:
+    first, second = Simulation(Job(late_rank=1, late_ns=3e6)), Simulation(Job(late_rank=6, late_ns=3e6), seed=1)
+    detector = LateRank()
+    tensor_groups = {index: first.by_kind["TP"].index(index) for index in first.by_kind["TP"]}
+    for one, other in zip(first.steps(100), second.steps(100), strict=True):
+        mine = one[np.isin(one["communicator"], [index for index, at in tensor_groups.items() if at < 2])]
+        theirs = other[np.isin(other["communicator"], [index for index, at in tensor_groups.items() if at >= 2])]
+        detector.feed(np.concatenate([mine, theirs]), first.context)
+    assert {finding.ranks for finding in detector.findings(0)} == {(1,), (6,)}
+
+
+def test_a_data_parallel_job_names_its_late_rank() -> None:
+    job = Job(tensor=1, data=4, pipeline=1, gpus_per_host=1, jitter=0.001, late_rank=2, late_ns=2e6)
+    _, _, history = run(job, 30)
+    assert {finding.ranks for _, found in history for finding in found} == {(2,)}
+
+
+def test_it_heals_and_stays_one_finding() -> None:
+    job = Job(late_rank=5, late_ns=2e6, fault_from_step=50, fault_to_step=150)
+    simulation, _, history = run(job, 90)
+    assert all(len(found) <= 1 for _, found in history)
+    (finding,) = history[-1][1]
+    assert finding.ranks == (5,)
+    assert finding.until_ns is not None
+    assert finding.since_ns < finding.until_ns < simulation.now_ns
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job(),
+        Job(data=4, gpus_per_host=4, jitter=0.03),
+        Job(tensor=1, data=2, pipeline=4, gpus_per_host=2),
+        Job(data=4, gpus_per_host=4, imbalance_ns=20e6),
+    ],
+    ids=["8 ranks", "16 ranks", "deep pipeline", "experts"],
+)
+def test_healthy_jobs_name_nobody(job: Job) -> None:
+    for seed in range(2):
+        _, _, history = run(job, 120, seed)
+        assert [finding.summary for _, found in history for finding in found] == []
+
+
+def test_without_trust_in_clocks_nobody_is_named() -> None:
+    simulation, detector = Simulation(Job(late_rank=5, late_ns=5e6)), LateRank()
+    for collectives in simulation.steps(100):
+        detector.feed(collectives, replace(simulation.context, clock_is_trusted=False))
+    assert detector.findings(0) == []
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    simulation, detector = Simulation(Job(late_rank=5, late_ns=2e6)), LateRank()
+    batch = np.concatenate(list(simulation.steps(80)))
+    detector.feed(batch[np.random.default_rng(0).permutation(len(batch))], simulation.context)
+    assert [finding.ranks for finding in detector.findings(0)] == [(5,)]
+
+
+def test_nothing_fed_finds_nothing() -> None:
+    detector = LateRank()
+    assert detector.findings(0) == []
+    detector.feed(np.empty(0, rows.COLLECTIVE), Simulation(Job()).context)
+    assert detector.findings(0) == []

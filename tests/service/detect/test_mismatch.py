@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.mismatch import CALL, Mismatch
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import OPERATION_CODES
+
+CONTEXT = Context(
+    job="job",
+    groups={
+        0: Group(
+            comm_id="0xabc", parallelism="DP", global_ranks=(10, 11, 12, 13), hosts=("node0", "node1", "node2", "node3")
+        )
+    },
+)
+
+
+def calls(rank: int, count: int, wrong_at: int | None = None, wrong_bytes: int = 512, first: int = 0) -> Columns:
+    made = np.zeros(count, CALL)
+    made["rank"], made["coll_seq"] = rank, np.arange(first, first + count)
+    made["op"] = OPERATION_CODES["AllReduce"]
+    made["message_bytes"] = 1024 + (made["coll_seq"] % 7) * 8
+    made["logged_ns"] = made["coll_seq"] * 1000
+    if wrong_at is not None:
+        made["message_bytes"][wrong_at] = wrong_bytes
+    return made
+
+
+def test_ranks_that_agree_are_quiet_however_far_apart_they_run() -> None:
+    detector = Mismatch()
+    detector.feed(calls(0, 2000), CONTEXT)
+    for first in range(0, 2000, 100):
+        detector.feed(np.concatenate([calls(rank, 100, first=first) for rank in (1, 2, 3)]), CONTEXT)
+    assert detector.findings(0) == []
+
+
+def test_the_rank_that_differs_is_named_with_both_calls() -> None:
+    for odd in range(4):
+        detector = Mismatch()
+        for rank in range(4):
+            detector.feed(calls(rank, 100, 40 if rank == odd else None), CONTEXT)
+        (finding,) = detector.findings(0)
+        assert finding.ranks == (10 + odd,)
+        assert finding.hosts == (f"node{odd}",)
+        assert finding.since_ns == 40_000
+        assert finding.evidence["coll_seq"] == 40
+        assert "AllReduce of 512 bytes where the others call AllReduce of 1064 bytes" in finding.summary
+
+
+def test_two_against_two_names_all_with_less_confidence() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        detector.feed(calls(rank, 100, 40 if rank < 2 else None), CONTEXT)
+    (finding,) = detector.findings(0)
+    assert finding.ranks == (10, 11, 12, 13)
+    assert finding.confidence == 0.5
+
+
+def test_a_rank_of_which_lines_were_lost_proves_nothing() -> None:
+    detector = Mismatch()
+    context = replace(CONTEXT, lossy_hosts=frozenset({"node2"}))
+    for rank in range(4):
+        detector.feed(calls(rank, 100, 40 if rank == 2 else None), context)
+    assert detector.findings(0) == []
+
+
+def test_sizes_that_are_not_known_are_not_compared() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        detector.feed(calls(rank, 100, 40 if rank == 2 else None, wrong_bytes=-1), CONTEXT)
+    assert detector.findings(0) == []

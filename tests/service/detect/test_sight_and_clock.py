@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclscope_service.clock import ClockCheck
+from ncclscope_service.detect.blind import Blind, HostSight
+from ncclscope_service.detect.clock_fault import ClockFault, is_trusted
+from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.detectors import Detectors
+from ncclscope_service.detect.findings import Ledger, names_of_ranks, ordered
+from ncclscope_service.rows import Finding, FindingKind, Severity
+
+CONTEXT = Context(job="job")
+SECOND = 1_000_000_000
+FINDING = Finding(
+    kind=FindingKind.LATE_RANK, severity=Severity.WARNING, job="job", comm_id=None, parallelism=None, ranks=(1,),
+    hosts=(), since_ns=100, until_ns=None, confidence=0.9, summary="", evidence={},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("check", "trusted"),
+    [
+        (ClockCheck(), True),
+        (ClockCheck(operations=10_000, violations=5), True),
+        (ClockCheck(operations=10_000, violations=50), False),
+        (ClockCheck(operations=50, violations=3), True),
+        (ClockCheck(operations=10_000, violations=0, suspects=(1,)), False),
+    ],
+)
+def test_clocks_are_trusted_until_they_contradict_causality(check: ClockCheck, trusted: bool) -> None:
+    assert is_trusted(check) is trusted
+
+
+def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
+    detector = ClockFault()
+    detector.feed(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], CONTEXT, 10)
+    (finding,) = detector.findings(0)
+    assert finding.hosts == ("node1",)
+    detector.feed(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20)
+    assert detector.findings(0)[0].until_ns == 20
+
+
+GOOD = HostSight(host="node1", operations=100_000, covered=5000, matched=4990, last_heard_ns=SECOND)
+
+
+@pytest.mark.parametrize(
+    ("sight", "words"),
+    [
+        (replace(GOOD, gaps=1), "was lost in 1 places"),
+        (replace(GOOD, torn_lines=5000), "% of the operation lines of node1 are torn"),
+        (replace(GOOD, matched=2000), "only 40 % of the captured operations"),
+        (replace(GOOD, last_heard_ns=-60 * SECOND), "has been silent for 61.0 s"),
+    ],
+)
+def test_our_own_blindness_is_said(sight: HostSight, words: str) -> None:
+    detector = Blind()
+    detector.feed(sight, CONTEXT, SECOND)
+    (finding,) = detector.findings(0)
+    assert words in finding.summary
+    assert finding.hosts == ("node1",)
+
+
+def test_good_sight_is_quiet_and_a_gap_is_forgotten_after_five_minutes() -> None:
+    detector = Blind()
+    detector.feed(GOOD, CONTEXT, SECOND)
+    assert detector.findings(0) == []
+    for seconds in (1, 400):
+        detector.feed(replace(GOOD, gaps=1, last_heard_ns=seconds * SECOND), CONTEXT, seconds * SECOND)
+    assert detector.findings(0)[0].until_ns == 400 * SECOND
+
+
+def test_a_goodbye_is_no_silence() -> None:
+    detector = Blind()
+    detector.feed(replace(GOOD, said_goodbye=True), CONTEXT, 1000 * SECOND)
+    assert detector.findings(0) == []
+
+
+def test_a_fault_is_one_finding_from_its_first_moment_on() -> None:
+    ledger = Ledger()
+    ledger.update("rank 1", FINDING)
+    ledger.update("rank 1", replace(FINDING, since_ns=500, confidence=0.95))
+    assert [(found.since_ns, found.confidence) for found in ledger.findings()] == [(100, 0.95)]
+    ledger.close("rank 1", 900)
+    ledger.update("rank 1", replace(FINDING, since_ns=1000))
+    assert [(found.since_ns, found.until_ns) for found in ledger.findings()] == [(100, None)]
+    ledger.close("rank 1", 2000)
+    ledger.update("rank 1", replace(FINDING, since_ns=2000 + 61 * SECOND))
+    assert [found.until_ns for found in ledger.findings()] == [None, 2000]
+
+
+def test_what_hurries_comes_first() -> None:
+    closed = replace(FINDING, severity=Severity.CRITICAL, until_ns=200)
+    hang = replace(FINDING, kind=FindingKind.HANG, severity=Severity.CRITICAL)
+    assert ordered([closed, FINDING, hang]) == [hang, FINDING, closed]
+    assert names_of_ranks([5]) == "rank 5"
+    assert names_of_ranks([5, 7]) == "ranks 5 and 7"
+    assert names_of_ranks(range(10)) == "ranks 0, 1, 2 and 7 more"
+
+
+def test_detectors_that_were_fed_nothing_find_nothing() -> None:
+    assert Detectors().findings(0) == []

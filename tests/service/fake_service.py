@@ -1,0 +1,481 @@
+"""A made-up service with plausible data: `python tests/service/fake_service.py` shows the page with it.
+
+A job of 64 ranks on 8 nodes (TP 8, PP 2, DP 4) with one late rank and one slow data-parallel group, or the same
+with logs only (`--logs-only`), or nothing at all (`--empty`). Also the store that the tests of metrics and
+overview read; it is written by hand, not by the pipeline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import uvicorn
+
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.live import Hub
+from ncclscope_service.metrics import MetricsView, gather
+from ncclscope_service.overview import Overview, make_overview
+from ncclscope_service.routes import make_app
+from ncclscope_service.rows import (
+    COLLECTIVE,
+    KERNEL,
+    OPERATION,
+    SERIES,
+    Communicator,
+    Finding,
+    FindingKind,
+    HostClock,
+    Identity,
+    Match,
+    Member,
+    Process,
+    Severity,
+)
+from ncclscope_service.store import OPERATION_TEMPLATE, Store
+from ncclscope_service.tally import Tally
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import CaptureSeen, SourceGap
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+
+NOW_NS: Final = 1_763_726_400_000_000_000
+"""A fixed time at which the tests look."""
+
+SECOND: Final = 1_000_000_000
+
+JOB: Final = "llama-70b-pretrain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A communicator to make, and how it does."""
+
+    parallelism: str
+    ranks: tuple[int, ...]
+    op: str
+    message_bytes: int
+    size_class: int
+    busbw: float
+    limit: float
+    wait: float
+    """Mean share of waiting."""
+    slowed_from: float | None = None
+    """Share of the window after which it has 62 % of its bandwidth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The job to make: TP within a node, then DP, then PP."""
+
+    nodes: int = 8
+    per_node: int = 8
+    pipeline: int = 2
+    late_rank: int = 37
+    host_prefix: str = "gpu-node"
+    noise: float = 1.0
+    """0: the same number in every bucket."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.per_node
+
+
+def groups_of(shape: Shape) -> list[Group]:
+    """All communicators of the job."""
+    per_stage = shape.nodes // shape.pipeline
+    groups = [
+        Group(parallelism="WORLD", ranks=tuple(range(shape.ranks)), op="AllReduce", message_bytes=4, size_class=0,
+              busbw=2.1e5, limit=48e9, wait=0.31),
+    ]  # fmt: skip
+    for node in range(shape.nodes):
+        ranks = tuple(range(node * shape.per_node, (node + 1) * shape.per_node))
+        groups.append(Group(parallelism="TP", ranks=ranks, op="AllReduce", message_bytes=64 * 1024**2, size_class=4,
+                            busbw=338e9 + 4e9 * (node % 3), limit=370e9, wait=0.05))  # fmt: skip
+    for stage in range(shape.pipeline):
+        for local in range(shape.per_node):
+            ranks = tuple((stage * per_stage + i) * shape.per_node + local for i in range(per_stage))
+            groups.append(
+                Group(parallelism="DP", ranks=ranks, op="ReduceScatter", message_bytes=512 * 1024**2, size_class=5,
+                      busbw=41e9 + 0.6e9 * (local % 4), limit=48.5e9, wait=0.12,
+                      slowed_from=0.62 if (stage, local) == (1, 3) else None))  # fmt: skip
+    for i in range(shape.ranks // 8):
+        pair = (i, i + shape.ranks // 2)
+        groups.append(Group(parallelism="PP", ranks=pair, op="Send", message_bytes=32 * 1024**2, size_class=4,
+                            busbw=22e9 + 0.4e9 * (i % 3), limit=24.2e9, wait=0.0))  # fmt: skip
+    return groups
+
+
+def no_operations(amount: int) -> Columns:
+    """Rows of which nothing is known."""
+    rows = np.zeros(amount, OPERATION)
+    for name in ("logged_at_ns", "observed_at_ns", "start_ns", "end_ns", "start_true_ns", "end_true_ns",
+                 "clock_uncertainty_ns", "wait_ns", "transfer_ns"):  # fmt: skip
+        rows[name] = NO_TIME_NS
+    for name in ("op_count", "coll_seq", "pair_seq", "iteration", "algorithm", "protocol", "channels", "launch",
+                 "kernel", "limit_reference"):  # fmt: skip
+        rows[name] = np.array(NO_NUMBER).astype(rows.dtype[name])
+    for name in ("algbw", "busbw", "busbw_apparent", "limit", "confidence"):
+        rows[name] = np.nan
+    return rows
+
+
+class StoreMaker:
+    """Writes a store by hand: processes, communicators, and their last minutes."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        now_ns: int,
+        with_kernels: bool = True,
+        per_minute: int = 24,
+        found_ns: int | None = None,
+    ) -> None:
+        self.store = Store()
+        self._shape = shape
+        self._now_ns = now_ns
+        self._found_ns = now_ns if found_ns is None else found_ns
+        self._with_kernels = with_kernels
+        self._per_minute = per_minute
+        self._random = np.random.default_rng(7)
+        self._launch = 0
+
+    def make(self) -> Store:
+        """The whole store."""
+        self._add_processes()
+        for group in groups_of(self._shape):
+            self._add_communicator(group)
+        self._add_coverage()
+        if self._with_kernels:
+            self._add_captures()
+            self._add_clocks()
+            self._add_findings()
+        return self.store
+
+    def host(self, node: int) -> str:
+        return f"{self._shape.host_prefix}{node:02d}"
+
+    def _add_processes(self) -> None:
+        for rank in range(self._shape.ranks):
+            self.store.processes.append(Process(host=self.host(rank // self._shape.per_node), pid=4000 + rank))
+            self.store.process_job.append(JOB)
+            self.store.process_version[rank] = "2.28.3"
+
+    def _add_communicator(self, group: Group) -> None:
+        store = self.store
+        index = len(store.communicators)
+        members: dict[int, int] = {}
+        for rank, global_rank in enumerate(group.ranks):
+            members[rank] = len(store.members)
+            store.members.append(
+                Member(index=len(store.members), communicator=index, process=global_rank, pointer=0x7F00_0000 + index,
+                       epoch=0, rank=rank, cuda_device=global_rank % self._shape.per_node, bus_id=None,
+                       global_rank=global_rank, local_rank=global_rank % self._shape.per_node))  # fmt: skip
+        store.communicators.append(
+            Communicator(index=index, job=JOB, comm_id=f"0x{0x51C0_6CBA_0000_0000 + index * 0x9E37:x}",
+                         size=len(group.ranks), identity=Identity.COMM_ID, parallelism=group.parallelism,
+                         parallelism_confidence=0.9, members=members))  # fmt: skip
+        self._add_rows(index, group, list(members.values()))
+
+    def _times(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """When each collective of a group ends: the window, capture duty of one half where there are kernels."""
+        amount = 5 * self._per_minute
+        step = 300 * SECOND // amount
+        times: np.ndarray[tuple[int], np.dtype[np.int64]] = self._now_ns - step * np.arange(amount, 0, -1)
+        return times
+
+    def _add_rows(self, index: int, group: Group, members: list[int]) -> None:
+        times = self._times()
+        shares = (times - times[0]) / (times[-1] - times[0])
+        speed = np.where(shares > (group.slowed_from if group.slowed_from is not None else 2.0), 0.62, 1.0)
+        busbw = group.busbw * speed * (1 + 0.015 * self._shape.noise * self._random.standard_normal(len(times)))
+        size = len(members)
+        # Whole nanoseconds, so that sums are exact and a golden file holds on every machine.
+        transfer = np.rint(np.maximum(group.message_bytes * 1.5 / busbw * SECOND, 9000.0))
+        waits = self._waits(group, transfer, shares)
+        template = self._template(group, members[0])
+        for position, member in enumerate(members):
+            self._add_operations(group, template, member, times, transfer, waits[position], busbw, size)
+        if self._with_kernels and group.op != "Send":
+            self._add_collectives(index, group, times, transfer, waits, busbw)
+        self._add_series(index, group, size, transfer, waits, busbw)
+
+    def _waits(self, group: Group, transfer: np.ndarray[tuple[int], np.dtype[np.float64]],
+               shares: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:  # fmt: skip # noqa: E501
+        size = len(group.ranks)
+        noise = 1 + self._shape.noise * (self._random.gamma(9.0, 1 / 9, size=(size, len(transfer))) - 1)
+        waits = np.rint(transfer * group.wait / (1 - group.wait) * noise)
+        last = np.arange(len(transfer)) % size
+        if self._shape.late_rank in group.ranks:
+            is_late = shares > 0.45
+            last[is_late] = group.ranks.index(self._shape.late_rank)
+            waits[:, is_late] += 7.5e-3 * SECOND * (1 if group.parallelism == "TP" else 0.25)
+        waits[last, np.arange(len(transfer))] = 0.0
+        return waits
+
+    def _template(self, group: Group, member: int) -> int:
+        row = np.zeros(1, OPERATION_TEMPLATE)
+        row["process"] = self.store.members[member].process
+        row["op"] = OPERATION_CODES[group.op]
+        row["op_name"] = self.store.strings.index_of(group.op)
+        return int(self.store.operation_templates.append(row)[0])
+
+    def _add_operations(self, group: Group, template: int, member: int,
+                        times: np.ndarray[tuple[int], np.dtype[np.int64]],
+                        transfer: np.ndarray[tuple[int], np.dtype[np.float64]],
+                        wait: np.ndarray[tuple[int], np.dtype[np.float64]],
+                        busbw: np.ndarray[tuple[int], np.dtype[np.float64]], size: int) -> None:  # fmt: skip
+        amount = len(times)
+        rows = no_operations(amount)
+        rows["template"], rows["member"] = template, member
+        rows["process"] = self.store.members[member].process
+        rows["seq"] = np.arange(amount)
+        rows["message_bytes"] = group.message_bytes
+        rows["observed_at_ns"] = times + 400_000_000
+        rows["logged_at_ns"] = times - 3_000_000
+        rows["launch"] = self._launch + np.arange(amount)
+        self._launch += amount
+        rows["match"], rows["finished"] = Match.NOT_COVERED, True
+        if self._with_kernels:
+            captured = (times // SECOND) % 60 < 42
+            rows["match"] = np.where(captured, Match.MATCHED, Match.NOT_COVERED)
+            lost = captured & (self._random.random(amount) < 0.004 * self._shape.noise)
+            rows["match"][lost] = Match.UNMATCHED
+            seen = captured & ~lost
+            for column in ("end_ns", "end_true_ns"):
+                rows[column][seen] = times[seen]
+            for column in ("start_ns", "start_true_ns"):
+                rows[column][seen] = (times - transfer - wait).astype(np.int64)[seen]
+            is_lone = group.op == "Send"
+            rows["wait_ns"][seen & (not is_lone)] = wait.astype(np.int64)[seen & (not is_lone)]
+            rows["transfer_ns"][seen] = transfer.astype(np.int64)[seen]
+            rows["busbw"][seen] = busbw[seen]
+            rows["ranks_seen"][seen] = size
+            rows["confidence"][seen] = 0.99
+        rows["match"][-2:] = Match.PENDING
+        rows["finished"][-2:] = False
+        self.store.operations.append(rows)
+
+    def _add_collectives(self, index: int, group: Group, times: np.ndarray[tuple[int], np.dtype[np.int64]],
+                         transfer: np.ndarray[tuple[int], np.dtype[np.float64]],
+                         waits: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+                         busbw: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:  # fmt: skip
+        captured = (times // SECOND) % 60 < 42
+        rows = np.zeros(len(times), COLLECTIVE)
+        size = len(group.ranks)
+        rows["communicator"], rows["op"], rows["size_class"] = index, OPERATION_CODES[group.op], group.size_class
+        rows["coll_seq"] = np.arange(len(times))
+        rows["message_bytes"], rows["ranks_seen"] = group.message_bytes, size
+        rows["end_true_ns"] = times
+        rows["first_start_true_ns"] = times - (transfer + waits.max(axis=0)).astype(np.int64)
+        rows["transfer_ns"] = transfer
+        rows["wait_ns"] = waits.sum(axis=0)
+        rows["spread_ns"] = waits.max(axis=0)
+        rows["busy_ns"] = rows["wait_ns"] + size * rows["transfer_ns"]
+        rows["last_rank"] = waits.argmin(axis=0)
+        rows["busbw"], rows["confidence"] = busbw, 0.99
+        self.store.collectives.append(rows[captured])
+
+    def _add_series(self, index: int, group: Group, size: int, transfer: np.ndarray[tuple[int], np.dtype[np.float64]],
+                    waits: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+                    busbw: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:  # fmt: skip
+        secondary = {"TP": ("AllGather", 4), "DP": ("AllGather", 5), "PP": ("Recv", 4)}
+        rows = np.zeros(2 if group.parallelism in secondary else 1, SERIES)
+        rows["communicator"] = index
+        rows["op"][0], rows["size_class"][0] = OPERATION_CODES[group.op], group.size_class
+        if len(rows) == 2:
+            name, rows["size_class"][1] = secondary[group.parallelism]
+            rows["op"][1] = OPERATION_CODES[name]
+        per_iteration = {"TP": 96, "DP": 2, "PP": 16, "WORLD": 1}[group.parallelism]
+        rows["operations"] = 1840 * per_iteration * size
+        rows["bytes"] = rows["operations"] * group.message_bytes // np.array([1, 2][: len(rows)])
+        for column in ("busbw", "baseline", "limit"):
+            rows[column] = np.nan
+        if self._with_kernels:
+            rows["matched"] = rows["operations"] // 2
+            rows["duration_ns"] = rows["matched"] * (transfer.mean() + waits.mean())
+            if group.op != "Send":
+                rows["waiting_duration_ns"] = rows["duration_ns"]
+                rows["wait_ns"] = rows["matched"] * waits.mean()
+                rows["collectives"] = rows["matched"] // size
+                rows["transfer_ns"] = rows["collectives"] * transfer.mean()
+            rows["busbw"] = np.median(busbw[-12:]) * np.array([1.0, 0.96][: len(rows)])
+            rows["baseline"] = group.busbw * 1.01
+            rows["limit"] = group.limit
+        self.store.series.append(rows)
+
+    def _add_coverage(self) -> None:
+        store = self.store
+        store.understood.update({"operation": 1_482_910, "init": 1_216, "tuning": 84_772, "version": 64})
+        store.skipped.update({"not_nccl": 5_310, "unknown_nccl": 212, "torn": 9})
+        store.gaps[0].append(
+            SourceGap(reason="truncated", amount=8192, unit="bytes", detail="the log was truncated while it was read")
+        )
+
+    def _add_captures(self) -> None:
+        for node in range(self._shape.nodes):
+            pids = tuple(4000 + node * self._shape.per_node + i for i in range(self._shape.per_node))
+            for minute in range(6):
+                start = (self._now_ns // (60 * SECOND) - minute) * 60 * SECOND
+                self.store.captures.append((0, CaptureSeen(
+                    host=self.host(node), host_is_recorded=True, start_ns=start, end_ns=start + 42 * SECOND,
+                    pids=pids, product_version="2025.3", schema_version="3.20.3", nccl_kernels=40_000,
+                    other_kernels=900_000, graph_launches=0)))  # fmt: skip
+        kernels = np.zeros(self._shape.ranks, KERNEL)
+        kernels["process"] = np.arange(self._shape.ranks)
+        self.store.kernels.append(kernels)
+
+    def _add_clocks(self) -> None:
+        self.store.clock_reference = self.host(0)
+        self.store.clock_violation_ratio = 0.0
+        offsets = (
+            np.rint(self._random.normal(0, 240e3, self._shape.nodes)) if self._shape.noise else np.full(99, -2500.0)
+        )
+        drifts = np.rint(self._random.normal(0, 9, self._shape.nodes)) if self._shape.noise else np.full(99, 12.5)
+        for node in range(self._shape.nodes):
+            is_reference = node == 0
+            self.store.clocks[self.host(node)] = HostClock(
+                offset_ns=0.0 if is_reference else float(offsets[node]),
+                drift_ppm=0.0 if is_reference else float(drifts[node]),
+                at_ns=self._now_ns - 2 * SECOND,
+                sigma_ns=0.0 if is_reference else 620.0 + 90.0 * node,
+                interval_lo_ns=None, interval_hi_ns=None, samples=0 if is_reference else 18_000 + 137 * node,
+            )  # fmt: skip
+
+    def _add_findings(self) -> None:
+        shape, store = self._shape, self.store
+        late_host = self.host(shape.late_rank // shape.per_node)
+        tp = next(c for c in store.communicators if c.parallelism == "TP" and self._holds(c, shape.late_rank))
+        store.findings.append(Finding(
+            kind=FindingKind.LATE_RANK, severity=Severity.CRITICAL, job=JOB, comm_id=tp.comm_id, parallelism="TP",
+            ranks=(shape.late_rank,), hosts=(late_host,), since_ns=self._found_ns - 164 * SECOND, until_ns=None,
+            confidence=0.98, summary=f"Rank {shape.late_rank} on {late_host} arrives 7.5 ms late in every AllReduce; "
+            "the other 7 ranks of its group wait for it.", evidence={"late_ms": 7.5, "collectives": 214}))  # fmt: skip
+        if shape.nodes >= 8:
+            dp = [c for c in store.communicators if c.parallelism == "DP"][11]
+            store.findings.append(Finding(
+                kind=FindingKind.BANDWIDTH_DROP, severity=Severity.WARNING, job=JOB, comm_id=dp.comm_id,
+                parallelism="DP", ranks=(35, 43, 51, 59), hosts=(self.host(6),), since_ns=self._found_ns - 112 * SECOND,
+                until_ns=None, confidence=0.91, summary="ReduceScatter of 512 MiB fell from 42.9 to 26.5 GB/s, "
+                f"while its 15 sibling groups did not; the ring's narrow place is the network of {self.host(6)}.",
+                evidence={"before": 42.9e9, "after": 26.5e9}))  # fmt: skip
+
+    def _holds(self, communicator: Communicator, rank: int) -> bool:
+        return any(self.store.members[i].global_rank == rank for i in (communicator.members or {}).values())
+
+
+def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
+    """One agent per node; the last one is gone."""
+    return [
+        AgentView(
+            name=f"{shape.host_prefix}{node:02d}/agent",
+            host=f"{shape.host_prefix}{node:02d}",
+            job=JOB,
+            connected=node != shape.nodes - 1,
+            last_contact_ns=now_ns - (300_000_000 if node != shape.nodes - 1 else 41 * SECOND),
+            lag_seconds=0.05 + 0.01 * node,
+            lines_total=184_000 + 977 * node,
+            bytes_read_total=38_000_000 + 10_007 * node,
+            skipped={"not_nccl": 660 + node},
+            cpu_seconds=12.5 + 0.25 * node,
+            rss_bytes=61_000_000 + 65_536 * node,
+            queued_batches=0,
+        )
+        for node in range(shape.nodes)
+    ]
+
+
+@dataclass
+class FakeService:
+    """A ServiceView over a hand-made store."""
+
+    shape: Shape = field(default_factory=Shape)
+    now_ns: int | None = NOW_NS
+    """None = the clock; the store is then made anew at each look, so that the page moves."""
+    with_kernels: bool = True
+    is_empty: bool = False
+    per_minute: int = 24
+    ready: tuple[bool, str] = (True, "ready: 8 agents have connected")
+    hub: Hub = field(default_factory=Hub)
+    snapshots: list[tuple[str | None, float | None]] = field(default_factory=list[tuple[str | None, float | None]])
+    aliases: Aliases = field(default_factory=Aliases)
+    found_ns: int | None = None
+    """When the findings were found; set at the first look, so that they grow older."""
+    extra_findings: list[Finding] = field(default_factory=list[Finding])
+
+    def store(self, now_ns: int) -> Store:
+        """The store at a time."""
+        if self.is_empty:
+            return Store()
+        self.found_ns = self.found_ns or now_ns
+        maker = StoreMaker(
+            self.shape,
+            now_ns=now_ns,
+            with_kernels=self.with_kernels,
+            per_minute=self.per_minute,
+            found_ns=self.found_ns,
+        )
+        store = maker.make()
+        store.findings.extend(self.extra_findings)
+        return store
+
+    def health(self) -> ServiceHealth:
+        statistics = self.hub.statistics()
+        return ServiceHealth(
+            version="0.1.0", sessions_refused={"protocol_version": 1}, ingest_lag_seconds=0.21, backlog_batches=0,
+            page_clients=statistics.clients, page_events_dropped=statistics.dropped_total)  # fmt: skip
+
+    def overview(self) -> Overview:
+        now_ns = time.time_ns() if self.now_ns is None else self.now_ns
+        agents = [] if self.is_empty else agents_of(self.shape, now_ns=now_ns)
+        return make_overview(
+            self.store(now_ns), aliases=self.aliases, agents=agents, health=self.health(), now_ns=now_ns
+        )
+
+    def metrics(self) -> MetricsView:
+        now_ns = time.time_ns() if self.now_ns is None else self.now_ns
+        store, tally = self.store(now_ns), Tally()
+        tally.feed(store)
+        agents = [] if self.is_empty else agents_of(self.shape, now_ns=now_ns)
+        return gather(store, tally=tally, aliases=self.aliases, agents=agents, health=self.health(), now_ns=now_ns)
+
+    def is_ready(self) -> tuple[bool, str]:
+        return self.ready
+
+    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+        self.snapshots.append((job, minutes))
+        (directory / "summary.json").write_text('{"operations": 3}')
+        (directory / "trace.json.gz").write_bytes(b"\x1f\x8b not really")
+
+
+def small(service: FakeService) -> FakeService:
+    """The same with 8 ranks on 2 nodes and few operations."""
+    return replace(service, shape=Shape(nodes=2, per_node=4, pipeline=1, late_rank=5, noise=0.0), per_minute=6)
+
+
+def main() -> None:
+    """Serves the page until interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8899)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
+    parser.add_argument("--logs-only", action="store_true")
+    parser.add_argument("--empty", action="store_true")
+    asked = parser.parse_args()
+    service = FakeService(
+        shape=Shape(nodes=asked.nodes, host_prefix=asked.host_prefix),
+        now_ns=None,
+        with_kernels=not asked.logs_only,
+        is_empty=asked.empty,
+    )
+    uvicorn.run(make_app(service, service.hub), port=asked.port, log_level="warning", ws="none",
+                timeout_graceful_shutdown=1)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

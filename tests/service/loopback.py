@@ -1,0 +1,51 @@
+"""A real service port on loopback, for tests: what it received, and how it may be slowed down."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from ncclscope_service.listen import Listener, ListenSettings
+from ncclscope_service.receive import Received, Receiver
+
+
+class Service:
+    """A receiver behind a port."""
+
+    def __init__(self) -> None:
+        self.receiver = Receiver()
+        self.received: list[Received] = []
+        self.gate: Callable[[], Awaitable[None]] | None = None
+        """Awaited before each delivery."""
+        self.arrived = anyio.Event()
+        self.port = 0
+        self.listener: Listener | None = None
+
+    async def deliver(self, received: Received) -> None:
+        if self.gate is not None:
+            await self.gate()
+        self.received.append(received)
+        self.arrived.set()
+
+    def lines(self, key: str) -> list[int]:
+        """The lines of a source, in the order in which they were applied."""
+        batches = [received.batch for received in self.received if received.batch.source.key == key]
+        return [line for batch in batches for line in batch.operations["line"].tolist()]
+
+    async def wait_for_rows(self, key: str, rows: int) -> None:
+        while len(self.lines(key)) < rows:
+            self.arrived = anyio.Event()
+            await self.arrived.wait()
+
+    @asynccontextmanager
+    async def listening(self, settings: ListenSettings | None = None) -> AsyncGenerator[int]:
+        """Serves on a free port (or that of the settings) inside the block."""
+        self.listener = Listener(self.receiver, self.deliver, settings or ListenSettings(port=0))
+        async with anyio.create_task_group() as tasks:
+            self.port = await tasks.start(self.listener.run)
+            try:
+                yield self.port
+            finally:
+                tasks.cancel_scope.cancel()

@@ -1,0 +1,160 @@
+"""The port for agents, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from anyio.abc import SocketStream
+from service.loopback import Service
+from wire.sample_batches import log_batch, log_source
+
+from ncclscope_service.listen import ListenSettings
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.frame import Deframer, encode_frame
+from ncclscope_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    BatchMessage,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+)
+
+pytestmark = pytest.mark.asyncio
+
+
+def hello(agent_id: str = "a") -> Hello:
+    return Hello(
+        protocol_version=PROTOCOL_VERSION,
+        agent_id=agent_id,
+        session_id="s",
+        name="n",
+        host="h",
+        job="j",
+        software_version="0",
+        pid=1,
+    )
+
+
+def said(message: Message) -> bytes:
+    return encode_frame(encode_message(message))
+
+
+class Peer:
+    """One end of a connection that speaks in messages."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self.stream = stream
+        self.deframer = Deframer()
+        self.messages: list[Message] = []
+
+    async def hear(self) -> Message:
+        """The next message; EndOfStream at the end."""
+        while not self.messages:
+            data = await self.stream.receive()
+            self.messages += [decode_message(payload) for payload in self.deframer.feed(data)]
+        return self.messages.pop(0)
+
+
+async def connect(service: Service, who: Hello) -> Peer:
+    peer = Peer(await anyio.connect_tcp("127.0.0.1", service.port))
+    await peer.stream.send(said(who))
+    assert isinstance(await peer.hear(), Welcome)
+    return peer
+
+
+async def test_a_batch_is_delivered_before_it_is_acknowledged() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening():
+            peer = await connect(service, hello())
+            await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+            assert await peer.hear() == Acknowledge(sequence=1)
+            assert [received.batch.end for received in service.received] == [1]
+            await peer.stream.aclose()
+
+
+async def test_garbage_closes_its_own_connection_and_no_other() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening():
+            good, bad = await connect(service, hello("good")), await connect(service, hello("bad"))
+            await bad.stream.send((2**31).to_bytes(4, "big"))
+            refusal = await bad.hear()
+            assert isinstance(refusal, Refused)
+            assert refusal.reason == "frame_too_long"
+            with pytest.raises(anyio.EndOfStream):
+                await bad.hear()
+            await good.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+            assert await good.hear() == Acknowledge(sequence=1)
+            await good.stream.aclose()
+            await bad.stream.aclose()
+
+
+async def test_one_who_says_no_hello_is_closed_after_the_deadline() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening(ListenSettings(port=0, hello_seconds=0.05)):
+            async with await anyio.connect_tcp("127.0.0.1", service.port) as stream:
+                with pytest.raises(anyio.EndOfStream):
+                    await stream.receive()
+            assert service.listener is not None
+            assert service.listener.statistics().silent_total == 1
+
+
+async def test_an_agent_that_falls_silent_is_closed_and_stays_known() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening(ListenSettings(port=0, silence_seconds=0.05)):
+            peer = await connect(service, hello())
+            with pytest.raises(anyio.EndOfStream):
+                await peer.hear()
+            await peer.stream.aclose()
+            (agent,) = service.receiver.agents()
+            assert not agent.connected
+
+
+async def test_connections_over_the_limit_are_closed_at_once() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening(ListenSettings(port=0, max_connections=1)):
+            first = await connect(service, hello("first"))
+            async with await anyio.connect_tcp("127.0.0.1", service.port) as second:
+                with pytest.raises(anyio.EndOfStream):
+                    await second.receive()
+            assert service.listener is not None
+            assert service.listener.statistics().rejected_total == 1
+            await first.stream.aclose()
+
+
+async def test_a_slow_delivery_leaves_the_rest_in_the_sockets() -> None:
+    service = Service()
+    release = anyio.Event()
+    waiting = anyio.Event()
+
+    async def gate() -> None:
+        waiting.set()
+        await release.wait()
+
+    service.gate = gate
+    batch = log_batch(0, 0, operations=tuple((0, line) for line in range(1)), strings=("x",), templates=1)
+    frame = said(BatchMessage(sequence=1, batch=batch))
+    with anyio.fail_after(10):
+        async with service.listening():
+            peer = await connect(service, hello())
+            await peer.stream.send(frame)
+            await waiting.wait()
+            sent_bytes = 0
+            with anyio.move_on_after(0.2):
+                while True:
+                    await peer.stream.send(said(BatchMessage(sequence=1, batch=batch)) * 500)
+                    sent_bytes += 500 * len(frame)
+            read_bytes = service.receiver.statistics().bytes_total
+            assert read_bytes <= len(frame) + 256 * 1024 + 1000
+            assert sent_bytes > 2 * read_bytes
+            assert service.received == []
+            release.set()
+            assert await peer.hear() == Acknowledge(sequence=1)
+            assert service.lines(log_source().key) == [0]
+            await peer.stream.aclose()

@@ -1,0 +1,63 @@
+"""The table of metrics keeps Prometheus's conventions, and the documentation keeps up with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from ncclscope_service.metric_table import (
+    DURATION_BOUNDS_SECONDS,
+    METRICS,
+    METRICS_BY_NAME,
+    Kind,
+    Metric,
+    metric_table_markdown,
+)
+
+_ONLY_BOUNDED = {
+    "job", "communicator", "parallelism", "op", "size_class", "reference", "rank", "comm_id", "size", "identity",
+    "hosts", "match", "reason", "family", "host", "agent", "kind", "severity", "version",
+}  # fmt: skip
+_BASE_UNITS = {"", "seconds", "bytes", "ratio", "bytes_per_second"}
+_BEGIN, _END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_a_metric_keeps_the_conventions(metric: Metric) -> None:
+    assert re.fullmatch(r"ncclscope_[a-z]+(_[a-z]+)*", metric.name)
+    assert metric.unit in _BASE_UNITS
+    assert metric.name.endswith(metric.unit)
+    assert not metric.name.endswith("_total"), "the exposition adds it"
+    assert metric.exposed_name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    assert metric.help.endswith("."), "the help is a sentence"
+    assert metric.bound
+    assert set(metric.labels) <= _ONLY_BOUNDED
+    assert len(set(metric.labels)) == len(metric.labels)
+
+
+def test_names_are_unique() -> None:
+    assert len(METRICS_BY_NAME) == len(METRICS)
+
+
+def test_the_hash_of_a_communicator_is_a_label_of_its_info_only() -> None:
+    assert [metric.name for metric in METRICS if "comm_id" in metric.labels] == ["ncclscope_communicator_info"]
+
+
+def test_the_duration_histogram_has_at_most_twelve_buckets() -> None:
+    assert len(DURATION_BOUNDS_SECONDS) + 1 <= 12
+    assert list(DURATION_BOUNDS_SECONDS) == sorted(set(DURATION_BOUNDS_SECONDS))
+    assert METRICS_BY_NAME["ncclscope_collective_duration_seconds"].labels == ("job", "parallelism", "op")
+
+
+def test_every_metric_is_documented(repository: Path) -> None:
+    page = repository / "docs" / "metrics.md"
+    text = page.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    documented, _, after = rest.partition(_END)
+    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
+        page.write_text(before + _BEGIN + metric_table_markdown() + _END + after)
+        return
+    assert documented == metric_table_markdown(), "run this test once with NCCLSCOPE_UPDATE_GOLDEN=1"

@@ -1,0 +1,244 @@
+"""The scrape: byte for byte, by both formats, absent where not known, bounded where there is much."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+from service import fake_service as fake
+
+from ncclscope_service import metrics
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.exposition import render
+from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.metric_table import METRICS, METRICS_BY_NAME
+from ncclscope_service.metrics import MetricsView, gather
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Store
+from ncclscope_service.tally import BUCKETS, Tally
+
+GOLDEN = Path(__file__).parent / "golden" / "scrape.txt"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def text_of(view: MetricsView) -> str:
+    return render(view, accept="", accept_encoding="").body.decode()
+
+
+def samples_of(view: MetricsView) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text_of(view))
+        for sample in family.samples
+    }
+
+
+def named(samples: Samples, name: str) -> dict[frozenset[tuple[str, str]], float]:
+    return {labels: value for (found, labels), value in samples.items() if found == name}
+
+
+def small_view() -> MetricsView:
+    return fake.small(fake.FakeService()).metrics()
+
+
+def view_of(store: Store, *, aliases: Aliases | None = None) -> MetricsView:
+    tally = Tally()
+    tally.feed(store)
+    return gather(
+        store, tally=tally, aliases=aliases or Aliases(), agents=[], health=ServiceHealth(version="0"),
+        now_ns=fake.NOW_NS,
+    )  # fmt: skip
+
+
+def test_the_scrape_is_the_golden_one() -> None:
+    text = text_of(small_view())
+    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
+
+
+def test_every_metric_of_the_table_is_exposed_with_its_labels_and_no_other() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(text_of(small_view()))}
+    assert set(families) == set(METRICS_BY_NAME)
+    for metric in METRICS:
+        family = families[metric.name]
+        assert family.type == metric.kind
+        assert family.documentation == metric.help
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert labels == {frozenset(metric.labels)}
+
+
+def test_promtool_finds_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool, which comes with Prometheus (Debian: apt install prometheus)")
+    check = subprocess.run(
+        [promtool, "check", "metrics"], input=text_of(small_view()), capture_output=True, text=True, check=False
+    )
+    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def test_openmetrics_says_the_same_and_has_exemplars_and_no_created_series() -> None:
+    view = small_view()
+    scrape = render(view, accept=OPENMETRICS, accept_encoding="")
+    assert scrape.content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = list(openmetrics_families(scrape.body.decode()))
+    found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    assert {key: found[key] for key in samples_of(view) if not key[0].endswith("_bucket")} == {
+        key: value for key, value in samples_of(view).items() if not key[0].endswith("_bucket")
+    }
+    assert not [name for name, _ in found if name.endswith("_created")]
+    exemplars = [s.exemplar for family in families for s in family.samples if s.exemplar]
+    assert exemplars
+    assert all(set(each.labels) == {"communicator", "coll_seq"} for each in exemplars)
+
+
+def test_a_scraper_that_takes_gzip_gets_it() -> None:
+    view = small_view()
+    plain = render(view, accept="", accept_encoding="deflate, gzip;q=0")
+    packed = render(view, accept="", accept_encoding="deflate, gzip;q=0.5")
+    assert (plain.is_gzipped, packed.is_gzipped) == (False, True)
+    assert gzip.decompress(packed.body) == plain.body
+
+
+def test_with_logs_only_what_kernels_would_say_is_absent() -> None:
+    samples = samples_of(fake.small(fake.FakeService(with_kernels=False)).metrics())
+    names = {name for name, _ in samples}
+    assert {"ncclscope_operations_total", "ncclscope_bytes_total", "ncclscope_communicator_info"} <= names
+    for missing in (
+        "busbw_bytes_per_second", "efficiency_ratio", "bandwidth_drift_ratio", "wait_ratio", "wait_seconds_total",
+        "kernel_seconds_total", "transfer_seconds_total", "matched_operations_total", "clock_offset_seconds",
+        "clock_violation_ratio", "alignment_matched_ratio", "captured_ratio", "rank_wait_ratio",
+        "collective_duration_seconds_count",
+    ):  # fmt: skip
+        assert f"ncclscope_{missing}" not in names
+
+
+def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
+    names = {name for name, _ in samples_of(view_of(Store()))}
+    assert names == {
+        "ncclscope_window_operations", "ncclscope_page_clients", "ncclscope_page_events_dropped_total",
+        "ncclscope_build_info",
+    }  # fmt: skip
+
+
+def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
+    findings = named(samples_of(small_view()), "ncclscope_findings")
+    assert len(findings) == 8 * 3
+    assert sum(findings.values()) == 1
+    assert findings[frozenset({"job": fake.JOB, "kind": "late_rank", "severity": "critical"}.items())] == 1
+
+
+def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    series = store.series.rows
+    series["busbw"], series["baseline"], series["limit"] = 30e9, 40e9, 50e9
+    samples = samples_of(view_of(store))
+    efficiency = named(samples, "ncclscope_efficiency_ratio")
+    assert {dict(labels)["reference"]: round(value, 6) for labels, value in efficiency.items()} == {
+        "topology": 0.6,
+        "baseline": 0.75,
+    }
+    assert set(named(samples, "ncclscope_bandwidth_drift_ratio").values()) == {-0.25}
+
+
+def test_communicators_beyond_the_cap_are_summed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    whole = named(samples_of(view_of(store)), "ncclscope_bytes_total")
+    monkeypatch.setattr(metrics, "MAX_COMMUNICATORS", 3)
+    samples = samples_of(view_of(store))
+    capped = named(samples, "ncclscope_bytes_total")
+    assert sum(capped.values()) == sum(whole.values())
+    aliases = {dict(labels)["communicator"] for labels in capped}
+    assert aliases == {"world-0", "tp-0", "tp-1", "other"}
+    assert set(named(samples, "ncclscope_communicators_summed").values()) == {len(store.communicators) - 3}
+    with_bandwidth = {dict(labels)["communicator"] for labels in named(samples, "ncclscope_busbw_bytes_per_second")}
+    assert "other" not in with_bandwidth
+
+
+def test_ranks_are_bounded_to_those_that_wait_least_or_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_RANKS", 2)
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    ranks = {dict(labels)["rank"] for labels in named(samples_of(view_of(store)), "ncclscope_rank_wait_ratio")}
+    assert len(ranks) == 2
+    assert "5" in ranks, "the late rank waits least"
+
+
+def test_label_values_from_outside_cannot_break_the_scrape() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    nasty = 'a"b\\c\nd}'
+    store.skipped[nasty] = 7
+    found = named(samples_of(view_of(store)), "ncclscope_agent_lines_skipped_total")
+    assert found[frozenset({"reason": nasty}.items())] == 7
+
+
+def test_agents_of_one_name_never_make_equal_series() -> None:
+    (old, new) = (
+        AgentView(name="a", host="h", job="j", connected=False, last_contact_ns=1, lines_total=10),
+        AgentView(name="a", host="h", job="j", connected=True, last_contact_ns=2, lines_total=20),
+    )
+    second = replace(new, last_contact_ns=1, lines_total=30)
+    view = gather(
+        Store(), tally=Tally(), aliases=Aliases(), agents=[old, second, new], health=ServiceHealth(version="0"),
+        now_ns=fake.NOW_NS,
+    )  # fmt: skip
+    lines = named(samples_of(view), "ncclscope_agent_lines_total")
+    assert {dict(labels)["agent"]: value for labels, value in lines.items()} == {"a": 20, "a#2": 30}
+    assert len(view.samples["ncclscope_agent_lines"].labels) == 2
+
+
+def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    tally = Tally()
+    tally.feed(store)
+    tally.feed(store)
+    operations = len(store.operations)
+    pending = int(np.count_nonzero(~store.operations.rows["finished"]))
+    assert sum(tally.matches.values()) == operations - pending
+    collectives = len(store.collectives)
+    assert sum(int(each.counts.sum()) for each in tally.durations.values()) == collectives
+
+    late = store.operations.rows["finished"].nonzero()[0][-1]
+    store.operations.rows["finished"] = True
+    store.operations.rows["match"][~store.operations.rows["finished"]] = Match.MATCHED
+    tally.feed(store)
+    store.operations.drop_before(store.operations.first + int(late))
+    store.collectives.drop_before(store.collectives.next_id)
+    store.operations.append(store.operations.rows[-1:].copy())
+    tally.feed(store)
+    assert sum(tally.matches.values()) == operations + 1
+    assert sum(int(each.counts.sum()) for each in tally.durations.values()) == collectives
+    assert tally.missed == 0
+
+
+def test_the_tally_says_how_many_rows_it_never_saw() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    store.operations.drop_before(10)
+    store.collectives.drop_before(4)
+    tally = Tally()
+    tally.feed(store)
+    assert tally.missed == 14
+
+
+def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    rows = store.collectives.rows[:3].copy()
+    rows["ranks_seen"] = 2
+    rows["busy_ns"] = [2 * 10_000, 2 * 10_001, 2 * 60_000_000_000]
+    fresh = Store(communicators=store.communicators, members=store.members, processes=store.processes)
+    fresh.collectives.append(rows)
+    tally = Tally()
+    tally.feed(fresh)
+    (histogram,) = tally.durations.values()
+    assert histogram.counts.tolist() == [1, 1] + [0] * (BUCKETS - 3) + [1]
+    assert histogram.sum_seconds == pytest.approx(60.000020001)

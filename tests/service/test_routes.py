@@ -1,0 +1,221 @@
+"""The HTTP side, over a made-up service."""
+
+from __future__ import annotations
+
+import io
+import socket
+import zipfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import orjson
+import pytest
+import uvicorn
+from service import fake_service as fake
+
+from ncclscope_service.live import Hub
+from ncclscope_service.overview import FindingView
+from ncclscope_service.routes import changed_findings, finding_key, make_app
+from ncclscope_service.rows import Finding, FindingKind, Severity
+
+pytestmark = pytest.mark.asyncio
+
+
+def small_service() -> fake.FakeService:
+    return fake.small(fake.FakeService())
+
+
+def client_of(service: fake.FakeService) -> httpx.AsyncClient:
+    """A client without a network; event streams need `served`."""
+    transport = httpx.ASGITransport(make_app(service, service.hub))
+    return httpx.AsyncClient(transport=transport, base_url="http://service")
+
+
+@asynccontextmanager
+async def served(service: fake.FakeService) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """A client of a real server on a port of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        config = uvicorn.Config(make_app(service, service.hub), ws="none", log_config=None, timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.serve, [bound])
+            async with httpx.AsyncClient(base_url=address) as client:
+                yield client
+            service.hub.close()
+            server.should_exit = True
+
+
+async def events_of(client: httpx.AsyncClient, amount: int) -> list[tuple[str, bytes]]:
+    """The first events of the stream."""
+    found: list[tuple[str, bytes]] = []
+    name = ""
+    async with client.stream("GET", "/api/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.headers["cache-control"] == "no-store"
+        async for line in answer.aiter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                found.append((name, line.removeprefix("data: ").encode()))
+                if len(found) == amount:
+                    break
+    return found
+
+
+async def test_the_page_and_its_files_come_from_the_service_alone() -> None:
+    async with client_of(small_service()) as client:
+        page = await client.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "http" not in page.text.replace("http-equiv", ""), "nothing is loaded from elsewhere"
+        for name in ("app.js", "charts.js", "panels.js", "dom.js", "format.js", "style.css", "icon.svg"):
+            file = await client.get(f"/static/{name}")
+            assert file.status_code == 200
+            assert "https://" not in file.text
+        assert (await client.get("/static/../routes.py")).status_code == 404
+
+
+async def test_every_answer_forbids_scripts_from_elsewhere() -> None:
+    async with client_of(small_service()) as client:
+        for path in ("/", "/metrics", "/static/app.js", "/nothing-here"):
+            policy = (await client.get(path)).headers["content-security-policy"]
+            assert "default-src 'self'" in policy
+            assert "unsafe-eval" not in policy
+            assert "script-src" not in policy
+
+
+async def test_plotly_comes_from_its_package_once() -> None:
+    async with client_of(small_service()) as client:
+        script = await client.get("/static/plotly.min.js")
+        assert script.headers["content-encoding"] == "gzip"
+        assert "max-age" in script.headers["cache-control"]
+        assert b"plotly.js" in script.content[:200]
+        plain = await client.get("/static/plotly.min.js", headers={"Accept-Encoding": "identity"})
+        assert plain.content == script.content
+        again = await client.get("/static/plotly.min.js", headers={"If-None-Match": script.headers["etag"]})
+        assert again.status_code == 304
+
+
+async def test_a_scraper_gets_the_format_it_asks_for() -> None:
+    async with client_of(small_service()) as client:
+        plain = await client.get("/metrics", headers={"Accept-Encoding": "identity"})
+        assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "ncclscope_operations_total{" in plain.text
+        assert "process_resident_memory_bytes" in plain.text
+        modern = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert modern.headers["content-type"].startswith("application/openmetrics-text")
+        assert modern.headers["content-encoding"] == "gzip"
+        assert modern.text.endswith("# EOF\n")
+
+
+async def test_readiness_says_why_not() -> None:
+    service = small_service()
+    async with client_of(service) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+        service.ready = (False, "the store is being read")
+        answer = await client.get("/readyz")
+        assert (answer.status_code, answer.text) == (503, "the store is being read\n")
+
+
+async def test_the_overview_and_the_findings_are_json() -> None:
+    async with client_of(small_service()) as client:
+        overview = (await client.get("/api/overview")).json()
+        assert overview["jobs"][0]["name"] == fake.JOB
+        findings = (await client.get("/api/findings")).json()
+        assert [each["kind"] for each in findings] == ["late_rank"]
+        assert (await client.get("/api/findings", params={"job": "another"})).json() == []
+
+
+async def test_a_snapshot_is_one_zip_of_its_files() -> None:
+    service = small_service()
+    async with client_of(service) as client:
+        answer = await client.post("/api/snapshot", params={"job": fake.JOB, "minutes": "2.5"})
+        assert answer.headers["content-type"] == "application/zip"
+        assert int(answer.headers["content-length"]) == len(answer.content)
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            assert archive.namelist() == ["summary.json", "trace.json.gz"]
+            assert archive.testzip() is None
+        assert (await client.post("/api/snapshot")).status_code == 200
+    assert service.snapshots == [(fake.JOB, 2.5), (None, None)]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "says"),
+    [
+        ({"job": "none-such"}, 404, "none-such"),
+        ({"minutes": "soon"}, 400, "minutes"),
+        ({"minutes": "-1"}, 400, "minutes"),
+        ({"minutes": "nan"}, 400, "minutes"),
+        ({"minutes": "inf"}, 400, "minutes"),
+    ],
+)
+async def test_a_snapshot_of_nonsense_is_refused_with_the_reason(query: dict[str, str], status: int, says: str) -> None:
+    service = small_service()
+    async with client_of(service) as client:
+        answer = await client.post("/api/snapshot", params=query)
+        assert answer.status_code == status
+        assert says in answer.json()["error"]
+        assert (await client.get("/api/snapshot")).status_code == 405
+    assert service.snapshots == []
+
+
+async def test_a_listener_gets_an_overview_at_once_and_then_every_second() -> None:
+    async with served(small_service()) as client:
+        with anyio.fail_after(20):
+            events = await events_of(client, 3)
+    assert [name for name, _ in events] == ["overview"] * 3
+    assert orjson.loads(events[2][1])["jobs"][0]["name"] == fake.JOB
+
+
+async def test_a_new_finding_is_an_event_of_its_own() -> None:
+    service = small_service()
+    new = Finding(
+        kind=FindingKind.HANG, severity=Severity.CRITICAL, job=fake.JOB, comm_id=None, parallelism=None, ranks=(3,),
+        hosts=(), since_ns=fake.NOW_NS, until_ns=None, confidence=1.0, summary="Rank 3 is missing.", evidence={},
+    )  # fmt: skip
+    async with served(service) as client:
+        with anyio.fail_after(20):
+            async with client.stream("GET", "/api/events") as answer:
+                seen = 0
+                async for line in answer.aiter_lines():
+                    seen += line == "event: overview"
+                    if seen == 2 and not service.extra_findings:
+                        service.extra_findings.append(new)
+                    if line == "event: finding":
+                        break
+            assert service.extra_findings
+
+
+async def test_a_listener_that_leaves_is_forgotten() -> None:
+    service = small_service()
+    async with served(service) as client:
+        with anyio.fail_after(20):
+            await events_of(client, 1)
+            while service.hub.statistics().clients:
+                await anyio.lowlevel.checkpoint()
+    assert service.hub.statistics().clients == 0
+
+
+async def test_too_many_listeners_are_told_so() -> None:
+    service = small_service()
+    service.hub = Hub(max_clients=0)
+    async with client_of(service) as client:
+        answer = await client.get("/api/events")
+        assert answer.status_code == 503
+        assert "listeners" in answer.json()["error"]
+
+
+async def test_a_finding_changes_when_it_ends() -> None:
+    (finding,) = small_service().overview().findings
+
+    def changed_to(now: FindingView) -> list[FindingView]:
+        return changed_findings({finding_key(finding): finding}, [now])
+
+    assert changed_to(finding) == []
+    ended = fake.replace(finding, until_ns=finding.since_ns + 1)
+    assert changed_to(ended) == [ended]
+    other = fake.replace(finding, ranks=(6,))
+    assert changed_to(other) == [other]

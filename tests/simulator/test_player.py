@@ -1,0 +1,148 @@
+"""Writing at once and playing in pieces give the same files; the truth points at the lines that were written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulator.jobs import Simulate, log_lines, truth
+
+from ncclscope_simulator import Player, SimulationConfig, parse_faults, write
+
+_SMALL = SimulationConfig(iterations=4, layers=1, microbatches=2, step_seconds=0.1, chunk_seconds=0.4)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_equal_seeds_give_equal_files_and_other_seeds_other_numbers(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write(SimulationConfig(iterations=2, layers=1, microbatches=2, seed=seed), tmp_path / name)
+    assert _contents(tmp_path / "a") == _contents(tmp_path / "b")
+    transfers = [{row["transfer_ns"] for row in truth(tmp_path / name)} for name in ("a", "c")]
+    assert len(transfers[0] & transfers[1]) < len(transfers[0]) / 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_of_any_length_give_what_writing_at_once_gives(seed: int, tmp_path: Path) -> None:
+    write(_SMALL, tmp_path / "once")
+    player = Player(_SMALL, tmp_path / "played")
+    random, now = np.random.default_rng(seed), _SMALL.start_ns
+    while not player.over or now < player.next_ns:
+        now += int(random.exponential(80e6))
+        player.advance(now)
+    player.finish()
+    assert _contents(tmp_path / "played") == _contents(tmp_path / "once")
+
+
+def test_nothing_is_written_before_its_time(tmp_path: Path) -> None:
+    player = Player(_SMALL, tmp_path)
+    half = _SMALL.start_ns + 900_000_000
+    player.advance(half)
+    (clock,) = [
+        host
+        for name, host in json.loads((tmp_path / "truth" / "job.json").read_text())["hosts"].items()
+        if name == "node01"
+    ]
+    assert clock["offset_ns"] == 0
+    stamps = [line[1:27] for line in log_lines(tmp_path) if "] node01:" in line]
+    assert stamps
+    assert max(stamps) <= "2026-03-02 11:00:00.900000"
+    assert len(list(tmp_path.rglob("*.sqlite"))) == 2
+    player.finish()
+
+
+def test_an_endless_job_ends_when_stopped_with_its_step_done(tmp_path: Path) -> None:
+    endless = SimulationConfig(iterations=None, layers=1, microbatches=2, step_seconds=0.1)
+    player = Player(endless, tmp_path)
+    now = endless.start_ns + 1_500_000_000
+    player.advance(now)
+    assert not player.over
+    player.stop(now)
+    assert player.end_ns is not None
+    assert now < player.end_ns < now + 500_000_000
+    player.finish()
+    rows = truth(tmp_path)
+    assert all(row["end_true_ns"] is not None for row in rows if row["launch_id"] is not None)
+    assert sum("Destroy COMPLETE" in line for line in log_lines(tmp_path)) == len(
+        {(row["rank"], row["comm_ptr"]) for row in rows}
+    )
+    with pytest.raises(ValueError, match="number of iterations"):
+        write(endless, tmp_path / "other")
+
+
+def test_a_hung_job_destroys_nothing_and_is_observed_on(tmp_path: Path) -> None:
+    config = SimulationConfig(
+        iterations=None, layers=1, microbatches=2, step_seconds=0.1, faults=parse_faults(["hang:rank=1,at=1"]),
+        chunk_seconds=0.5,
+    )  # fmt: skip
+    player = Player(config, tmp_path)
+    now = config.start_ns + 4_000_000_000
+    player.advance(now)
+    assert not player.over
+    assert len(list(tmp_path.rglob("*.sqlite"))) == 2 * 7
+    player.stop(now)
+    player.finish()
+    assert not any("Destroy" in line for line in log_lines(tmp_path))
+    assert json.loads((tmp_path / "truth" / "job.json").read_text())["end_ns"] >= now
+
+
+def test_a_folder_that_holds_a_job_is_not_written_over(tmp_path: Path) -> None:
+    write(_SMALL, tmp_path)
+    with pytest.raises(FileExistsError, match="already holds a simulated job"):
+        write(_SMALL, tmp_path)
+
+
+@pytest.mark.parametrize("faults", [(), ("drop_lines:ratio=0.1",), ("torn_lines:ratio=0.2",)])
+@pytest.mark.parametrize("together", [False, True])
+def test_truth_points_at_the_physical_line_of_every_operation(
+    faults: tuple[str, ...], together: bool, simulate: Simulate
+) -> None:
+    folder = simulate(faults=parse_faults(faults), process_per_node=together, iterations=3)
+    rows = truth(folder)
+    files = {str(path.relative_to(folder)): path.read_text().splitlines() for path in (folder / "logs").iterdir()}
+    for row in rows:
+        assert (row["log_line"] is None) == (row["line_lost"] or row["line_torn"])
+        if row["log_line"] is not None:
+            line = files[row["log_file"]][row["log_line"] - 1]
+            _, found, last = line.rpartition(f"{row['host']}:{row['pid']}:{row['tid']} ")
+            assert found
+            assert f"INFO {row['op']}: opCount {row['op_count']:x} " in last
+            assert f" comm {row['comm_ptr']} [nranks={row['comm_size']}]" in last
+            assert f" count {row['count']} " in last
+    intact = sum(row["log_line"] is not None for row in rows)
+    assert len({(row["log_file"], row["log_line"]) for row in rows if row["log_line"] is not None}) == intact
+    if "drop_lines:ratio=0.1" in faults:
+        assert 0.85 < intact / len(rows) < 0.95
+    elif faults and not together:
+        assert 0.02 < sum(row["line_torn"] for row in rows) / len(rows) < 0.25
+    else:
+        assert intact == len(rows)
+
+
+def test_counts_of_the_job_agree_with_its_rows(simulate: Simulate) -> None:
+    folder = simulate()
+    job, rows = json.loads((folder / "truth" / "job.json").read_text()), truth(folder)
+    launches = {row["launch_id"] for row in rows} - {None}
+    assert job["counts"]["operations"] == len(rows)
+    assert job["counts"]["launches"] == job["counts"]["kernels"] == len(launches)
+    assert job["counts"]["log_lines"] == len(log_lines(folder))
+    assert [step["iteration"] for step in job["iterations"]] == [0, 1]
+    medians = {(each["comm_id"], each["op"], each["size_class"]): each for each in job["busbw"]}
+    (world,) = [each for each in job["communicators"] if each["parallelism"] == "WORLD"]
+    one = medians[world["comm_id"], "AllReduce", "4KiB"]
+    values = [row["busbw_bytes_per_second"] for row in rows if row["parallelism"] == "WORLD" and row["comm_rank"] == 0]
+    assert one["median_bytes_per_second"] == pytest.approx(float(np.median(values)))
+
+
+def test_sequence_numbers_count_the_rows_of_a_communicator(simulate: Simulate) -> None:
+    seen: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
+    for row in truth(simulate()):
+        seen.setdefault((row["rank"], row["comm_id"]), []).append((row["seq"], row["coll_seq"]))
+    for own in seen.values():
+        assert [seq for seq, _ in own] == list(range(len(own)))
+        collectives = [nth for _, nth in own if nth is not None]
+        assert collectives == list(range(len(collectives)))

@@ -1,0 +1,154 @@
+"""What operations a step has, what moves opCount, and that nothing ends before all have started."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from simulator.jobs import Row, Simulate, truth
+
+from ncclscope_simulator import Fault, parse_faults
+
+
+def _by(rows: list[Row], *names: str) -> dict[tuple[object, ...], list[Row]]:
+    groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in names)].append(row)
+    return groups
+
+
+def _launched(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["launch_id"] is not None]
+
+
+@pytest.mark.parametrize("shape", [{}, {"ep": 2, "nccl": "2.21"}, {"zero1": True, "order": "tp-pp-dp"}])
+def test_no_collective_ends_before_every_rank_has_started(shape: dict[str, object], simulate: Simulate) -> None:
+    rows = [row for row in _launched(truth(simulate(**shape))) if row["op"] not in {"Send", "Recv", "Broadcast"}]
+    collectives = _by(rows, "comm_id", "coll_seq")
+    assert collectives
+    for members in collectives.values():
+        assert len(members) == members[0]["comm_size"]
+        assert len({(row["op"], row["message_bytes"]) for row in members}) == 1
+        assert min(row["end_true_ns"] for row in members) > max(row["start_true_ns"] for row in members)
+        assert min(row["duration_ns"] for row in members) == members[0]["transfer_ns"]
+        assert min(row["wait_ns"] for row in members) == 0
+
+
+def test_a_receive_never_ends_before_its_send_has_started(simulate: Simulate) -> None:
+    rows = [row for row in truth(simulate()) if row["op"] in {"Send", "Recv"}]
+    sends = _by([row for row in rows if row["op"] == "Send"], "comm_id", "comm_rank", "peer")
+    receives = _by([row for row in rows if row["op"] == "Recv"], "comm_id", "peer", "comm_rank")
+    assert sends.keys() == receives.keys()
+    for key, own in sends.items():
+        for send, receive in zip(own, receives[key], strict=True):
+            assert send["message_bytes"] == receive["message_bytes"]
+            assert min(send["end_true_ns"], receive["end_true_ns"]) > max(
+                send["start_true_ns"], receive["start_true_ns"]
+            )
+
+
+def test_kernels_of_one_stream_run_one_after_the_other(simulate: Simulate) -> None:
+    for kernels in _by(_launched(truth(simulate())), "rank", "stream_id").values():
+        launches = {row["launch_id"]: row for row in kernels}
+        ordered = list(launches.values())
+        assert ordered == sorted(ordered, key=lambda row: row["start_true_ns"])
+        for before, after in pairwise(ordered):
+            assert before["end_true_ns"] <= after["start_true_ns"]
+
+
+def test_operations_are_logged_before_their_kernels_start(simulate: Simulate) -> None:
+    assert all(row["called_ns"] < row["start_true_ns"] for row in _launched(truth(simulate())))
+
+
+def test_one_rank_communicators_log_and_launch_nothing(simulate: Simulate) -> None:
+    rows = truth(simulate(dp=1, tp=4, zero1=True))
+    alone = [row for row in rows if row["comm_size"] == 1]
+    assert {row["parallelism"] for row in alone} == {"DP"}
+    assert all(
+        row["launch_id"] is None and row["kernel_correlation_id"] is None and row["op_count"] == 0 for row in alone
+    )
+
+
+def test_a_pipeline_pairs_send_and_recv_in_the_steady_state_only(simulate: Simulate) -> None:
+    rows = [row for row in truth(simulate(microbatches=4)) if row["parallelism"] == "PP"]
+    sizes: dict[int, set[tuple[str, ...]]] = defaultdict(set)
+    for launch in _by(rows, "launch_id").values():
+        sizes[len(launch)].add(tuple(sorted(row["op"] for row in launch)))
+    assert sizes == {1: {("Send",), ("Recv",)}, 2: {("Recv", "Send")}}
+
+
+def test_experts_exchange_by_sends_before_2_28_and_by_alltoall_since(simulate: Simulate) -> None:
+    older = [row for row in truth(simulate(ep=2, nccl="2.27")) if row["parallelism"] == "EP"]
+    newer = [row for row in truth(simulate(ep=2, nccl="2.28")) if row["parallelism"] == "EP"]
+    assert {row["op"] for row in older} == {"Send", "Recv"}
+    assert {len(launch) for launch in _by(older, "launch_id").values()} == {4}
+    assert {row["op"] for row in newer} == {"AlltoAll"}
+    assert {row["kernel"] for row in older + newer} == {"ncclDevKernel_SendRecv"}
+    assert len(_by(older, "launch_id")) == len(_by(newer, "launch_id"))
+
+
+def test_sequence_parallelism_and_zero1_change_the_mix(simulate: Simulate) -> None:
+    def mix(parallelism: str, **given: object) -> set[str]:
+        return {row["op"] for row in truth(simulate(**given)) if row["parallelism"] == parallelism}
+
+    assert mix("TP") == {"Broadcast", "AllGather", "ReduceScatter", "AllReduce"}
+    assert mix("TP", sequence_parallel=False) == {"Broadcast", "AllReduce"}
+    assert mix("DP") == {"AllReduce"}
+    assert mix("DP", zero1=True) == {"ReduceScatter", "AllGather"}
+
+
+@pytest.mark.parametrize(
+    ("version", "in_node", "between"),
+    [("2.8", False, False), ("2.11", False, True), ("2.12", True, True), ("2.26", True, True), ("2.27", False, True)],
+)
+def test_op_count_moves_by_the_rule_of_its_version(
+    version: str, in_node: bool, between: bool, simulate: Simulate
+) -> None:
+    rows = [row for row in truth(simulate(nccl=version)) if row["comm_size"] > 1]
+    for launches in _by(rows, "comm_id", "rank").values():
+        moves = between if launches[0]["parallelism"] in {"PP", "WORLD", "EMBEDDING"} else in_node
+        values = [group[0]["op_count"] for group in _by(launches, "launch_id").values()]
+        assert values == (list(range(len(values))) if moves else [0] * len(values))
+        assert all(len({row["op_count"] for row in group}) == 1 for group in _by(launches, "launch_id").values())
+
+
+def test_communicators_that_share_a_printed_id_are_told_apart(simulate: Simulate) -> None:
+    rows = truth(simulate(nccl="2.21"))
+    ids = {(row["comm_id"], row["parallelism"]) for row in rows}
+    assert len({comm_id for comm_id, _ in ids}) == len(ids)
+    assert {comm_id.rpartition("#")[2] for comm_id, kind in ids if kind == "EMBEDDING"} == {"2"}
+
+
+def test_a_late_rank_makes_its_peers_wait_and_waits_least(simulate: Simulate) -> None:
+    rows = truth(simulate(faults=_faults("late_rank:rank=3,ms=4"), iterations=3))
+    waits: dict[int, int] = defaultdict(int)
+    for row in rows:
+        if row["parallelism"] == "TP" and row["rank"] in {2, 3}:
+            waits[row["rank"]] += row["wait_ns"]
+    assert waits[2] - waits[3] > 3 * 3_500_000
+
+
+def test_a_slow_link_slows_what_crosses_it_and_nothing_else(simulate: Simulate) -> None:
+    def median(faults: tuple[Fault, ...], parallelism: str) -> float:
+        rows = truth(simulate(faults=faults))
+        values = sorted(row["busbw_bytes_per_second"] for row in rows if row["parallelism"] == parallelism)
+        return float(values[len(values) // 2])
+
+    slow = _faults("slow_link:node=1,factor=0.5")
+    assert median(slow, "EMBEDDING") / median((), "EMBEDDING") == pytest.approx(0.5, abs=0.05)
+    assert median(slow, "DP") / median((), "DP") == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_hung_rank_leaves_kernels_that_never_end(simulate: Simulate) -> None:
+    folder = simulate(faults=_faults("hang:rank=2,at=1"), iterations=5, hang_seconds=0.5)
+    rows = truth(folder)
+    assert {row["iteration"] for row in rows} == {0, 1}
+    stuck = [row for row in rows if row["launch_id"] is not None and row["end_true_ns"] is None]
+    assert stuck
+    assert 2 not in {row["rank"] for row in stuck if row["parallelism"] == "TP"}
+    assert all(row["kernel_correlation_id"] is None and not row["covered"] for row in stuck)
+
+
+def _faults(*texts: str) -> tuple[Fault, ...]:
+    return parse_faults(texts)

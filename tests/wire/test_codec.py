@@ -1,0 +1,205 @@
+"""Messages to bytes and back, and what becomes of bytes that are none."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import cast
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire.sample_batches import assert_equal_batches, batches, log_batch
+
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    AgentHealth,
+    BatchMessage,
+    ForeignHello,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Position,
+    Refused,
+    Welcome,
+)
+from ncclscope_wire.records import SourceGap
+
+HELLO = Hello(
+    protocol_version=PROTOCOL_VERSION,
+    agent_id="node1-0123",
+    session_id="f00d",
+    name="node1",
+    host="node1",
+    job="llama",
+    software_version="0.1.0",
+    pid=4711,
+)
+MESSAGES: list[Message] = [
+    HELLO,
+    Welcome(
+        protocol_version=PROTOCOL_VERSION,
+        session_known=False,
+        acknowledged=0,
+        positions={"8:42:beef": Position(end=2**40, end_line=7, is_complete=True)},
+    ),
+    Heartbeat(
+        agent_wall_ns=1_700_000_000_123_456_789,
+        health=AgentHealth(lines_total=3, skipped={"torn": 2}, dropped={}, cpu_seconds=0.25, lag_seconds=1.5),
+    ),
+    Acknowledge(sequence=2**40),
+    Goodbye(reason="stopped"),
+    Refused(reason="wrong_version", message="no"),
+]
+
+
+def tampered(batch: Batch, **changes: object) -> bytes:
+    """The message of a batch with some fields of its map replaced."""
+    content = cast(
+        "dict[str, dict[str, object]]", msgpack.unpackb(encode_message(BatchMessage(sequence=1, batch=batch)))
+    )
+    content["batch"].update(changes)
+    return cast(bytes, msgpack.packb(content))
+
+
+def packed(content: object) -> bytes:
+    return cast(bytes, msgpack.packb(content))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_back_equal(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
+
+
+@given(batch=batches(), sequence=st.integers(1, 2**63 - 1))
+@settings(max_examples=60, deadline=None)
+def test_any_batch_comes_back_equal(batch: Batch, sequence: int) -> None:
+    message = decode_message(encode_message(BatchMessage(sequence=sequence, batch=batch)))
+    assert isinstance(message, BatchMessage)
+    assert message.sequence == sequence
+    assert_equal_batches(message.batch, batch)
+
+
+def test_decoded_columns_are_our_own_memory() -> None:
+    payload = encode_message(BatchMessage(sequence=1, batch=log_batch(0, 10, operations=((0, 1), (0, 2)))))
+    message = decode_message(payload)
+    assert isinstance(message, BatchMessage)
+    message.batch.operations["line"] += 1
+    assert message.batch.operations["line"].tolist() == [2, 3]
+
+
+def test_lone_surrogates_become_question_marks() -> None:
+    message = decode_message(encode_message(Goodbye(reason="a\udcffb")))
+    assert message == Goodbye(reason="a?b")
+
+
+@given(payload=st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_give_a_message_or_a_protocol_error(payload: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_message(payload)
+
+
+@given(batch=batches(), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_message_with_changed_bytes_gives_a_message_or_a_protocol_error(batch: Batch, data: st.DataObject) -> None:
+    payload = bytearray(encode_message(BatchMessage(sequence=1, batch=batch)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        decode_message(bytes(payload))
+
+
+NESTED = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    kind=st.sampled_from(["hello", "welcome", "batch", "heartbeat", "acknowledge", "goodbye", "refused", "?"]),
+    fields=st.dictionaries(
+        st.sampled_from(["protocol_version", "sequence", "batch", "positions", "health", "reason", "agent_wall_ns"]),
+        NESTED,
+    ),
+)
+@settings(deadline=None)
+def test_any_map_gives_a_message_or_a_protocol_error(kind: str, fields: dict[str, object]) -> None:
+    with contextlib.suppress(ProtocolError):
+        decode_message(packed({"kind": kind, **fields}))
+
+
+def test_a_hello_of_another_version_is_told_whatever_else_it_holds() -> None:
+    payload = packed({"kind": "hello", "protocol_version": 7, "something": [1, 2]})
+    assert decode_message(payload) == ForeignHello(protocol_version=7)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    payload = packed({"kind": "acknowledge", "sequence": 3, "colour": "blue"})
+    assert decode_message(payload) == Acknowledge(sequence=3)
+
+
+def test_a_table_of_another_layout_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"table operations has layout 0x1, and 0x\w+ is expected"):
+        decode_message(tampered(log_batch(0, 1), tables={"operations": [1, b""]}))
+
+
+def test_a_table_with_half_a_row_is_refused() -> None:
+    content = msgpack.unpackb(encode_message(BatchMessage(sequence=1, batch=log_batch(0, 1, operations=((0, 1),)))))
+    layout, data = content["batch"]["tables"]["operations"]
+    with pytest.raises(ProtocolError, match="table operations has 23 bytes, not a multiple of 24"):
+        decode_message(tampered(log_batch(0, 1), tables={"operations": [layout, data[:-1]]}))
+
+
+def test_an_unknown_table_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="unknown table 'gossip'"):
+        decode_message(tampered(log_batch(0, 1), tables={"gossip": [0, b""]}))
+
+
+def test_text_in_the_place_of_a_table_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="Expected `bytes`, got `str`"):
+        decode_message(tampered(log_batch(0, 1), tables={"operations": [0, "AAAA"]}))
+
+
+def test_a_batch_that_ends_before_it_begins_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="begins at 5 and ends before that, at 1"):
+        decode_message(tampered(log_batch(0, 1), begin=5))
+
+
+def test_a_number_that_no_column_could_hold_is_refused() -> None:
+    batch = replace(log_batch(0, 1), gaps=(SourceGap(reason="r", amount=2**64 - 1, unit="lines"),))
+    with pytest.raises(ProtocolError, match=r"SourceGap.amount is 18446744073709551615"):
+        decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+
+
+def test_the_error_names_the_field() -> None:
+    with pytest.raises(ProtocolError, match=r"batch: Expected `str`, got `int` - at `\$.batch.source.name`"):
+        decode_message(tampered(log_batch(0, 1), source={"kind": "nccl_log", "name": 3, "key": "k"}))
+
+
+def test_a_row_costs_its_columns_and_a_batch_a_little_more() -> None:
+    operations = tuple((0, line) for line in range(1000))
+    payload = encode_message(BatchMessage(sequence=1, batch=log_batch(0, 1, operations=operations)))
+    assert len(payload) < 1000 * 24 + 400
+
+
+def test_nan_in_a_column_survives() -> None:
+    batch = log_batch(0, 1)
+    tunings = np.zeros(1, batch.tunings.dtype)
+    tunings["expected_us"] = np.nan
+    message = decode_message(encode_message(BatchMessage(sequence=1, batch=replace(batch, tunings=tunings))))
+    assert isinstance(message, BatchMessage)
+    assert np.isnan(message.batch.tunings["expected_us"][0])
