@@ -31,7 +31,11 @@ _Answer = TypeVar("_Answer")
 _LAST_WORDS_SECONDS: Final = 1.0
 """For Goodbye to leave; a service that does not take it will see the connection close."""
 _SLOWDOWN: Final = 1.5
-"""By this each pause grows while nothing comes: from 50 to 250 ms within half a second."""
+"""By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
+_BUSY_SHARE: Final = 0.005
+"""Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
+and batch more than by line, so fewer are cheaper: at 5,000 lines/s the agent takes 1.0 to 1.3 % of a core with this, and
+3.5 % with a fixed 50 ms (`benchmarks/agent_load.py`)."""
 
 
 class Follower(Protocol):
@@ -140,13 +144,15 @@ class Agent:
             generation = await self._follow_generation(known, generation)
             if generation == 0:
                 return
+            began = time.thread_time()
             carried = await self._carry(known, known.follower.poll, generation)
+            busy_seconds = time.thread_time() - began
             is_read = once and carried == 0 and known.follower.statistics().files_waiting == 0
             if is_read and self._session.generation == generation:
                 await self._carry(known, known.follower.close, generation)
                 is_last_look = self._session.generation == generation
             elif not is_last_look:
-                pause = next_pause(pause, known, read_something=carried > 0)
+                pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
                 with anyio.move_on_after(pause):
                     await self._stopping.wait()
 
@@ -189,11 +195,17 @@ class Agent:
             self._waiting -= 1
 
 
-def next_pause(pause: float, known: Followed, *, read_something: bool) -> float:
-    """How long a follower is left alone: the shortest time while it reads, longer and longer while it rests."""
-    if read_something:
-        return 0.0 if known.follower.statistics().has_more else known.tick_min_seconds
-    return min(max(pause, known.tick_min_seconds) * _SLOWDOWN, known.tick_max_seconds)
+def next_pause(pause: float, known: Followed, *, read_something: bool, busy_seconds: float) -> float:
+    """How long a follower is left alone after a look that took `busy_seconds` of the processor.
+
+    Not at all while it is behind; else the shortest time that keeps to the share of a core, and longer and longer
+    while nothing comes.
+    """
+    if read_something and known.follower.statistics().has_more:
+        return 0.0
+    shortest = max(known.tick_min_seconds, busy_seconds / _BUSY_SHARE)
+    wanted = shortest if read_something else max(shortest, pause * _SLOWDOWN)
+    return min(wanted, known.tick_max_seconds)
 
 
 async def print_batches(

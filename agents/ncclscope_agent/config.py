@@ -70,10 +70,16 @@ class AgentSettings:
         default=4096, metadata=_about("The same as a number of batches.", unit="batches", low=1, high=1_000_000)
     )
     tick_min_seconds: float = field(
-        default=0.05, metadata=_about("Pause between looks at logs that grow.", unit="seconds", low=0.01, high=10)
+        default=0.01,
+        metadata=_about(
+            "Shortest pause between looks at logs; longer where that would take over 0.5 % of a core.",
+            unit="seconds",
+            low=0.01,
+            high=10,
+        ),
     )
     tick_max_seconds: float = field(
-        default=0.25, metadata=_about("Pause between looks at logs that rest.", unit="seconds", low=0.01, high=60)
+        default=0.25, metadata=_about("Longest pause between looks at logs.", unit="seconds", low=0.01, high=60)
     )
     export_tick_seconds: float = field(
         default=1.0, metadata=_about("Pause between looks for finished exports.", unit="seconds", low=0.05, high=60)

@@ -119,10 +119,11 @@ def decode_message(payload: bytes) -> Message:
     kind = content.get("kind")
     if kind == _BATCH:
         return _batch_message(content)
+    # Another version may have named its kinds anew; its number is all that is needed to refuse it properly.
+    if kind in ("hello", None) and (foreign := _foreign_hello(content)) is not None:
+        return foreign
     if not isinstance(kind, str) or kind not in _PLAIN:
         raise ProtocolError(f"a message of unknown kind {str(kind)[:40]!r}")
-    if kind == "hello" and (foreign := _foreign_hello(content)) is not None:
-        return foreign
     message = _convert(content, _PLAIN[kind], kind)
     if isinstance(message, Acknowledge) and message.sequence < 0:
         raise ProtocolError(f"acknowledge: sequence {message.sequence} is below 0")

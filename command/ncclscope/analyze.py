@@ -45,8 +45,8 @@ def analyze(
     """
     require_service()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
-    from ncclscope_service.export.directory import terminal_report, write_run  # noqa: PLC0415
-    from ncclscope_service.export.selection import select  # noqa: PLC0415
+    from ncclscope_service.export.directory import write_run  # noqa: PLC0415
+    from ncclscope_service.export.terminal import terminal_report  # noqa: PLC0415
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
@@ -58,9 +58,8 @@ def analyze(
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    selection = select(run.pipeline.store, iterations=bounds)
-    write_run(selection, out)
-    click.echo(terminal_report(selection))
+    write_run(run.pipeline.store, out)
+    click.echo(terminal_report(run.pipeline.store))
     click.echo(f"\nwritten to {out}")
 
 

@@ -31,8 +31,12 @@ from ncclscope.snapshot import fetch_snapshot
 _START_SECONDS: Final = 30
 _STOP_SECONDS: Final = 30
 _SETTLE_SECONDS: Final = 15
-DEFAULT_FAULTS: Final = ("late_rank:rank=5,ms=4,from=20", "slow_link:node=1,factor=0.5,from=40")
-"""What the demo has to find: a rank that comes late, and a link that is degraded."""
+DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,factor=0.5,from=120")
+"""What the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes that
+degrades after three quarters of a minute, when it is known how fast it was."""
+
+_LAYOUT: Final = ("--nodes", "2", "--gpus", "4", "--tp", "2", "--pp", "2", "--dp", "2", "--order", "tp-pp-dp")
+"""Data parallelism across the nodes, so that the link between them matters."""
 
 
 @click.command()
@@ -119,7 +123,7 @@ class DemoRun:
             *("--data", str(self.folder / "data")),
         )
         self._wait("service", lambda: _answers(f"{self.url}/readyz"))
-        self._spawn("cluster", "simulate", "--live", "--out", str(self.cluster), *self.simulator)
+        self._spawn("cluster", "simulate", "--live", "--out", str(self.cluster), *_LAYOUT, *self.simulator)
         self._wait("cluster", lambda: len(self.hosts()) == self.nodes)
         for host in self.hosts():
             self._spawn(

@@ -296,14 +296,17 @@ class ProcessAligner:
         if waits and not final and self._operations < _ENOUGH_OPERATIONS:
             return False
         is_timed = has_stamps and len(rows) > 0 and _meets(stamps, rows["launch_start_ns"])
+        starts_clean: bool | None = True
         if is_threaded and not is_timed:
             starts_clean = self._starts_clean(rows, final=final)
-            if starts_clean is None:
-                return False
-            is_threaded = starts_clean
+        if starts_clean is None:
+            return False
         self._is_timed = is_timed
-        if not is_threaded and len(rows):
+        if len(rows) and not (is_threaded and starts_clean):
             self._merge_tracks()
+            self._track(0).is_anchored = bool(
+                is_timed or self._track(0).agrees_with(self._track_kernels(rows), collapse=self._collapses, enough=True)
+            )
         return True
 
     def _starts_clean(self, rows: Columns, *, final: bool) -> bool | None:

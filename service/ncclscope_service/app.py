@@ -125,7 +125,7 @@ class Service:
         write_run(self.pipeline.store, directory, job=job, since_ns=since_ns)
 
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serves until it is cancelled or the HTTP server ends; reports (agents' port, HTTP port) once both are open."""
+        """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
         async with anyio.create_task_group() as tasks:
             listener = Listener(self.receiver, self.deliver, self._settings.agents)
             agents_port: int = await tasks.start(listener.run)
@@ -160,7 +160,7 @@ class Service:
         server = _Server(config)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_serve_to_the_end, server, bound)
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110  (uvicorn offers no event to wait for)
                 await anyio.sleep(0.01)
             port: int = bound.getsockname()[1]
             _log.info("listening_for_http", host=address[0], port=port)

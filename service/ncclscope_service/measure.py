@@ -140,41 +140,46 @@ def measure_rooted(
     )
 
 
-def measure_pairs(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeMeasures:
+    """What L launches of sends and receives did, each on its own rank. NO_NUMBER and NaN where it cannot be known."""
+
+    wait_ns: Durations
+    """Until the last of the peers had started."""
+    transfer_ns: Durations
+    busbw: NDArray[np.float64]
+    """Bytes per second of the transfer; the factor of Send/Recv is 1, so algbw is the same."""
+    busbw_apparent: NDArray[np.float64]
+
+
+def measure_exchanges(
     start_true_ns: Times,
     end_true_ns: Times,
     censored: NDArray[np.bool_],
+    last_peer_start_true_ns: Times,
     uncertainty_ns: NDArray[np.float64],
     moved_bytes: NDArray[np.int64],
-) -> Measures:
-    """Measures of lone Send/Recv pairs from times on the reference clock; column 0 is the sender, 1 the receiver.
+) -> ExchangeMeasures:
+    """Measures of launches that hold one Send or Recv, or a group of them, from times on the reference clock.
 
-    wait = max(0, the peer's start - own start); transfer = the receiver's end - the later start. Everything that
-    compares the two is null where one was not seen or `uncertainty_ns` (per pair) is not below the transfer; the
-    last arriver is named only where it is later by three times the uncertainty.
+    Data can flow once both sides are there: transfer = own end - max(own start, last peer's start), and waiting is
+    what lies before. `moved_bytes` is the larger of the bytes sent and received, without those to itself. Nothing is
+    concluded where a peer was not seen, or the transfer does not exceed `uncertainty_ns` (of the clocks between this
+    rank and its peers). Source: nccl-tests `src/sendrecv.cu` (S is one direction, factor 1).
     """
     duration, seen = _durations(start_true_ns, end_true_ns, censored)
-    both = seen.sum(axis=1) == 2
-    safe = np.where(both[:, None], start_true_ns, 0)
-    transfer = np.where(both, end_true_ns[:, 1], 0) - safe.max(axis=1)
+    both = seen & (last_peer_start_true_ns != NO_TIME_NS)
+    own = np.where(both, start_true_ns, 0)
+    peer = np.where(both, last_peer_start_true_ns, 0)
+    transfer = np.where(both, end_true_ns, 0) - np.maximum(own, peer)
     is_known = both & (transfer > np.maximum(uncertainty_ns, 0))
     transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))
-    late_by = safe[:, ::-1] - safe
-    wait = np.where(is_known[:, None], np.maximum(late_by, 0), np.int64(NO_NUMBER))
-    blame = np.abs(late_by[:, 0])
-    is_certain = is_known & (blame > 3 * np.asarray(uncertainty_ns))
-    weighted = np.where(np.asarray(moved_bytes) >= 0, moved_bytes, np.nan).astype(np.float64)
-    return Measures(
-        duration_ns=duration,
-        wait_ns=wait,
-        busbw_apparent=bandwidth.rate(weighted[:, None], duration),
-        ranks_seen=seen.sum(axis=1, dtype=np.int32),
+    moved = np.where(np.asarray(moved_bytes) >= 0, moved_bytes, np.nan).astype(np.float64)
+    return ExchangeMeasures(
+        wait_ns=np.where(is_known, np.maximum(peer - own, 0), np.int64(NO_NUMBER)),
         transfer_ns=transfer,
-        last_rank=np.where(is_certain, safe.argmax(axis=1), NO_NUMBER).astype(np.int32),
-        blame_ns=np.where(is_certain, blame, np.int64(NO_NUMBER)),
-        spread_ns=wait.max(axis=1, initial=NO_NUMBER),
-        algbw=bandwidth.algbw(moved_bytes, transfer),
-        busbw=bandwidth.rate(weighted, transfer),
+        busbw=bandwidth.rate(moved, transfer),
+        busbw_apparent=bandwidth.rate(moved, duration),
     )
 
 

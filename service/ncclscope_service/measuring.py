@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, measure, rows
+from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.measure import Measures
 from ncclscope_service.size_class import classify
@@ -168,33 +169,44 @@ class Measuring:
             results = np.concatenate([results, new[leading[chosen] & (measures.transfer_ns >= 0)]])
         return results
 
-    def measure_pairs(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64], grouped: set[int]) -> None:
-        """Measures Send/Recv pairs and writes the results to both rows.
-
-        `grouped`: launches of more than one Send or Recv. There, waiting for one peer cannot be told from moving data
-        with another: they get no transfer.
-        """
+    def sides_of(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64]) -> Columns:
+        """Both sides (exchanges.SIDE) of Send/Recv pairs, each as its own rank sees it."""
         table = self._store.operations
         cells = np.stack([table.take(sends), table.take(receives)], axis=1)
-        hosts = self._hosts.of_processes()[self._store.templates_of(cells.ravel())["process"]].reshape(-1, 2)
+        hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = measure.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
-        is_grouped = np.isin(cells["launch"], np.asarray(sorted(grouped), np.int64))
-        lone = ~(is_grouped[:, 0] | is_grouped[:, 1])
-        measures = measure.measure_pairs(
-            np.where(lone[:, None], cells["start_true_ns"], NO_TIME_NS),
-            np.where(lone[:, None], cells["end_true_ns"], NO_TIME_NS),
-            cells["censored"],
-            uncertainty,
-            cells["message_bytes"][:, 0],
+        sides = np.zeros(cells.shape, SIDE)
+        for name in ("launch", "start_true_ns", "end_true_ns", "censored"):
+            sides[name] = cells[name]
+        sides["operation"] = np.stack([sends, receives], axis=1)
+        sides["peer_start_true_ns"] = cells["start_true_ns"][:, ::-1]
+        sides["uncertainty_ns"] = uncertainty[:, None]
+        sides["bytes"] = np.maximum(cells["message_bytes"], 0)
+        sides["sends"] = [True, False]
+        return sides.ravel()
+
+    def measure_exchanges(self, exchanges: Exchanges, mixed: set[int]) -> None:
+        """Measures launches of sends and receives, and writes the results to the rows of all of their operations.
+
+        `mixed`: launches that also hold collectives, whose bandwidth nothing defines.
+        """
+        measures = measure.measure_exchanges(
+            exchanges.start_true_ns,
+            exchanges.end_true_ns,
+            exchanges.censored,
+            exchanges.last_peer_start_true_ns,
+            exchanges.uncertainty_ns,
+            exchanges.moved_bytes,
         )
-        for side, ids in enumerate((sends, receives)):
-            at = table.at(ids)
-            self._write(at, "wait_ns", _times(measures.wait_ns[:, side]))
-            self._write(at, "transfer_ns", _times(measures.transfer_ns))
-            self._write(at, "algbw", measures.algbw)
-            self._write(at, "busbw", measures.busbw)
-            self._write(at, "busbw_apparent", measures.busbw_apparent[:, side])
-            self._write(at, "ranks_seen", measures.ranks_seen)
+        at = self._store.operations.at(exchanges.operations)
+        of = exchanges.launch_of
+        defined = ~np.isin(self._store.operations.rows["launch"][at], np.asarray(sorted(mixed), np.int64))
+        self._write(at, "wait_ns", _times(measures.wait_ns)[of])
+        self._write(at, "transfer_ns", _times(measures.transfer_ns)[of])
+        self._write(at, "algbw", np.where(defined, measures.busbw[of], np.nan))
+        self._write(at, "busbw", np.where(defined, measures.busbw[of], np.nan))
+        self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
+        self._write(at, "ranks_seen", np.full(len(at), 2))
 
     def _believable(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64]) -> KernelMatrix:
         """The collectives that can be what their number says. The rest are counted and stay unmeasured.
@@ -289,12 +301,13 @@ def _collectives(part: KernelMatrix, measures: Measures, codes: NDArray[np.uint8
     collectives["first_start_true_ns"] = np.where(some == np.iinfo(np.int64).max, NO_TIME_NS, some)
     collectives["end_true_ns"] = ends[np.arange(len(codes)), last]
     collectives["transfer_ns"] = measures.transfer_ns
-    collectives["spread_ns"] = np.maximum(measures.spread_ns, 0)
+    collectives["spread_ns"] = measures.spread_ns
     collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
     collectives["busy_ns"] = np.maximum(measures.duration_ns, 0).sum(axis=1)
     collectives["last_rank"] = measures.last_rank
-    collectives["blame_ns"] = np.maximum(measures.blame_ns, 0)
+    collectives["blame_ns"] = measures.blame_ns
     collectives["busbw"] = measures.busbw
     confidences = np.where(part.present, part.cells["confidence"], np.float32(1))
-    collectives["confidence"] = confidences.min(axis=1, initial=1.0)
+    # With ranks missing the transfer is an upper bound, and the last arriver may be one that was not seen.
+    collectives["confidence"] = confidences.min(axis=1, initial=1.0) * measures.ranks_seen / part.present.shape[1]
     return collectives

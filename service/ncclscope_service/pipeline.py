@@ -22,6 +22,7 @@ from ncclscope_service.alignment import Alignment
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
 from ncclscope_service.detection import Detection
+from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
@@ -39,6 +40,7 @@ from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _SECOND_NS: Final = 1_000_000_000
+_MIXED_REMEMBERED: Final = 100_000
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 
 
@@ -95,6 +97,7 @@ class Pipeline:
         self._alignment = Alignment(self.store, lambda process: version_of(self.store, process))
         self._iterations = Iterations(self.store)
         self._collective_join = CollectiveJoin(settle_ns=self.settings.settle_ns, patience_ns=self.settings.patience_ns)
+        self._exchanges = ExchangeBook()
         self._pair_join = PairJoin(patience_ns=self.settings.patience_ns)
         hosts = Hosts(self.store)
         self._measuring = Measuring(self.store, hosts)
@@ -108,7 +111,6 @@ class Pipeline:
         """(when decided, operations) that have a kernel and wait for the other ranks."""
         self._marks: deque[_Mark] = deque()
         self._mixed: set[int] = set()
-        self._grouped_p2p: set[int] = set()
 
     def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
         """Takes one batch; batches of one source come in order, each once."""
@@ -155,7 +157,7 @@ class Pipeline:
         return shifts
 
     def expired(self, now_ns: int) -> Ids:
-        """The oldest operations that nothing needs any more: finished, and out of the window. Archive, then `forget`."""
+        """The oldest operations that nothing needs any more, finished and out of the window: archive, then `forget`."""
         table = self.store.operations
         limit = self._old_mark(now_ns).operations
         limit = max(limit, table.next_id - self.settings.window_operations)
@@ -246,23 +248,26 @@ class Pipeline:
         rows = self.store.operations.take(decided)
         matched = rows["match"] == Match.MATCHED
         collective = rows["coll_seq"] != NO_NUMBER
-        self._note_launches(rows[matched], collective[matched])
+        self._note_mixed(rows[matched], collective[matched])
         waiting = np.zeros(len(decided), bool)
         for member in np.unique(rows["member"]).tolist():
             mine = np.flatnonzero((rows["member"] == member) & collective)
             waiting[mine] = self._report_member(member, decided[mine], rows[mine], matched[mine], now_ns)
         pairs = np.flatnonzero(matched & ~collective)
         waiting[pairs] = self._report_pairs(decided[pairs], rows[pairs], now_ns)
+        self._exchanges.expect(rows["launch"][pairs[waiting[pairs]]])
         waiting &= matched
         self._finish(decided[~waiting])
         if waiting.any():
             self._unjoined.append((now_ns, decided[waiting]))
 
-    def _note_launches(self, rows: Columns, collective: NDArray[np.bool_]) -> None:
-        """Remembers launches whose bandwidth nothing defines, or not yet: they hold several kinds, or several pairs."""
-        p2p, amounts = np.unique(rows["launch"][~collective], return_counts=True)
-        self._mixed.update(np.intersect1d(p2p, rows["launch"][collective]).tolist())
-        self._grouped_p2p.update(p2p[amounts > 1].tolist())
+    def _note_mixed(self, rows: Columns, collective: NDArray[np.bool_]) -> None:
+        """Remembers launches that hold collectives as well as sends: nothing defines their bandwidth."""
+        mixed = np.intersect1d(rows["launch"][~collective], rows["launch"][collective])
+        self._mixed.update(mixed.tolist())
+        if len(self._mixed) > _MIXED_REMEMBERED:
+            oldest = np.sort(np.asarray(list(self._mixed)))[: len(self._mixed) - _MIXED_REMEMBERED // 2]
+            self._mixed.difference_update(oldest.tolist())
 
     def _report_member(
         self, member: int, operations: Ids, rows: Columns, matched: NDArray[np.bool_], now_ns: int
@@ -291,7 +296,9 @@ class Pipeline:
         own = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in members], np.int32)
         peers = templates["root"]
         receives = templates["op"] == _RECV
-        usable: NDArray[np.bool_] = np.isin(templates["op"], (_SEND, _RECV)) & (own >= 0) & (peers >= 0) & (own != peers)
+        usable: NDArray[np.bool_] = (
+            np.isin(templates["op"], (_SEND, _RECV)) & (own >= 0) & (peers >= 0) & (own != peers)
+        )
         sides = np.zeros(len(rows), PAIR_SIDE)
         sides["communicator"] = [of.communicator for of in members]
         sides["sender"] = np.where(receives, peers, own)
@@ -320,8 +327,12 @@ class Pipeline:
             self._finish(each.joined.operations[each.present])
         sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
         if len(sends):
-            self._measuring.measure_pairs(sends, receives, sigma_ns, self._grouped_p2p)
-            self._finish(np.concatenate([sends, receives]))
+            self._exchanges.add(self._measuring.sides_of(sends, receives, sigma_ns))
+        exchanges = self._exchanges.take_complete()
+        if len(exchanges.operations):
+            self._measuring.measure_exchanges(exchanges, self._mixed)
+            self._series.count_exchanges(exchanges.first_operations())
+            self._finish(exchanges.operations)
         measured = np.concatenate(added)
         measured = measured[np.argsort(measured["end_true_ns"], kind="stable")]
         self.store.collectives.append(measured)
@@ -336,7 +347,10 @@ class Pipeline:
         while self._unjoined and (final or now_ns - self._unjoined[0][0] > self.settings.patience_ns):
             _, operations = self._unjoined.popleft()
             operations = operations[operations >= self.store.operations.first]
-            self._finish(operations[~self.store.operations.take(operations)["finished"]])
+            rows = self.store.operations.take(operations)
+            left = ~rows["finished"]
+            self._finish(operations[left])
+            self._exchanges.forget(rows["launch"][left & (rows["coll_seq"] == NO_NUMBER)])
 
     def _finish(self, operations: Ids) -> None:
         """Nothing more will be learnt about these operations: the limit is set, and they are counted."""

@@ -72,29 +72,30 @@ class SeriesBook:
         table = self._store.series.rows
         np.add.at(table["collectives"], series, 1)
         np.add.at(table["transfer_ns"], series, collectives["transfer_ns"])
-        self._add_windows(series, collectives)
+        times = np.where(
+            collectives["end_true_ns"] == NO_TIME_NS, collectives["first_start_true_ns"], collectives["end_true_ns"]
+        )
+        self._add_windows(series, times, collectives["busbw"])
 
-    def set_limit(self, series: int, limit: float) -> None:
-        """The limit by topology of one series, in bytes per second."""
-        self._store.series.rows["limit"][series] = limit
+    def count_exchanges(self, operations: Ids) -> None:
+        """Measured launches of sends and receives: one operation of each, each launch exactly once."""
+        rows = self._store.operations.take(operations)
+        self._add_windows(self._series_of(rows), rows["end_true_ns"], rows["busbw"])
 
     def baseline_of(self, operations: Columns) -> NDArray[np.float64]:
         """The baseline of each of these operations' series; NaN where there is none."""
         baselines: NDArray[np.float64] = self._store.series.rows["baseline"][self._series_of(operations)]
         return baselines
 
-    def _add_windows(self, series: NDArray[np.int64], collectives: Columns) -> None:
-        times = np.where(
-            collectives["end_true_ns"] == NO_TIME_NS, collectives["first_start_true_ns"], collectives["end_true_ns"]
-        )
-        usable = np.isfinite(collectives["busbw"]) & (times != NO_TIME_NS)
-        starts = times // _WINDOW_NS
+    def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
+        usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)
+        starts = times_ns // _WINDOW_NS
         for index in np.unique(series[usable]).tolist():
             mine = usable & (series == index)
             windows = self._windows.setdefault(index, _Windows())
             for start in np.unique(starts[mine]).tolist():
                 windows.starts.append(start)
-                windows.busbw.append(float(np.median(collectives["busbw"][mine & (starts == start)])))
+                windows.busbw.append(float(np.median(busbw[mine & (starts == start)])))
             self._refresh(index, windows)
 
     def _refresh(self, index: int, windows: _Windows) -> None:

@@ -43,6 +43,8 @@ TRACK_KERNEL: Final = np.dtype(
 _LANE_WINDOW: Final = 512
 """Launches and kernels that are aligned to see which stream is which."""
 
+_UNANCHORED: Final = 0.5
+
 _AHEAD: Final = 2 * 65536
 """How far launches ahead of their kernels are looked at, in items beyond four per kernel."""
 
@@ -114,6 +116,8 @@ class Track:
     late_kernels: int = 0
     """Kernels that came after what follows them was decided, or twice."""
     _last_correlation: int = -(2**63)
+    is_anchored: bool = True
+    """False where nothing but resemblance says which launch the first kernel belongs to, or after a hole."""
     may_coalesce: bool = False
     """Whether collectives may have been launched together without the log telling."""
     _votes_of_order: GroupVotes = field(default_factory=GroupVotes)
@@ -345,9 +349,15 @@ class Track:
                 groups, how_sure = self._divider.divide(kinds, int(amount[index]))
                 kernel[begin : begin + len(groups)] = first + groups
                 confidence[begin : begin + len(groups)] = how_sure * sure[index] / 0.99
+        self._doubt(confidence, int(items[decided.holes[0][0]]) if decided.holes else used)
         if self.may_coalesce:
             self._coalesce(rows[:used], kernel, confidence)
         return self._take(used, kernels_used, kernel, confidence, is_hole)
+
+    def _doubt(self, confidence: NDArray[np.float32], hole: int) -> None:
+        """Halves what order says where it may be off by whole periods: a program that repeats fits anywhere."""
+        confidence[hole if self.is_anchored else 0 :] *= _UNANCHORED
+        self.is_anchored = self.is_anchored and hole == len(confidence)
 
     def _coalesce(self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32]) -> None:
         """Gives collectives whose neighbour has a kernel, time and again, while they have none, that same kernel.

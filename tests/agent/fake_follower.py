@@ -23,9 +23,9 @@ class FakeFollower:
         self.per_poll = per_poll
         self.at = 0
         self.resets: list[int] = []
-        self.read_ahead = 0
         self.has_template = False
         self.closed = False
+        self.has_more = False
 
     def poll(self, now_wall_ns: int) -> Iterator[Batch]:
         for _ in range(self.per_poll):
@@ -43,7 +43,7 @@ class FakeFollower:
         return []
 
     def statistics(self) -> FollowerStatistics:
-        return FollowerStatistics(files=1, lines_total=self.at)
+        return FollowerStatistics(files=1, lines_total=self.at, has_more=self.has_more)
 
     def _batch(self, now_wall_ns: int) -> Batch:
         begin, self.at = self.at, min(self.rows, self.at + self.per_batch)

@@ -188,6 +188,17 @@ def test_the_pause_is_shortest_while_something_comes_and_grows_while_nothing_doe
     known = Followed(follower=FakeFollower(0), tick_min_seconds=0.05, tick_max_seconds=0.25)
     pauses = [0.05]
     for _ in range(5):
-        pauses.append(next_pause(pauses[-1], known, read_something=False))
+        pauses.append(next_pause(pauses[-1], known, read_something=False, busy_seconds=0))
     assert pauses == pytest.approx([0.05, 0.075, 0.1125, 0.16875, 0.25, 0.25])
-    assert next_pause(0.25, known, read_something=True) == 0.05
+    assert next_pause(0.25, known, read_something=True, busy_seconds=0) == 0.05
+
+
+def test_looks_that_take_long_are_made_more_seldom_but_for_a_follower_that_is_behind() -> None:
+    known = Followed(follower=FakeFollower(0), tick_min_seconds=0.01, tick_max_seconds=0.25)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.001) == pytest.approx(0.2)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.1) == 0.25
+    behind = FakeFollower(0)
+    behind.has_more = True
+    known = Followed(follower=behind, tick_min_seconds=0.01, tick_max_seconds=0.25)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.1) == 0
+    assert next_pause(0.01, known, read_something=False, busy_seconds=0) == pytest.approx(0.015)

@@ -260,3 +260,10 @@ def test_no_rows_at_all_give_no_rows() -> None:
     aligner = ProcessAligner(None)
     assert len(aligner.advance(final=False)) == 0
     assert len(aligner.advance(final=True)) == 0
+
+
+def test_order_alone_is_unsure_of_a_capture_that_begins_in_the_middle() -> None:
+    sample = sample_of("2.21.5")
+    late = Sample(sample.operations, sample.kernels[len(sample.kernels) // 2 + 5 :], sample.truth)
+    matches = align_whole("2.21.5", late)
+    assert matches["confidence"][matches["match"] == Match.MATCHED].max() <= 0.5

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncclscope_service.measure import Measures, measure_all_to_all, measure_pairs, measure_rooted
+from ncclscope_service.measure import ExchangeMeasures, Measures, measure_all_to_all, measure_exchanges, measure_rooted
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 HOSTS = np.arange(4, dtype=np.int32)
@@ -82,24 +81,33 @@ def test_clocks_worse_than_the_difference_conclude_nothing() -> None:
     assert np.isnan(found.busbw).all()
 
 
-def pairs(starts: list[int], ends: list[int], uncertainty: float) -> Measures:
-    shape: NDArray[np.bool_] = np.zeros((1, 2), np.bool_)
-    return measure_pairs(
-        np.array([starts], np.int64), np.array([ends], np.int64), shape, np.array([uncertainty]),
-        np.array([10**6], np.int64),
-    )  # fmt: skip
+def exchange(start: int, end: int, last_peer_start: int, uncertainty: float) -> ExchangeMeasures:
+    return measure_exchanges(
+        np.array([start]),
+        np.array([end]),
+        np.zeros(1, np.bool_),
+        np.array([last_peer_start]),
+        np.array([uncertainty]),
+        np.array([1_000_000]),
+    )
 
 
 def test_a_receiver_that_came_early_waits_for_the_sender() -> None:
-    found = pairs([500_000, 0], [600_000, 600_000], 10_000.0)
-    assert found.wait_ns.tolist() == [[0, 500_000]]
+    found = exchange(0, 600_000, 500_000, 10_000.0)
+    assert found.wait_ns.tolist() == [500_000]
     assert found.transfer_ns.tolist() == [100_000]
-    assert found.last_rank.tolist() == [0]
-    assert found.busbw.tolist() == [1e10]
+    assert found.busbw.tolist() == [1e13 / 1e3]
+    assert found.busbw_apparent.tolist() == [1e15 / 600_000]
 
 
-def test_a_pair_without_its_peer_or_with_bad_clocks_has_no_transfer() -> None:
-    assert pairs([500_000, NO_TIME_NS], [600_000, NO_TIME_NS], 10.0).transfer_ns.tolist() == [NO_NUMBER]
-    worse = pairs([500_000, 0], [600_000, 600_000], 150_000.0)
+def test_the_one_that_came_last_does_not_wait() -> None:
+    found = exchange(500_000, 600_000, 0, 10_000.0)
+    assert found.wait_ns.tolist() == [0]
+    assert found.transfer_ns.tolist() == [100_000]
+
+
+def test_an_exchange_without_a_peer_or_with_bad_clocks_has_no_transfer() -> None:
+    assert exchange(500_000, 600_000, NO_TIME_NS, 10.0).transfer_ns.tolist() == [NO_NUMBER]
+    worse = exchange(0, 600_000, 500_000, 150_000.0)
     assert worse.transfer_ns.tolist() == [NO_NUMBER]
-    assert worse.wait_ns.tolist() == [[NO_NUMBER, NO_NUMBER]]
+    assert worse.wait_ns.tolist() == [NO_NUMBER]

@@ -147,6 +147,10 @@ def test_a_hello_of_another_version_is_told_whatever_else_it_holds() -> None:
     assert decode_message(payload) == ForeignHello(protocol_version=7)
 
 
+def test_another_version_is_told_even_where_it_names_its_kinds_anew() -> None:
+    assert decode_message(packed({"type": "hello", "protocol_version": 999})) == ForeignHello(protocol_version=999)
+
+
 def test_unknown_fields_are_ignored() -> None:
     payload = packed({"kind": "acknowledge", "sequence": 3, "colour": "blue"})
     assert decode_message(payload) == Acknowledge(sequence=3)

@@ -4,6 +4,9 @@ Everything is computed once as numpy columns; parquet, the trace and the report 
 that what is null in one is null in all.
 """
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,8 @@
 """`communicators.parquet`: one row per communicator, in order of first appearance."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,8 @@
 """Writing parquet so that every reader sees plain columns, a row group at a time."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -29,5 +32,10 @@ def write_slices(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> N
 def _writer(schema: pa.Schema, path: Path) -> pq.ParquetWriter:
     words = [field.name for field in schema if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)]
     return pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=1, use_dictionary=words, store_schema=False
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=words,  # pyright: ignore[reportArgumentType] - takes names too, which its default hides
+        store_schema=False,
     )

@@ -11,7 +11,7 @@ from ncclscope_wire.terms import NO_TIME_NS
 Times = NDArray[np.int64]
 
 
-def reference_times(store: Store, processes: NDArray[np.generic], host_times: NDArray[np.generic]) -> Times:
+def reference_times(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
     """Times on the reference clock; NO_TIME_NS where the time or its host's clock is not known.
 
     `true = t - offset_ns - drift_ppm * 1e-6 * (t - at_ns)`; the correction is computed in floating point,
@@ -28,7 +28,7 @@ def reference_times(store: Store, processes: NDArray[np.generic], host_times: ND
     return np.where(has_time, times - correction, NO_TIME_NS)
 
 
-def shown_times(store: Store, processes: NDArray[np.generic], host_times: NDArray[np.generic]) -> Times:
+def shown_times(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
     """Like `reference_times`, with the host's own time where its clock is not known (the trace says which)."""
     corrected = reference_times(store, processes, host_times)
     return np.where(corrected == NO_TIME_NS, host_times.astype(np.int64), corrected)

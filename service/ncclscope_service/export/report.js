@@ -43,7 +43,7 @@
     const names = Object.keys(data.sizes.ops);
     const bins = data.sizes.ops[names[0]].map((_, place) => bytes(2 ** (place + data.sizes.low)));
     const traces = names.map((op) => ({ type: "bar", name: op, x: bins, y: data.sizes.ops[op], marker: { color: colorOf(ops, op) } }));
-    draw("sizes", traces, layout(300, { barmode: "stack", bargap: 0.08, xaxis: axis("message size (lower bound of the bin)", { showgrid: false, type: "category" }), yaxis: axis("operations") }));
+    draw("sizes", traces, layout(300, { barmode: "stack", bargap: bins.length < 6 ? 0.75 : 0.08, xaxis: axis("message size (lower bound of the bin)", { showgrid: false, type: "category" }), yaxis: axis("operations") }));
   };
   const bandwidth = () => {
     const labels = Object.keys(data.bandwidth.series);
@@ -81,7 +81,7 @@
     const traces = Object.entries(groups).map(([name, values], place) => ({
       type: "bar", name, x: names, y: values.map((value) => value / scale), marker: { color: colors(name, place) },
     })).filter((trace) => trace.y.some((value) => value > 0));
-    draw(id, traces, layout(280, { barmode: "stack", bargap: 0.25, xaxis: axis("rank", { type: "category", showgrid: false }), yaxis: axis(title) }));
+    draw(id, traces, layout(280, { barmode: "stack", bargap: names.length < 6 ? 0.75 : 0.25, xaxis: axis("rank", { type: "category", showgrid: false }), yaxis: axis(title) }));
   };
   const verdictColors = { matched: "#0072b2", unmatched: "#d55e00", "not covered": "#9aa4b0", "no kernel": "#56b4e9", pending: "#e69f00" };
 

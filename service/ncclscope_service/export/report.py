@@ -27,12 +27,12 @@ from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, gaps, level, matched_ratio, seen_ranks
 from ncclscope_service.export.totals import Totals, totals
 
-MAX_TABLE_ROWS: Final = 200
+MAX_TABLE_ROWS: Final = 50
 """Communicators and findings that are shown; the files beside the report hold all."""
 
 _LEVELS: Final = {
-    "logs only": "Read from NCCL logs alone: counts, volumes and order. Durations, waiting and bandwidth need exports of "
-    "Nsight Systems and are not recorded.",
+    "logs only": "Read from NCCL logs alone: counts, volumes and order. Durations, waiting and bandwidth need "
+    "exports of Nsight Systems and are not recorded.",
     "logs and nsys": "Read from NCCL logs and from exports of Nsight Systems: times are those of the GPU kernels.",
     "nsys only": "Read from exports of Nsight Systems alone: without NCCL logs, no kernel can be given its size.",
     "nothing": "Nothing could be read.",
@@ -54,7 +54,8 @@ def _page(selection: Selection, sums: Totals) -> Iterator[str]:
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
     yield from _sections(selection, sums, data)
-    yield f"<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. “{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
+    yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
+    yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
     yield f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script></body></html>\n"
 
@@ -69,7 +70,16 @@ def _resource(name: str) -> str:
 
 
 def _title(selection: Selection) -> str:
-    return f"NCCL communication of {', '.join(selection.jobs) or 'no job'}"
+    jobs = selection.jobs
+    return (
+        f"NCCL communication of {', '.join(jobs[:3]) if len(jobs) <= 3 else f'{len(jobs)} jobs'}" if jobs else "No job"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A few names as HTML, and how many more there are."""
+    more = f" <small>and {len(names) - 3} more</small>" if len(names) > 3 else ""
+    return escape(", ".join(names[:3])) + more
 
 
 def _header(selection: Selection, sums: Totals) -> str:
@@ -79,7 +89,7 @@ def _header(selection: Selection, sums: Totals) -> str:
     facts = (
         ("Hosts", count_text(len(hosts))),
         ("Ranks", count_text(len(seen_ranks(selection)) or None)),
-        ("NCCL", escape(", ".join(versions)) if versions else cell(None)),
+        ("NCCL", _listed(versions) if versions else cell(None)),
         ("Operations", count_text(everything.operations)),
         ("Message bytes", bytes_text(everything.bytes if everything.sized else None)),
         ("Matched to a kernel", ratio_text(matched_ratio(sums))),
@@ -127,7 +137,8 @@ def _sections(selection: Selection, sums: Totals, data: dict[str, object]) -> It
         7,
         "alignment",
         data["alignment"],
-        "<b>Operations by what became of them.</b> “Not covered”: no capture ran at that time; “no kernel”: NCCL launches none.",
+        "<b>Operations by what became of them.</b> “Not covered”: no capture ran at that time; "
+        "“no kernel”: NCCL launches none.",
     )
     yield _clocks_table(selection)
     yield _read_table(selection)
@@ -157,7 +168,11 @@ def _table(caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequ
         + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    body = body or f'<tr><td class="text" colspan="{len(columns)}">{cell(None)}</td></tr>'
+    return (
+        f'<div class="scroll"><table><caption>{caption}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _findings(selection: Selection) -> str:

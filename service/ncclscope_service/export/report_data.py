@@ -104,13 +104,14 @@ def _sizes(selection: Selection) -> dict[str, object] | None:
     for rows in selection.operations.slices():
         view = OperationView(selection.store, rows)
         ops = operation_column(view, "op")
+        words: tuple[str, ...] = ops.words or ()
         size = rows["message_bytes"]
         is_known = ops.is_known & (size > 0)
         bins = np.floor(np.log2(np.where(is_known, size, 1))).astype(np.int64)
         codes = np.where(is_known, ops.values, 0)
         for code in np.unique(codes[is_known]).tolist():
             found = np.bincount(bins[is_known & (codes == code)], minlength=_SIZE_BINS)[:_SIZE_BINS]
-            name = (ops.words or ())[code]
+            name = words[int(code)]
             counts[name] = counts.get(name, np.zeros(_SIZE_BINS, dtype=np.int64)) + found
     if not counts:
         return None
@@ -135,7 +136,7 @@ def _bandwidth(selection: Selection) -> dict[str, object] | None:
     ]
     points: dict[str, dict[str, list[float]]] = {}
     sizes = columns["message_bytes"][chosen].tolist()
-    rates = significant(columns["busbw"][chosen] / 1e9, 4).tolist()
+    rates = significant(columns["busbw"][chosen].astype(np.float64) / 1e9, 4).tolist()
     for label, size, rate in zip(labels, sizes, rates, strict=True):
         series = points.setdefault(label, {"x": [], "y": []})
         series["x"].append(size)

@@ -36,9 +36,9 @@ class Part:
             end = begin + rows_per_slice
             yield self.rows[begin:end] if self.positions is None else self.rows[self.positions[begin:end]]
 
-    def column(self, name: str) -> NDArray[np.generic]:
+    def column(self, name: str) -> NDArray[np.number]:
         """One column of all rows of the part."""
-        values: NDArray[np.generic] = self.rows[name]
+        values: NDArray[np.number] = self.rows[name]
         return values if self.positions is None else values[self.positions]
 
 

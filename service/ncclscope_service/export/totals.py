@@ -100,7 +100,7 @@ def totals(selection: Selection) -> Totals:
     return Totals(by_group, {kind: int(match[kind]) for kind in Match}, int(is_first.sum()))
 
 
-def first_of_launch(launches: NDArray[np.generic]) -> NDArray[np.bool_]:
+def first_of_launch(launches: NDArray[np.number]) -> NDArray[np.bool_]:
     """Whether a row is the first of its launch in this order; rows without a launch are not."""
     is_first = np.zeros(len(launches), dtype=np.bool_)
     distinct, first = np.unique(launches, return_index=True)
@@ -110,7 +110,7 @@ def first_of_launch(launches: NDArray[np.generic]) -> NDArray[np.bool_]:
 
 def _slice_totals(view: OperationView, is_first: NDArray[np.bool_]) -> Iterable[tuple[Group, Total]]:
     ops = operation_column(view, "op")
-    words = ops.words or ()
+    words: tuple[str, ...] = ops.words or ()
     columns = (view.communicators(), np.where(ops.is_known, ops.values, -1), view.rows["process"])
     keys, codes = np.unique(
         np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0, return_inverse=True
@@ -118,7 +118,7 @@ def _slice_totals(view: OperationView, is_first: NDArray[np.bool_]) -> Iterable[
     codes = codes.reshape(-1)
     sums = {name: _sums(codes, len(keys), values) for name, values in _addends(view, is_first).items()}
     for index, (communicator, op, process) in enumerate(keys.tolist()):
-        group = Group(communicator, words[op] if op >= 0 else "", process)
+        group = Group(communicator, words[int(op)] if op >= 0 else "", process)
         yield group, Total(**{name: int(values[index]) for name, values in sums.items()})
 
 

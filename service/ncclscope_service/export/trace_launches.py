@@ -34,7 +34,7 @@ class Launches:
         self._positions = part.positions
         self._operations = part.rows
 
-    def find(self, launches: NDArray[np.generic]) -> NDArray[np.intp]:
+    def find(self, launches: NDArray[np.number]) -> NDArray[np.intp]:
         """The place of each launch in this index; -1 where none of its operations is selected."""
         places = np.searchsorted(self._ids, launches)
         is_found = (places < len(self._ids)) & (launches >= 0)
@@ -47,7 +47,8 @@ class Launches:
 
     def counts(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         """How many operations share each of these launches."""
-        return self._counts[places]
+        counts: NDArray[np.intp] = self._counts[places]
+        return counts
 
     def members(self, place: int, at_most: int) -> Columns:
         """The operations of one launch, in the order in which they were logged."""

@@ -72,7 +72,6 @@ def test_a_twenty_percent_loss_is_found_within_three_minutes_of_an_hours_baselin
                 delays.append(10 * (window - 399))
                 assert drop.share == pytest.approx(0.2, abs=0.08)
                 break
-    print(np.median(delays), np.percentile(delays, 90))
     assert len(delays) == 40
     assert np.median(delays) <= 60
     assert np.percentile(delays, 90) <= 180

@@ -1,0 +1,115 @@
+"""Launches of sends and receives, with the other side of every one of them.
+
+A launch may hold one Send or Recv, or a group that NCCL fused into one kernel (a pipeline's steady state, an
+all-to-all). It is complete when all of its operations have met their other side; then the last of its peers' starts
+is known, which is all that measuring needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.store import Ids
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+SIDE: Final = np.dtype(
+    [
+        ("launch", "<i8"),
+        ("operation", "<i8"),
+        ("start_true_ns", "<i8"),
+        ("end_true_ns", "<i8"),
+        ("censored", "?"),
+        ("peer_start_true_ns", "<i8"),
+        ("uncertainty_ns", "<f8"),
+        ("bytes", "<i8"),
+        ("sends", "?"),
+    ]
+)
+"""One Send or Recv that has met its other side, on its own rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """L complete launches, and the operations in them."""
+
+    start_true_ns: NDArray[np.int64]
+    end_true_ns: NDArray[np.int64]
+    censored: NDArray[np.bool_]
+    last_peer_start_true_ns: NDArray[np.int64]
+    """NO_TIME_NS where a peer's is not known."""
+    uncertainty_ns: NDArray[np.float64]
+    """The worst of its peers."""
+    moved_bytes: NDArray[np.int64]
+    """The larger of the bytes sent and received."""
+    operations: Ids
+    """Of all launches."""
+    launch_of: NDArray[np.intp]
+    """For each of the operations: which launch it belongs to."""
+
+    def first_operations(self) -> Ids:
+        """One operation of each launch."""
+        return self.operations[np.unique(self.launch_of, return_index=True)[1]]
+
+
+class ExchangeBook:
+    """Keeps sides until their launch is complete."""
+
+    def __init__(self) -> None:
+        self._waiting: Columns = np.empty(0, SIDE)
+        self._sizes: dict[int, int] = {}
+
+    def expect(self, launches: NDArray[np.int64]) -> None:
+        """One launch id for each Send or Recv to another rank that was matched; all of a launch at once."""
+        distinct, sizes = np.unique(launches, return_counts=True)
+        self._sizes.update(zip(distinct.tolist(), sizes.tolist(), strict=True))
+
+    def add(self, sides: Columns) -> None:
+        """Sides (SIDE) that met their other side."""
+        self._waiting = np.concatenate([self._waiting, sides])
+
+    def forget(self, launches: NDArray[np.int64]) -> None:
+        """Launches that will not become complete."""
+        gone = np.unique(launches)
+        for launch in gone.tolist():
+            self._sizes.pop(launch, None)
+        self._waiting = self._waiting[~np.isin(self._waiting["launch"], gone)]
+
+    def take_complete(self) -> Exchanges:
+        """The launches of which every operation has met its other side."""
+        launches, inverse, amounts = np.unique(self._waiting["launch"], return_inverse=True, return_counts=True)
+        needed = np.asarray([self._sizes.get(launch, -1) for launch in launches.tolist()], np.int64)
+        complete = amounts == needed
+        chosen = complete[inverse] if len(launches) else np.zeros(0, bool)
+        sides = self._waiting[chosen]
+        self._waiting = self._waiting[~chosen]
+        for launch in launches[complete].tolist():
+            del self._sizes[launch]
+        return _exchanges(sides)
+
+
+def _exchanges(sides: Columns) -> Exchanges:
+    launches, first, launch_of = np.unique(sides["launch"], return_index=True, return_inverse=True)
+    amount = len(launches)
+    last_peer = np.full(amount, NO_TIME_NS, np.int64)
+    np.maximum.at(last_peer, launch_of, sides["peer_start_true_ns"])
+    unknown = np.zeros(amount, bool)
+    np.logical_or.at(unknown, launch_of, sides["peer_start_true_ns"] == NO_TIME_NS)
+    uncertainty = np.zeros(amount)
+    np.maximum.at(uncertainty, launch_of, sides["uncertainty_ns"])
+    moved = np.zeros((2, amount), np.int64)
+    np.add.at(moved, (sides["sends"].astype(np.intp), launch_of), sides["bytes"])
+    return Exchanges(
+        start_true_ns=sides["start_true_ns"][first],
+        end_true_ns=sides["end_true_ns"][first],
+        censored=sides["censored"][first],
+        last_peer_start_true_ns=np.where(unknown, NO_TIME_NS, last_peer),
+        uncertainty_ns=uncertainty,
+        moved_bytes=moved.max(axis=0, initial=0),
+        operations=sides["operation"],
+        launch_of=launch_of,
+    )

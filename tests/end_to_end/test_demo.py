@@ -1,0 +1,108 @@
+"""The demo as a newcomer runs it, scraped by a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.parse
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.processes import end, fetch, fetch_json, free_port, running, wait_for
+
+pytestmark = pytest.mark.slow
+
+_OUTPUTS = (
+    "operations.parquet",
+    "kernels.parquet",
+    "communicators.parquet",
+    "clocks.json",
+    "findings.json",
+    "summary.json",
+    "trace.json.gz",
+    "report.html",
+)
+
+
+def _overview(web: int) -> dict[str, Any]:
+    return cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
+
+
+def _communicators_with_busbw(web: int) -> int:
+    return sum(each["busbw"] is not None for job in _overview(web)["jobs"] for each in job["communicators"])
+
+
+def _needs(program: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        pytest.skip(f"needs {program} (Debian's package prometheus), which is not installed")
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_shows_bandwidth_within_20_seconds_ends_by_itself_and_leaves_its_files(tmp_path: Path) -> None:
+    web = free_port()
+    demo = ("demo", "--for", "30", "--http-port", str(web), "--fault", "none", "--snapshot", str(tmp_path / "out"))
+    with running(tmp_path / "demo.log", *demo) as process:
+        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=25)
+        assert b"ncclscope" in fetch(f"http://127.0.0.1:{web}/")
+        assert b"ncclscope_busbw_bytes_per_second{" in fetch(f"http://127.0.0.1:{web}/metrics")
+        assert process.wait(90) == 0, (tmp_path / "demo.log").read_text()
+    for name in _OUTPUTS:
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    matches = pq.read_table(tmp_path / "out" / "operations.parquet", columns=["match"])["match"].to_pylist()
+    assert matches.count("matched") > 0.95 * len(matches)
+    assert json.loads((tmp_path / "out" / "findings.json").read_text()) == []
+
+
+@pytest.mark.timeout(180)
+def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
+    prometheus, promtool = _needs("prometheus"), _needs("promtool")
+    web, own = free_port(), free_port()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(
+        "scrape_configs:\n"
+        "  - job_name: ncclscope\n"
+        "    scrape_interval: 1s\n"
+        "    honor_labels: true\n"
+        f"    static_configs: [{{targets: ['127.0.0.1:{web}']}}]\n"
+    )
+    with running(tmp_path / "demo.log", "demo", "--http-port", str(web)) as demo:
+        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=40)
+        checked = subprocess.run(
+            [promtool, "check", "metrics"],
+            input=fetch(f"http://127.0.0.1:{web}/metrics"),
+            capture_output=True,
+            check=False,
+        )
+        assert checked.returncode == 0, checked.stderr.decode() + checked.stdout.decode()
+        assert not checked.stderr
+        with (tmp_path / "prometheus.log").open("wb") as log:
+            server = subprocess.Popen(
+                [
+                    prometheus,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                    f"--web.listen-address=127.0.0.1:{own}",
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_for(lambda: _query(own, 'up{job="ncclscope"} == 1'), "a successful scrape", within=30)
+            wait_for(lambda: _query(own, "ncclscope_busbw_bytes_per_second > 0"), "bandwidth in Prometheus", within=30)
+            assert _query(own, 'sum by (parallelism) (ncclscope_operations_total{job="demo"}) > 0')
+        finally:
+            server.terminate()
+            server.wait(20)
+        assert end(demo) == 0, (tmp_path / "demo.log").read_text()
+
+
+def _query(port: int, expression: str) -> bool:
+    """Whether a query gives anything."""
+    url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+    answer = cast("dict[str, Any]", fetch_json(url))
+    return bool(answer["data"]["result"])

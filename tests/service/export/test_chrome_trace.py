@@ -1,0 +1,249 @@
+"""The trace: valid JSON that Perfetto's importer can draw without losing a slice, and what it shows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from service.export.small_run import MS, START_NS, Builder, host_time, logs_only_run, small_run
+
+from ncclscope_service.export.chrome_trace import write_trace
+from ncclscope_service.export.selection import select
+from ncclscope_service.rows import HostClock
+from ncclscope_service.store import Store
+from ncclscope_wire.records import SourceKind
+
+Event = dict[str, object]
+
+
+def written(store: Store, folder: Path) -> tuple[list[Event], Event]:
+    write_trace(select(store), folder / "trace.json.gz")
+    text = gzip.decompress((folder / "trace.json.gz").read_bytes())
+    document = json.loads(text, parse_constant=pytest.fail)
+    return document["traceEvents"], document["otherData"]
+
+
+def ns(event: Event, name: str) -> int:
+    value = event[name]
+    assert isinstance(value, float)
+    assert math.isfinite(value)
+    return round(value * 1000)
+
+
+def args(event: Event) -> Event:
+    value = event["args"]
+    assert isinstance(value, dict)
+    return value
+
+
+def tracks(events: list[Event]) -> dict[tuple[object, object], list[Event]]:
+    found: dict[tuple[object, object], list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+def names(events: list[Event], kind: str) -> dict[tuple[object, object], object]:
+    return {(e["pid"], e.get("tid")): args(e)["name"] for e in events if e["name"] == kind}
+
+
+def on_track(events: list[Event], process: str, thread: str) -> list[Event]:
+    processes, threads = names(events, "process_name"), names(events, "thread_name")
+    chosen = [key for key, name in threads.items() if name == thread and processes[key[0], None] == process]
+    return [event for event in events if event["ph"] != "M" and (event["pid"], event.get("tid")) in chosen]
+
+
+def assert_can_be_drawn(events: list[Event]) -> None:
+    """Slices of one track start in order and either nest or follow each other; arrows end inside slices."""
+    for slices in tracks(events).values():
+        open_ends: list[int] = []
+        before = -1
+        for event in slices:
+            start, end = ns(event, "ts"), ns(event, "ts") + ns(event, "dur")
+            assert 0 <= before <= start or before == -1 <= start
+            assert end >= start
+            before = start
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1]
+            open_ends.append(end)
+    assert_arrows_are_paired(events)
+
+
+def assert_arrows_are_paired(events: list[Event]) -> None:
+    begins = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert begins.keys() == ends.keys()
+    slices = tracks(events)
+    for number, begin in begins.items():
+        assert ns(begin, "ts") <= ns(ends[number], "ts")
+        for arrow in (begin, ends[number]):
+            at = ns(arrow, "ts")
+            around = slices[arrow["pid"], arrow["tid"]]
+            assert any(ns(event, "ts") <= at <= ns(event, "ts") + ns(event, "dur") for event in around)
+
+
+def test_slices_nest_and_arrows_are_paired(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    assert_can_be_drawn(events)
+    assert sum(event["ph"] == "s" for event in events) == 18
+
+
+def test_a_process_stands_for_each_rank_in_order(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    processes = names(events, "process_name")
+    ordered = [processes[pid, None] for pid in sorted(pid for pid, _ in processes if isinstance(pid, int))]
+    ranks = ["rank 0 (node1 pid 100)", "rank 1 (node1 pid 101)", "rank 2 (node2 pid 102)", "rank 3 (node2 pid 103)"]
+    assert ordered == ["findings job", "bus bandwidth by communicator", *ranks]
+
+
+def test_every_kernel_is_drawn_once_and_one_without_an_operation_is_flagged(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    kernels = [event for event in events if event["ph"] == "X" and "args" in event and "kernel" in args(event)]
+    assert len(kernels) == 40
+    [alone] = [event for event in kernels if args(event)["match"] == "no operation"]
+    assert alone["name"] == "AllReduce (no operation)"
+
+
+def test_a_slice_carries_the_arguments_that_people_look_for(tmp_path: Path) -> None:
+    events, other = written(small_run(), tmp_path)
+    first = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 31")[0]
+    assert other["time_origin_ns"] is not None
+    found = args(first)
+    expected = """kernel grid block static_shared_bytes registers_per_thread cuda_stream correlation_id iteration
+    op_count send_buffer recv_buffer communicator communicator_ptr log_stream_ptr count dtype red_op message_bytes
+    algbw_GB_per_s busbw_GB_per_s bus_factor limit_GB_per_s limit_reference algorithm protocol efficiency_ratio wait_us
+    transfer_us communicator_size parallelism match confidence"""
+    assert not set(expected.split()) - found.keys()
+    assert None not in found.values()
+    assert (found["grid"], found["block"], found["wait_us"], found["bus_factor"]) == ("2x1x1", "544x1x1", 300.0, 1.0)
+    assert found["busbw_GB_per_s"] == 4.1943
+
+
+def test_a_wait_is_drawn_inside_its_kernel_before_the_transfer(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    kernel, wait, transfer = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 31")[:3]
+    assert (wait["name"], ns(wait, "dur"), ns(wait, "ts")) == ("wait", 300_000, ns(kernel, "ts"))
+    assert (transfer["name"], ns(transfer, "dur")) == ("transfer", 500_000)
+    late = on_track(events, "rank 1 (node1 pid 101)", "NCCL kernels, stream 31")
+    assert {event["name"] for event in late if event["ph"] == "X"} == {"AllReduce"}
+
+
+def test_arrows_go_from_the_rank_that_came_last(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    processes = names(events, "process_name")
+    ways = {(processes[e["pid"], None], e["ph"]) for e in events if e["ph"] in ("s", "f")}
+    late = {name for name, kind in ways if kind == "s"}
+    assert late == {"rank 1 (node1 pid 101)", "rank 2 (node2 pid 102)", "rank 3 (node2 pid 103)"}
+
+
+def test_times_are_on_the_reference_clock(tmp_path: Path) -> None:
+    events, other = written(small_run(), tmp_path)
+    late, early = (
+        on_track(events, f"rank {rank} (node{1 + rank // 2} pid {100 + rank})", "NCCL kernels, stream 40")[0]
+        for rank in (2, 0)
+    )
+    origin = other["time_origin_ns"]
+    assert isinstance(origin, int)
+    assert ns(late, "ts") + origin == ns(early, "ts") + origin == START_NS + 20 * MS
+
+
+def test_a_group_is_one_slice_that_lists_its_operations(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    [group] = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 40")
+    assert group["name"] == "Send+Recv x2"
+    assert args(group)["operation_list"] == ["Send 1048576 B to 1", "Recv 1048576 B from 1"]
+
+
+def test_nvtx_shows_the_thread_that_has_most_ranges(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    found = [event["name"] for event in on_track(events, "rank 0 (node1 pid 100)", "NVTX")]
+    assert found == ["iteration 0", "forward", "iteration 1", "forward", "iteration 2", "forward"]
+
+
+def test_operations_without_a_kernel_are_instants_at_their_stamps(tmp_path: Path) -> None:
+    events, other = written(small_run(), tmp_path)
+    found = on_track(events, "rank 0 (node1 pid 100)", "logged, no kernel")
+    assert [(event["ph"], args(event)["match"]) for event in found] == [
+        ("i", "unmatched"),
+        ("i", "not_covered"),
+        ("i", "no_kernel"),
+    ]
+    assert other["operations_without_time"] == 2
+
+
+def test_an_open_finding_lasts_to_the_end_of_the_trace(tmp_path: Path) -> None:
+    events, other = written(small_run(), tmp_path)
+    origin = other["time_origin_ns"]
+    assert isinstance(origin, int)
+    [finding] = on_track(events, "findings job", "findings")
+    assert ns(finding, "ts") + ns(finding, "dur") + origin == START_NS + 33 * MS
+    assert args(finding)["ranks"] == [2]
+
+
+def test_logs_with_stamps_give_a_trace_on_their_stamps(tmp_path: Path) -> None:
+    events, other = written(logs_only_run(with_stamps=True), tmp_path)
+    assert other["time"] == "log stamps"
+    assert [ns(event, "ts") for event in events if event["ph"] == "i"] == [0, MS, 2 * MS] * 2
+
+
+def test_logs_without_stamps_give_a_trace_that_says_it_is_order_only(tmp_path: Path) -> None:
+    events, other = written(logs_only_run(with_stamps=False), tmp_path)
+    assert (other["time"], other["time_origin_ns"]) == ("order only", None)
+    assert [event["ts"] for event in events if event["ph"] == "i"] == [0.0, 1.0, 2.0] * 2
+
+
+def test_nothing_at_all_gives_a_valid_empty_trace(tmp_path: Path) -> None:
+    events, other = written(Store(), tmp_path)
+    assert events == []
+    assert other["events"] == 0
+
+
+def test_kernels_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:
+    build = Builder()
+    process = build.process("node1", 1)
+    source = build.source("a.sqlite", SourceKind.NSYS)
+    template = build.kernel_template(process, "ncclDevKernel_SendRecv", 7)
+    for start, end in ((0, 100), (50, 150), (100, 200), (120, 130), (120, 130)):
+        build.kernel(template, source, START_NS + start, START_NS + end)
+    events, other = written(build.store, tmp_path)
+    assert_can_be_drawn(events)
+    assert sum(event["ph"] == "X" for event in events) == 5
+    assert other["hosts_without_clock"] == ["node1"]
+
+
+def test_ranges_that_cross_get_lanes_and_an_unended_one_is_an_instant(tmp_path: Path) -> None:
+    build = Builder()
+    process = build.process("node1", 1)
+    for start, end in ((0, 100), (0, 50), (60, 140), (60, 70), (200, None)):
+        ended = host_time(build, process, START_NS + end) if end is not None else -(2**63)
+        build.range(process, 7, f"{start}-{end}", START_NS + start, ended)
+    events, _ = written(build.store, tmp_path)
+    assert_can_be_drawn(events)
+    assert [event["name"] for event in events if event["ph"] == "i"] == ["200-None"]
+
+
+def test_an_arrow_that_the_clocks_contradict_is_left_out(tmp_path: Path) -> None:
+    store = small_run()
+    wrong = store.operations.rows
+    on_node2 = [store.processes[index].host == "node2" for index in wrong["process"].tolist()]
+    has_time = wrong["start_true_ns"] > 0
+    for name in ("start_true_ns", "end_true_ns"):
+        wrong[name][has_time & on_node2] += 10 * MS
+    store.clocks["node2"] = HostClock(
+        offset_ns=40.0 * MS,
+        drift_ppm=0.0,
+        at_ns=START_NS,
+        sigma_ns=1.0,
+        interval_lo_ns=None,
+        interval_hi_ns=None,
+        samples=1,
+    )
+    events, other = written(store, tmp_path)
+    assert_can_be_drawn(events)
+    assert other["arrows"] == 12

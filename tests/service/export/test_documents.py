@@ -1,0 +1,202 @@
+"""The JSON files, the report, the terminal's text, and how all of it is put in place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from plotly.offline import get_plotlyjs
+from service.export.small_run import logs_only_run, small_run
+
+from ncclscope_service.export import schema
+from ncclscope_service.export.directory import WRITERS, write_run
+from ncclscope_service.export.report import script_json
+from ncclscope_service.export.selection import select
+from ncclscope_service.export.summary import summary_document
+from ncclscope_service.export.terminal import terminal_report
+from ncclscope_service.export.totals import first_of_launch, totals
+from ncclscope_service.store import Store
+
+CHROMIUM = Path("/usr/bin/chromium")
+RUNS: list[Callable[[], Store]] = [small_run, lambda: logs_only_run(with_stamps=True), Store]
+
+
+def test_clocks_are_as_the_contract_says(tmp_path: Path) -> None:
+    document = json.loads(write_run(small_run(), tmp_path)["clocks.json"].read_bytes())
+    assert document.keys() == {"reference", "method", "violation_ratio", "hosts"}
+    keys = ["offset_ns", "drift_ppm", "at_ns", "sigma_ns", "interval_lo_ns", "interval_hi_ns", "samples", "steps"]
+    assert list(document["hosts"]["node2"]) == keys
+    assert document["hosts"]["node2"]["offset_ns"] == 50e6
+
+
+def test_findings_are_as_the_contract_says(tmp_path: Path) -> None:
+    document = json.loads(write_run(small_run(), tmp_path)["findings.json"].read_bytes())
+    keys = [
+        "kind",
+        "severity",
+        "job",
+        "comm_id",
+        "parallelism",
+        "ranks",
+        "hosts",
+        "since_ns",
+        "until_ns",
+        "confidence",
+        "summary",
+        "evidence",
+    ]
+    assert [list(finding) for finding in document] == [keys, keys]
+    assert [finding["until_ns"] is None for finding in document] == [True, False]
+
+
+def test_the_summary_counts_every_row_and_every_launch_once() -> None:
+    document = summary_document(select(small_run()))
+    assert document["match"] == {"pending": 1, "matched": 41, "unmatched": 1, "not_covered": 2, "no_kernel": 1}
+    assert document["read"] == {
+        "sources": 6,
+        "read": 107,
+        "understood": {"operation": 46, "other_nccl": 40, "init": 12},
+        "skipped": {"not_nccl": 7, "torn": 2},
+        "torn": 2,
+    }
+    sums = totals(select(small_run())).all()
+    assert (sums.operations, sums.timed, sums.waits) == (46, 38, 36)
+    assert sums.duration_ns == 18 * 800_000 + 18 * 500_000 + 2 * 1_000_000
+    assert sums.wait_ratio == pytest.approx(18 * 0.3 / (18 * 0.8 + 18 * 0.5))
+
+
+def test_what_logs_cannot_tell_reads_not_recorded_and_never_zero() -> None:
+    document = summary_document(select(logs_only_run(with_stamps=True)))
+    assert document["level"] == "logs only"
+    [entry] = json.loads(json.dumps(document["operations"]))
+    assert (entry["operations"], entry["bytes"]) == (6, 6 << 21)
+    absent = ("matched", "duration_ns", "wait_ns", "transfer_ns", "wait_ratio")
+    assert {entry[name] for name in absent} == {document["kernels"], document["matched_ratio"]} == {"not recorded"}
+
+
+def test_the_first_row_of_each_launch_is_found_wherever_it_lies() -> None:
+    launches = np.array([3, -1, 5, 3, -1, 5, 1])
+    assert first_of_launch(launches).tolist() == [True, False, True, False, False, False, True]
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_every_run_gives_every_file_and_nothing_else(make: Callable[[], Store], tmp_path: Path) -> None:
+    paths = write_run(make(), tmp_path / "new" / "folder")
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == sorted(WRITERS) == sorted(paths)
+    assert all(path.stat().st_size > 0 for path in paths.values())
+
+
+def test_a_run_that_fails_leaves_the_files_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(small_run(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setitem(WRITERS, "trace.json.gz", fails)
+    with pytest.raises(OSError, match="disk full"):
+        write_run(Store(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_second_run_replaces_the_files_of_the_first(tmp_path: Path) -> None:
+    write_run(small_run(), tmp_path)
+    write_run(Store(), tmp_path)
+    assert json.loads((tmp_path / "findings.json").read_bytes()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(WRITERS)
+
+
+class _Outside(HTMLParser):
+    """Collects every attribute that could load or lead anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [f"{tag} {name}={value}" for name, value in attrs if name in {"src", "href", "action", "data"}]
+
+
+@pytest.mark.parametrize("make", RUNS)
+def test_the_report_loads_nothing_from_anywhere(make: Callable[[], Store], tmp_path: Path) -> None:
+    text = write_run(make(), tmp_path)["report.html"].read_text(encoding="utf-8")
+    own = text.replace(get_plotlyjs(), "")
+    assert "http" not in own
+    assert "@import" not in own
+    outside = _Outside()
+    outside.feed(own)
+    assert outside.links == []
+
+
+def test_names_from_logs_cannot_become_markup_or_end_the_script(tmp_path: Path) -> None:
+    store = small_run()
+    evil = "</script><img src=x onerror=alert(1)>"
+    store.process_job[:] = [evil] * 4
+    for communicator in store.communicators:
+        communicator.parallelism = evil
+        communicator.comm_id = evil
+    own = write_run(store, tmp_path)["report.html"].read_text(encoding="utf-8").replace(get_plotlyjs(), "")
+    assert "<img" not in own.split('<script type="application/json"')[0]
+    assert len(re.findall("</script>", own)) == 3
+    assert json.loads(script_json({"a": evil + "<!--"})) == {"a": evil + "<!--"}
+    assert "<!--" not in script_json({"a": "<!--"})
+
+
+def test_the_terminal_says_what_was_read_matched_and_found() -> None:
+    text = terminal_report(small_run())
+    for part in ("6 files (logs and nsys)", "7 not_nccl, 2 torn", "41 matched", "97.6%", "late_rank", "0xd0"):
+        assert part in text
+    assert "<" not in text.replace("<DP>", "")
+    logs = terminal_report(logs_only_run(with_stamps=False))
+    assert "waiting     not recorded" in logs
+    assert "0 s" not in logs
+
+
+def test_text_from_logs_cannot_move_the_terminals_cursor() -> None:
+    store = small_run()
+    store.communicators[0].comm_id = "0xa1\x1b[2J\n"
+    assert "\x1b" not in terminal_report(store)
+    assert "0xa1?[2J?" in terminal_report(store)
+
+
+def test_the_docs_name_every_file_and_every_column(repository: Path) -> None:
+    text = (repository / "docs" / "outputs.md").read_text(encoding="utf-8")
+    for name in WRITERS:
+        assert f"## `{name}`" in text
+    for file in ("operations", "kernels", "communicators", "efficiency"):
+        section = text.split(f"## `{file}.parquet`")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
+        assert rows == getattr(schema, file.upper()).names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs Debian's chromium to open the report")
+@pytest.mark.parametrize("make", RUNS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_opens_the_report_without_an_error(
+    make: Callable[[], Store], scheme: Literal["light", "dark"], tmp_path: Path
+) -> None:
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where there is a browser
+
+    path = write_run(make(), tmp_path)["report.html"]
+    faults: list[str] = []
+    asked: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        page = browser.new_page(color_scheme=scheme)
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        plots = page.locator(".plot").count()
+        drawn = page.locator(".plot .main-svg").count()
+        browser.close()
+    assert faults == []
+    assert asked == [path.as_uri()]
+    assert drawn >= plots

@@ -1,0 +1,311 @@
+"""`operations.parquet` against the contract, and against a slow reading of the same store row by row."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from service.export.small_run import (
+    DP0,
+    NODE2_AHEAD_NS,
+    SEND_RECV_NAME,
+    Builder,
+    small_run,
+    unknown_operation,
+)
+
+from ncclscope_service.export import schema
+from ncclscope_service.export.operations_file import operations_table, write_operations
+from ncclscope_service.export.selection import Part, select
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Store
+from ncclscope_wire import terms
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import SourceKind
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
+
+CONTRACT = [
+    "job",
+    "host",
+    "pid",
+    "tid",
+    "rank",
+    "local_rank",
+    "comm_id",
+    "comm_epoch",
+    "comm_ptr",
+    "comm_rank",
+    "comm_size",
+    "parallelism",
+    "iteration",
+    "nccl_version",
+    "op",
+    "op_count",
+    "seq",
+    "coll_seq",
+    "collective_id",
+    "count",
+    "dtype",
+    "red_op",
+    "root",
+    "peer",
+    "send_buffer",
+    "recv_buffer",
+    "log_stream",
+    "message_bytes",
+    "algorithm",
+    "protocol",
+    "channels",
+    "log_file",
+    "kernel_file",
+    "log_line",
+    "logged_at_ns",
+    "observed_at_ns",
+    "launch_id",
+    "kernel_correlation_id",
+    "stream_id",
+    "start_ns",
+    "end_ns",
+    "start_true_ns",
+    "end_true_ns",
+    "clock_uncertainty_ns",
+    "match",
+    "confidence",
+    "duration_ns",
+    "wait_ns",
+    "transfer_ns",
+    "algbw_bytes_per_second",
+    "busbw_bytes_per_second",
+    "busbw_apparent_bytes_per_second",
+    "limit_bytes_per_second",
+    "limit_reference",
+    "efficiency_ratio",
+    "bottleneck",
+    "ranks_seen",
+]
+
+Row = dict[str, object]
+
+
+def written(store: Store, folder: Path) -> list[Row]:
+    write_operations(select(store), folder / "operations.parquet")
+    rows: list[Row] = pq.read_table(folder / "operations.parquet").to_pylist()
+    return rows
+
+
+def of_line(rows: list[Row], file: str, line: int) -> Row:
+    return next(row for row in rows if row["log_file"] == file and row["log_line"] == line)
+
+
+def test_the_columns_are_those_of_the_contract_in_its_order(tmp_path: Path) -> None:
+    write_operations(select(small_run()), tmp_path / "o.parquet")
+    assert pq.read_table(tmp_path / "o.parquet").schema.names == CONTRACT
+
+
+@pytest.mark.parametrize("make", [small_run, Store])
+def test_the_types_in_the_file_are_the_schemas_with_rows_and_without(make: type[Store], tmp_path: Path) -> None:
+    write_operations(select(make()), tmp_path / "o.parquet")
+    assert pq.read_table(tmp_path / "o.parquet").schema.equals(schema.OPERATIONS)
+
+
+def test_every_cell_is_what_a_slow_reading_of_the_store_gives(tmp_path: Path) -> None:
+    store = small_run()
+    for number, row in enumerate(written(store, tmp_path)):
+        for name, expected in slow_row(store, number).items():
+            assert same(row[name], expected), (number, name, row[name], expected)
+
+
+def test_small_slices_and_one_large_slice_give_the_same_rows(tmp_path: Path) -> None:
+    store = small_run()
+    part = select(store).operations
+    pieces = [operations_table(store, np.arange(begin, min(begin + 7, 46))).to_pylist() for begin in range(0, 46, 7)]
+    assert [row for piece in pieces for row in piece] == written(store, tmp_path)
+    assert sum(len(rows) for rows in Part(part.rows, np.arange(10)).slices(3)) == 10
+
+
+def test_a_row_of_which_nothing_is_known_has_no_sentinel_anywhere(tmp_path: Path) -> None:
+    build = Builder()
+    build.process("node1", 1, version=None)
+    build.operation_template(0, "AllGather", data_type=0)
+    row = unknown_operation()
+    row["template"] = row["process"] = 0
+    build.store.operations.append(row)
+    [found] = written(build.store, tmp_path)
+    known = {name for name, value in found.items() if value is not None}
+    logged = {"job", "host", "pid", "tid", "comm_ptr", "comm_size", "op", "op_count", "count"}
+    assert known == logged | {"send_buffer", "recv_buffer", "log_stream"}
+    assert not {NO_NUMBER, NO_TIME_NS} & {value for value in found.values() if isinstance(value, int)}
+
+
+def test_unsigned_numbers_keep_their_highest_bit(tmp_path: Path) -> None:
+    build = Builder()
+    process = build.process("node1", 1)
+    template = build.operation_template(process, "AllReduce", count=2**64 - 1, send_buffer=2**64 - 2)
+    build.operation(template, NO_NUMBER, op_count=2**63)
+    [found] = written(build.store, tmp_path)
+    assert (found["count"], found["op_count"]) == (2**64 - 1, 2**63)
+    assert found["send_buffer"] == "0xfffffffffffffffe"
+
+
+@pytest.mark.parametrize(
+    ("version", "op", "number", "expected"),
+    [
+        ("2.21.5", "AllGather", 0, None),
+        ("2.18.6", "Broadcast", 0, None),
+        (None, "AllGather", 0, None),
+        ("2.22.3", "AllGather", 0, "int8"),
+        ("2.28.3+cuda12.9", "Broadcast", 0, "int8"),
+        ("2.18.6", "AllReduce", 0, "int8"),
+        ("2.18.6", "AllGather", 9, "bfloat16"),
+        ("2.28.3", "AllReduce", 99, None),
+    ],
+)
+def test_the_type_is_null_where_nccl_logged_bytes(
+    version: str | None, op: str, number: int, expected: str | None, tmp_path: Path
+) -> None:
+    build = Builder()
+    process = build.process("node1", 1, version=version)
+    build.operation(build.operation_template(process, op, data_type=number), NO_NUMBER)
+    [found] = written(build.store, tmp_path)
+    assert found["dtype"] == expected
+
+
+def test_a_send_names_a_peer_and_a_broadcast_a_root_and_nothing_else_does(tmp_path: Path) -> None:
+    rows = written(small_run(), tmp_path)
+    assert {row["op"] for row in rows if row["peer"] is not None} == {"Send", "Recv"}
+    assert {row["op"] for row in rows if row["root"] is not None} == {"Broadcast"}
+    assert {row["op"] for row in rows if row["red_op"] is not None} == {"AllReduce"}
+
+
+def test_a_pair_has_one_id_on_both_sides_and_a_collective_on_all_ranks(tmp_path: Path) -> None:
+    rows = written(small_run(), tmp_path)
+    sides: dict[object, set[object]] = {}
+    for row in rows:
+        if row["collective_id"] is not None:
+            sides.setdefault(row["collective_id"], set()).add((row["op"], row["rank"]))
+    assert sides["0xd0:0>1:0"] == {("Send", 0), ("Recv", 2)}
+    assert sides["0xd0:1>0:0"] == {("Send", 2), ("Recv", 0)}
+    assert sides["0xd0:3"] == {("AllReduce", 0), ("AllReduce", 2)}
+
+
+def test_the_four_verdicts_have_their_names_and_a_pending_row_has_none(tmp_path: Path) -> None:
+    rows = written(small_run(), tmp_path)
+    found = [of_line(rows, "logs/rank0.log", line)["match"] for line in (50, 51, 52, 53)]
+    assert found == ["unmatched", "not_covered", "no_kernel", None]
+    assert {row["match"] for row in rows} == {"matched", "unmatched", "not_covered", "no_kernel", None}
+
+
+def test_a_kernel_that_the_capture_cut_has_times_but_no_duration(tmp_path: Path) -> None:
+    cut = of_line(written(small_run(), tmp_path), "logs/rank0.log", 61)
+    assert cut["start_ns"] is not None
+    assert cut["end_ns"] is not None
+    assert (cut["duration_ns"], cut["transfer_ns"], cut["busbw_bytes_per_second"]) == (None, None, None)
+
+
+def test_operations_of_a_group_share_launch_kernel_and_times(tmp_path: Path) -> None:
+    rows = written(small_run(), tmp_path)
+    pair = [of_line(rows, "logs/rank0.log", line) for line in (30, 31)]
+    for name in ("launch_id", "kernel_correlation_id", "stream_id", "start_ns", "end_ns", "kernel_file"):
+        assert pair[0][name] == pair[1][name] is not None
+
+
+def test_a_kernel_that_was_dropped_leaves_its_columns_null(tmp_path: Path) -> None:
+    store = small_run()
+    store.kernels.drop_before(5)
+    row = of_line(written(store, tmp_path), "logs/rank0.log", 10)
+    assert (row["kernel_file"], row["kernel_correlation_id"], row["stream_id"]) == (None, None, None)
+    assert row["start_ns"] is not None
+
+
+def test_one_job_of_two_is_written_alone(tmp_path: Path) -> None:
+    build = Builder()
+    for job in ("a", "b"):
+        process = build.process("node1", 1, job=job)
+        source = build.source(f"{job}.log", SourceKind.NCCL_LOG)
+        build.operation(build.operation_template(process, "AllReduce"), NO_NUMBER, source=source)
+    write_operations(select(build.store, job="b"), tmp_path / "o.parquet")
+    rows = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    assert [(row["job"], row["log_file"]) for row in rows] == [("b", "b.log")]
+
+
+def test_a_stretch_of_time_holds_what_ended_since_and_nothing_without_a_time() -> None:
+    store = small_run()
+    last_ns = int(store.operations.rows["end_ns"].max())
+    selection = select(store, since_ns=last_ns - NODE2_AHEAD_NS // 2)
+    assert 0 < len(selection.operations) < len(store.operations)
+    assert (selection.operations.column("end_ns") >= last_ns - NODE2_AHEAD_NS // 2).all()
+    assert SEND_RECV_NAME in {
+        store.strings[int(name)] for name in store.kernel_templates_of(next(selection.kernels.slices()))["name"]
+    }
+
+
+def slow_row(store: Store, number: int) -> Row:
+    """One row by hand: plain Python on single records, as the contract reads."""
+    row = store.operations.rows[number]
+    template = store.operation_templates.rows[row["template"]]
+    process = store.processes[row["process"]]
+    member = store.members[row["member"]] if row["member"] >= 0 else None
+    communicator = store.communicators[member.communicator] if member else None
+    operation = OPERATIONS[template["op"]] if template["op"] < len(OPERATIONS) else None
+    kernel = store.kernels.rows[row["kernel"]] if row["kernel"] >= 0 else None
+    peer = int(template["root"]) if operation and not operation.is_collective else None
+    timed = row["start_ns"] != NO_TIME_NS and not row["censored"]
+    return {
+        "job": store.process_job[row["process"]],
+        "host": process.host,
+        "pid": process.pid,
+        "rank": member.global_rank if member else None,
+        "comm_id": communicator.comm_id if communicator else None,
+        "comm_rank": member.rank if member else None,
+        "parallelism": communicator.parallelism if communicator else None,
+        "op": store.strings[int(template["op_name"])],
+        "seq": number_or_none(row["seq"]),
+        "coll_seq": number_or_none(row["coll_seq"]),
+        "collective_id": slow_collective_id(communicator.comm_id, member.rank, peer, template, row)
+        if communicator and member
+        else None,
+        "dtype": terms.DATA_TYPES[template["data_type"]].name if template["data_type"] < 12 else None,
+        "red_op": terms.reduction_name(int(template["reduction"])) if operation and operation.reduces else None,
+        "root": int(template["root"]) if operation and operation.is_rooted else None,
+        "peer": peer,
+        "message_bytes": number_or_none(row["message_bytes"]),
+        "algorithm": terms.ALGORITHMS[row["algorithm"]] if row["algorithm"] >= 0 else None,
+        "kernel_file": store.sources[kernel["source"]].source.name if kernel is not None else None,
+        "kernel_correlation_id": int(kernel["correlation_id"]) if kernel is not None else None,
+        "stream_id": int(store.kernel_templates.rows[kernel["template"]]["stream_id"]) if kernel is not None else None,
+        "start_true_ns": None if row["start_true_ns"] == NO_TIME_NS else int(row["start_true_ns"]),
+        "match": None if row["match"] == Match.PENDING else Match(row["match"]).name.lower(),
+        "duration_ns": int(row["end_ns"] - row["start_ns"]) if timed else None,
+        "busbw_bytes_per_second": float_or_none(row["busbw"]),
+        "efficiency_ratio": float_or_none(row["busbw"] / row["limit"]),
+    }
+
+
+def slow_collective_id(comm_id: str, rank: int | None, peer: int | None, template: Columns, row: Columns) -> str | None:
+    if row["coll_seq"] >= 0:
+        return f"{comm_id}:{row['coll_seq']}"
+    if peer is None or rank is None or row["pair_seq"] < 0:
+        return None
+    sender, receiver = (rank, peer) if OPERATIONS[template["op"]].name == "Send" else (peer, rank)
+    return f"{comm_id}:{sender}>{receiver}:{row['pair_seq']}"
+
+
+def number_or_none(value: int) -> int | None:
+    return None if value == NO_NUMBER else int(value)
+
+
+def float_or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def same(left: object, right: object) -> bool:
+    return left == right and type(left) is type(right)
+
+
+def test_the_small_run_has_what_these_tests_are_about() -> None:
+    store = small_run()
+    assert store.communicators[DP0].parallelism == "DP"
+    assert {Match(value) for value in store.operations.rows["match"].tolist()} == set(Match)

@@ -1,0 +1,126 @@
+"""kernels, communicators and efficiency: columns, nulls and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from service.export.small_run import MS, NODE2_AHEAD_NS, START_NS, small_run
+
+from ncclscope_service import rows
+from ncclscope_service.export import schema
+from ncclscope_service.export.communicators_file import write_communicators
+from ncclscope_service.export.efficiency_file import write_efficiency
+from ncclscope_service.export.kernels_file import launch_plans, write_kernels
+from ncclscope_service.export.selection import Selection, select
+from ncclscope_service.rows import HostClock
+from ncclscope_service.store import Store
+from ncclscope_wire.terms import NO_NUMBER
+
+Row = dict[str, object]
+Write = Callable[[Selection, Path], None]
+
+
+def written(write: Write, store: Store, folder: Path) -> list[Row]:
+    write(select(store), folder / "t.parquet")
+    found: list[Row] = pq.read_table(folder / "t.parquet").to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("make", [small_run, Store])
+@pytest.mark.parametrize(
+    ("write", "expected"),
+    [
+        (write_kernels, schema.KERNELS.names),
+        (write_communicators, schema.COMMUNICATORS.names),
+        (write_efficiency, schema.EFFICIENCY.names),
+    ],
+)
+def test_the_columns_are_the_schemas_with_rows_and_without(
+    write: Write, expected: list[str], make: Callable[[], Store], tmp_path: Path
+) -> None:
+    write(select(make()), tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").schema.names == expected
+
+
+def test_kernel_columns_are_those_of_the_contract() -> None:
+    contract = """host pid kernel_file correlation_id device_id stream_id name op grid_x block_x static_shared_bytes
+    dynamic_shared_bytes registers launch_start_ns launch_end_ns launch_tid start_ns end_ns start_true_ns end_true_ns
+    censored launch_id plan replay"""
+    assert schema.KERNELS.names == contract.split()
+
+
+def test_a_kernel_without_an_operation_keeps_its_row_and_has_no_launch(tmp_path: Path) -> None:
+    found = written(write_kernels, small_run(), tmp_path)
+    assert len(found) == 40
+    alone = [row for row in found if row["launch_id"] is None]
+    assert [(row["start_ns"], row["plan"], row["replay"]) for row in alone] == [(START_NS + 30 * MS, None, None)]
+    assert alone[0]["dynamic_shared_bytes"] is None
+    assert {row["op"] for row in found} == {"AllReduce", "SendRecv"}
+
+
+def test_reference_times_follow_the_published_formula(tmp_path: Path) -> None:
+    store = small_run()
+    clock = HostClock(
+        offset_ns=1e6,
+        drift_ppm=50.0,
+        at_ns=START_NS,
+        sigma_ns=1.0,
+        interval_lo_ns=None,
+        interval_hi_ns=None,
+        samples=3,
+    )
+    store.clocks = {"node2": clock}
+    found = written(write_kernels, store, tmp_path)
+    for row in found:
+        start = row["start_ns"]
+        assert isinstance(start, int)
+        expected = start - 1_000_000 - round(50e-6 * (start - START_NS)) if row["host"] == "node2" else None
+        assert row["start_true_ns"] == expected
+
+
+def test_kernels_of_one_launch_and_replay_are_counted_as_plans() -> None:
+    kernels = np.zeros(6, dtype=rows.KERNEL)
+    kernels["launch"] = [5, 5, NO_NUMBER, 5, 2, 5]
+    kernels["replay"] = [0, 0, NO_NUMBER, 1, 0, 1]
+    kernels["start_ns"] = [20, 10, 0, 40, 5, 30]
+    assert launch_plans(kernels).tolist() == [1, 0, NO_NUMBER, 1, 0, 0]
+
+
+def test_a_communicator_lists_its_ranks_in_its_own_order(tmp_path: Path) -> None:
+    found = {row["comm_id"]: row for row in written(write_communicators, small_run(), tmp_path)}
+    assert found["0xd0"]["ranks"] == [0, 2]
+    assert found["0xd0"]["hosts"] == ["node1", "node2"]
+    assert found["0xa1"]["hosts"] == ["node1"]
+    assert found["0xa2"]["operations"] == 12
+    assert found["0xa2"]["bytes"] == 12 << 21
+    assert found["0xa2"]["first_ns"] == START_NS + 2 * MS + 10_000
+    assert found["0xa1"]["limits"] == {"topology": 12.5e9, "nccl_model": None, "baseline": 5e9}
+
+
+def test_a_rank_that_never_spoke_is_null_among_the_ranks(tmp_path: Path) -> None:
+    store = small_run()
+    store.communicators[2].size = 4
+    [row] = [row for row in written(write_communicators, store, tmp_path) if row["comm_id"] == "0xd0"]
+    assert row["ranks"] == [0, 2, None, None]
+
+
+def test_efficiency_has_each_measured_collective_once_per_reference(tmp_path: Path) -> None:
+    found = written(write_efficiency, small_run(), tmp_path)
+    pairs = [(row["collective_id"], row["reference"]) for row in found]
+    assert len(pairs) == len(set(pairs)) == 3 * 6 * 2
+    busbw = (1 << 21) / 0.0005
+    assert {(row["reference"], row["efficiency_ratio"]) for row in found} == {
+        ("topology", busbw / 12.5e9),
+        ("baseline", busbw / 5e9),
+    }
+
+
+def test_the_second_host_is_brought_to_the_first_ones_clock(tmp_path: Path) -> None:
+    for row in written(write_kernels, small_run(), tmp_path):
+        start, true = row["start_ns"], row["start_true_ns"]
+        assert isinstance(start, int)
+        assert true == start - (NODE2_AHEAD_NS if row["host"] == "node2" else 0)
