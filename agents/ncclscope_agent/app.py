@@ -34,8 +34,8 @@ _SLOWDOWN: Final = 1.5
 """By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
 _BUSY_SHARE: Final = 0.005
 """Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
-and batch more than by line, so fewer are cheaper: at 5,000 lines/s the agent takes 1.0 to 1.3 % of a core with this, and
-3.5 % with a fixed 50 ms (`benchmarks/agent_load.py`)."""
+and batch more than by line, so fewer are cheaper: at 5,000 lines/s the agent takes 1.0 to 1.3 % of a core with this,
+and 3.5 % with a fixed 50 ms (`benchmarks/agent_load.py`)."""
 
 
 class Follower(Protocol):
