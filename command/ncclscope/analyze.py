@@ -46,6 +46,7 @@ def analyze(
     require_service()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_run  # noqa: PLC0415
+    from ncclscope_service.export.selection import select  # noqa: PLC0415
     from ncclscope_service.export.terminal import terminal_report  # noqa: PLC0415
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
@@ -58,8 +59,8 @@ def analyze(
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    write_run(run.pipeline.store, out)
-    click.echo(terminal_report(run.pipeline.store))
+    write_run(run.pipeline.store, out, iterations=bounds)
+    click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
     click.echo(f"\nwritten to {out}")
 
 

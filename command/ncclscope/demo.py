@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,7 +206,7 @@ class DemoRun:
 
 
 @contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
+def _folder(keep: Path | None) -> Generator[Path]:
     """The folder of the run: the one that is to be kept, emptied of an earlier run, or a temporary one."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="ncclscope-demo-") as folder:
@@ -219,7 +219,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 @contextmanager
-def _signals_end_it() -> Iterator[None]:
+def _signals_end_it() -> Generator[None]:
     """SIGTERM ends the demo as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -130,8 +130,8 @@ class Intake:
         strings = self._store.strings
         return np.asarray(
             [
-                self.process(job, strings[known.strings[host]], pid)
-                for host, pid in zip(table["host"].tolist(), table["pid"].tolist(), strict=True)
+                self.process(job, strings[host], pid)
+                for host, pid in zip(known.strings[table["host"]].tolist(), table["pid"].tolist(), strict=True)
             ],
             np.int32,
         )

@@ -43,7 +43,7 @@ class Level(StrEnum):
     """What a job gives us, and so what can be said about it."""
 
     LOGS_ONLY = "logs only"
-    LOGS_AND_KERNELS = "logs and kernels"
+    LOGS_AND_KERNELS = "logs and nsys"
     KERNELS_ONLY = "kernels only"
 
 

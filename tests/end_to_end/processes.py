@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 
@@ -26,7 +26,7 @@ def run_command(*arguments: str, timeout: float = 300) -> subprocess.CompletedPr
 
 
 @contextlib.contextmanager
-def running(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
     """`ncclscope ARGUMENTS` as a process that writes to `log`; killed at the end if it still runs."""
     with log.open("ab") as output:
         process = subprocess.Popen(

@@ -90,7 +90,7 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
     port = free_port()
     with fake_service(repository, port):
         page, complaints = open_page(browser, port, width=width, scheme=scheme)
-        expect(page.locator("#level")).to_have_text("logs and kernels")
+        expect(page.locator("#level")).to_have_text("logs and nsys")
         expect(page.locator("#tiles > div")).to_have_count(7)
         expect(page.locator("details.finding")).to_have_count(2)
         expect(page.locator(".finding[data-severity=critical]")).to_contain_text("Rank 37")

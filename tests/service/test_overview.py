@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -160,8 +161,8 @@ def test_an_operation_of_an_unknown_communicator_disturbs_nothing() -> None:
 def test_open_findings_come_before_closed_ones_and_later_before_earlier() -> None:
     store = small_store()
     (late,) = store.findings
-    closed = fake.replace(late, since_ns=late.since_ns + 5, until_ns=late.since_ns + 9)
-    later = fake.replace(late, since_ns=late.since_ns + 3)
+    closed = replace(late, since_ns=late.since_ns + 5, until_ns=late.since_ns + 9)
+    later = replace(late, since_ns=late.since_ns + 3)
     store.findings = [closed, late, later]
     findings = overview_of(store).findings
     assert [(each.since_ns, each.until_ns is None) for each in findings] == [

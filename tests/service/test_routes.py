@@ -7,6 +7,7 @@ import socket
 import zipfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import httpx
@@ -215,7 +216,7 @@ async def test_a_finding_changes_when_it_ends() -> None:
         return changed_findings({finding_key(finding): finding}, [now])
 
     assert changed_to(finding) == []
-    ended = fake.replace(finding, until_ns=finding.since_ns + 1)
+    ended = replace(finding, until_ns=finding.since_ns + 1)
     assert changed_to(ended) == [ended]
-    other = fake.replace(finding, ranks=(6,))
+    other = replace(finding, ranks=(6,))
     assert changed_to(other) == [other]

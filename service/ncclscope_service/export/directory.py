@@ -59,6 +59,7 @@ def write_run(
     *,
     job: str | None = None,
     since_ns: int | None = None,
+    iterations: tuple[int, int] | None = None,
     on_file: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
@@ -67,7 +68,7 @@ def write_run(
     that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
     The store must not change meanwhile.
     """
-    selection = select(store, job=job, since_ns=since_ns)
+    selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
     sums = totals(selection)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:

@@ -73,10 +73,13 @@ def _number(value: object) -> float:
 
 
 def _median_busbw(selection: Selection) -> dict[int, float]:
-    """Median busbw of each communicator's collectives, in bytes per second."""
-    communicator, busbw = selection.collectives.column("communicator"), selection.collectives.column("busbw")
+    """Median busbw of each communicator's operations that were measured, in bytes per second."""
+    part = selection.operations
+    communicator_of = np.asarray([member.communicator for member in selection.store.members], np.int64)
+    measured = np.nonzero(np.isfinite(part.column("busbw")))[0]
+    members = part.column("member")[measured].astype(np.intp)
+    communicator, busbw = communicator_of[members], part.column("busbw")[measured]
     order = np.argsort(communicator, kind="stable")
-    order = order[np.isfinite(busbw[order])]
     distinct, begins = np.unique(communicator[order], return_index=True)
     groups = np.split(busbw[order], begins[1:]) if len(distinct) else []
     return {index: float(np.median(group)) for index, group in zip(distinct.tolist(), groups, strict=True)}

@@ -63,27 +63,77 @@ class Selection:
         return listed
 
 
-def select(store: Store, *, job: str | None = None, since_ns: int | None = None) -> Selection:
-    """All of the store, or one job, or what has happened since a time (UTC ns).
+def select(
+    store: Store,
+    *,
+    job: str | None = None,
+    since_ns: int | None = None,
+    iterations: tuple[int, int] | None = None,
+) -> Selection:
+    """All of the store, or one job, or what has happened since a time (UTC ns), or some iterations (both ends count).
 
     A row belongs to the stretch by its kernel's end, else by its stamp, else by its arrival; one without
-    any time is left out of a stretch, since nobody can say that it belongs there.
+    any time is left out of a stretch, since nobody can say that it belongs there. With `iterations`, operations of
+    which the iteration is not known are left out, and kernels, collectives and ranges are those of the operations.
     """
     in_job = np.array([job is None or name == job for name in store.process_job], dtype=np.bool_)
+    operations = _part(store.operations.rows, in_job, ("end_ns", "logged_at_ns", "observed_at_ns"), since_ns)
+    kernels = _part(store.kernels.rows, in_job, ("end_ns",), since_ns)
+    ranges = _part(store.ranges.rows, in_job, ("end_ns", "start_ns"), since_ns)
     communicators = tuple(c for c in store.communicators if job is None or c.job == job)
     collectives = store.collectives.rows
     is_ours = np.isin(collectives["communicator"], [c.index for c in communicators])
+    if since_ns is not None:
+        is_ours &= collectives["end_true_ns"] >= since_ns
+    if iterations is not None:
+        first, last = iterations
+        operations = _narrowed(
+            operations, (operations.column("iteration") >= first) & (operations.column("iteration") <= last)
+        )
+        kernels = _narrowed(kernels, np.isin(kernels.column("launch"), operations.column("launch")))
+        ranges = _narrowed(ranges, _lies_within(ranges, operations))
+        is_ours &= np.isin(_collective_keys(collectives), _keys_of(store, operations))
     return Selection(
         store=store,
-        operations=_part(store.operations.rows, in_job, ("end_ns", "logged_at_ns", "observed_at_ns"), since_ns),
-        kernels=_part(store.kernels.rows, in_job, ("end_ns",), since_ns),
+        operations=operations,
+        kernels=kernels,
         collectives=Part(collectives, None if is_ours.all() else np.nonzero(is_ours)[0]),
-        ranges=_part(store.ranges.rows, in_job, ("end_ns", "start_ns"), since_ns),
+        ranges=ranges,
         communicators=communicators,
         findings=tuple(f for f in store.findings if (job is None or f.job == job) and _is_open_at(f, since_ns)),
         jobs=tuple(sorted({name for name, ours in zip(store.process_job, in_job, strict=True) if ours})),
         has_process=in_job,
     )
+
+
+def _narrowed(part: Part, keep: NDArray[np.bool_]) -> Part:
+    """Of a part, the rows for which `keep` (by row of the part) is true."""
+    positions = np.arange(len(part.rows)) if part.positions is None else part.positions
+    return Part(part.rows, positions[keep])
+
+
+def _lies_within(ranges: Part, operations: Part) -> NDArray[np.bool_]:
+    """Ranges that begin between the first and the last time of the operations."""
+    starts, ends = operations.column("start_ns"), operations.column("end_ns")
+    known = starts != NO_TIME_NS
+    if not known.any():
+        return np.zeros(len(ranges), dtype=np.bool_)
+    begins = ranges.column("start_ns")
+    inside: NDArray[np.bool_] = (begins >= starts[known].min()) & (begins <= ends[known].max())
+    return inside
+
+
+def _collective_keys(collectives: Columns) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = collectives["communicator"].astype(np.int64) << 40 | collectives["coll_seq"]
+    return keys
+
+
+def _keys_of(store: Store, operations: Part) -> NDArray[np.int64]:
+    """The same keys of operations; of Send and Recv too, which are nobody's."""
+    communicator_of = np.asarray([member.communicator for member in store.members], np.int64)
+    members = operations.column("member").astype(np.intp)
+    keys: NDArray[np.int64] = communicator_of[members] << 40 | operations.column("coll_seq").astype(np.int64)
+    return keys
 
 
 def _is_open_at(finding: Finding, since_ns: int | None) -> bool:
