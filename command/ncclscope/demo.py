@@ -35,8 +35,8 @@ DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,fact
 """What the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes that
 degrades after three quarters of a minute, when it is known how fast it was."""
 
-_LAYOUT: Final = ("--nodes", "2", "--gpus", "4", "--tp", "2", "--pp", "2", "--dp", "2", "--order", "tp-pp-dp")
-"""Data parallelism across the nodes, so that the link between them matters."""
+_LAYOUT: Final = ("--nodes", "4", "--gpus", "2", "--tp", "2", "--pp", "2", "--dp", "2", "--order", "tp-pp-dp")
+"""Pipelines and data parallelism across the nodes: a slow node shows in some groups and not in others."""
 
 
 @click.command()
@@ -97,7 +97,7 @@ class DemoRun:
     simulator: Sequence[str]
     http_port: int
     agents_port: int
-    nodes: int = 2
+    nodes: int = 4
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
 
     @property

@@ -56,7 +56,8 @@ class Clocks:
     def _overlap_on_each_host(self, kernels: KernelMatrix) -> NDArray[np.bool_]:
         """Whether kernels that share a clock overlap: what does not is no collective, and says nothing of clocks."""
         overlap = np.ones(len(kernels.present), bool)
-        starts, ends = kernels.times("start_ns"), kernels.times("end_ns")
+        starts = kernels.times("start_ns")
+        ends = np.where(kernels.cells["censored"], NO_TIME_NS, kernels.times("end_ns"))
         for host in np.unique(kernels.hosts[kernels.hosts >= 0]).tolist():
             ranks = np.flatnonzero(kernels.hosts == host)
             if len(ranks) > 1:

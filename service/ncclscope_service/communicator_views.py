@@ -83,7 +83,7 @@ def recent_of_communicators(store: Store, operations: RecentOperations, window: 
     count = len(store.communicators)
     collectives = recent_collectives(store)
     return Recent(
-        busbw=_busbw_history(bandwidth_points(operations, collectives), store, window),
+        busbw=_busbw_history(bandwidth_points(collectives), store, window),
         bytes_per_second=_bytes_history(operations, count, window),
         wait_ratio=recent_wait_ratio(collectives, count, window),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ncclscope_service import bandwidth, measure, rows
 from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
-from ncclscope_service.measure import Measures
+from ncclscope_service.measure import ExchangeMeasures, Measures
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
@@ -185,8 +185,10 @@ class Measuring:
         sides["sends"] = [True, False]
         return sides.ravel()
 
-    def measure_exchanges(self, exchanges: Exchanges, mixed: set[int]) -> None:
+    def measure_exchanges(self, exchanges: Exchanges, mixed: set[int]) -> Columns:
         """Measures launches of sends and receives, and writes the results to the rows of all of their operations.
+
+        Gives what the store shall keep of each launch (rows.COLLECTIVE), of those that could be measured.
 
         `mixed`: launches that also hold collectives, whose bandwidth nothing defines.
         """
@@ -207,6 +209,8 @@ class Measuring:
         self._write(at, "busbw", np.where(defined, measures.busbw[of], np.nan))
         self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
         self._write(at, "ranks_seen", np.full(len(at), 2))
+        rows = self._store.operations.take(exchanges.first_operations())
+        return _exchange_rows(self._store, rows, exchanges, measures)
 
     def _believable(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64]) -> KernelMatrix:
         """The collectives that can be what their number says. The rest are counted and stay unmeasured.
@@ -217,7 +221,8 @@ class Measuring:
         agrees = kernels.agrees(self._store)
         rooted = _ROOTED[self._store.templates_of(kernels.reference)["op"]]
         slack = _SKEW_NS + _SIGMAS * float(np.max(sigma_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
-        overlaps = kernels.overlaps(kernels.times("start_true_ns"), kernels.times("end_true_ns"), slack)
+        ends = np.where(kernels.cells["censored"], NO_TIME_NS, kernels.times("end_true_ns"))
+        overlaps = kernels.overlaps(kernels.times("start_true_ns"), ends, slack)
         believable = agrees & (overlaps | rooted)
         if believable.all():
             return kernels
@@ -279,6 +284,29 @@ class Measuring:
 
     def _write(self, at: NDArray[np.intp], name: str, values: NDArray[np.generic]) -> None:
         self._store.operations.rows[name][at] = values
+
+
+def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, measures: ExchangeMeasures) -> Columns:
+    """One rows.COLLECTIVE for each launch that was measured, as its own rank saw it: nobody is last in it."""
+    communicator_of = np.asarray([member.communicator for member in known.members], np.int32)
+    launches = np.zeros(len(operations), rows.COLLECTIVE)
+    launches["communicator"] = communicator_of[operations["member"]]
+    launches["coll_seq"] = NO_NUMBER
+    launches["op"] = known.templates_of(operations)["op"]
+    launches["size_class"] = classify(exchanges.moved_bytes)
+    launches["message_bytes"] = exchanges.moved_bytes
+    launches["ranks_seen"] = 1
+    launches["first_start_true_ns"] = exchanges.start_true_ns
+    launches["end_true_ns"] = exchanges.end_true_ns
+    launches["transfer_ns"] = measures.transfer_ns
+    launches["wait_ns"] = measures.wait_ns
+    launches["spread_ns"] = measures.wait_ns
+    launches["busy_ns"] = exchanges.end_true_ns - exchanges.start_true_ns
+    launches["last_rank"] = NO_NUMBER
+    launches["blame_ns"] = NO_NUMBER
+    launches["busbw"] = measures.busbw
+    launches["confidence"] = operations["confidence"]
+    return launches[(measures.transfer_ns >= 0) & np.isfinite(measures.busbw)]
 
 
 def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -266,7 +266,7 @@ def _add_jobs(
         alignment = alignment_of(store, job, operations, window)
         collected.add("ncclscope_alignment_matched_ratio", alignment.matched_ratio, job)
         collected.add("ncclscope_captured_ratio", alignment.captured_ratio, job)
-        waits = rank_waits(operations, of_job(store, job, operations.process), window)
+        waits = rank_waits(operations, of_job(store, job, operations.process), window, store.communicators)
         for position in waits.most_telling(MAX_RANKS):
             rank = str(waits.ranks[position])
             collected.add("ncclscope_rank_wait_ratio", float(waits.mean_ratio[position]), job, rank)

@@ -354,7 +354,8 @@ class _Makers:
         return known(np.count_nonzero((inside >= first) & (inside < last)) / ((last - first) * 1e-9))
 
     def _waits(self, name: str) -> WaitMap | None:
-        waits = rank_waits(self._operations, of_job(self._store, name, self._operations.process), self._window)
+        ours = of_job(self._store, name, self._operations.process)
+        waits = rank_waits(self._operations, ours, self._window, self._store.communicators)
         members = [m for m in self._store.members if self._store.process_job[m.process] == name]
         hosts = {m.global_rank: self._store.processes[m.process].host for m in members if m.global_rank is not None}
         return make_wait_map(waits, hosts)

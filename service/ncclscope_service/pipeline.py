@@ -330,8 +330,7 @@ class Pipeline:
             self._exchanges.add(self._measuring.sides_of(sends, receives, sigma_ns))
         exchanges = self._exchanges.take_complete()
         if len(exchanges.operations):
-            self._measuring.measure_exchanges(exchanges, self._mixed)
-            self._series.count_exchanges(exchanges.first_operations())
+            added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
             self._finish(exchanges.operations)
         measured = np.concatenate(added)
         measured = measured[np.argsort(measured["end_true_ns"], kind="stable")]

@@ -121,7 +121,8 @@ COLLECTIVE: Final = np.dtype(
         ("confidence", "<f4"),  # smallest of the matches it rests on
     ]
 )
-"""One launch of collectives that was seen on two ranks or more, joined across the ranks of its communicator."""
+"""One launch of collectives that was seen on two ranks or more, joined across the ranks of its communicator; or one
+rank's launch of sends and receives, of which every other side was seen: it has no `coll_seq` and no `last_rank`."""
 
 SERIES: Final = np.dtype(
     [

@@ -77,11 +77,6 @@ class SeriesBook:
         )
         self._add_windows(series, times, collectives["busbw"])
 
-    def count_exchanges(self, operations: Ids) -> None:
-        """Measured launches of sends and receives: one operation of each, each launch exactly once."""
-        rows = self._store.operations.take(operations)
-        self._add_windows(self._series_of(rows), rows["end_true_ns"], rows["busbw"])
-
     def baseline_of(self, operations: Columns) -> NDArray[np.float64]:
         """The baseline of each of these operations' series; NaN where there is none."""
         baselines: NDArray[np.float64] = self._store.series.rows["baseline"][self._series_of(operations)]

@@ -82,7 +82,8 @@ class Tally:
         self.missed += max(0, table.first - self._next_collective)
         new = table.rows[max(0, self._next_collective - table.first) :]
         self._next_collective = table.next_id
-        measured = new[(new["ranks_seen"] > 0) & (new["communicator"] >= 0)]
+        # Sends and receives are no collectives: the histogram is named after what it counts.
+        measured = new[(new["ranks_seen"] > 0) & (new["coll_seq"] >= 0)]
         for communicator_op in np.unique(_communicator_and_op(measured)).tolist():
             communicator, op = divmod(communicator_op, 256)
             chosen = measured[_communicator_and_op(measured) == communicator_op]

@@ -6,12 +6,14 @@ A late rank is the one row that does *not* wait while all others do; a slow link
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.rows import Communicator
 from ncclscope_service.window import Int64s, RecentOperations, Window, ratio_by_bucket
 
 MAX_ROWS: Final = 128
@@ -57,10 +59,24 @@ class RankWaits:
         return np.sort(np.concatenate([order[: limit - limit // 2], order[len(order) - limit // 2 :]]))
 
 
-def rank_waits(operations: RecentOperations, of_job: NDArray[np.bool_], window: Window) -> RankWaits:
-    """The waits of a job's ranks; `of_job` chooses its operations."""
+_SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
+
+
+def rank_waits(
+    operations: RecentOperations,
+    of_job: NDArray[np.bool_],
+    window: Window,
+    communicators: Sequence[Communicator],
+) -> RankWaits:
+    """The waits of a job's ranks in groups that are meant to arrive together; `of_job` chooses its operations.
+
+    Ranks of different pipeline stages wait for each other by design: in a job with a pipeline, groups that span stages
+    (PP, EMBEDDING, WORLD) would hide everything else, and are left out unless there is nothing else.
+    """
     chosen = of_job & operations.has_wait & (operations.rank >= 0) & (operations.rank < MAX_RANK)
     chosen &= window.holds(operations.kernel_ns)
+    together = chosen & ~_spans_stages(operations, of_job, communicators)
+    chosen = together if together.any() else chosen
     ranks, groups = np.unique(operations.rank[chosen], return_inverse=True)
     times, waits, durations = (
         column[chosen] for column in (operations.kernel_ns, operations.wait_ns, operations.duration_ns)
@@ -69,6 +85,17 @@ def rank_waits(operations: RecentOperations, of_job: NDArray[np.bool_], window: 
     whole = np.bincount(groups, weights=durations, minlength=len(ranks))
     mean_ratio = np.bincount(groups, weights=waits, minlength=len(ranks)) / whole
     return RankWaits(ranks=ranks, mean_ratio=mean_ratio, by_bucket=by_bucket)
+
+
+def _spans_stages(
+    operations: RecentOperations, of_job: NDArray[np.bool_], communicators: Sequence[Communicator]
+) -> NDArray[np.bool_]:
+    kinds = np.array([each.parallelism or "" for each in communicators] + [""])  # the last: not known
+    of_operations = kinds[operations.communicator]
+    spans = np.isin(of_operations, sorted(_SPANS_STAGES))
+    if (spans & of_job).any():
+        spans |= of_operations == "WORLD"
+    return spans
 
 
 def make_wait_map(waits: RankWaits, host_of_rank: dict[int, str]) -> WaitMap | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ncclscope_service.rows import SIZE_CLASS_BOUNDS
 from ncclscope_service.store import Store, Table
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,11 +26,6 @@ MAX_OPERATIONS: Final = 300_000
 (`pytest -m slow -s tests/service/test_overview.py` prints it)."""
 
 MAX_COLLECTIVES: Final = 200_000
-
-_IS_COLLECTIVE: Final[Bools] = np.array(
-    [each.is_collective for each in OPERATIONS] + [False] * (256 - len(OPERATIONS)), np.bool_
-)
-"""By operation code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,22 +138,16 @@ class BandwidthPoints:
     transfer_ns: Floats
 
 
-def bandwidth_points(operations: RecentOperations, collectives: Columns) -> BandwidthPoints:
-    """From the joined collectives, and from the operations for Send and Recv, which are joined in pairs."""
-    lone = (
-        (operations.transfer_ns > 0)
-        & np.isfinite(operations.busbw)
-        & ~_IS_COLLECTIVE[operations.op]
-        & (operations.communicator >= 0)
-    )
+def bandwidth_points(collectives: Columns) -> BandwidthPoints:
+    """Every launch that was joined and measured."""
     joined = collectives[np.isfinite(collectives["busbw"]) & (collectives["transfer_ns"] > 0)]
     return BandwidthPoints(
-        communicator=np.concatenate([joined["communicator"].astype(np.int64), operations.communicator[lone]]),
-        op=np.concatenate([joined["op"].astype(np.int64), operations.op[lone]]),
-        size_class=np.concatenate([joined["size_class"].astype(np.int64), operations.size_class[lone]]),
-        time_ns=np.concatenate([joined["end_true_ns"].astype(np.int64), operations.kernel_ns[lone]]),
-        busbw=np.concatenate([joined["busbw"].astype(np.float64), operations.busbw[lone]]),
-        transfer_ns=np.concatenate([joined["transfer_ns"], operations.transfer_ns[lone]]).astype(np.float64),
+        communicator=joined["communicator"].astype(np.int64),
+        op=joined["op"].astype(np.int64),
+        size_class=joined["size_class"].astype(np.int64),
+        time_ns=joined["end_true_ns"].astype(np.int64),
+        busbw=joined["busbw"].astype(np.float64),
+        transfer_ns=joined["transfer_ns"].astype(np.float64),
     )
 
 

@@ -201,7 +201,7 @@ class StoreMaker:
         template = self._template(group, members[0])
         for position, member in enumerate(members):
             self._add_operations(group, template, member, times, transfer, waits[position], busbw, size)
-        if self._with_kernels and group.op != "Send":
+        if self._with_kernels:
             self._add_collectives(index, group, times, transfer, waits, busbw)
         self._add_series(index, group, size, transfer, waits, busbw)
 
@@ -279,6 +279,9 @@ class StoreMaker:
         rows["busy_ns"] = rows["wait_ns"] + size * rows["transfer_ns"]
         rows["last_rank"] = waits.argmin(axis=0)
         rows["busbw"], rows["confidence"] = busbw, 0.99
+        if group.op == "Send":
+            rows["coll_seq"] = rows["last_rank"] = rows["blame_ns"] = NO_NUMBER
+            rows["ranks_seen"] = 1
         self.store.collectives.append(rows[captured])
 
     def _add_series(self, index: int, group: Group, size: int, transfer: np.ndarray[tuple[int], np.dtype[np.float64]],

@@ -118,7 +118,7 @@ export const drawWaits = (overview, job, lateRanks) => {
   }
   setText("waits-note", map.ranks.length < map.ranks_known
     ? `${map.ranks.length} of ${map.ranks_known.toLocaleString("en")} ranks: those that wait least or most`
-    : "share of kernel time; a late rank is the one that does not wait");
+    : "share of kernel time, pipeline left out; a late rank is the one that does not wait");
   let plot = parent.querySelector(".plot");
   if (!plot) {
     plot = element("div", { class: "plot" });

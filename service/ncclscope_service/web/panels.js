@@ -94,13 +94,15 @@ const limitBar = (each) => {
   if (SMALL.has(each.main_size_class)) {
     return element("span", { class: "quiet", title: "Messages this small are limited by latency, not by bandwidth" }, "latency-bound");
   }
-  if (!isKnown(each.busbw) || !isKnown(each.limit) || each.limit <= 0) return missing();
-  return bar(each.busbw / each.limit);
+  if (!isKnown(each.busbw)) return missing();
+  if (isKnown(each.limit) && each.limit > 0) return bar(each.busbw / each.limit, "of the limit by topology");
+  if (isKnown(each.baseline) && each.baseline > 0) return bar(each.busbw / each.baseline, "of the best that this communicator has shown", "of its best");
+  return missing();
 };
 
-const bar = (ratio) => element("div", { class: "bar" },
+const bar = (ratio, title, note = "") => element("div", { class: "bar", title },
   element("span", { class: "track" }, element("span", { class: "fill", width: `${Math.min(100, ratio * 100)}%` })),
-  element("b", {}, percent(ratio)));
+  element("b", {}, percent(ratio)), note ? element("span", { class: "quiet" }, note) : "");
 
 const spark = (each, isAlarmed) => {
   const values = each.busbw_history.some(isKnown) ? each.busbw_history : each.bytes_history;
@@ -180,7 +182,7 @@ export const drawAgents = (overview) => {
   const { agents } = overview;
   setText("agents-note", agents.length ? "" : "none has connected");
   const rows = [...agents].sort((a, b) => a.connected - b.connected).slice(0, 64).map((agent) => element("tr", {},
-    element("td", { title: agent.name }, element("span", { class: "dot", "data-state": agent.connected ? "on" : "off" }), agent.host),
+    element("td", { title: `on ${agent.host}` }, element("span", { class: "dot", "data-state": agent.connected ? "on" : "off" }), agent.name),
     element("td", { class: "number" }, agent.connected ? shown(agent.lag_seconds, duration)
       : isKnown(agent.last_contact_ns) ? `gone for ${age((overview.now_ns - agent.last_contact_ns) / 1e9)}` : "gone"),
     element("td", { class: "number" }, shown(agent.lines_total, amount)),

@@ -1,0 +1,34 @@
+"""python benchmarks/all.py: every benchmark in its short form, one table after the other.
+
+Each is a script of its own with options of its own; rates are per core, and ratios are of one run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+RUNS = (
+    ("Lines parsed", "parse_lines.py", ["--repeat", "3"]),
+    ("Operations aligned", "align.py", []),
+    ("The pipeline from batches to measures", "pipeline.py", []),
+    ("On the wire", "wire.py", []),
+    ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
+    ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),
+    ("An nsys export of two million kernels", "read_export.py", []),
+    ("Clocks", "clock.py", ["5"]),
+    ("Output files", "export_files.py", []),
+)
+
+
+def main() -> None:
+    """Runs them all."""
+    folder = Path(__file__).resolve().parent
+    for title, script, arguments in RUNS:
+        print(f"\n## {title}\n", flush=True)
+        subprocess.run([sys.executable, str(folder / script), *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""python benchmarks/freshness.py [--seconds 20] [--files 8] [--rate 5000]: from a line's write to `/metrics`.
+
+A real agent follows files that grow; a real service takes what it sends; `/metrics` is fetched as fast as it answers.
+A line is visible in the first answer whose `ncclscope_operations_total` counts it. The delay includes half of the pause
+between two answers, which the last column gives. Memory is that of the processes at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+LINE = (
+    "node17:41822:41903 [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
+    "count 1048576 datatype 9 op 0 root 0 comm 0x55d0c8b3e2a0 [nranks=8] stream 0x55d0c7f01b10\n"
+)
+TEMPLATES = 64
+WRITES_PER_SECOND = 50
+COUNTED = re.compile(r"^ncclscope_operations_total\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--files", type=int, default=8)
+    parser.add_argument("--rate", type=int, default=5000)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print("| lines/s | files | to /metrics p50 | p99 | agent RSS | service RSS | lost | one answer |")
+        print("|---:|---:|---:|---:|---:|---:|---:|---:|")
+        print(measure(Path(folder), given))
+
+
+def measure(folder: Path, given: argparse.Namespace) -> str:
+    """One line of the table."""
+    agents, web = free_port(), free_port()
+    service = start("serve", f"--listen=127.0.0.1:{agents}", f"--http=127.0.0.1:{web}", f"--data={folder / 'data'}")
+    agent = start("agent", "--logs", f"{folder}/*.log", f"--connect=127.0.0.1:{agents}")
+    try:
+        wait_for_answer(web)
+        written: list[tuple[int, float]] = []
+        writing = threading.Thread(target=write, args=(folder, given, written))
+        writing.start()
+        seen = poll(web, writing, written)
+        writing.join()
+        delays, total = delays_of(written, seen), written[-1][0]
+        pauses = np.diff([at for at, _ in seen])
+        return (
+            f"| {total / given.seconds:.0f} | {given.files} | {np.quantile(delays, 0.5):.0f} ms "
+            f"| {np.quantile(delays, 0.99):.0f} ms | {resident_mib(agent.pid):.0f} MiB "
+            f"| {resident_mib(service.pid):.0f} MiB | {total - seen[-1][1]} | {1e3 * np.median(pauses):.0f} ms |"
+        )
+    finally:
+        for process in (agent, service):
+            process.terminate()
+            process.wait(30)
+
+
+def write(folder: Path, given: argparse.Namespace, written: list[tuple[int, float]]) -> None:
+    """Grows the files evenly, and notes how many lines there were when."""
+    streams = [(folder / f"nccl.{number}.log").open("ab", buffering=0) for number in range(given.files)]
+    began, total = time.monotonic(), 0
+    while (elapsed := time.monotonic() - began) < given.seconds:
+        share = (round(given.rate * elapsed) - total) // len(streams)
+        for stream in streams if share > 0 else ():
+            lines = [
+                LINE.format(number=total + k, buffer=0x7F2A40000000 + (total + k) % TEMPLATES * 512).encode()
+                for k in range(share)
+            ]
+            stream.write(b"".join(lines))
+            total += share
+            written.append((total, time.monotonic()))
+        time.sleep(1 / WRITES_PER_SECOND)
+    for stream in streams:
+        stream.close()
+
+
+def poll(web: int, writing: threading.Thread, written: list[tuple[int, float]]) -> list[tuple[float, int]]:
+    """(when answered, operations counted) until all is seen, or ten seconds after the last write."""
+    seen: list[tuple[float, int]] = []
+    deadline = float("inf")
+    while not seen or writing.is_alive() or (seen[-1][1] < written[-1][0] and time.monotonic() < deadline):
+        if not writing.is_alive() and deadline == float("inf"):
+            deadline = time.monotonic() + 10
+        with urllib.request.urlopen(f"http://127.0.0.1:{web}/metrics") as answer:
+            text = answer.read().decode()
+        seen.append((time.monotonic(), round(sum(float(value) for value in COUNTED.findall(text)))))
+    return seen
+
+
+def delays_of(written: list[tuple[int, float]], seen: list[tuple[float, int]]) -> list[float]:
+    """Milliseconds from each write to the first answer that counts its last line."""
+    counts = [count for _, count in seen]
+    found = [(at, bisect.bisect_left(counts, total)) for total, at in written]
+    return [1e3 * (seen[index][0] - at) for at, index in found if index < len(seen)]
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """A process of the command."""
+    return subprocess.Popen([sys.executable, "-m", "ncclscope", *arguments], stdout=subprocess.DEVNULL)
+
+
+def wait_for_answer(web: int) -> None:
+    """Waits until the service is ready."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{web}/readyz"):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.05)
+    raise SystemExit("the service did not start")
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
