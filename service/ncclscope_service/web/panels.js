@@ -96,7 +96,7 @@ const limitBar = (each) => {
   }
   if (!isKnown(each.busbw)) return missing();
   if (isKnown(each.limit) && each.limit > 0) return bar(each.busbw / each.limit, "of the limit by topology");
-  if (isKnown(each.baseline) && each.baseline > 0) return bar(each.busbw / each.baseline, "of the best that this communicator has shown", "of its best");
+  if (isKnown(each.baseline) && each.baseline > 0) return bar(each.busbw / each.baseline, "of the best that this communicator has shown", "of best");
   return missing();
 };
 
@@ -188,7 +188,7 @@ export const drawAgents = (overview) => {
     element("td", { class: "number" }, shown(agent.lines_total, amount)),
     element("td", { class: "number" }, shown(agent.cpu_seconds, (value) => `${value.toFixed(1)} s`)),
     element("td", { class: "number" }, shown(agent.rss_bytes, bytes))));
-  replace(byId("agents"), table(["Host", "Behind by|number", "Lines read|number", "CPU used|number", "Memory|number"], rows));
+  replace(byId("agents"), table(["Agent", "Behind by|number", "Lines read|number", "CPU used|number", "Memory|number"], rows));
 };
 
 const table = (heads, rows) => element("div", { class: "table-scroll" }, element("table", {},
