@@ -14,6 +14,7 @@ Row = dict[str, Any]
 
 _SHAPE = ("--nodes", "2", "--gpus", "4", "--tp", "2", "--pp", "2", "--dp", "2", "--iterations", "4")
 _VERSIONS = ("2.18", "2.21", "2.28")
+_EVERY_VERSION = tuple(f"2.{minor}" for minor in range(8, 31))
 _IDENTITY = (
     "rank",
     "local_rank",
@@ -40,15 +41,20 @@ def _rows(path: Path) -> dict[tuple[str, int], Row]:
 
 
 def _assert_equals_truth(job: Path, out: Path) -> None:
+    _assert_pairs_equal_truth(job, out)
+    truth, ours = _rows(job / "truth" / "operations.parquet"), _rows(out / "operations.parquet")
+    for name in _IDENTITY:
+        differing = [(key, row[name], ours[key][name]) for key, row in truth.items() if row[name] != ours[key][name]]
+        assert not differing, f"{name} differs in {len(differing)} rows, for instance {differing[0]}"
+
+
+def _assert_pairs_equal_truth(job: Path, out: Path) -> None:
     truth, ours = _rows(job / "truth" / "operations.parquet"), _rows(out / "operations.parquet")
     assert ours.keys() == truth.keys()
     wrong_pairs = [
         key for key, row in truth.items() if row["kernel_correlation_id"] != ours[key]["kernel_correlation_id"]
     ]
     assert not wrong_pairs, f"F1 is below 1: {len(wrong_pairs)} of {len(truth)} pairs are wrong"
-    for name in _IDENTITY:
-        differing = [(key, row[name], ours[key][name]) for key, row in truth.items() if row[name] != ours[key][name]]
-        assert not differing, f"{name} differs in {len(differing)} rows, for instance {differing[0]}"
 
 
 def _assert_measures_agree(job: Path, out: Path) -> None:
@@ -75,6 +81,15 @@ def test_a_clean_capture_is_aligned_exactly_offline(version: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
     _assert_equals_truth(tmp_path / "job", tmp_path / "out")
     _assert_measures_agree(tmp_path / "job", tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", _EVERY_VERSION)
+def test_every_version_of_nccl_is_aligned_exactly(version: str, tmp_path: Path) -> None:
+    _simulate(tmp_path / "job", "--nccl", version)
+    done = run_command("analyze", str(tmp_path / "job"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    _assert_pairs_equal_truth(tmp_path / "job", tmp_path / "out")
 
 
 @pytest.mark.parametrize("version", _VERSIONS)
