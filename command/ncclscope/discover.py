@@ -61,16 +61,27 @@ def discover(paths: Sequence[Path]) -> Discovery:
         if kind not in READ_KINDS:
             discovery.skipped[f"not_read_{kind.value}"] += 1
             continue
-        if kind is FileKind.NSYS_REPORT and path.with_suffix(".sqlite").exists():
-            discovery.skipped["report_with_export"] += 1
-            continue
         digest = (size, _digest(path))
         if digest in digests:
             discovery.skipped["duplicate"] += 1
             continue
         digests.add(digest)
         discovery.files.append(FoundFile(path=path, name=name, kind=kind, size_bytes=size))
+    _leave_to_exports(discovery)
     return discovery
+
+
+def _leave_to_exports(discovery: Discovery) -> None:
+    """Drops the reports whose export is read as well."""
+    exports = {found.path for found in discovery.of_kind(FileKind.NSYS_SQLITE)}
+    kept = [
+        found
+        for found in discovery.files
+        if found.kind is not FileKind.NSYS_REPORT or found.path.with_suffix(".sqlite") not in exports
+    ]
+    if len(kept) < len(discovery.files):
+        discovery.skipped["report_with_export"] += len(discovery.files) - len(kept)
+    discovery.files = kept
 
 
 def _walk_all(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,33 +60,35 @@ class Alignment:
             self._aligner(process).feed_coverage(capture.start_ns, capture.end_ns)
             self._touched.add(process)
 
-    def advance(self, *, final: bool = False) -> Ids:
-        """Decides what can be decided, writes it to the store, and gives the operations that were decided."""
+    def advance(self, *, final: bool = False, ended: Sequence[int] = ()) -> Ids:
+        """Decides what can be decided, writes it to the store, and gives the operations that were decided.
+
+        Everything of all processes with `final`, and everything of those that have `ended`.
+        """
         decided = [np.empty(0, np.int64)]
-        touched = sorted(self._aligners) if final else sorted(self._touched)
-        self._touched.clear()
-        for process in touched:
-            matches = self._aligners[process].advance(final=final)
+        touched = set(self._aligners) if final else self._touched | (set(ended) & set(self._aligners))
+        self._touched = set()
+        for process in sorted(touched):
+            matches = self._aligners[process].advance(final=final or process in ended)
             if len(matches):
                 self._write(matches)
                 decided.append(matches["operation"])
         if final:
             decided.append(self.give_up_uncaptured())
+        else:
+            decided += [self._give_up(process) for process in ended if process in self._not_captured]
         return np.concatenate(decided)
 
     def give_up_uncaptured(self, before: int | None = None) -> Ids:
         """Calls operations of processes without any capture not covered: all, or those with an id below `before`."""
-        given_up = [np.empty(0, np.int64)]
-        for process, waiting in list(self._not_captured.items()):
-            ids = np.concatenate(waiting)
-            old = ids if before is None else ids[ids < before]
-            left = ids[len(old) :]
-            if len(left):
-                self._not_captured[process] = [left]
-            else:
-                del self._not_captured[process]
-            given_up.append(old)
-        decided = np.concatenate(given_up)
+        given_up = [self._give_up(process, before) for process in list(self._not_captured)]
+        return np.concatenate([np.empty(0, np.int64), *given_up])
+
+    def _give_up(self, process: int, before: int | None = None) -> Ids:
+        ids = np.concatenate(self._not_captured.pop(process))
+        decided = ids if before is None else ids[ids < before]
+        if len(decided) < len(ids):
+            self._not_captured[process] = [ids[len(decided) :]]
         at = self._store.operations.at(decided)
         table = self._store.operations.rows
         one_rank = self._store.templates_of(table[at])["nranks"] == 1

@@ -14,6 +14,7 @@ from typing import Final
 import anyio
 import structlog
 import uvicorn
+from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from ncclscope_service.aliases import Aliases
@@ -64,7 +65,9 @@ class Service:
         self.receiver = Receiver()
         self._aliases = Aliases()
         self._tally = Tally()
-        self._archive = None if settings.data is None else Archive(settings.data / "operations")
+        # A folder for each start: agents read again from the beginning what was in memory when the last one ended.
+        started = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
+        self._archive = None if settings.data is None else Archive(settings.data / "operations" / started)
         self._hub = Hub()
         self._ingest_lag_seconds: float | None = None
         self._is_listening = False
@@ -120,9 +123,10 @@ class Service:
         return (True, "listening for agents") if self._is_listening else (False, "the agents' port is not open yet")
 
     async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
-        """Writes the files of a run as it stands now; the service stands still meanwhile."""
+        """Writes the files of a run as it stands now; the service goes on meanwhile."""
         since_ns = None if minutes is None else time.time_ns() - round(minutes * _MINUTE_NS)
-        write_run(self.pipeline.store, directory, job=job, since_ns=since_ns)
+        frozen = self.pipeline.store.copy()
+        await to_thread.run_sync(lambda: write_run(frozen, directory, job=job, since_ns=since_ns))
 
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""

@@ -5,6 +5,7 @@ The reference is the host of global rank 0, else the first by name.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,21 @@ _ALL_TO_ALL: Final = np.array(
 _ESTIMATE_EVERY_NS: Final = 1_000_000_000
 
 
+_YOUNG_SAMPLES: Final = 30
+_YOUNG_SIGMA_NS: Final = 1_000_000.0
+"""Until a line rests on so many operations, its own error bar is not believed below a millisecond."""
+_MATURE_SAMPLES: Final = 300
+_SIGMAS: Final = 4.0
+
+
+def _with_doubt(clock: HostClock) -> HostClock:
+    """The clock with an uncertainty that few samples deserve; the reference's is exact by definition."""
+    is_reference = clock.interval_lo_ns == 0.0 and clock.interval_hi_ns == 0.0
+    if is_reference or clock.samples >= _YOUNG_SAMPLES:
+        return clock
+    return replace(clock, sigma_ns=max(clock.sigma_ns, _YOUNG_SIGMA_NS))
+
+
 class Clocks:
     """Estimates, and what follows from them."""
 
@@ -43,7 +59,7 @@ class Clocks:
         launches = kernels.reference["launch"]
         first_of_launch = np.zeros(len(launches), bool)
         first_of_launch[np.unique(launches, return_index=True)[1]] = True
-        sound = kernels.agrees(self._store) & self._overlap_on_each_host(kernels)
+        sound = kernels.agrees(self._store) & kernels.overlap_on_each_host()
         chosen = np.flatnonzero(_ALL_TO_ALL[codes] & first_of_launch & sound)
         if not len(chosen) or len(np.unique(kernels.hosts[ranks])) < 2:
             return
@@ -53,17 +69,6 @@ class Clocks:
         durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max)
         self._estimator.add(kernels.hosts[ranks].tolist(), starts, ends, durations.min(axis=1))
 
-    def _overlap_on_each_host(self, kernels: KernelMatrix) -> NDArray[np.bool_]:
-        """Whether kernels that share a clock overlap: what does not is no collective, and says nothing of clocks."""
-        overlap = np.ones(len(kernels.present), bool)
-        starts = kernels.times("start_ns")
-        ends = np.where(kernels.cells["censored"], NO_TIME_NS, kernels.times("end_ns"))
-        for host in np.unique(kernels.hosts[kernels.hosts >= 0]).tolist():
-            ranks = np.flatnonzero(kernels.hosts == host)
-            if len(ranks) > 1:
-                overlap &= kernels.overlaps(starts[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
-        return overlap
-
     def estimate(self, now_ns: int, *, final: bool = False) -> None:
         """Renews `Store.clocks`, at most once a second."""
         recent = self._estimated_at_ns is not None and now_ns - self._estimated_at_ns < _ESTIMATE_EVERY_NS
@@ -72,7 +77,7 @@ class Clocks:
         self._estimated_at_ns = now_ns
         self._hosts.of_processes()
         reference = self._reference()
-        self._by_host = self._estimator.estimate(reference)
+        self._by_host = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
         self._store.clock_reference = self._hosts.names[reference]
         self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
@@ -96,6 +101,17 @@ class Clocks:
         for host, clock in self._by_host.items():
             sigma[host] = clock.sigma_ns
         return sigma
+
+    def joining_slack_ns(self) -> NDArray[np.float64]:
+        """By host number: how far its clock may be off when times are used to reject what was joined by number.
+
+        Infinite before the clock rests on many operations: a young estimate may be off by more than it knows.
+        """
+        slack = np.full(max(1, len(self._hosts.names)), np.inf)
+        for host, clock in self._by_host.items():
+            if clock.samples >= _MATURE_SAMPLES or clock.samples == 0 or len(self._by_host) == 1:
+                slack[host] = _SIGMAS * clock.sigma_ns
+        return slack
 
     def worst_sigma_ns(self) -> float:
         """The largest uncertainty of any known clock."""

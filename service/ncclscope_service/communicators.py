@@ -58,6 +58,7 @@ class Communicators:
         self._member_of_template: NDArray[np.int32] = np.empty(0, np.int32)
         self._templates_of_pointer: dict[tuple[int, int], list[int]] = {}
         self._counters: list[_Counters] = []
+        self._members_of: dict[int, list[int]] = {}
         self.changed = True
         """True since membership last changed and `changed` was cleared: global ranks must be found again."""
 
@@ -76,6 +77,11 @@ class Communicators:
             done = upto
             self._follow(event, process)
         self._place_run(operations[done:])
+
+    def has_ended(self, process: int) -> bool:
+        """Whether every communicator that this process initialised was destroyed or aborted, and it had one."""
+        mine = self._members_of.get(process, ())
+        return bool(mine) and not any(self._store.members[member].is_alive for member in mine)
 
     def _follow(self, event: CommunicatorEvent, process: int) -> None:
         alive = self._open.get((process, event.pointer))
@@ -210,6 +216,7 @@ class Communicators:
         if rank is not None and members is not None:
             members[rank] = index
         self._counters.append(_Counters())
+        self._members_of.setdefault(process, []).append(index)
         self._open[process, pointer] = index
         self._epochs[process, pointer] += 1
         self.changed = True

@@ -71,6 +71,10 @@ class Iterations:
             positions = self._store.operations.at(operations[chosen[inside]])
             self._store.operations.rows["iteration"][positions] = marks.numbers[at[inside]]
 
+    def has_news(self) -> bool:
+        """Whether ranges came since operations were last numbered."""
+        return self._store.ranges.next_id != self._read_upto
+
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None where marks do not tell."""
         steps = [step for marks in self._marks.values() if (step := marks.step_ns()) is not None]

@@ -103,26 +103,27 @@ def measure_rooted(
     """Measures of rooted collectives from times on the reference clock.
 
     `root_sends` is True for Broadcast and Scatter, False for Reduce and Gather; `hosts` and `sigma_ns` (the
-    uncertainty of each rank's clock) are per rank. transfer = last end - last start, null unless it exceeds the
-    uncertainty between the clocks. Only waits for data are known: a receiver waits for the root, a gathering
-    root for the last sender; a sender may leave early or be held back by full buffers, so its wait is null. The
-    last arriver is named only where it is later than the second last by three times their uncertainty.
+    uncertainty of each rank's clock) are per rank. Only waits for data are known: a receiver waits for the root, a
+    gathering root for the last sender; a sender may leave early or be held back by full buffers, so its wait is null.
+    transfer = the shortest duration - wait of those whose wait is known, null unless it exceeds the uncertainty between
+    their clocks and the root's. The last arriver is named only where it is later than the second last by three times
+    their uncertainty.
     """
     duration, seen = _durations(start_true_ns, end_true_ns, censored)
     launches = np.arange(len(duration))
     ranks_seen = seen.sum(axis=1, dtype=np.int32)
     starts = np.where(seen, start_true_ns, np.int64(NO_TIME_NS))
-    ends = np.where(seen, end_true_ns, np.int64(NO_TIME_NS))
-    last, last_to_end = starts.argmax(axis=1), ends.argmax(axis=1)
+    last = starts.argmax(axis=1)
     enough = ranks_seen >= 2
     latest = np.where(enough, starts[launches, last], 0)
-    transfer = np.where(enough, ends[launches, last_to_end], 0) - latest
-    # whether the last to start really was the last is as uncertain as its clock against any other's
-    against_all = pair_uncertainty(hosts[last][:, None], hosts[None, :], sigma_ns[last][:, None], sigma_ns[None, :])
-    unsure = np.where(seen, against_all, 0.0).max(axis=1, initial=0.0)
-    is_known = enough & (transfer > unsure)
-    transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))
     wait = _waits_for_data(start_true_ns, seen, np.asarray(roots), np.asarray(root_sends)[:, None])
+    moving = np.where(seen & (wait >= 0), duration - wait, _FAR)
+    transfer = moving.min(axis=1, initial=int(_FAR))
+    root = np.clip(roots, 0, max(0, starts.shape[1] - 1))
+    against_root = pair_uncertainty(hosts[root][:, None], hosts[None, :], sigma_ns[root][:, None], sigma_ns[None, :])
+    unsure = np.where(seen, against_root, 0.0).max(axis=1, initial=0.0)
+    is_known = enough & (transfer < _FAR) & (transfer > unsure)
+    transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))
     second = np.argsort(starts, axis=1, kind="stable")[:, -2] if starts.shape[1] > 1 else last
     blame = np.where(enough, latest - np.where(enough, starts[launches, second], 0), np.int64(NO_NUMBER))
     is_certain = enough & (blame > 3 * pair_uncertainty(hosts[last], hosts[second], sigma_ns[last], sigma_ns[second]))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, measure, rows
+from ncclscope_service.clock import SAME_HOST_SIGMA_NS
 from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.measure import ExchangeMeasures, Measures
@@ -28,7 +29,6 @@ _ROOT_SENDS[[OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]]] = True
 
 _SKEW_NS = 20_000.0
 """Ranks of one collective end up to 10 us apart between nodes; twice that is still one collective."""
-_SIGMAS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,17 @@ class KernelMatrix:
         latest = np.where(known, starts_ns, np.iinfo(np.int64).min // 2).max(axis=1)
         earliest = np.where(known, ends_ns, np.iinfo(np.int64).max // 2).min(axis=1)
         overlap: NDArray[np.bool_] = (known.sum(axis=1) < 2) | (latest - earliest <= slack_ns)
+        return overlap
+
+    def overlap_on_each_host(self) -> NDArray[np.bool_]:
+        """K: kernels that share a host's clock overlap, which needs no other clock. Cut ends say nothing."""
+        overlap = np.ones(len(self.present), bool)
+        starts = self.times("start_ns")
+        ends = np.where(self.cells["censored"], NO_TIME_NS, self.times("end_ns"))
+        for host in np.unique(self.hosts[self.hosts >= 0]).tolist():
+            ranks = np.flatnonzero(self.hosts == host)
+            if len(ranks) > 1:
+                overlap &= self.overlaps(starts[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
         return overlap
 
     def take(self, chosen: NDArray[np.intp]) -> KernelMatrix:
@@ -138,13 +149,15 @@ class Measuring:
                 hosts[rank] = host_of[known.members[member].process]
         return KernelMatrix(joined=joined, present=present, cells=cells, hosts=hosts)
 
-    def measure(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], mixed: set[int]) -> Columns:
+    def measure(
+        self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]
+    ) -> Columns:
         """Measures collectives, writes the results to their rows, and gives what the store shall keep of each launch.
 
-        `sigma_ns`: uncertainty of each host's clock, by host index; `mixed`: launches that also hold Send or Recv,
-        whose bandwidth nothing defines.
+        `sigma_ns`: uncertainty of each host's clock, by host index; `slack_ns`: how far it may be off at most; `mixed`:
+        launches that also hold Send or Recv, whose bandwidth nothing defines.
         """
-        kernels = self._believable(kernels, sigma_ns)
+        kernels = self._believable(kernels, slack_ns)
         reference = kernels.reference
         codes = self._store.templates_of(reference)["op"]
         leading, moved, weighted = self._launch_bytes(kernels, reference, codes, mixed)
@@ -176,8 +189,12 @@ class Measuring:
         hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = measure.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
         sides = np.zeros(cells.shape, SIDE)
-        for name in ("launch", "start_true_ns", "end_true_ns", "censored"):
+        for name in ("launch", "start_true_ns", "censored"):
             sides[name] = cells[name]
+        known = cells["start_true_ns"] != NO_TIME_NS
+        # A duration is the host's own: on the reference clock it would be off by the drift.
+        own_end = cells["start_true_ns"] + (cells["end_ns"] - cells["start_ns"])
+        sides["end_true_ns"] = np.where(known, own_end, NO_TIME_NS)
         sides["operation"] = np.stack([sends, receives], axis=1)
         sides["peer_start_true_ns"] = cells["start_true_ns"][:, ::-1]
         sides["uncertainty_ns"] = uncertainty[:, None]
@@ -212,7 +229,7 @@ class Measuring:
         rows = self._store.operations.take(exchanges.first_operations())
         return _exchange_rows(self._store, rows, exchanges, measures)
 
-    def _believable(self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64]) -> KernelMatrix:
+    def _believable(self, kernels: KernelMatrix, slack_ns: NDArray[np.float64]) -> KernelMatrix:
         """The collectives that can be what their number says. The rest are counted and stay unmeasured.
 
         When a line is lost, numbers slip and kernels of different collectives meet under one number: a wrong bandwidth
@@ -220,9 +237,10 @@ class Measuring:
         """
         agrees = kernels.agrees(self._store)
         rooted = _ROOTED[self._store.templates_of(kernels.reference)["op"]]
-        slack = _SKEW_NS + _SIGMAS * float(np.max(sigma_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
+        overlaps = kernels.overlap_on_each_host()
+        slack = _SKEW_NS + float(np.max(slack_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
         ends = np.where(kernels.cells["censored"], NO_TIME_NS, kernels.times("end_true_ns"))
-        overlaps = kernels.overlaps(kernels.times("start_true_ns"), ends, slack)
+        overlaps &= kernels.overlaps(kernels.times("start_true_ns"), ends, slack)
         believable = agrees & (overlaps | rooted)
         if believable.all():
             return kernels
@@ -256,9 +274,12 @@ class Measuring:
         sigma_ns: NDArray[np.float64],
     ) -> Measures:
         templates = self._store.templates_of(part.reference)
+        starts = part.times("start_true_ns")
+        # A duration is the host's own: on the reference clock it would be off by the drift.
+        own = part.times("end_ns") - part.times("start_ns")
         return measure.measure_rooted(
-            part.times("start_true_ns"),
-            part.times("end_true_ns"),
+            starts,
+            np.where(starts == NO_TIME_NS, NO_TIME_NS, starts + own),
             part.cells["censored"],
             templates["root"],
             _ROOT_SENDS[templates["op"]],

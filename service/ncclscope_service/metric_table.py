@@ -213,7 +213,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_alignment_operations",
         kind=Kind.COUNTER,
         labels=("job", "match"),
-        help="Operations whose alignment is settled, by what became of them.",
+        help="Operations whose alignment is settled, by what became of them; all four once there are any.",
         bound="jobs x 4 states",
     ),
     Metric(
@@ -299,7 +299,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.GAUGE,
         unit="seconds",
         labels=("agent", "host"),
-        help="How far the agent is behind the files that it reads.",
+        help="How far a connected agent is behind the files that it reads.",
         bound=_PER_AGENT,
     ),
     Metric(

@@ -273,8 +273,11 @@ def _add_jobs(
 
 
 def _add_matches(collected: _Collected, tally: Tally) -> None:
-    for (job, match), amount in sorted(tally.matches.items()):
-        if match is not Match.PENDING:
+    """Every state of a job that has settled operations, 0 where there is none: a rate needs a series from 0 on."""
+    settled = [match for match in Match if match is not Match.PENDING]
+    for job in sorted({job for job, match in tally.matches if match in settled}):
+        for match in settled:
+            amount = tally.matches.get((job, match), 0)
             collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
 
 
@@ -319,7 +322,7 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             ("ncclscope_agent_connected", float(agent.connected)),
             ("ncclscope_agent_lines", agent.lines_total),
             ("ncclscope_agent_read_bytes", agent.bytes_read_total),
-            ("ncclscope_agent_lag_seconds", agent.lag_seconds),
+            ("ncclscope_agent_lag_seconds", agent.lag_seconds if agent.connected else None),
             ("ncclscope_agent_queued_batches", agent.queued_batches),
             ("ncclscope_agent_cpu_seconds", agent.cpu_seconds),
             ("ncclscope_agent_resident_memory_bytes", agent.rss_bytes),

@@ -6,7 +6,7 @@ are what `/api/overview` and the event stream carry as JSON, field by field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -25,10 +25,12 @@ from ncclscope_service.communicator_views import (
     recent_of_communicators,
     size_class_name,
 )
+from ncclscope_service.export.reference_clock import has_clock_estimate
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.rows import Communicator, Finding, Match
 from ncclscope_service.store import Store
 from ncclscope_service.tally import operation_name
+from ncclscope_service.version_of import version_of
 from ncclscope_service.wait_map import WaitMap, make_wait_map, rank_waits
 from ncclscope_service.window import RecentOperations, Window, recent_operations, window_until
 
@@ -115,6 +117,8 @@ class JobView:
     processes: int
     versions: tuple[str, ...]
     """NCCL versions."""
+    clock_sigma_seconds: float | None
+    """The largest uncertainty of its hosts' clocks; 0 on one host, None where the clock of any host is not known."""
     communicators_known: int
     communicators: tuple[CommunicatorView, ...]
     """The most telling ones."""
@@ -206,7 +210,9 @@ def finding_views(store: Store, aliases: Aliases) -> tuple[FindingView, ...]:
 
 
 def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
-    """Every host's clock, by name, the reference first."""
+    """Every host's clock, by name, the reference first; none while there are several hosts and no estimate."""
+    if len({process.host for process in store.processes}) > 1 and not has_clock_estimate(store):
+        return ()
     views = [
         ClockView(
             host=host,
@@ -220,6 +226,15 @@ def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
         for host, clock in store.clocks.items()
     ]
     return tuple(sorted(views, key=lambda view: (not view.is_reference, view.host)))
+
+
+def _clock_sigma(store: Store, hosts: Set[str]) -> float | None:
+    """See `JobView.clock_sigma_seconds`; the reference's own uncertainty is left out, it agrees with itself."""
+    if len(hosts) <= 1:
+        return 0.0
+    if not has_clock_estimate(store) or not hosts <= store.clocks.keys():
+        return None
+    return max(store.clocks[host].sigma_ns for host in hosts if host != store.clock_reference) * 1e-9
 
 
 def gap_counts(store: Store) -> dict[str, int]:
@@ -282,7 +297,8 @@ class _Makers:
             level=self._level(name, has_operations=bool(mix)),
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),
-            versions=tuple(sorted({store.process_version[i] for i in processes if i in store.process_version})),
+            versions=tuple(sorted({version for i in processes if (version := version_of(store, i)) is not None})),
+            clock_sigma_seconds=_clock_sigma(store, {store.processes[index].host for index in processes}),
             communicators_known=len(communicators),
             communicators=tuple(self._communicators.view(each) for each in shown),
             parallelisms=self._parallelisms(communicators, mix),

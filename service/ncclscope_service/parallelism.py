@@ -95,13 +95,15 @@ def _assign_job(
     peers: Mapping[int, int],
     sizes: Sizes,
 ) -> None:
-    world = max((communicator.size for communicator in communicators), default=0)
+    seen = {rank for communicator in communicators for rank in global_ranks(known, communicator).values()}
+    world = max(len(seen), max((communicator.size for communicator in communicators), default=0))
     open_ones: list[Communicator] = []
     for communicator in communicators:
         carried = traffic.get(communicator.index, _Traffic())
         named = _by_kind(communicator, carried, peers.get(communicator.index, 0), world, sizes)
         if named is None and not sizes.is_empty():
-            named = _by_sizes(_seen_ranks(known, communicator), communicator.size, world, sizes)
+            exchanges = carried.share(_SEND, _RECV) > 0
+            named = _by_sizes(_seen_ranks(known, communicator), communicator.size, world, sizes, exchanges=exchanges)
         if named is None:
             open_ones.append(communicator)
             continue
@@ -134,7 +136,9 @@ def _seen_ranks(known: Store, communicator: Communicator) -> NDArray[np.int64]:
     return np.sort(np.fromiter(global_ranks(known, communicator).values(), np.int64))
 
 
-def _by_sizes(ranks: NDArray[np.int64], size: int, world: int, sizes: Sizes) -> tuple[str, float] | None:
+def _by_sizes(
+    ranks: NDArray[np.int64], size: int, world: int, sizes: Sizes, *, exchanges: bool
+) -> tuple[str, float] | None:
     """What size and stride decide, given the dimensions; None unless all ranks were seen."""
     if len(ranks) != size or size <= 1:
         return None
@@ -148,7 +152,7 @@ def _by_sizes(ranks: NDArray[np.int64], size: int, world: int, sizes: Sizes) -> 
         ("CP", sizes.cp, tp),
         ("EP", sizes.ep if sizes.ep != sizes.dp else None, tp * cp),
         ("DP", sizes.dp, tp * cp),
-        ("PP", sizes.pp, world // pp),
+        ("PP", sizes.pp if pp > 2 or exchanges else None, world // pp),
     )
     for name, wanted, wanted_stride in expected:
         if wanted == size and stride == wanted_stride:

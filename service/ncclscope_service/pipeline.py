@@ -35,12 +35,13 @@ from ncclscope_service.tuning import TuningJoin
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CaptureSeen
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _SECOND_NS: Final = 1_000_000_000
 _MIXED_REMEMBERED: Final = 100_000
+_MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 
 
@@ -54,12 +55,14 @@ class PipelineSettings:
     """How long ranks that never spoke are waited for before a collective counts as complete without them."""
     patience_ns: int = 120 * _SECOND_NS
     """How long a collective waits for a rank that did speak, and a Send for its Recv."""
-    hold_ns: int = 120 * _SECOND_NS
-    """How long an operation waits for the first capture of its process."""
+    hold_ns: int = 600 * _SECOND_NS
+    """How long an operation waits for a capture of its process: nsys's maker supports captures of five minutes."""
     window_ns: int = 900 * _SECOND_NS
     """How long what is finished stays in memory."""
-    window_operations: int = 2_000_000
-    """How many operations stay in memory at most; about 250 bytes each."""
+    window_operations: int = 1_000_000
+    """How many operations stay in memory at most; about half a kilobyte each with kernels, ranges and copies."""
+    idle_ns: int = 30 * _SECOND_NS
+    """How long after its communicators ended a process may still be heard of."""
     groups_every_ns: int = 5 * _SECOND_NS
     """How often parallelism is told anew from the traffic."""
 
@@ -71,6 +74,19 @@ class _Arrivals:
     operations: list[Ids] = field(default_factory=list[Ids])
     kernels: list[Ids] = field(default_factory=list[Ids])
     captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
+
+
+@dataclass(slots=True)
+class _Life:
+    """What was heard of one process, to know when it has said all."""
+
+    heard_at_ns: int = 0
+    """Service's wall clock."""
+    last_line_ns: int = NO_TIME_NS
+    """Of its newest operation, on its host's clock."""
+    captured_until_ns: int = NO_TIME_NS
+    """End of its newest capture, on its host's clock."""
+    is_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +121,14 @@ class Pipeline:
         self._series = SeriesBook(self.store)
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
+        self._lives: dict[int, _Life] = {}
         self._peers: dict[int, set[int]] = {}
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) that have a kernel and wait for the other ranks."""
         self._marks: deque[_Mark] = deque()
+        self._numbered: deque[tuple[int, Ids]] = deque()
+        """(when decided, operations) whose iteration later marks may still tell."""
         self._mixed: set[int] = set()
 
     def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
@@ -202,11 +221,10 @@ class Pipeline:
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         self._group(now_ns, final=final)
         decided = self._align(now_ns, final=final)
-        self._iterations.assign(decided)
+        self._assign_iterations(decided, now_ns)
         self._detection.count_decided(decided)
         self._report(decided, now_ns)
         measured = self._measure(now_ns, final=final, decided=decided)
-        self._series.count_joined(measured)
         self._finish_unjoined(now_ns, final=final)
         if final:
             self._group(now_ns, final=True)
@@ -231,17 +249,64 @@ class Pipeline:
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
         arrivals, self._arrivals = self._arrivals, _Arrivals()
+        self._hear_all(arrivals, now_ns)
         for operations in arrivals.operations:
             self._alignment.feed_operations(operations)
         for kernels in arrivals.kernels:
             self._alignment.feed_kernels(kernels)
         for capture, processes in arrivals.captures:
             self._alignment.feed_capture(capture, processes)
-        decided = self._alignment.advance(final=final)
+        decided = self._alignment.advance(final=final, ended=self._ended_processes(now_ns))
         held = self._mark_older_than(now_ns - self.settings.hold_ns)
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
         return decided
+
+    def _ended_processes(self, now_ns: int) -> list[int]:
+        """Processes that have said all: their communicators ended, and captures reach past their last line.
+
+        Where no capture does, silence for `idle_ns` ends them.
+        """
+        ended: list[int] = []
+        for process, life in self._lives.items():
+            if life.is_ended or not self._communicators.has_ended(process):
+                continue
+            covered = life.captured_until_ns > life.last_line_ns != NO_TIME_NS
+            if (
+                covered and now_ns - life.heard_at_ns > _SECOND_NS
+            ) or now_ns - life.heard_at_ns > self.settings.idle_ns:
+                life.is_ended = True
+                ended.append(process)
+        return ended
+
+    def _hear(self, process: int, now_ns: int) -> _Life:
+        life = self._lives.setdefault(process, _Life())
+        life.heard_at_ns = now_ns
+        life.is_ended = False
+        return life
+
+    def _hear_all(self, arrivals: _Arrivals, now_ns: int) -> None:
+        for operations in arrivals.operations:
+            rows = self.store.operations.take(operations)
+            times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
+            for process in np.unique(rows["process"]).tolist():
+                life = self._hear(process, now_ns)
+                life.last_line_ns = max(life.last_line_ns, int(times[rows["process"] == process].max()))
+        for capture, processes in arrivals.captures:
+            for process in processes.values():
+                life = self._hear(process, now_ns)
+                life.captured_until_ns = max(life.captured_until_ns, capture.end_ns)
+
+    def _assign_iterations(self, decided: Ids, now_ns: int) -> None:
+        """Numbers what was decided, and again what was decided lately when more marks have come."""
+        self._numbered.append((now_ns, decided))
+        while self._numbered[0][0] < now_ns - _MARKS_COME_WITHIN_NS:
+            self._numbered.popleft()
+        if self._iterations.has_news():
+            recent = np.concatenate([operations for _, operations in self._numbered])
+            self._iterations.assign(recent[recent >= self.store.operations.first])
+        else:
+            self._iterations.assign(decided)
 
     def _report(self, decided: Ids, now_ns: int) -> None:
         """Tells the joins what was decided, and finishes what they need not wait for."""
@@ -319,22 +384,25 @@ class Pipeline:
             self._clocks.learn(each)
         self._clocks.estimate(now_ns, final=final)
         self._clocks.correct(self._all_operations() if final else decided)
-        sigma_ns = self._clocks.sigma_ns()
+        sigma_ns, slack_ns = self._clocks.sigma_ns(), self._clocks.joining_slack_ns()
         added = [self.store.collectives.rows[:0]]
+        joined_ids = [np.empty(0, np.int64)]
         for each in kernels:
             each.refresh(self.store)
-            added.append(self._measuring.measure(each, sigma_ns, self._mixed))
-            self._finish(each.joined.operations[each.present])
+            added.append(self._measuring.measure(each, sigma_ns, slack_ns, self._mixed))
+            joined_ids.append(each.joined.operations[each.present])
         sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
         if len(sends):
             self._exchanges.add(self._measuring.sides_of(sends, receives, sigma_ns))
         exchanges = self._exchanges.take_complete()
         if len(exchanges.operations):
             added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
-            self._finish(exchanges.operations)
+            joined_ids.append(exchanges.operations)
         measured = np.concatenate(added)
         measured = measured[np.argsort(measured["end_true_ns"], kind="stable")]
         self.store.collectives.append(measured)
+        self._series.count_joined(measured)
+        self._finish(np.concatenate(joined_ids))
         return measured
 
     def _all_operations(self) -> Ids:

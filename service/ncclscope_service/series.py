@@ -79,7 +79,8 @@ class SeriesBook:
 
     def baseline_of(self, operations: Columns) -> NDArray[np.float64]:
         """The baseline of each of these operations' series; NaN where there is none."""
-        baselines: NDArray[np.float64] = self._store.series.rows["baseline"][self._series_of(operations)]
+        series = self._series_of(operations)
+        baselines: NDArray[np.float64] = self._store.series.rows["baseline"][series]
         return baselines
 
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:

@@ -7,7 +7,8 @@ Row ids are absolute and never reused: `Table.drop_before` forgets old rows, ids
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import numpy as np
@@ -140,6 +141,14 @@ class Table:
         """A copy of these rows."""
         return self.rows[self.at(ids)]
 
+    def copy(self) -> Table:
+        """A table of its own with the same rows and ids."""
+        copied = Table(self.dtype)
+        copied._rows = self.rows.copy()
+        copied._end = len(copied._rows)
+        copied.first = self.first
+        return copied
+
     def drop_before(self, row_id: int) -> None:
         """Forgets rows with a smaller id."""
         dropped = min(max(0, row_id - self.first), len(self))
@@ -239,6 +248,17 @@ class Store:
     """Lines and records by the reason they were skipped."""
     gaps: defaultdict[int, list[SourceGap]] = field(default_factory=lambda: defaultdict(list))
     """By source."""
+
+    def copy(self) -> Store:
+        """What is known now, apart from what comes: tables are copied, so that another thread may read them."""
+        copied = replace(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Table):
+                setattr(copied, each.name, value.copy())
+            elif isinstance(value, list | dict):
+                setattr(copied, each.name, copy(value))
+        return copied
 
     def templates_of(self, operations: Columns) -> Columns:
         """The operation template of each of these operations."""

@@ -325,7 +325,9 @@ class Timeline:
         if root is None:
             transfer = min(_known(each.end_ns) - starts[each.rank] for each in present)
         else:
-            transfer = min(_known(each.end_ns) - max(starts[each.rank], starts[root]) for each in present)
+            # The root may leave before the others have all of it: the transfer is that of those who receive.
+            receivers = [each for each in present if each.rank != root] or present
+            transfer = min(_known(each.end_ns) - max(starts[each.rank], starts[root]) for each in receivers)
         for each in present:
             each.transfer_ns = transfer
 

@@ -174,8 +174,8 @@ def export_batch(
         template["host"], template["pid"], template["name"] = 0, pid, len(texts) - 1
         template["device_id"], template["stream_id"] = 0, kernel.stream_id
         rows[index] = (
-            index, kernel.correlation_id or index + 1, kernel.start_ns, kernel.end_ns, kernel.launch_ns, kernel.launch_ns,
-            kernel.tid, NO_NUMBER, tables.KERNEL_CENSORED if kernel.censored else 0,
+            index, kernel.correlation_id or index + 1, kernel.start_ns, kernel.end_ns, kernel.launch_ns,
+            kernel.launch_ns, kernel.tid, NO_NUMBER, tables.KERNEL_CENSORED if kernel.censored else 0,
         )  # fmt: skip
     range_templates = np.zeros(len(marks), tables.RANGE_TEMPLATE)
     ranges = np.zeros(len(marks), tables.RANGE_ROW)
@@ -228,7 +228,13 @@ def rank_batches(
     """
     begins = [BASE_NS + offset_ns + number * PERIOD_NS for number in numbers]
     lines = [
-        Line(line=number + 2, nranks=size, logged_at_ns=begin, count=(counts or {}).get(number, 1024))
+        Line(
+            line=number + 2,
+            nranks=size,
+            op_count=number,
+            logged_at_ns=begin,
+            count=(counts or {}).get(number, 1024),
+        )
         for number, begin in zip(numbers, begins, strict=True)
     ]
     kernels = [

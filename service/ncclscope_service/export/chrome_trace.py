@@ -143,9 +143,6 @@ class _Trace:
                 yield self._shown(rows, rows.column("end_ns"))
         for rows in self._logged.values():
             yield self._shown(rows, _stamps(rows))
-        yield self._selection.operations.column("start_true_ns")[
-            self._selection.operations.column("start_true_ns") != NO_TIME_NS
-        ].astype(np.int64)
 
     def _shown(self, rows: ProcessRows, host_times: NDArray[np.int64]) -> NDArray[np.int64]:
         is_known = host_times != NO_TIME_NS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from ncclscope_service.export.reference_clock import has_clock_estimate
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.rows import HostClock
 
@@ -12,13 +13,17 @@ METHOD: Final = "collective_ends"
 
 
 def clocks_document(selection: Selection) -> dict[str, object]:
-    """The content of the file; hosts whose clock is not known are not in it, unknown numbers are null."""
+    """The content of the file; hosts whose clock is not known are not in it, unknown numbers are null.
+
+    Without an estimate only the reference is in it, which is its own clock by definition: then nobody's method and no
+    time at which it was estimated.
+    """
     store = selection.store
     ours = {store.processes[index].host for index in selection.processes()}
     clocks = {host: clock for host, clock in sorted(store.clocks.items()) if host in ours}
     return {
         "reference": store.clock_reference,
-        "method": METHOD if clocks else None,
+        "method": METHOD if has_clock_estimate(store) else None,
         "violation_ratio": store.clock_violation_ratio,
         "hosts": {host: _clock(clock) for host, clock in clocks.items()},
     }
@@ -28,7 +33,7 @@ def _clock(clock: HostClock) -> dict[str, object]:
     return {
         "offset_ns": clock.offset_ns,
         "drift_ppm": clock.drift_ppm,
-        "at_ns": clock.at_ns,
+        "at_ns": clock.at_ns if clock.samples else None,
         "sigma_ns": clock.sigma_ns,
         "interval_lo_ns": clock.interval_lo_ns,
         "interval_hi_ns": clock.interval_hi_ns,

@@ -41,13 +41,13 @@ def activity(selection: Selection) -> Activity:
         communicator = communicator[communicator >= 0]
         operations += np.bincount(communicator, minlength=size)
         np.add.at(moved, communicator, np.maximum(known["message_bytes"], 0))
-        begin, end = _begin_end(known)
+        begin, end = _begin_end(selection.store, known)
         np.minimum.at(first, communicator, np.where(begin == NO_TIME_NS, _NEVER, begin))
         np.maximum.at(last, communicator, end)
     return Activity(operations, moved, np.where(first == _NEVER, NO_TIME_NS, first), last)
 
 
-def _begin_end(rows: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _begin_end(store: Store, rows: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     stamp = rows["logged_at_ns"]
-    begin = np.where(rows["start_true_ns"] == NO_TIME_NS, stamp, rows["start_true_ns"])
-    return begin, np.where(rows["end_true_ns"] == NO_TIME_NS, stamp, rows["end_true_ns"])
+    begin, end = (reference_times(store, rows["process"], rows[name]) for name in ("start_ns", "end_ns"))
+    return np.where(begin == NO_TIME_NS, stamp, begin), np.where(end == NO_TIME_NS, stamp, end)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from ncclscope_service.export import schema
 from ncclscope_service.export.columns import Column, numbers, optional_words_at, plain, times, words_at
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.reference_clock import reference_times
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Part, Selection
 from ncclscope_service.kernel_name import KernelClass, parse_kernel_name
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
@@ -63,6 +64,53 @@ def launch_plans(kernels: Columns) -> NDArray[np.int32]:
     begins = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
     plans[order] = np.arange(len(order)) - begins
     return plans
+
+
+def is_duplicate(part: Part) -> NDArray[np.bool_]:
+    """Which of these kernels stand in another export too: one recording that was exported twice.
+
+    The same are kernels of one process with one correlation id and one start; within one export none are the same.
+    """
+    columns = {name: part.column(name).astype(np.int64) for name in ("process", "source")}
+    duplicate = np.zeros(len(part), dtype=np.bool_)
+    exports = np.unique(columns["process"] << 32 | columns["source"])
+    if len(np.unique(exports >> 32)) == len(exports):
+        return duplicate  # every process has one export
+    columns |= {name: part.column(name) for name in ("correlation_id", "start_ns")}
+    order = np.lexsort([columns[name] for name in ("source", "start_ns", "correlation_id", "process")])
+    is_same = np.ones(max(0, len(part) - 1), dtype=np.bool_)
+    for name in ("process", "correlation_id", "start_ns"):
+        is_same &= columns[name][order][1:] == columns[name][order][:-1]
+    is_same &= columns["source"][order][1:] != columns["source"][order][:-1]
+    duplicate[order[1:][is_same]] = True
+    return duplicate
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTotal:
+    """All kernels of one name."""
+
+    name: str
+    kernels: int
+    duration_ns: int | None
+    """Sum over those whose end is known; None where no end is."""
+    median_ns: int | None
+
+
+def kernel_totals(selection: Selection) -> list[KernelTotal]:
+    """Sums by name of kernel over all processes, most time first; kernels of two exports count once."""
+    part, store = selection.kernels, selection.store
+    kept = ~is_duplicate(part)
+    names = store.kernel_templates.rows["name"][part.column("template").astype(np.intp)][kept]
+    durations = (part.column("end_ns") - part.column("start_ns"))[kept]
+    is_whole = ~part.column("censored").astype(np.bool_)[kept]
+    found: list[KernelTotal] = []
+    for name in np.unique(names).tolist():
+        ours = names == name
+        whole = durations[ours & is_whole]
+        total, median = (int(whole.sum()), round(float(np.median(whole)))) if len(whole) else (None, None)
+        found.append(KernelTotal(store.strings[name], int(np.count_nonzero(ours)), total, median))
+    return sorted(found, key=lambda each: -(each.duration_ns or 0))
 
 
 def _tables(selection: Selection, plans: NDArray[np.int32]) -> Iterator[pa.Table]:

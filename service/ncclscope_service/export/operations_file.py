@@ -28,9 +28,11 @@ from ncclscope_service.export.columns import (
 )
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.parquet import write_slices
+from ncclscope_service.export.reference_clock import clock_uncertainties, reference_times
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.store import Ids, Store
+from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import (
     ALGORITHMS,
@@ -117,8 +119,7 @@ def _text(column: Column) -> pa.Array:
 
 
 def _nccl_version(view: OperationView) -> Column:
-    versions = view.store.process_version
-    return view.of_process([versions.get(index) for index in range(len(view.store.processes))])
+    return view.of_process([version_of(view.store, index) for index in range(len(view.store.processes))])
 
 
 def _rank(view: OperationView) -> Column:
@@ -148,7 +149,7 @@ def _dtype(view: OperationView) -> Column:
     """
     names = [data_type.name for data_type in DATA_TYPES]
     column = view.of_template(lambda templates: words_at(templates["data_type"], names))
-    is_old = np.array([_may_log_bytes(view.store.process_version.get(i)) for i in range(len(view.store.processes))])
+    is_old = np.array([_may_log_bytes(version_of(view.store, i)) for i in range(len(view.store.processes))])
     if not is_old.any():
         return column
     may_be_bytes = view.is_op(_LOGGED_IN_BYTES) & (column.values == 0) & is_old[view.rows["process"]]
@@ -186,6 +187,24 @@ def _kernel_file(view: OperationView) -> Column:
     return optional_words_at(
         np.where(source.is_known, source.values, -1), [state.source.name for state in view.store.sources]
     )
+
+
+def _true_time(name: str) -> Callable[[OperationView], Column]:
+    def column(view: OperationView) -> Column:
+        return times(reference_times(view.store, view.rows["process"], view.rows[name]))
+
+    return column
+
+
+def _clock_uncertainty(view: OperationView) -> Column:
+    """The published sigma of the host's clock, where the operation has a time on the reference clock."""
+    return spans(clock_uncertainties(view.store, view.rows["process"], view.rows["start_ns"]))
+
+
+def _ranks_seen(view: OperationView) -> Column:
+    """How many ranks' kernels were seen; 0 says that nobody looked or nothing was joined, which is unknown."""
+    seen = view.rows["ranks_seen"]
+    return Column(seen, np.asarray(seen > 0))
 
 
 def _duration(view: OperationView) -> Column:
@@ -251,9 +270,9 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "stream_id": lambda view: view.of_kernel_template("stream_id"),
     "start_ns": lambda view: times(view.rows["start_ns"]),
     "end_ns": lambda view: times(view.rows["end_ns"]),
-    "start_true_ns": lambda view: times(view.rows["start_true_ns"]),
-    "end_true_ns": lambda view: times(view.rows["end_true_ns"]),
-    "clock_uncertainty_ns": lambda view: spans(view.rows["clock_uncertainty_ns"]),
+    "start_true_ns": _true_time("start_ns"),
+    "end_true_ns": _true_time("end_ns"),
+    "clock_uncertainty_ns": _clock_uncertainty,
     "match": lambda view: optional_words_at(view.rows["match"], MATCH_NAMES),
     "confidence": _confidence,
     "duration_ns": _duration,
@@ -266,5 +285,5 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "limit_reference": lambda view: words_at(view.rows["limit_reference"], LIMIT_REFERENCES),
     "efficiency_ratio": _efficiency,
     "bottleneck": _nothing,  # no stage fills it yet: the topology is not read
-    "ranks_seen": lambda view: numbers(view.rows["ranks_seen"]),
+    "ranks_seen": _ranks_seen,
 }

@@ -28,6 +28,20 @@ def reference_times(store: Store, processes: NDArray[np.number], host_times: NDA
     return np.where(has_time, times - correction, NO_TIME_NS)
 
 
+def clock_uncertainties(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
+    """The sigma of each time's clock in whole nanoseconds; NO_TIME_NS where `reference_times` has none."""
+    clocks = [store.clocks.get(process.host) for process in store.processes]
+    sigma = np.array([round(clock.sigma_ns) if clock else NO_TIME_NS for clock in clocks], dtype=np.int64)
+    if len(sigma) == 0:
+        return np.full(len(host_times), NO_TIME_NS, dtype=np.int64)
+    return np.where(host_times.astype(np.int64) != NO_TIME_NS, sigma[processes.astype(np.intp)], NO_TIME_NS)
+
+
+def has_clock_estimate(store: Store) -> bool:
+    """Whether any clock was estimated: the reference alone is its own by definition, which says nothing of others."""
+    return any(clock.samples > 0 for clock in store.clocks.values())
+
+
 def shown_times(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
     """Like `reference_times`, with the host's own time where its clock is not known (the trace says which)."""
     corrected = reference_times(store, processes, host_times)

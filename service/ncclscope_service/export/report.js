@@ -24,9 +24,9 @@
     if (place) Plotly.react(place, traces, shape, config);
   };
   const bytes = (value) => {
-    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    const units = ["B", "kB", "MB", "GB", "TB", "PB"];
     let step = 0;
-    while (value >= 1024 && step < units.length - 1) { value /= 1024; step += 1; }
+    while (value >= 1000 && step < units.length - 1) { value /= 1000; step += 1; }
     return `${Number(value.toPrecision(3))} ${units[step]}`;
   };
 

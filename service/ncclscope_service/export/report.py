@@ -26,6 +26,7 @@ from ncclscope_service.export.report_text import (
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, gaps, level, matched_ratio, seen_ranks
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.version_of import version_of
 
 MAX_TABLE_ROWS: Final = 50
 """Communicators and findings that are shown; the files beside the report hold all."""
@@ -85,7 +86,7 @@ def _listed(names: Sequence[str]) -> str:
 def _header(selection: Selection, sums: Totals) -> str:
     everything = sums.all()
     hosts = {selection.store.processes[index].host for index in selection.processes()}
-    versions = sorted({selection.store.process_version.get(index, "") for index in selection.processes()} - {""})
+    versions = sorted({version_of(selection.store, index) or "" for index in selection.processes()} - {""})
     facts = (
         ("Hosts", count_text(len(hosts))),
         ("Ranks", count_text(len(seen_ranks(selection)) or None)),
@@ -123,7 +124,7 @@ def _sections(selection: Selection, sums: Totals, data: dict[str, object]) -> It
         5,
         "bandwidth",
         data["bandwidth"],
-        f"{caption}. Waiting is not part of it; the dashed line is the topology's limit.",
+        f"{caption}. Waiting is not part of it{_limit_note(data['bandwidth'])}.",
     )
     yield _heading(4, "Who waited")
     yield _figure(
@@ -157,6 +158,10 @@ def _sampling(data: object) -> str:
     if not isinstance(data, dict) or data["drawn"] == data["of"]:
         return ""
     return f" ({count_text(data['drawn'])} of {count_text(data['of'])} are drawn, by lot)"
+
+
+def _limit_note(data: object) -> str:
+    return "; the dashed line is the topology's limit" if isinstance(data, dict) and data["limits"] else ""
 
 
 def _table(caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
@@ -266,6 +271,7 @@ def _clocks_table(selection: Selection) -> str:
     document = clocks_document(selection)
     hosts = document["hosts"]
     assert isinstance(hosts, dict)
+    count = len({selection.store.processes[index].host for index in selection.processes()})
     violations = ratio_text(document["violation_ratio"])
     caption = (
         f"<b>Table 3.</b> Clocks against that of <code>{escape(str(document['reference'] or NOT_RECORDED))}</code>. "
@@ -282,6 +288,7 @@ def _clocks_table(selection: Selection) -> str:
             count_text(len(clock["steps"])),
         )
         for host, clock in hosts.items()
+        if document["method"] is not None or count == 1
     )
     columns = (
         ("Host", "text"),

@@ -11,6 +11,7 @@ from ncclscope_service.export.communicators_file import communicator_hosts, comm
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
+from ncclscope_service.export.reference_clock import reference_times
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.totals import Group, Total, Totals
@@ -164,7 +165,10 @@ def _limits(selection: Selection) -> dict[str, float]:
 
 
 def _span(selection: Selection) -> tuple[int, int] | None:
-    start, end = selection.operations.column("start_true_ns"), selection.operations.column("end_true_ns")
+    part = selection.operations
+    start, end = (
+        reference_times(selection.store, part.column("process"), part.column(name)) for name in ("start_ns", "end_ns")
+    )
     is_known = (start != NO_TIME_NS) & (end != NO_TIME_NS)
     return (int(start[is_known].min()), int(end[is_known].max())) if is_known.any() else None
 
@@ -208,10 +212,11 @@ def _add_waits(
 ) -> None:
     rows: Columns = view.rows
     wait, duration = operation_column(view, "wait_ns"), operation_column(view, "duration_ns")
-    is_known = wait.is_known & duration.is_known & (rows["start_true_ns"] != NO_TIME_NS)
+    start = operation_column(view, "start_true_ns")
+    is_known = wait.is_known & duration.is_known & start.is_known
     places = (
         rows["process"][is_known],
-        np.clip((rows["start_true_ns"][is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
+        np.clip((start.values[is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
     )
     np.add.at(waited, places, wait.values[is_known])
     np.add.at(busy, places, duration.values[is_known])

@@ -1,4 +1,4 @@
-"""`summary.json`: what was read, what became of it, and the sums. What a level lacks is "not recorded"."""
+"""`summary.json`: what was read, what became of it, and the sums. What a level lacks is null."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.totals import Group, Total, Totals, totals
 from ncclscope_service.rows import Match
 from ncclscope_service.store import SourceState
+from ncclscope_service.version_of import version_of
 from ncclscope_wire.records import CaptureSeen, SourceKind
 
 NOT_RECORDED: Final = "not recorded"
-"""Stands wherever the inputs cannot tell: it is never 0."""
+"""What people read wherever the inputs cannot tell; in files it is null."""
 
 LOGS_ONLY: Final = "logs only"
 LOGS_AND_NSYS: Final = "logs and nsys"
@@ -33,21 +35,21 @@ def summary_document(selection: Selection, sums: Totals | None = None) -> dict[s
         "jobs": list(selection.jobs),
         "hosts": hosts,
         "processes": len(selection.processes()),
-        "ranks": len(seen_ranks(selection)) or NOT_RECORDED,
+        "ranks": len(seen_ranks(selection)) or None,
         "versions": _versions(selection),
         "read": _read(selection),
         "sources": [_source(index, state, selection) for index, state in enumerate(store.sources)],
         "gaps": gaps(selection),
         "match": match_counts(sums),
-        "matched_ratio": _or_not_recorded(matched_ratio(sums)),
+        "matched_ratio": matched_ratio(sums),
         "captured": _captured(selection, sums),
         "totals": _total(sums.all(), has_kernels(selection)),
         "operations": _operations(selection, sums),
         "kernels": _kernels(selection),
         "communicators": len(selection.communicators),
         "clocks": {
-            "reference": _or_not_recorded(store.clock_reference),
-            "violation_ratio": _or_not_recorded(store.clock_violation_ratio),
+            "reference": store.clock_reference,
+            "violation_ratio": store.clock_violation_ratio,
         },
         "findings": dict(Counter(finding.kind.value for finding in selection.findings)),
     }
@@ -127,20 +129,18 @@ def _union_ns(captures: Iterable[CaptureSeen]) -> int:
     return covered
 
 
-def _or_not_recorded(value: float | str | None) -> object:
-    return NOT_RECORDED if value is None else value
-
-
 def _versions(selection: Selection) -> dict[str, object]:
     store = selection.store
-    nccl = Counter(store.process_version[index] for index in selection.processes() if index in store.process_version)
-    nsys = Counter(capture.product_version or NOT_RECORDED for _, capture in store.captures)
-    schema = Counter(capture.schema_version or NOT_RECORDED for _, capture in store.captures)
     return {
-        "nccl": dict(nccl) or NOT_RECORDED,
-        "nsys": dict(nsys) or NOT_RECORDED,
-        "nsys_schema": dict(schema) or NOT_RECORDED,
+        "nccl": _counted(version_of(store, index) for index in selection.processes()),
+        "nsys": _counted(capture.product_version for _, capture in store.captures),
+        "nsys_schema": _counted(capture.schema_version for _, capture in store.captures),
     }
+
+
+def _counted(names: Iterable[str | None]) -> dict[str, int] | None:
+    """How often each name occurs, None left out; None where there is no name at all."""
+    return dict(Counter(name for name in names if name)) or None
 
 
 def _read(selection: Selection) -> dict[str, object]:
@@ -159,8 +159,9 @@ def _source(index: int, state: SourceState, selection: Selection) -> dict[str, o
         "name": state.source.name,
         "kind": state.source.kind.value,
         "complete": state.is_complete,
-        "position": state.position,
-        "zone": _or_not_recorded(state.zone_name),
+        # A log is read to a byte; an export is read whole or not, in steps that mean nothing to a reader.
+        "position": state.position if state.source.kind == SourceKind.NCCL_LOG else None,
+        "zone": state.zone_name,
         "gaps": len(selection.store.gaps.get(index, [])),
     }
 
@@ -169,9 +170,9 @@ def _captured(selection: Selection, sums: Totals) -> dict[str, object]:
     captures = [capture for _, capture in selection.store.captures]
     return {
         "captures": len(captures),
-        "operations_ratio": _or_not_recorded(captured_ratio(selection, sums)),
-        "seconds": captured_seconds(selection) or NOT_RECORDED,
-        "graph_launches": sum(capture.graph_launches for capture in captures),
+        "operations_ratio": captured_ratio(selection, sums),
+        "seconds": captured_seconds(selection) or None,
+        "graph_launches": sum(capture.graph_launches for capture in captures) if captures else None,
         "missing": sorted({name for capture in captures for name in capture.missing}),
         "warnings": sorted({text for capture in captures for text in capture.warnings}),
     }
@@ -191,7 +192,7 @@ def _operations(selection: Selection, sums: Totals) -> list[dict[str, object]]:
 
 def _total(total: Total, has_kernels: bool) -> dict[str, object]:
     def recorded(amount: int, is_recorded: int) -> object:
-        return amount if is_recorded else NOT_RECORDED
+        return amount if is_recorded else None
 
     return {
         "operations": total.operations,
@@ -201,17 +202,18 @@ def _total(total: Total, has_kernels: bool) -> dict[str, object]:
         "duration_ns": recorded(total.duration_ns, total.timed),
         "wait_ns": recorded(total.wait_ns, total.waits),
         "transfer_ns": recorded(total.transfer_ns, total.transfers),
-        "wait_ratio": _or_not_recorded(total.wait_ratio),
+        "wait_ratio": total.wait_ratio,
     }
 
 
 def _kernels(selection: Selection) -> object:
     if not has_kernels(selection):
-        return NOT_RECORDED
+        return None
     has_launch = selection.kernels.column("launch") >= 0
     return {
         "kernels": len(selection.kernels),
         "with_operation": int(np.count_nonzero(has_launch)),
         "without_operation": int(np.count_nonzero(~has_launch)),
         "censored": int(np.count_nonzero(selection.kernels.column("censored"))),
+        "duplicates": int(np.count_nonzero(is_duplicate(selection.kernels))),
     }

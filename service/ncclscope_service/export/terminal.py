@@ -6,10 +6,19 @@ import re
 from collections.abc import Iterator, Sequence
 from html import unescape
 
+from ncclscope_service.export.kernels_file import kernel_totals
 from ncclscope_service.export.report_data import communicator_rows
 from ncclscope_service.export.report_text import bandwidth_text, bytes_text, count_text, ratio_text, span_text
 from ncclscope_service.export.selection import Selection, select
-from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, gaps, level, matched_ratio, seen_ranks
+from ncclscope_service.export.summary import (
+    NOT_RECORDED,
+    captured_ratio,
+    gaps,
+    has_kernels,
+    level,
+    matched_ratio,
+    seen_ranks,
+)
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.rows import Match
 from ncclscope_service.store import Store
@@ -32,6 +41,9 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     yield ""
     yield from _operations(selection, sums)
     yield ""
+    if has_kernels(selection) and not sums.match[Match.MATCHED]:
+        yield from _kernels(selection)
+        yield ""
     yield from _communicators(selection, sums)
     yield ""
     yield from _findings(selection)
@@ -71,6 +83,24 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
         yield f"  {_printable(op):<14}{total.operations:>12,}  {_plain(moved):>14}  kernels {_plain(duration)}"
 
 
+def _kernels(selection: Selection) -> Iterator[str]:
+    """The NCCL kernels by name: without a matched operation, all that is known of what ran."""
+    found = kernel_totals(selection)
+    yield f"{len(selection.kernels):,} NCCL kernels, none with an operation"
+    rows = [
+        (
+            _printable(total.name),
+            f"{total.kernels:,}",
+            span_text(total.duration_ns),
+            span_text(total.median_ns),
+        )
+        for total in found[:_MAX_COMMUNICATORS]
+    ]
+    yield from _table(("kernel", "count", "total", "median"), rows, texts=1)
+    if len(found) > _MAX_COMMUNICATORS:
+        yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see kernels.parquet"
+
+
 def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     found = communicator_rows(selection, sums)
     yield f"{len(found)} communicators"
@@ -102,12 +132,13 @@ def _findings(selection: Selection) -> Iterator[str]:
         yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see findings.json"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    texts = [[_plain(text) for text in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(head))]
-    for row in texts:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -> Iterator[str]:
+    """Lines of a table whose first `texts` columns are text."""
+    lines = [[_plain(text) for text in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(head))]
+    for row in lines:
         cells = [
-            text.ljust(width) if place < 2 else text.rjust(width)
+            text.ljust(width) if place < texts else text.rjust(width)
             for place, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield f"  {'  '.join(cells)}".rstrip()

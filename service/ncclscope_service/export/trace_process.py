@@ -65,8 +65,7 @@ class ProcessTrace:
     def kernels(self, tracks: ProcessTracks, kernels: ProcessRows) -> Iterator[list[Event]]:
         """The process's kernels with their waits, and the same times by parallelism; batches in order of start."""
         for chosen in _batches(np.argsort(kernels.column("start_ns"), kind="stable")):
-            ids = kernels.positions[chosen] + self.store.kernels.first
-            yield self._kernel_batch(tracks, kernels.take(chosen), ids)
+            yield self._kernel_batch(tracks, kernels.take(chosen))
 
     def ranges(self, tracks: ProcessTracks, ranges: ProcessRows) -> Iterator[list[Event]]:
         """The NVTX ranges of the process's representative thread: the one that has most."""
@@ -99,20 +98,9 @@ class ProcessTrace:
             return self.axis.instant(text, tracks.pid, tid, start_ns)
         return self.axis.slice(text, tracks.pid, tid, start_ns, end_ns)
 
-    def _kernel_times(self, kernels: Columns, ids: NDArray[np.int64], which: str) -> NDArray[np.int64]:
-        """Reference times; the operation's own where the kernel is its launch's first."""
-        times = shown_times(self.store, kernels["process"], kernels[f"{which}_ns"])
-        places = self.launches.find(kernels["launch"])
-        has_operation = np.nonzero(places >= 0)[0]
-        first = self.launches.first(places[has_operation])
-        own = first[f"{which}_true_ns"]
-        is_its_own = (first["kernel"] == ids[has_operation]) & (own != NO_TIME_NS)
-        times[has_operation[is_its_own]] = own[is_its_own]
-        return times
-
-    def _kernel_batch(self, tracks: ProcessTracks, kernels: Columns, ids: NDArray[np.int64]) -> list[Event]:
-        starts = self._kernel_times(kernels, ids, "start").tolist()
-        ends = self._kernel_times(kernels, ids, "end").tolist()
+    def _kernel_batch(self, tracks: ProcessTracks, kernels: Columns) -> list[Event]:
+        starts = shown_times(self.store, kernels["process"], kernels["start_ns"]).tolist()
+        ends = shown_times(self.store, kernels["process"], kernels["end_ns"]).tolist()
         streams = self.store.kernel_templates_of(kernels)["stream_id"].tolist()
         arguments = self._arguments(kernels)
         events: list[Event] = []

@@ -37,9 +37,10 @@ const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&
 export const drawBandwidth = (overview, job, { slowed, selected }) => {
   const hasBandwidth = job.communicators.some((each) => each.busbw_history.some(isKnown));
   const field = hasBandwidth ? "busbw_history" : "bytes_history";
+  const hasLimit = job.communicators.some((each) => isKnown(each.limit) && isWorthALine(each, field));
   setText("bandwidth-title", hasBandwidth ? "Bus bandwidth" : "Logged volume");
   setText("bandwidth-note", hasBandwidth
-    ? "of the transfer, waiting left out; dashed: limit by topology"
+    ? `of the transfer, waiting left out${hasLimit ? "; dashed: limit by topology" : ""}`
     : "bytes per second by the logs; bus bandwidth is not recorded without kernels");
   const kinds = job.parallelisms.map((each) => each.parallelism)
     .filter((kind) => own(job, kind).some((each) => isWorthALine(each, field))).slice(0, 6);

@@ -2,7 +2,7 @@
 
 export const NOT_RECORDED = "not recorded";
 
-const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+const DECIMAL = [" B", " kB", " MB", " GB", " TB", " PB", " EB"];
 const THOUSANDS = ["", " k", " M", " G", " T"];
 
 export const isKnown = (value) => value !== null && value !== undefined;
@@ -21,9 +21,9 @@ const scaled = (value, base, units) => {
 export const amount = (value) =>
   Math.abs(value) < 10_000 ? Math.round(value).toLocaleString("en") : scaled(value, 1000, THOUSANDS);
 
-export const bytes = (value) => scaled(value, 1024, BINARY.map((unit) => ` ${unit}`));
+// Of 10^9 bytes to the GB, as NCCL's own tools count, here and in bandwidths.
+export const bytes = (value) => scaled(value, 1000, DECIMAL);
 
-// Bandwidth in GB/s of 10^9 bytes, as NCCL's own tools print it.
 export const bandwidth = (value) => {
   const giga = value / 1e9;
   if (giga >= 0.1) return `${giga.toFixed(digits(giga))} GB/s`;
@@ -49,8 +49,10 @@ export const age = (seconds) => {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
 };
 
+const BOUNDS = { "4KiB": 2 ** 12, "64KiB": 2 ** 16, "1MiB": 2 ** 20, "16MiB": 2 ** 24, "256MiB": 2 ** 28 };
+
 export const sizeClass = (name) =>
-  name === "inf" ? "> 256 MiB" : name === "unknown" ? "of unknown size" : `≤ ${name.replace(/([0-9]+)/, "$1 ")}`;
+  name in BOUNDS ? `≤ ${bytes(BOUNDS[name])}` : name === "inf" ? `> ${bytes(BOUNDS["256MiB"])}` : "of unknown size";
 
 export const words = (name) => name.replaceAll("_", " ");
 

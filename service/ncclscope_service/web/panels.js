@@ -10,7 +10,6 @@ const shown = (value, format) => (isKnown(value) ? format(value) : missing());
 
 export const drawTiles = (overview, job) => {
   const connected = overview.agents.filter((agent) => agent.connected).length;
-  const sigmas = overview.clocks.filter((clock) => !clock.is_reference).map((clock) => clock.sigma_seconds);
   const { matched_ratio: matched, captured_ratio: captured } = job.alignment;
   const tile = (name, value, { detail = "", tone = null, hint = null } = {}) =>
     element("div", { "data-tone": tone, title: hint },
@@ -24,7 +23,7 @@ export const drawTiles = (overview, job) => {
       hint: "Of the operations inside a capture: those whose kernel was found" }),
     tile("Captured", shown(captured, percent), { detail: isKnown(captured) ? "of the time" : "",
       hint: "Share of the last five minutes in which kernels were recorded" }),
-    tile("Clocks agree to", sigmas.length ? `±${duration(Math.max(...sigmas))}` : overview.clocks.length ? "one clock" : missing(),
+    tile("Clocks agree to", job.hosts === 1 ? "one clock" : shown(job.clock_sigma_seconds, (sigma) => `±${duration(sigma)}`),
       { tone: overview.clock_violation_ratio > 0.01 ? "warn" : null, hint: "Largest uncertainty of any host's clock" }),
     tile("Agents", `${connected}`, { detail: `of ${overview.agents.length} connected`,
       tone: connected < overview.agents.length ? "warn" : null }));
@@ -102,7 +101,7 @@ const limitBar = (each) => {
 
 const bar = (ratio, title, note = "") => element("div", { class: "bar", title },
   element("span", { class: "track" }, element("span", { class: "fill", width: `${Math.min(100, ratio * 100)}%` })),
-  element("b", {}, percent(ratio)), note ? element("span", { class: "quiet" }, note) : "");
+  element("b", {}, percent(ratio)), note ? element("span", { class: "quiet" }, ` ${note}`) : "");
 
 const spark = (each, isAlarmed) => {
   const values = each.busbw_history.some(isKnown) ? each.busbw_history : each.bytes_history;

@@ -1,0 +1,76 @@
+"""One command with subcommands, which starts fast and ends with a sentence when something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ncclscope import __version__
+from ncclscope.cli import main
+
+_SUBCOMMANDS = ["demo", "agent", "serve", "analyze", "snapshot", "simulate"]
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_help_lists_the_subcommands_in_the_order_in_which_a_newcomer_meets_them() -> None:
+    done = _run("--help")
+    assert done.exit_code == 0
+    listed = [line.split()[0] for line in done.output.partition("Commands:")[2].splitlines() if line.strip()]
+    assert [word for word in listed if word in _SUBCOMMANDS] == _SUBCOMMANDS
+
+
+@pytest.mark.parametrize("name", _SUBCOMMANDS)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_subcommand_explains_itself(name: str, flag: str) -> None:
+    done = _run(name, flag)
+    assert done.exit_code == 0
+    assert done.output.startswith(f"Usage: main {name}")
+
+
+def test_the_version_is_the_packages() -> None:
+    assert _run("--version").output == f"ncclscope, version {__version__}\n"
+
+
+def test_a_subcommand_that_does_not_exist_is_wrong_usage() -> None:
+    done = _run("observe")
+    assert done.exit_code == 2
+    assert "No such command 'observe'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve", "--listen", "nowhere"), "--listen: 'nowhere' is not HOST:PORT"),
+        (("serve", "--http", "localhost:99999"), "--http"),
+        (("agent", "--window-bytes", "1"), "--window-bytes"),
+        (("analyze", ".", "--out", "x", "--iterations", "8-5"), "'8-5' is not A-B"),
+        (("analyze", "no such file", "--out", "x"), "no such file"),
+    ],
+)
+def test_a_wrong_setting_is_named_and_ends_with_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = _run(*arguments)
+    assert done.exit_code == 2
+    assert said in done.output
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "x").exists()
+
+
+def test_subcommands_are_imported_only_when_they_are_asked_for() -> None:
+    looked = "import sys, ncclscope.cli; print([m for m in sys.modules if m in ('numpy', 'anyio', 'pyarrow')])"
+    done = subprocess.run([sys.executable, "-c", looked], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_package_can_be_run() -> None:
+    done = subprocess.run([sys.executable, "-m", "ncclscope", "--version"], capture_output=True, text=True, check=True)
+    assert __version__ in done.stdout

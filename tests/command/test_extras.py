@@ -1,0 +1,26 @@
+"""A subcommand that needs more than the base install says so in a sentence."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import pytest
+
+from ncclscope.extras import require_service
+
+
+def test_with_the_packages_of_the_service_nothing_is_said() -> None:
+    require_service()
+
+
+@pytest.mark.parametrize("missing", [("plotly",), ("pyarrow", "uvicorn")])
+def test_without_them_the_error_names_them_and_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)  # as Python marks a module that cannot be imported
+    with pytest.raises(click.ClickException) as caught:
+        require_service()
+    assert f"({', '.join(missing)} missing)" in caught.value.message
+    assert "pip install 'ncclscope[service]'" in caught.value.message

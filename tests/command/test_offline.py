@@ -1,0 +1,175 @@
+"""Files in, a pipeline that has decided everything out: whose export it is, and which zone a log was written in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+
+import pytest
+from agent.log_samples import operation_line
+from nsys_made import EPOCH_NS, MadeExport
+
+from ncclscope.offline import OfflineRun, run_offline
+from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.rows import Match
+from ncclscope_wire.errors import ConfigError
+
+_AMOUNT = 40
+_PERIOD_NS = 1_000_000
+_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+
+
+def _stamp(at_ns: int, zone: tzinfo) -> str:
+    seconds, rest = divmod(at_ns, 1_000_000_000)
+    return f"[{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}.{rest:09d}] "
+
+
+def _log(path: Path, *, host: str = "node1", pid: int = 100, zone: tzinfo | None = None) -> Path:
+    """Forty AllReduces, a millisecond apart; stamped where a zone is given."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        operation_line(
+            op_count=f"{k:x}",
+            prefix=("" if zone is None else _stamp(EPOCH_NS + k * _PERIOD_NS + 123, zone))
+            + f"{host}:{pid}:{pid + 1} [0] NCCL INFO ",
+        )
+        for k in range(_AMOUNT)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _export(path: Path, *, host: str | None = None, pid: int = 100) -> Path:
+    """The kernels of such a log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = MadeExport()
+    made.session(host=host)
+    for k in range(_AMOUNT):
+        at = k * _PERIOD_NS
+        made.launch(1 + k, at + 10_000, at + 12_000, pid=pid, tid=pid + 1)
+        made.kernel(_KERNEL, at + 20_000, at + 200_000, pid=pid, correlationId=1 + k)
+    return made.write(path)
+
+
+def _run(*paths: Path, zone: str | None = None) -> OfflineRun:
+    return run_offline(list(paths), job="j", settings=PipelineSettings(), log_timezone=zone)
+
+
+def _hosts_of_kernels(run: OfflineRun) -> set[str]:
+    store = run.pipeline.store
+    return {store.processes[process].host for process in store.kernels.rows["process"].tolist()}
+
+
+def _matched(run: OfflineRun) -> int:
+    return int((run.pipeline.store.operations.rows["match"] == Match.MATCHED).sum())
+
+
+def test_logs_and_exports_of_a_folder_meet(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log")
+    _export(tmp_path / "report.sqlite", host="node1.cluster")
+    run = _run(tmp_path)
+    assert run.files_read == 2
+    assert _hosts_of_kernels(run) == {"node1"}
+    assert _matched(run) == _AMOUNT
+    assert run.pipeline.store.operations.rows["finished"].all()
+
+
+def test_the_host_that_an_export_records_counts_before_its_folder(tmp_path: Path) -> None:
+    _log(tmp_path / "node1" / "nccl.log")
+    _export(tmp_path / "node1" / "report.sqlite", host="node7")
+    assert _hosts_of_kernels(_run(tmp_path)) == {"node7"}
+
+
+def test_a_folder_named_like_the_host_of_a_log_names_the_host_of_its_exports(tmp_path: Path) -> None:
+    for host in ("node1", "node2"):
+        _log(tmp_path / "logs" / f"{host}.log", host=host)
+        _export(tmp_path / host / "nsys" / "report.sqlite", pid=100 if host == "node1" else 999)
+    run = _run(tmp_path)
+    assert _hosts_of_kernels(run) == {"node1", "node2"}
+
+
+def test_the_innermost_of_two_such_folders_counts(tmp_path: Path) -> None:
+    for host in ("node1", "node2"):
+        _log(tmp_path / "logs" / f"{host}.log", host=host)
+    _export(tmp_path / "node1" / "node2" / "report.sqlite")
+    assert _hosts_of_kernels(_run(tmp_path)) == {"node2"}
+
+
+def test_the_only_log_that_knows_its_pid_names_the_host_of_an_export(tmp_path: Path) -> None:
+    _log(tmp_path / "a.log", host="node1", pid=100)
+    _log(tmp_path / "b.log", host="node2", pid=200)
+    _export(tmp_path / "report.sqlite", pid=200)
+    run = _run(tmp_path)
+    assert _hosts_of_kernels(run) == {"node2"}
+    assert _matched(run) == _AMOUNT
+
+
+def test_a_pid_of_two_hosts_names_neither_and_the_export_stands_for_itself(tmp_path: Path) -> None:
+    for host in ("node1", "node2"):
+        _log(tmp_path / f"{host}.log", host=host, pid=100)
+    _export(tmp_path / "report.sqlite", pid=100)
+    run = _run(tmp_path)
+    assert _hosts_of_kernels(run) == {"report"}
+    assert _matched(run) == 0
+    ((_, capture),) = run.pipeline.store.captures
+    assert not capture.host_is_recorded
+
+
+def test_the_zone_of_a_log_is_the_one_that_fits_the_launches(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log", zone=timezone(timedelta(hours=5, minutes=30)))
+    _export(tmp_path / "report.sqlite")
+    run = _run(tmp_path)
+    times = run.pipeline.store.operations.rows["logged_at_ns"].tolist()
+    assert times == [EPOCH_NS + k * _PERIOD_NS + 123 for k in range(_AMOUNT)]
+    assert _matched(run) == _AMOUNT
+
+
+def test_a_zone_that_is_given_is_believed(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log", zone=timezone(timedelta(hours=2)))
+    for zone, ahead_hours in (("+02:00", 0), ("UTC", 2)):
+        first = int(_run(tmp_path, zone=zone).pipeline.store.operations.rows["logged_at_ns"][0])
+        assert first == EPOCH_NS + 123 + ahead_hours * 3600 * 1_000_000_000
+
+
+def test_without_an_export_stamps_are_read_as_utc(tmp_path: Path) -> None:
+    log = _log(tmp_path / "nccl.log", zone=UTC)
+    assert int(_run(log).pipeline.store.operations.rows["logged_at_ns"][0]) == EPOCH_NS + 123
+
+
+def test_a_zone_that_does_not_exist_is_a_wrong_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--log-timezone.*Mars/Olympus"):
+        _run(_log(tmp_path / "nccl.log"), zone="Mars/Olympus")
+
+
+def test_an_export_that_cannot_be_read_is_counted_with_its_reason_and_the_rest_is_read(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log")
+    (tmp_path / "cut.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4000))
+    (tmp_path / "notes.txt").write_text("nothing")
+    run = _run(tmp_path)
+    assert run.files_read == 1
+    assert len(run.pipeline.store.operations) == _AMOUNT
+    broken = {reason for reason in run.skipped if reason != "not_read_unknown"}
+    assert len(broken) == 1
+    assert run.pipeline.store.skipped[f"file_{broken.pop()}"] == 1
+    assert run.pipeline.store.skipped["file_not_read_unknown"] == 1
+    assert [gap.unit for gaps in run.pipeline.store.gaps.values() for gap in gaps] == ["files"]
+
+
+def test_nothing_to_read_is_a_run_without_files(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    assert (run.files_read, len(run.pipeline.store.operations)) == (0, 0)
+
+
+def test_progress_tells_bytes_done_up_to_all(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log")
+    _export(tmp_path / "report.sqlite")
+    told: list[tuple[int, int, str]] = []
+
+    def tell(done: int, total: int, name: str) -> None:
+        told.append((done, total, name))
+
+    run_offline([tmp_path], job="j", settings=PipelineSettings(), progress=tell)
+    total = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert [name for _, _, name in told] == ["nccl.log", "report.sqlite"]
+    assert told[-1][:2] == (total, total)
+    assert told[0][0] < total

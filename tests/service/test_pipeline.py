@@ -1,0 +1,386 @@
+"""The stages together: what comes in portions is decided as what comes at once, and what is finished may leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from service.log_batches import (
+    BASE_NS,
+    PERIOD_NS,
+    Kernel,
+    Line,
+    Mark,
+    Tuning,
+    export_batch,
+    init,
+    log_batch,
+    rank_batches,
+)
+
+from ncclscope_service.pipeline import Pipeline, PipelineSettings
+from ncclscope_service.rows import LimitReference, Match
+from ncclscope_service.store import Ids
+from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+
+_SECOND = 1_000_000_000
+_HOSTS = ("node1", "node2")
+
+
+class _Service:
+    def __init__(self, settings: PipelineSettings | None = None) -> None:
+        self.pipeline = Pipeline(settings)
+        self.store = self.pipeline.store
+        self._sessions = 0
+
+    def feed(self, *batches: Batch, job: str = "j") -> None:
+        for batch in batches:
+            self._sessions += 1
+            self.pipeline.feed(batch, agent="a", session=str(self._sessions), job=job)
+
+    def flushed(self, *batches: Batch) -> Columns:
+        """The operations after everything was decided."""
+        self.feed(*batches)
+        self.pipeline.flush(0)
+        return self.store.operations.rows
+
+
+def _part(numbers: range, *, size: int = 4) -> list[Batch]:
+    """That part of a job of four ranks on two hosts, of which each is late in turn."""
+    batches: list[Batch] = []
+    for rank in range(size):
+        host = _HOSTS[rank // 2]
+        late_ns = 10_000 * ((numbers.start + rank) % size)
+        batches += rank_batches(rank, numbers, host=host, pid=10 + rank, size=size, late_ns=late_ns)
+    return batches
+
+
+def _rank_of(rows: Columns, rank: int) -> Columns:
+    found: Columns = rows[rows["member"] == rank]
+    return found
+
+
+def test_portions_give_what_a_flush_at_once_gives() -> None:
+    parts = [_part(range(begin, begin + 25)) for begin in range(0, 150, 25)]
+    whole, live = _Service(), _Service()
+    for part in parts:
+        whole.feed(*part)
+    whole.pipeline.flush(0)
+    for second, part in enumerate(parts):
+        for batch in part:
+            live.feed(batch)
+            live.pipeline.advance(second * _SECOND)
+    assert np.count_nonzero(live.store.operations.rows["finished"]) > 200
+    live.pipeline.flush(60 * _SECOND)
+    for name in (
+        "match", "kernel", "member", "seq", "coll_seq", "start_ns", "end_ns", "wait_ns", "transfer_ns", "algbw",
+        "busbw", "busbw_apparent", "ranks_seen", "finished",
+    ):  # fmt: skip
+        np.testing.assert_array_equal(live.store.operations.rows[name], whole.store.operations.rows[name], name)
+    for name in ("coll_seq", "message_bytes", "transfer_ns", "spread_ns", "wait_ns", "last_rank", "blame_ns", "busbw"):
+        one, other = (np.sort(of.store.collectives.rows, order="coll_seq")[name] for of in (live, whole))
+        np.testing.assert_array_equal(one, other, name)
+    for name in ("operations", "bytes", "matched", "duration_ns", "wait_ns", "collectives", "transfer_ns"):
+        assert live.store.series.rows[name].tolist() == whole.store.series.rows[name].tolist()
+
+
+def test_a_collective_is_measured_over_its_ranks() -> None:
+    service = _Service()
+    batches = [
+        batch for rank in (0, 1) for batch in rank_batches(rank, range(40), pid=10 + rank, late_ns=50_000 * rank)
+    ]
+    found = service.flushed(*batches)
+    assert _rank_of(found, 0)["wait_ns"].tolist() == [50_000] * 40
+    assert _rank_of(found, 1)["wait_ns"].tolist() == [0] * 40
+    assert set(found["transfer_ns"].tolist()) == {130_000}
+    assert set(found["busbw"].tolist()) == {4096e9 / 130_000}  # two ranks: the factor of AllReduce is 1
+    collectives = service.store.collectives.rows
+    assert collectives["last_rank"].tolist() == [1] * 40
+    assert collectives["blame_ns"].tolist() == [50_000] * 40
+    assert (found["limit_reference"] == LimitReference.BASELINE).all()
+
+
+def test_operations_are_held_against_the_best_that_their_series_has_shown() -> None:
+    service = _Service()
+    for rank in (0, 1):
+        service.feed(*rank_batches(rank, range(100), pid=10 + rank))
+    service.pipeline.advance(0)
+    shown = float(service.store.series.rows["baseline"][0])
+    assert shown == 4096e9 / 180_000
+    for rank in (0, 1):
+        service.feed(*rank_batches(rank, range(100, 140), pid=10 + rank))
+    service.pipeline.flush(_SECOND)
+    found = service.store.operations.rows
+    later = found[found["coll_seq"] >= 100]
+    assert (later["limit_reference"] == LimitReference.BASELINE).all()
+    assert set(later["limit"].tolist()) == {shown}
+
+
+def test_logs_alone_are_counted_and_finished_without_a_kernel() -> None:
+    service = _Service()
+    found = service.flushed(*(batch for batch in _part(range(10)) if len(batch.operations)))
+    assert found["finished"].all()
+    assert (found["match"] == Match.NOT_COVERED).all()
+    assert np.isnan(found["busbw"]).all()
+    assert (found["limit_reference"] == NO_NUMBER).all()
+    assert service.store.series.rows[["operations", "matched", "collectives"]].tolist() == [(40, 0, 0)]
+
+
+def test_operations_of_uncaptured_processes_are_given_up_after_a_while() -> None:
+    service = _Service(PipelineSettings(hold_ns=5 * _SECOND))
+    service.feed(rank_batches(0, range(10))[0])
+    service.pipeline.advance(0)
+    service.feed(rank_batches(0, range(10, 15))[0])
+    service.pipeline.advance(3 * _SECOND)
+    assert set(service.store.operations.rows["match"].tolist()) == {Match.PENDING}
+    service.pipeline.advance(5 * _SECOND)
+    assert service.store.operations.rows["match"].tolist() == [Match.NOT_COVERED] * 10 + [Match.PENDING] * 5
+    assert service.store.operations.rows["finished"].tolist() == [True] * 10 + [False] * 5
+    service.pipeline.advance(8 * _SECOND)
+    assert service.store.operations.rows["finished"].all()
+
+
+def test_a_collective_waits_for_a_rank_that_is_slow_to_report() -> None:
+    service = _Service(PipelineSettings(patience_ns=100 * _SECOND))
+    first, second = (rank_batches(rank, range(40), pid=10 + rank) for rank in (0, 1))
+    service.feed(*first, second[0])
+    service.pipeline.advance(0)
+    assert len(service.store.collectives) == 0
+    service.feed(second[1])
+    service.pipeline.advance(50 * _SECOND)
+    assert len(service.store.collectives) > 20
+    assert not service.store.operations.rows["finished"].all()  # the newest may still turn out otherwise
+    service.pipeline.flush(51 * _SECOND)
+    assert len(service.store.collectives) == 40
+
+
+def test_after_patience_a_collective_is_finished_without_the_rank_that_is_missing() -> None:
+    service = _Service(PipelineSettings(patience_ns=100 * _SECOND))
+    service.feed(*rank_batches(0, range(40)), rank_batches(1, range(40), pid=11)[0])
+    service.pipeline.advance(0)
+    service.pipeline.advance(101 * _SECOND)
+    finished = service.store.operations.rows["finished"]
+    assert np.count_nonzero(finished) > 20
+    assert len(service.store.collectives) == 0
+    assert (service.store.operations.rows["transfer_ns"] == NO_TIME_NS).all()
+    assert int(service.store.series.rows["matched"][0]) == np.count_nonzero(finished)
+
+
+def test_finished_operations_may_leave_and_counters_stay() -> None:
+    service = _Service(PipelineSettings(window_ns=10 * _SECOND))
+    parts = [_part(range(begin, begin + 25)) for begin in range(0, 100, 25)]
+    gone = 0
+    for second, part in zip(range(0, 100, 25), parts, strict=True):
+        service.feed(*part)
+        service.pipeline.advance(second * _SECOND)
+        expired = service.pipeline.expired(second * _SECOND)
+        assert service.store.operations.take(expired)["finished"].all()
+        service.pipeline.forget(expired, second * _SECOND)
+        gone += len(expired)
+    assert gone > 0
+    assert service.store.operations.first == gone
+    assert service.store.kernels.first > 0
+    assert service.store.collectives.first > 0
+    service.pipeline.flush(100 * _SECOND)
+    assert service.store.operations.rows["finished"].all()
+    found = service.store.series.rows[["operations", "matched", "collectives"]].tolist()
+    assert found == [(400, 400, 100)]
+
+
+def test_everything_leaves_once_it_is_finished_and_out_of_the_window() -> None:
+    service = _Service(PipelineSettings(window_ns=10 * _SECOND))
+    service.feed(*_part(range(50)))
+    service.pipeline.advance(0)
+    service.pipeline.flush(_SECOND)
+    assert service.pipeline.expired(5 * _SECOND).tolist() == []
+    expired = service.pipeline.expired(10 * _SECOND)
+    assert expired.tolist() == list(range(200))
+    service.pipeline.forget(expired, 10 * _SECOND)
+    assert (len(service.store.operations), len(service.store.kernels)) == (0, 0)
+
+
+def test_more_operations_than_the_window_holds_may_leave_early() -> None:
+    service = _Service(PipelineSettings(window_operations=30))
+    service.feed(*(batch for batch in _part(range(10)) if len(batch.operations)))
+    service.pipeline.flush(0)
+    assert service.pipeline.expired(0).tolist() == list(range(10))
+
+
+def test_an_operation_that_is_still_open_keeps_those_after_it() -> None:
+    service = _Service(PipelineSettings(window_operations=0))
+    service.feed(rank_batches(0, range(5))[0], log_batch([Line(line=1, nranks=1)], pid=11))
+    service.pipeline.advance(0)
+    service.store.operations.rows["finished"][5] = True
+    assert service.pipeline.expired(0).tolist() == []
+
+
+def test_collectives_whose_ranks_disagree_stay_unmeasured_and_are_counted() -> None:
+    service = _Service()
+    sizes: Sequence[dict[int, int] | None] = (None, {5: 2048, 9: 77})
+    batches = [batch for rank in (0, 1) for batch in rank_batches(rank, range(40), pid=10 + rank, counts=sizes[rank])]
+    found = service.flushed(*batches)
+    assert service.store.skipped["unjoinable_collective"] == 2
+    unmeasured = found[found["transfer_ns"] == NO_TIME_NS]
+    assert sorted(unmeasured["coll_seq"].tolist()) == [5, 5, 9, 9]
+    assert np.isnan(unmeasured["busbw"]).all()
+    assert found["finished"].all()
+    assert sorted(set(range(40)) - set(service.store.collectives.rows["coll_seq"].tolist())) == [5, 9]
+
+
+def test_ranks_that_call_another_operation_under_one_number_stay_unmeasured() -> None:
+    service = _Service()
+    first, second = (rank_batches(rank, range(40), pid=10 + rank) for rank in (0, 1))
+    templates = second[0].operation_templates.copy()
+    templates["op"][7] = OPERATION_CODES["Reduce"]
+    names = list(second[1].strings)
+    names[int(second[1].kernel_templates["name"][7])] = "ncclDevKernel_Reduce_Sum_f32_RING_LL"
+    found = service.flushed(
+        *first, replace(second[0], operation_templates=templates), replace(second[1], strings=tuple(names))
+    )
+    assert (found["match"] == Match.MATCHED).all()
+    assert service.store.skipped["unjoinable_collective"] == 1
+    assert 7 not in service.store.collectives.rows["coll_seq"].tolist()
+
+
+def test_kernels_of_one_host_that_do_not_overlap_are_no_collective() -> None:
+    service = _Service()
+    first = rank_batches(0, range(40))
+    second = rank_batches(1, range(40), pid=11, offset_ns=400_000)
+    found = service.flushed(*first, *second)
+    assert (found["match"] == Match.MATCHED).all()
+    assert service.store.skipped["unjoinable_collective"] == 40
+    assert (found["wait_ns"] == NO_TIME_NS).all()
+    assert len(service.store.collectives) == 0
+
+
+def test_a_capture_without_a_session_start_gives_no_coverage() -> None:
+    log, export = rank_batches(0, range(10))
+    (capture,) = export.captures
+    recorded = (capture.start_ns, capture.end_ns)
+    known, unknown = _Service(), _Service()
+    found = known.flushed(log, export_batch([], captured_ns=recorded))
+    assert set(found["match"].tolist()) == {Match.UNMATCHED}
+    nameless = export_batch([], captured_ns=recorded, missing=("TARGET_INFO_SESSION_START_TIME",))
+    found = unknown.flushed(log, nameless)
+    assert set(found["match"].tolist()) == {Match.NOT_COVERED}
+
+
+def _pair(*, size: int = 2) -> Iterable[Batch]:
+    """Rank 0 sends to rank 1 forty times; rank 1 is 100 us late."""
+    for rank, op in enumerate(("Send", "Recv")):
+        lines = [
+            Line(line=2 + k, op=op, op_count=k, root=1 - rank, nranks=size, logged_at_ns=BASE_NS + k * PERIOD_NS)
+            for k in range(40)
+        ]
+        kernels = [
+            Kernel(
+                name="ncclDevKernel_SendRecv", launch_ns=line.logged_at_ns + 5_000, correlation_id=1 + k,
+                start_ns=line.logged_at_ns + 10_000 + 100_000 * rank, end_ns=line.logged_at_ns + 400_000,
+            )
+            for k, line in enumerate(lines)
+        ]  # fmt: skip
+        yield log_batch(lines, pid=10 + rank, events=[init(line=1, pid=10 + rank, rank=rank, nranks=size, comm_id=1)])
+        yield export_batch(kernels, pid=10 + rank, captured_ns=(BASE_NS - PERIOD_NS, BASE_NS + 41 * PERIOD_NS))
+
+
+def test_a_send_and_its_receive_are_measured_together() -> None:
+    service = _Service()
+    found = service.flushed(*_pair())
+    assert _rank_of(found, 0)["wait_ns"].tolist() == [100_000] * 40
+    assert _rank_of(found, 1)["wait_ns"].tolist() == [0] * 40
+    assert set(found["transfer_ns"].tolist()) == {290_000}
+    assert set(found["busbw"].tolist()) == {4096e9 / 290_000}
+    assert set(found["ranks_seen"].tolist()) == {2}
+    assert service.store.communicators[0].parallelism == "PP"
+    assert (service.store.collectives.rows["coll_seq"] == NO_NUMBER).all()
+
+
+def test_a_send_whose_receive_never_comes_is_finished_without_a_transfer() -> None:
+    service = _Service(PipelineSettings(patience_ns=10 * _SECOND))
+    sends = list(_pair())[:2]
+    service.feed(*sends)
+    service.pipeline.advance(0)
+    service.pipeline.advance(11 * _SECOND)
+    service.pipeline.flush(12 * _SECOND)
+    found = service.store.operations.rows
+    assert found["finished"].all()
+    assert (found["match"] == Match.MATCHED).all()
+    assert (found["transfer_ns"] == NO_TIME_NS).all()
+
+
+def test_one_rank_alone_needs_no_kernel_and_waits_for_nobody() -> None:
+    service = _Service()
+    service.feed(
+        log_batch([Line(line=2, nranks=1)], events=[init(line=1, nranks=1, comm_id=1)]),
+        export_batch([], captured_ns=(BASE_NS, BASE_NS + PERIOD_NS)),
+    )
+    service.pipeline.advance(0)
+    (row,) = service.store.operations.rows
+    assert int(row["match"]) == Match.NO_KERNEL
+    assert bool(row["finished"])
+
+
+def test_bytes_tuning_lines_and_iterations_are_noted_on_the_way() -> None:
+    service = _Service()
+    log, export = rank_batches(0, range(40))
+    tuned = log_batch(
+        [Line(line=2, count=7, logged_at_ns=BASE_NS)], events=[init(line=1, pid=12, comm_id=2, nranks=1)], pid=12,
+        tunings=[Tuning(line=3, bytes=28, channels=4), Tuning(line=4, bytes=1)],
+    )  # fmt: skip
+    marks = [Mark(text="iteration 5", start_ns=BASE_NS, end_ns=BASE_NS + 20 * PERIOD_NS)]
+    service.feed(tuned)
+    found = service.flushed(log, export_batch([], marks=marks, name="marks"), export)
+    assert (int(found["message_bytes"][0]), int(found["channels"][0])) == (28, 4)
+    assert service.pipeline.unattached_tunings == 1
+    assert found["iteration"][1:].tolist() == [5] * 20 + [NO_NUMBER] * 20
+
+
+def test_stamps_in_another_zone_are_moved_process_by_process() -> None:
+    service = _Service()
+    hour_ns = 3600 * _SECOND
+    log, export = rank_batches(0, range(40))
+    operations = log.operations.copy()
+    operations["logged_at_ns"] += hour_ns
+    service.feed(replace(log, operations=operations), export, rank_batches(1, range(40), pid=11)[0])
+    asked: list[tuple[int, int]] = []
+
+    def fit(stamps: Ids, launches: Ids) -> int | None:
+        asked.append((len(stamps), len(launches)))
+        return hour_ns
+
+    assert service.pipeline.shift_stamps(fit) == {0: hour_ns}
+    assert asked == [(40, 40)]
+    times = service.store.operations.rows["logged_at_ns"].tolist()
+    assert times == [BASE_NS + k * PERIOD_NS for k in range(40)] * 2
+    assert service.pipeline.shift_stamps(lambda stamps, launches: None) == {}
+
+
+def test_ranks_and_parallelism_are_told_as_soon_as_members_are_known() -> None:
+    service = _Service()
+    service.feed(*_part(range(30)))
+    service.pipeline.advance(0)
+    assert [member.global_rank for member in service.store.members] == [0, 1, 2, 3]
+    assert [member.local_rank for member in service.store.members] == [0, 1, 0, 1]
+    assert service.store.communicators[0].parallelism == "WORLD"
+
+
+def test_jobs_do_not_meet() -> None:
+    service = _Service()
+    for job in ("one", "two"):
+        for rank in (0, 1):
+            service.feed(*rank_batches(rank, range(40), pid=10 + rank, host=job), job=job)
+    service.pipeline.flush(0)
+    assert [(each.job, each.comm_id) for each in service.store.communicators] == [("one", "0xc0"), ("two", "0xc0")]
+    assert len(service.store.collectives) == 80
+
+
+def test_an_empty_pipeline_can_be_advanced_and_flushed() -> None:
+    service = _Service()
+    service.pipeline.advance(0)
+    expired = service.pipeline.expired(0)
+    service.pipeline.forget(expired, 0)
+    service.pipeline.flush(1)
+    assert expired.tolist() == []
+    assert service.store.findings == []
