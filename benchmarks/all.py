@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUNS = (
+RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Lines parsed", "parse_lines.py", ["--repeat", "3"]),
     ("Operations aligned", "align.py", []),
     ("The pipeline from batches to measures", "pipeline.py", []),

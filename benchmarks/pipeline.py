@@ -38,9 +38,7 @@ def main() -> None:
     operations = pipeline.store.operations.rows
     matched = int((operations["match"] == 1).sum())
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"| {len(operations)} | {seconds:.2f} | {len(operations) / seconds:,.0f} | {matched} | {peak_mib:.0f} MiB |"
-    )
+    print(f"| {len(operations)} | {seconds:.2f} | {len(operations) / seconds:,.0f} | {matched} | {peak_mib:.0f} MiB |")
 
 
 def read(folder: Path) -> list[Batch]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from ncclscope_agent.sources.nsys_complete import look_at
 from ncclscope_agent.sources.nsys_export import EXPORT_END, ExportLimits, broken_export, export_key, read_export
 from ncclscope_agent.sources.nsys_report import EXPORT_SUFFIX, REPORT_SUFFIX, export_of, export_report
@@ -16,6 +18,8 @@ from ncclscope_agent.sources.nsys_waiting import Timing, Waiting
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import SourceError
 from ncclscope_wire.records import Source, SourceKind
+
+_log = structlog.get_logger(__name__)
 
 _NSYS_TIMEOUT_S: Final = 600.0
 
@@ -39,8 +43,9 @@ class ExportFollower:
     """Finds exports and reports in directories and turns each into batches, once.
 
     `host` is the host of exports that record none. `is_applied` says which position of a source the service
-    has, by Source.key; None where it does not know the source. Where the file lies below one of the
-    directories, its source is named by the path relative to it. Hidden files and links are left alone.
+    has, by Source.key; None where it does not know the source. A source is named by the directory's own name and
+    the path below it, such as node01/capture_0000.sqlite: nodes often name their captures alike. Hidden files and
+    links are left alone. A directory that is not there is told of in the log, once, and again when it has come.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class ExportFollower:
         self._timing = timing or Timing()
         self._work_directory = work_directory
         self._files: dict[Path, _Followed] = {}
+        self._missing = set[Path]()
         self._nudged = threading.Event()
         self._next_scan_ns: int | None = None
         self._said_nsys_missing = False
@@ -122,11 +128,24 @@ class ExportFollower:
 
     def _scan(self) -> None:
         for directory in self._directories:
+            self._tell_whether_there(directory)
+            named = Path(Path(os.path.abspath(directory)).name)
             for path in _found_below(directory):
                 if path not in self._files:
                     patience = self._timing.report_grace_ns if _is_report(path) else self._timing.settle_ns
                     waiting = Waiting(self._timing, patience)
-                    self._files[path] = _Followed(name=str(path.relative_to(directory)), waiting=waiting)
+                    self._files[path] = _Followed(name=str(named / path.relative_to(directory)), waiting=waiting)
+
+    def _tell_whether_there(self, directory: Path) -> None:
+        """Says that a directory is missing, and that it is no longer, once each."""
+        if directory.is_dir():
+            if directory in self._missing:
+                self._missing.discard(directory)
+                _log.info("exports_directory", said=f"directory {directory} is there now")
+        elif directory not in self._missing:
+            self._missing.add(directory)
+            said = "is not a directory" if directory.exists() else "does not exist yet"
+            _log.warning("exports_directory", said=f"directory {directory} {said}")
 
     def _export(self, path: Path, now_ns: int) -> Iterator[Batch]:
         """The batches of one export that is due."""
@@ -197,7 +216,7 @@ class ExportFollower:
 @dataclass(slots=True)
 class _Followed:
     name: str
-    """Path relative to the directory in which it was found."""
+    """The name of the directory in which it was found, and the path below it."""
     waiting: Waiting
     mtime_ns: int = 0
 

@@ -8,14 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from ncclscope_agent.app import Followed
 from ncclscope_agent.config import AgentSettings, zone_offset_ns
 from ncclscope_agent.exports import ExportFollower
-from ncclscope_agent.files import LogFollower
+from ncclscope_agent.files import LogFollower, PathPatterns
 from ncclscope_agent.health import FollowerStatistics
 from ncclscope_agent.watch import DirectoryWatch
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
+
+_log = structlog.get_logger(__name__)
 
 _REFRESH_NS: Final = 2_000_000_000
 """How often directories that were not there are looked for."""
@@ -30,12 +34,15 @@ class FollowedLogs:
         self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
         """To be started by the owner."""
         self._refresh_at_ns = 0
+        self._unseen = dict.fromkeys(patterns, False)
+        """Patterns that nothing has matched so far, and whether that was said."""
 
     def poll(self, now_wall_ns: int) -> Iterable[Batch]:
         """What the files that match say that is new."""
         if now_wall_ns >= self._refresh_at_ns:
             self._refresh_at_ns = now_wall_ns + _REFRESH_NS
             self.watch.refresh()
+            self._tell_what_matches()
         return self._follower.poll(now_wall_ns)
 
     def reset(self, positions: Mapping[str, Position]) -> None:
@@ -49,6 +56,17 @@ class FollowedLogs:
     def statistics(self) -> FollowerStatistics:
         """What was read so far."""
         return replace(self._follower.statistics(), has_more=self._follower.has_more)
+
+    def _tell_what_matches(self) -> None:
+        """Says that nothing matches a pattern, once, and when something does. A typing error shows like this."""
+        for pattern, was_said in list(self._unseen.items()):
+            if PathPatterns([pattern]).paths():
+                del self._unseen[pattern]
+                if was_said:
+                    _log.info("logs_pattern", said=f"files match {pattern} now")
+            elif not was_said:
+                self._unseen[pattern] = True
+                _log.warning("logs_pattern", said=f"no file matches {pattern} yet")
 
 
 class FollowedExports:

@@ -16,6 +16,10 @@ MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 """Longest payload. A batch of 16 MiB holds 700,000 operations; readers cut far earlier (64 KiB to 4 MiB).
 Precedents: gRPC refuses messages over 4 MiB, Kafka over 1 MiB, both by default."""
 
+_HTTP_METHODS: Final = frozenset({b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC"})
+"""How requests begin. *Source:* RFC 9110, section 9. As lengths all are over 1 GB, so no frame begins like that."""
+_HTTP_ANSWER: Final = b"HTTP"
+
 
 def encode_frame(payload: bytes, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """The payload with its length before it.
@@ -70,7 +74,17 @@ class Deframer:
             return None
         length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
         if length > self._max_frame_bytes:
-            self._fault = f"a frame announces {length} bytes: the limit is {self._max_frame_bytes} bytes"
+            self._fault = self._why_too_long(bytes(self._buffer[:HEADER_BYTES]), length)
             self._buffer.clear()
             raise ProtocolError(self._fault)
         return HEADER_BYTES + length
+
+    def _why_too_long(self, header: bytes, length: int) -> str:
+        """The sentence about a frame over the limit; a header of HTTP tells that the ports were mixed up."""
+        if header == _HTTP_ANSWER:
+            return "this is an HTTP port: agents connect to the service's port for agents (serve --listen)"
+        if header in _HTTP_METHODS:
+            return (
+                "this port is for agents: the page, /metrics and the API are at the service's HTTP port (serve --http)"
+            )
+        return f"a frame announces {length} bytes: the limit is {self._max_frame_bytes} bytes"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ncclscope.extras import require_service
+from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope_wire.errors import ConfigError
 
@@ -51,6 +51,7 @@ def analyze(
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
+    require_writable(out, "--out")
     settings = PipelineSettings(sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node)
     try:
         run = run_offline(list(paths), job=job, settings=settings, log_timezone=log_timezone, progress=_progress)

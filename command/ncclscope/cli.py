@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
 from typing import Final
 
 import click
+import structlog
 
 from ncclscope import __version__
 from ncclscope_wire.errors import NcclscopeError
@@ -20,9 +23,20 @@ _COMMANDS: Final = {
 }
 """Subcommand to the module and object that hold it: imported when it is asked for, to start fast."""
 
+_ADVICE: Final = {
+    "PermissionError": "give this user the right to it, or name another path",
+    "FileNotFoundError": "make its folder, or name another path",
+    "NotADirectoryError": "a part of this path is a file: name another path",
+}
+"""What to do about an error of the operating system, by its class."""
+
 
 class _Commands(click.Group):
-    """Imports a subcommand when it is asked for, and turns our own errors into a sentence and an exit code."""
+    """Imports a subcommand when it is asked for, and turns what a user can mend into a sentence and exit code 1.
+
+    That is every NcclscopeError, and every OSError that names a file, alone or in groups of such. Anything else is a
+    bug and shows where it happened.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The subcommands in the order in which a newcomer meets them."""
@@ -42,11 +56,36 @@ class _Commands(click.Group):
         """Runs the subcommand."""
         try:
             return super().invoke(ctx)
-        except NcclscopeError as error:
-            raise click.ClickException(str(error)) from error
+        except (NcclscopeError, OSError, ExceptionGroup) as error:
+            sentences = [_sentence(single) for single in _singles(error)]
+            told = list(dict.fromkeys(sentence for sentence in sentences if sentence is not None))
+            if len(told) == 0 or None in sentences:
+                raise
+            raise click.ClickException("; ".join(told)) from error
+
+
+def _singles(error: Exception) -> Iterator[Exception]:
+    """The errors in a group and in the groups in it; a single error itself."""
+    if not isinstance(error, ExceptionGroup):
+        yield error
+        return
+    for inner in error.exceptions:
+        yield from _singles(inner)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What is wrong, where, and what to do; None for a bug."""
+    if isinstance(error, NcclscopeError):
+        return str(error)
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    advice = _ADVICE.get(type(error).__name__, "mend that, or name another path")
+    return f"{error.filename}: {error.strerror or error}: {advice}"
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ncclscope")
 def main() -> None:
     """Live monitoring of NCCL communication: how fast it is, who waits for whom, and what is stuck."""
+    # What a subcommand gives is on stdout (`agent --print` in a pipe); what it tells of itself is not part of it.
+    structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

@@ -16,21 +16,26 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final, cast
 
 import click
 
-from ncclscope.extras import require_service
+from ncclscope.extras import require_service, require_writable
+from ncclscope.simulate import configuration_of
 from ncclscope.snapshot import fetch_snapshot
 
 _START_SECONDS: Final = 30
 _STOP_SECONDS: Final = 30
-_SETTLE_SECONDS: Final = 15
+_SETTLE_SECONDS: Final = 60
+_STILL_SECONDS: Final = 2.0
+"""Nothing is open and nothing came for so long: agents look for exports several times in it."""
+_STUCK_SECONDS: Final = 5.0
+"""Something is open, but nothing came for so long: it will stay open."""
 DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,factor=0.5,from=120")
 """What the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes that
 degrades after three quarters of a minute, when it is known how fast it was."""
@@ -67,10 +72,16 @@ def demo(
 ) -> None:
     """Run the whole loop on this machine, without a GPU: a simulated cluster, real agents, a real service."""
     require_service()
+    simulator = ["--seed", str(seed), "--capture", capture, "--nccl", nccl, *_fault_options(faults)]
+    _check_simulator(simulator)
+    if snapshot_to is not None:
+        require_writable(snapshot_to, "--snapshot")
+    if keep is not None:
+        require_writable(keep, "--keep")
     with _folder(keep) as folder:
         run = DemoRun(
             folder=folder,
-            simulator=["--seed", str(seed), "--capture", capture, "--nccl", nccl, *_fault_options(faults)],
+            simulator=simulator,
             http_port=_free_port(http_port),
             agents_port=_free_port(0),
         )
@@ -152,15 +163,10 @@ class DemoRun:
         self._end("cluster")
 
     def wait_until_settled(self) -> None:
-        """Waits until the service has all that the agents could read."""
-        seen, since = None, time.monotonic()
-        until = since + _SETTLE_SECONDS
-        while time.monotonic() < until:
-            now = _progress_of(self.url)
-            if now != seen:
-                seen, since = now, time.monotonic()
-            elif time.monotonic() - since > 3:
-                return
+        """Waits until the service has decided all that the agents could read."""
+        settling = Settling()
+        until = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < until and not settling.is_over(_jobs_of(self.url), time.monotonic()):
             time.sleep(0.5)
 
     def stop(self) -> None:
@@ -205,6 +211,26 @@ class DemoRun:
         return text.splitlines()[-1] if text else "it said nothing"
 
 
+@dataclass(slots=True)
+class Settling:
+    """Watches a service work off what it was sent, from one look at its jobs to the next."""
+
+    _seen: object = None
+    _since: float = 0.0
+
+    def is_over(self, jobs: Sequence[Mapping[str, Any]], now: float) -> bool:
+        """Whether nothing is open any more, or what is open stays so. `now` in seconds, of any clock.
+
+        Nothing that is open does not suffice: what an agent has not read yet is not open either.
+        """
+        progress = [(job.get("operations"), job.get("alignment")) for job in jobs]
+        if progress != self._seen:
+            self._seen, self._since = progress, now
+            return False
+        is_open = not jobs or any(job["alignment"]["pending"] for job in jobs)
+        return now - self._since >= (_STUCK_SECONDS if is_open else _STILL_SECONDS)
+
+
 @contextmanager
 def _folder(keep: Path | None) -> Generator[Path]:
     """The folder of the run: the one that is to be kept, emptied of an earlier run, or a temporary one."""
@@ -239,6 +265,14 @@ def _fault_options(faults: tuple[str, ...]) -> Iterator[str]:
         yield fault
 
 
+def _check_simulator(arguments: Sequence[str]) -> None:
+    """Ends the demo as wrong usage where its cluster could not be simulated, before anything is started."""
+    try:
+        configuration_of(["--live", "--out", ".", *_LAYOUT, *arguments])
+    except click.UsageError as error:
+        raise click.UsageError(error.format_message()) from error
+
+
 def _free_port(wanted: int) -> int:
     """That port, or any free one where it is 0 or taken."""
     for port in (wanted, 0):
@@ -259,14 +293,13 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _progress_of(url: str) -> object:
-    """A value that changes as long as the service learns something."""
+def _jobs_of(url: str) -> list[dict[str, Any]]:
+    """The jobs of a service's overview; none where it does not answer."""
     try:
         with urllib.request.urlopen(f"{url}/api/overview", timeout=10) as answer:
-            overview = json.loads(answer.read())
+            return cast("list[dict[str, Any]]", json.loads(answer.read())["jobs"])
     except (urllib.error.URLError, OSError, ValueError):
-        return None
-    return [(job.get("operations"), job.get("alignment")) for job in overview["jobs"]]
+        return []
 
 
 def _say_where(run: DemoRun) -> None:

@@ -1,8 +1,10 @@
-"""Says what to install when a subcommand needs packages that the base install does not bring."""
+"""What a subcommand needs before it begins: packages that the base install does not bring, folders to write to."""
 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
+from pathlib import Path
 from typing import Final
 
 import click
@@ -18,3 +20,19 @@ def require_service() -> None:
             f"this needs the packages of the service ({', '.join(missing)} missing): "
             "install them with `pip install 'ncclscope[service]'`"
         )
+
+
+def require_writable(folder: Path, option: str) -> None:
+    """Makes the folder if need be, and ends the command with a sentence where no file can be written into it.
+
+    Better said before the work than after it. `option` is the flag that named the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.ClickException(
+            f"{option}: cannot write into {folder.absolute()}: {error.strerror or error}. "
+            f"Name a folder that this user may make or write to with {option}"
+        ) from error

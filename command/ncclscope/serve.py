@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ncclscope import __version__
-from ncclscope.extras import require_service
+from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 
 
@@ -47,6 +47,9 @@ def serve(listen: str, http: str, data: Path, snapshot_on_end: Path | None, size
 
     agents_host, agents_port = _address(listen, "--listen")
     http_host, http_port = _address(http, "--http")
+    require_writable(data, "--data")
+    if snapshot_on_end is not None:
+        require_writable(snapshot_on_end, "--snapshot-on-end")
     settings = ServiceSettings(
         version=__version__,
         agents=ListenSettings(host=agents_host, port=agents_port),

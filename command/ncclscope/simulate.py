@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack, cast
 
 import click
 
@@ -109,6 +110,19 @@ def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Give
             write(config, out)
     except (FileExistsError, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def configuration_of(arguments: Sequence[str]) -> SimulationConfig:
+    """The job that `ncclscope simulate ARGUMENTS` would write; nothing is written.
+
+    Raises:
+        click.UsageError: the arguments are wrong.
+    """
+    with simulate.make_context("simulate", list(arguments)) as context:
+        given = dict(context.params)
+        given.pop("out")
+        given.pop("seconds")
+        return _config(cast(_Given, given), bool(given.pop("live")))
 
 
 def _config(given: _Given, live: bool) -> SimulationConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import urllib.error
@@ -12,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import click
+
+from ncclscope.extras import require_writable
 
 _PATIENCE_SECONDS: Final = 600
 
@@ -25,6 +28,7 @@ _PATIENCE_SECONDS: Final = 600
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last so many minutes.")
 def snapshot(out: Path, service: str, job: str | None, minutes: float | None) -> None:
     """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes."""
+    require_writable(out, "--out")
     for name in fetch_snapshot(service, out, job=job, minutes=minutes):
         click.echo(out / name)
 
@@ -43,6 +47,10 @@ def fetch_snapshot(service: str, out: Path, *, job: str | None = None, minutes: 
             packed = io.BytesIO(answer.read())
     except urllib.error.HTTPError as error:
         raise click.ClickException(f"{url}: {_reason(error)}") from error
+    except http.client.HTTPException as error:
+        raise click.ClickException(
+            f"{service} does not speak HTTP: is it the port for agents? Name the service's HTTP address with --service"
+        ) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise click.ClickException(
             f"no service answers at {service}: {error}. Start one with `ncclscope serve`, or name it with --service"

@@ -16,11 +16,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.coverage import Coverage
+from ncclscope_service.orphans import CONTEXT, Placing, ThreadMemory, place_by_time
 from ncclscope_service.rows import Match
 from ncclscope_service.signatures import Signatures
-from ncclscope_service.track import TRACK_KERNEL, Lanes, Outcome, Track
+from ncclscope_service.track import TRACK_KERNEL, UNANCHORED, Lanes, Outcome, Track
 from ncclscope_service.translate import Counting, Translator, rules_of
-from ncclscope_service.unmatched import Coverage, Undecided
+from ncclscope_service.unmatched import Undecided
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -93,6 +95,15 @@ _FINEST_NS: Final = 100_000
 
 _FAR_FUTURE: Final = 2**62
 
+_UNSURE_NS: Final = 1_000_000
+"""Two threads' launches may be numbered in another order than they are timed, by this much."""
+
+_NEAR_NS: Final = 1_000_000_000
+"""Lines this much older than the launch before an orphan are looked at, for it."""
+
+_AFTER_ORPHANS: Final = 256
+"""Kernels behind an orphan that are looked at, to tell which lines are theirs."""
+
 
 def blank_operations(count: int) -> Columns:
     """Rows of ALIGN_OPERATION in which everything that may be unknown is."""
@@ -142,6 +153,12 @@ class ProcessAligner:
     _undecided: Undecided = field(default_factory=Undecided)
     _first_kernels: Columns = field(default_factory=lambda: np.empty(0, dtype=ALIGN_KERNEL))
     _first_stamps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _held: Columns = field(default_factory=lambda: np.empty(0, dtype=ALIGN_KERNEL))
+    """Kernels from the first on whose thread or launch time cannot be told yet."""
+    _held_since_ns: int = _FAR_FUTURE
+    """The launch before the first held kernel: from there on nothing can be decided by time."""
+    _placed_until_ns: int = NO_TIME_NS
+    _threads: ThreadMemory = field(default_factory=ThreadMemory)
     _out: list[Columns] = field(default_factory=list[Columns])
     _operations: int = 0
     _stamped_until_ns: int = NO_TIME_NS
@@ -160,7 +177,9 @@ class ProcessAligner:
         tracks = self._tracks.values()
         return AlignerStatistics(
             pending_launches=sum(len(track.launches) for track in tracks),
-            pending_kernels=sum(len(track.kernels) for track in tracks) + sum(map(len, self._waiting_kernels)),
+            pending_kernels=sum(len(track.kernels) for track in tracks)
+            + sum(map(len, self._waiting_kernels))
+            + len(self._held),
             undecided=len(self._undecided),
             late_kernels=sum(track.late_kernels for track in tracks),
             replayed_kernels=self._replayed,
@@ -212,8 +231,11 @@ class ProcessAligner:
         until_ns = self._kernels_known_until(final=final)
         if not self._place_kernels(until_ns, final=final):
             return
+        until_ns = min(until_ns, self._held_since_ns - _UNSURE_NS)
         for track in self._tracks.values():
             self._settle(track, self._pair(track, until_ns, final=final))
+            while track.is_at_border:
+                self._settle(track, self._pair(track, until_ns, final=final))
             self._limit(track)
         self._emit_undecided(final=final)
 
@@ -254,6 +276,7 @@ class ProcessAligner:
                 return False
             rows, self._first_kernels = self._first_kernels, self._first_kernels[:0]
             self._first_stamps = self._first_stamps[:0]
+        rows = self._placed(rows, final=final)
         if len(rows) == 0:
             return True
         known = self._track_kernels(rows)
@@ -263,6 +286,84 @@ class ProcessAligner:
         for tid in np.unique(rows["launch_tid"]).tolist():
             self._track(tid).add_kernels(known[rows["launch_tid"] == tid])
         return True
+
+    def _placed(self, rows: Columns, *, final: bool) -> Columns:
+        """Kernels with thread and launch time told where an export lacks the launch call; the rest is held."""
+        if len(self._held) == 0 and (rows["launch_start_ns"] != NO_TIME_NS).all() and self._is_timed:
+            if len(rows):
+                self._placed_until_ns = max(self._placed_until_ns, int(rows["launch_start_ns"].max()))
+            return rows
+        rows = np.concatenate([self._held, rows])
+        rows = rows[np.argsort(rows["correlation_id"], kind="stable")]
+        if self._is_timed:
+            return self._placed_by_time(rows, final=final)
+        if not self._is_threaded:
+            return rows
+        orphans = np.flatnonzero(rows["launch_tid"] == NO_NUMBER)
+        early = orphans[orphans + CONTEXT >= len(rows)]
+        amount = len(rows) if final or len(early) == 0 else int(early[0])
+        symbols = (self._kernel_lanes.number(rows).astype(np.int64) << 16) | rows["kernel_class"]
+        rows["launch_tid"][:amount] = self._threads.recall(symbols, rows["launch_tid"].copy(), amount)
+        self._held = rows[amount:]
+        return rows[:amount]
+
+    def _placed_by_time(self, rows: Columns, *, final: bool) -> Columns:
+        is_orphan = rows["launch_start_ns"] == NO_TIME_NS
+        before_ns = np.maximum.accumulate(np.where(is_orphan, self._placed_until_ns, rows["launch_start_ns"]))
+        latest_ns = np.minimum.accumulate(_launch_time(rows)[::-1])[::-1]
+        pending = None if final else self._translator.first_pending()
+        told_until_ns = min(self._stamped_until_ns, pending[1]) if pending else self._stamped_until_ns
+        early = np.flatnonzero(is_orphan & (latest_ns >= told_until_ns))
+        amount = len(rows) if final or len(early) == 0 else int(early[0])
+        self._held, rows = rows[amount:], rows[:amount].copy()
+        self._held_since_ns = int(before_ns[amount]) if amount < len(before_ns) else _FAR_FUTURE
+        orphans = np.flatnonzero(rows["launch_start_ns"] == NO_TIME_NS)
+        if len(orphans):
+            self._place_orphans(rows, orphans, int(before_ns[orphans[0]]))
+        known = rows["launch_start_ns"][rows["launch_start_ns"] != NO_TIME_NS]
+        if len(known):
+            self._placed_until_ns = max(self._placed_until_ns, int(known.max()))
+        return rows
+
+    def _place_orphans(self, rows: Columns, orphans: NDArray[np.intp], since_ns: int) -> None:
+        """Gives orphans the time just after the line that they belong to."""
+        if not self._tracks:
+            return
+        kernels, until_ns = self._track_kernels(rows), int(_launch_time(rows)[orphans].max())
+        tids = rows["launch_tid"] if self._is_threaded else np.zeros(len(rows), dtype=np.int64)
+        pending = [
+            (track.kernels[track.kernels["time_ns"] >= since_ns - _NEAR_NS], tid) for tid, track in self._tracks.items()
+        ]
+        kernels = np.concatenate([*(own for own, _ in pending), kernels])
+        tids = np.concatenate([*(np.full(len(own), tid, dtype=np.int64) for own, tid in pending), tids])
+        order = np.argsort(kernels["correlation_id"], kind="stable")
+        places = np.argsort(order)[len(kernels) - len(rows) :][orphans]
+        launches, continues = self._lines_between(since_ns - _NEAR_NS, until_ns + _NEAR_NS, kernels, tids)
+        if len(launches) == 0:
+            return
+        kernels, tids = kernels[order], tids[order]
+        last = int(places[-1]) + _AFTER_ORPHANS
+        given = Placing(launches, kernels[:last], tids[:last], self._lanes.fits(launches, kernels[:last]), continues)
+        times, threads = place_by_time(given, places)
+        found = times != NO_TIME_NS
+        rows["launch_start_ns"][orphans[found]] = times[found]
+        rows["launch_tid"][orphans[found]] = threads[found]
+
+    def _lines_between(
+        self, since_ns: int, until_ns: int, kernels: Columns, tids: NDArray[np.int64]
+    ) -> tuple[Columns, NDArray[np.bool_]]:
+        """Pending launches of all threads logged between two times, and which are launched with their next one."""
+        found: list[Columns] = []
+        together: list[NDArray[np.bool_]] = []
+        for tid, track in self._tracks.items():
+            near, joins = track.launched_together(since_ns, until_ns, kernels[(tids == tid) & ~kernels["is_orphan"]])
+            own = near.copy()
+            own["tid"] = tid
+            found.append(own)
+            together.append(joins)
+        launches, continues = np.concatenate(found), np.concatenate(together)
+        order = np.argsort(launches["logged_at_ns"], kind="stable")
+        return launches[order], continues[order]
 
     def _take_kernels(self, until_ns: int) -> Columns:
         if not self._waiting_kernels:
@@ -277,6 +378,7 @@ class ProcessAligner:
         known["id"], known["correlation_id"] = rows["id"], rows["correlation_id"]
         known["time_ns"] = _launch_time(rows)
         known["lane"] = self._kernel_lanes.number(rows)
+        known["is_orphan"] = rows["launch_start_ns"] == NO_TIME_NS
         known["device"] = rows["device_id"]
         known["kernel_class"], known["data_type"] = rows["kernel_class"], rows["data_type"]
         return known
@@ -288,6 +390,7 @@ class ProcessAligner:
         rows = self._first_kernels[np.argsort(self._first_kernels["correlation_id"], kind="stable")][:_FIRST_LOOK]
         if len(rows) < _FIRST_LOOK and not final:
             return False
+        rows = _without_orphans(rows)
         tids = set(np.unique(rows["launch_tid"]).tolist())
         is_threaded = len(rows) > 0 and tids <= self._operation_tids
         stamps = self._first_stamps
@@ -304,9 +407,10 @@ class ProcessAligner:
         self._is_timed = is_timed
         if len(rows) and not (is_threaded and starts_clean):
             self._merge_tracks()
-            self._track(0).is_anchored = bool(
-                is_timed or self._track(0).agrees_with(self._track_kernels(rows), collapse=self._collapses, enough=True)
+            is_anchored = is_timed or self._track(0).agrees_with(
+                self._track_kernels(rows), collapse=self._collapses, enough=True
             )
+            self._track(0).trust = 1.0 if is_anchored else UNANCHORED
         return True
 
     def _starts_clean(self, rows: Columns, *, final: bool) -> bool | None:
@@ -353,7 +457,9 @@ class ProcessAligner:
         before_op = pending[0] if pending and not self._is_threaded else _FAR_FUTURE
         signatures = self._translator.signatures
         kinds = signatures.rows if len(signatures) else np.empty(0, dtype=ALIGN_OPERATION)
-        return track.pair_by_order(before_op=before_op, collapse=self._collapses, kinds=kinds, final=final)
+        return track.pair_by_order(
+            before_op=before_op, collapse=self._collapses, kinds=kinds, coverage=self._coverage, final=final
+        )
 
     def _settle(self, track: Track, outcome: Outcome) -> None:
         """Gives out what was matched, and keeps the rest until it is known whether it was captured."""
@@ -404,6 +510,14 @@ class ProcessAligner:
         rows["operation"], rows["kernel"], rows["launch"] = operations, kernels, launches
         rows["match"], rows["confidence"] = match, confidence
         self._out.append(rows)
+
+
+def _without_orphans(rows: Columns) -> Columns:
+    """The kernels before the first whose launch call is in no export; or after the last, where those come first."""
+    orphans = np.flatnonzero((rows["launch_tid"] == NO_NUMBER) & (rows["launch_start_ns"] == NO_TIME_NS))
+    if len(orphans) == 0 or len(orphans) == len(rows):
+        return rows
+    return rows[: orphans[0]] if orphans[0] >= len(rows) // 2 else rows[orphans[-1] + 1 :]
 
 
 def _launch_time(rows: Columns) -> NDArray[np.int64]:

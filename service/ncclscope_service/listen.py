@@ -7,6 +7,7 @@ time, in the order in which the receiver accepted the batches.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import anyio
 import structlog
 from anyio.abc import ByteStream, TaskStatus
 
-from ncclscope_service.receive import Outcome, Received, Receiver
+from ncclscope_service.receive import AgentRecord, Arrival, Outcome, Received, Receiver
+from ncclscope_wire.errors import ConfigError
 
 _log = structlog.get_logger(__name__)
 
@@ -79,9 +81,17 @@ class Listener:
         """Serves until cancelled; reports the port once agents can connect.
 
         Raises:
-            OSError: the address cannot be bound.
+            ConfigError: the address cannot be bound.
         """
-        listener = await anyio.create_tcp_listener(local_host=self._settings.host, local_port=self._settings.port)
+        host, port = self._settings.host, self._settings.port
+        try:
+            listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+        except OSError as error:
+            hint = "is another service running? " if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(
+                f"cannot listen for agents on {host}:{port}: {error.strerror or error}; "
+                f"{hint}choose another address with --listen HOST:PORT"
+            ) from error
         async with listener:
             self._port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
             _log.info("listening_for_agents", host=self._settings.host, port=self._port)
@@ -107,29 +117,43 @@ class Listener:
             self._connections += 1
             self._accepted += 1
             self._receiver.open(number)
+            why: str | None = None  # it stays so where the service itself stops
             try:
-                await self._converse(number, stream)
-            except TimeoutError:
-                self._silent += 1
-                _log.warning("agent_silent", connection=number)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
-                pass  # Agents come and go; agents() says who is connected.
+                why = await self._converse_to_the_end(number, stream)
             finally:
                 self._connections -= 1
-                self._receiver.on_disconnected(number)
+                lost = self._receiver.on_disconnected(number)
+                if lost is not None and why is not None:
+                    _tell_lost(lost, why)
 
-    async def _converse(self, number: int, stream: ByteStream) -> None:
+    async def _converse_to_the_end(self, number: int, stream: ByteStream) -> str:
+        """Why the conversation was over."""
+        try:
+            return await self._converse(number, stream)
+        except TimeoutError:
+            self._silent += 1
+            if not self._receiver.is_established(number):
+                _log.warning("agent_silent", connection=number)
+            return "it was silent for too long"
+        except anyio.EndOfStream:
+            return "the connection was closed"
+        except (anyio.BrokenResourceError, OSError) as error:
+            return f"the connection broke: {error.__cause__ or error}".rstrip(": ")
+
+    async def _converse(self, number: int, stream: ByteStream) -> str:
         hello_deadline = anyio.current_time() + self._settings.hello_seconds
-        is_over = False
-        while not is_over:
+        while True:
             data = await self._receive(number, stream, hello_deadline)
             outcome = await self._take(number, data)
+            if outcome.arrival is not None:
+                _tell_arrival(outcome.arrival)
             if outcome.to_send:
                 with anyio.fail_after(self._settings.send_seconds):
                     await stream.send(outcome.to_send)
             if outcome.fault is not None:
                 _log.warning("agent_connection_closed", connection=number, fault=outcome.fault)
-            is_over = outcome.close
+            if outcome.close:
+                return outcome.fault or "it said goodbye"
 
     async def _receive(self, number: int, stream: ByteStream, hello_deadline: float) -> bytes:
         deadline = anyio.current_time() + self._settings.silence_seconds
@@ -145,3 +169,16 @@ class Listener:
             for received in outcome.received:
                 await self._deliver(received)
         return outcome
+
+
+def _tell_arrival(arrival: Arrival) -> None:
+    """Says who has come, or come back."""
+    agent = arrival.agent
+    again = {} if arrival.replaces is None else {"replaces_connection": arrival.replaces}
+    _log.info("agent_connected", name=agent.name, host=agent.host, job=agent.job, known=arrival.is_known, **again)
+
+
+def _tell_lost(agent: AgentRecord, why: str) -> None:
+    """Says who has gone; one that said goodbye is no reason to worry."""
+    tell = _log.info if agent.said_goodbye else _log.warning
+    tell("agent_lost", name=agent.name, host=agent.host, job=agent.job, why=why)

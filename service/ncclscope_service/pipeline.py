@@ -41,6 +41,8 @@ _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _SECOND_NS: Final = 1_000_000_000
 _MIXED_REMEMBERED: Final = 100_000
+_A_GUESS: Final = 0.5
+"""Confidence up to which a match is called a guess."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 
@@ -311,7 +313,8 @@ class Pipeline:
     def _report(self, decided: Ids, now_ns: int) -> None:
         """Tells the joins what was decided, and finishes what they need not wait for."""
         rows = self.store.operations.take(decided)
-        matched = rows["match"] == Match.MATCHED
+        # A guess is worth showing, but nothing may be measured, and no clock be set, by it.
+        matched = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS)
         collective = rows["coll_seq"] != NO_NUMBER
         self._note_mixed(rows[matched], collective[matched])
         waiting = np.zeros(len(decided), bool)

@@ -30,7 +30,7 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 
-__all__ = ["AgentRecord", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver"]
+__all__ = ["AgentRecord", "Arrival", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver"]
 
 _MAX_TEXT: Final = 256
 """Longest text of a Hello, in characters: they become labels."""
@@ -49,6 +49,17 @@ class ReceiveLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """An agent whose Hello was accepted."""
+
+    agent: AgentRecord
+    is_known: bool
+    """It was here before, since the start of the service."""
+    replaces: int | None
+    """Its older connection, which was still open: that one is dead, or of a second agent of that name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of some bytes. Deliver `received` first, then send, then close."""
 
@@ -57,6 +68,8 @@ class Outcome:
     close: bool = False
     fault: str | None = None
     """What the agent did wrong: the reason, a colon and a sentence. None where the close is in order."""
+    arrival: Arrival | None = None
+    """Who the connection is of, where these bytes told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +112,8 @@ class _Connection:
     deframer: Deframer
     state: _State = _State.AWAITING_HELLO
     agent: KnownAgent | None = None
+    arrival: Arrival | None = None
+    """Until it was told."""
 
     @property
     def is_closed(self) -> bool:
@@ -145,18 +160,25 @@ class Receiver:
             fault = error
             replies.append(self._closed(connection, error))
         self._batches += len(received)
+        arrival, connection.arrival = connection.arrival, None
         return Outcome(
             received=tuple(received),
             to_send=b"".join(encode_frame(encode_message(reply)) for reply in replies),
             close=connection.is_closed,
             fault=None if fault is None else f"{fault.reason}: {fault}",
+            arrival=arrival,
         )
 
-    def on_disconnected(self, connection_id: int) -> None:
-        """The connection is gone; its agent may come back."""
+    def on_disconnected(self, connection_id: int) -> AgentRecord | None:
+        """The connection is gone; its agent may come back.
+
+        Gives the agent that is away now; None where nobody is: no Hello came, or it has a newer connection.
+        """
         agent = self._connections.pop(connection_id).agent
-        if agent is not None:
-            agent.connection = None
+        if agent is None:
+            return None
+        agent.connection = None
+        return agent.record()
 
     def is_established(self, connection_id: int) -> bool:
         """Its agent has said a Hello that was accepted."""
@@ -221,13 +243,17 @@ class Receiver:
     def _on_hello(self, connection: _Connection, hello: Hello) -> Welcome:
         _check_texts(hello)
         agent = self._agents.get(hello.agent_id)
+        is_known = agent is not None
         if agent is None:
             self._make_room_for_an_agent()
             agent = self._agents[hello.agent_id] = KnownAgent(hello, max_sources=self._limits.max_sources)
-        if agent.connection is not None:
-            self._supersede(self._connections[agent.connection])
+        replaces = agent.connection
+        if replaces is not None:
+            self._supersede(self._connections[replaces])
         agent.connection, connection.agent = connection.number, agent
-        return agent.on_hello(hello)
+        welcome = agent.on_hello(hello)
+        connection.arrival = Arrival(agent=agent.record(), is_known=is_known, replaces=replaces)
+        return welcome
 
     def _supersede(self, older: _Connection) -> None:
         """The newest connection of an agent is the one: the older is dead, or of a second agent of that name."""

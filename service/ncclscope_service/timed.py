@@ -107,6 +107,11 @@ class GroupVotes:
         share[order] = (yes + 2.0 * prior[order]) / (seen + 2.0)
         return share
 
+    def counted(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Votes for "together", and all votes, so far."""
+        votes = np.array([self._together.get(key, (0, 0)) for key in keys.tolist()], dtype=np.int64).reshape(-1, 2)
+        return votes[:, 0], votes[:, 1]
+
 
 @dataclass(slots=True)
 class TimedTrack:
@@ -145,6 +150,32 @@ class TimedTrack:
             kernel_burst[:kernels_used],
         )
         return TimedPairs(launches["position"][:launches_used], paired, confidence, launches_used, kernels_used)
+
+    def joins_next(self, launches: Columns, launched: Columns) -> NDArray[np.bool_]:
+        """Which of these launches, in order, are launched together with the next of their lane, by all votes so far.
+
+        `launched`: the kernels of the thread whose launch time is known, in order; their votes count too.
+        """
+        joins = np.zeros(len(launches), dtype=bool)
+        before, after = _neighbours(launches["lane"])
+        if len(before) == 0:
+            return joins
+        gaps = launches["time_ns"][after] - launches["time_ns"][before]
+        keys, prior = _keys_and_prior(launches, before, after, gaps)
+        # A kernel is known to be missing here, which is the likelier reason for lines without one between.
+        prior = np.minimum(prior, np.where(launches["is_open"][before] & launches["is_open"][after], 0.9, 0.3))
+        times = launches["time_ns"]
+        apart = _launched_between(launches["lane"][before], times[before], times[after], launched)
+        # Where nothing follows either, nothing was recorded: that says nothing.
+        says = apart | _launched_between(
+            launches["lane"][before], times[after], times[after] + _LONGEST_BURST_NS, launched
+        )
+        yes, seen = self.votes.counted(keys)
+        _, inverse = np.unique(keys, return_inverse=True)
+        seen = seen + np.bincount(inverse, weights=says)[inverse]
+        yes = yes + np.bincount(inverse, weights=says & ~apart)[inverse]
+        joins[before] = ((yes + 2.0 * prior) / (seen + 2.0) > 0.5) & ~apart & (gaps <= _LONGEST_BURST_NS)
+        return joins
 
     @staticmethod
     def _open_burst(times: NDArray[np.int64], burst: NDArray[np.int64], until_ns: int) -> int:
@@ -250,9 +281,7 @@ class TimedTrack:
         self, launches: Columns, before: Positions, after: Positions, together: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
         gaps = launches["time_ns"][after] - launches["time_ns"][before]
-        keys = launches["signature"][before].astype(np.int64) << 32 | launches["signature"][after]
-        both_open = launches["is_open"][before] & launches["is_open"][after]
-        prior = np.where(gaps <= GROUP_GAP_NS, np.where(both_open, 0.9, 0.6), 0.1)
+        keys, prior = _keys_and_prior(launches, before, after, gaps)
         return self.votes.share(keys, together, prior)
 
     def _carry(self, launches: Columns, believed: NDArray[np.bool_]) -> None:
@@ -330,6 +359,27 @@ def _is_long(times: NDArray[np.int64], burst: NDArray[np.int64]) -> NDArray[np.b
     lengths = np.diff(np.append(starts, len(burst)))
     spans = times[starts + lengths - 1] - times[starts]
     return np.repeat(spans > _LONGEST_BURST_NS, lengths)
+
+
+def _launched_between(
+    lanes: NDArray[np.int32], begins_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], launched: Columns
+) -> NDArray[np.bool_]:
+    """Whether a kernel of each lane, or of any where that is not known, was launched between two times."""
+    between = np.zeros(len(lanes), dtype=bool)
+    for lane in np.unique(lanes).tolist():
+        times = np.sort(launched["time_ns"][(launched["lane"] == lane) | (lane < 0)])
+        mine = lanes == lane
+        between[mine] = np.searchsorted(times, ends_ns[mine]) > np.searchsorted(times, begins_ns[mine])
+    return between
+
+
+def _keys_and_prior(
+    launches: Columns, before: Positions, after: Positions, gaps: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """What votes on two neighbours are counted under, and what is believed before any."""
+    keys = launches["signature"][before].astype(np.int64) << 32 | launches["signature"][after]
+    both_open = launches["is_open"][before] & launches["is_open"][after]
+    return keys, np.where(gaps <= GROUP_GAP_NS, np.where(both_open, 0.9, 0.6), 0.1)
 
 
 def _neighbours(lanes: NDArray[np.int32]) -> tuple[Positions, Positions]:

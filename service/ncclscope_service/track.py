@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.coverage import Coverage
 from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.resumption import Resumption
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import LOOKAHEAD, Decided, Losses, pair_sequences
 from ncclscope_service.signatures import Signatures
@@ -36,6 +38,7 @@ TRACK_KERNEL: Final = np.dtype(
         ("device", "<i4"),
         ("kernel_class", "<u1"),
         ("data_type", "<i2"),
+        ("is_orphan", "?"),  # its launch call is in no export
     ]
 )
 """One kernel of a thread, in order of launching."""
@@ -43,7 +46,8 @@ TRACK_KERNEL: Final = np.dtype(
 _LANE_WINDOW: Final = 512
 """Launches and kernels that are aligned to see which stream is which."""
 
-_UNANCHORED: Final = 0.5
+UNANCHORED: Final = 0.5
+"""What is believed of pairs that may be off by whole periods."""
 
 _AHEAD: Final = 2 * 65536
 """How far launches ahead of their kernels are looked at, in items beyond four per kernel."""
@@ -81,6 +85,12 @@ class Lanes:
         compatible: NDArray[np.bool_] = fits & self._same_kind(launches, kernels)
         return compatible
 
+    def fits(self, launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
+        """fits[i, j]: launch i may be kernel j, by lane, device, class and type."""
+        left, right = self.launch_symbols.number(launches), self.kernel_symbols.number(kernels)
+        table: NDArray[np.bool_] = self.compatible()[left][:, right]
+        return table
+
     @staticmethod
     def _same_kind(launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
         bits = launches["classes"][:, None] >> kernels["kernel_class"][None, :].astype(np.uint32)
@@ -116,10 +126,15 @@ class Track:
     late_kernels: int = 0
     """Kernels that came after what follows them was decided, or twice."""
     _last_correlation: int = -(2**63)
-    is_anchored: bool = True
-    """False where nothing but resemblance says which launch the first kernel belongs to, or after a hole."""
+    trust: float = 1.0
+    """How sure it is that pairs are not off by whole periods, after the last hole."""
+    is_at_border: bool = False
+    """The next pending kernel is behind a hole in what was recorded, and can be placed now."""
+    _resumes: Resumption = field(default_factory=Resumption)
     may_coalesce: bool = False
     """Whether collectives may have been launched together without the log telling."""
+    _used: int = 0
+    """Launches decided so far."""
     _votes_of_order: GroupVotes = field(default_factory=GroupVotes)
     _timed: TimedTrack = field(default_factory=TimedTrack)
     _losses: Losses = field(default_factory=Losses)
@@ -171,18 +186,54 @@ class Track:
         hole = np.zeros(pairs.launches_used, dtype=bool)
         return self._take(pairs.launches_used, pairs.kernels_used, pairs.kernels, pairs.confidence, hole)
 
-    def pair_by_order(self, *, before_op: int, collapse: bool, kinds: Columns, final: bool) -> Outcome:
+    def launched_together(self, since_ns: int, until_ns: int, kernels: Columns) -> tuple[Columns, NDArray[np.bool_]]:
+        """Pending launches logged between two times, and which are launched with the next one of their lane.
+
+        `kernels`: those of this thread whose launch time is known.
+        """
+        rows = self._timed_launches()
+        rows["lane"] = self.lanes.pairs.kernel_lanes[rows["lane"]]
+        near = (rows["time_ns"] > since_ns) & (rows["time_ns"] < until_ns)
+        return self.launches[near], self._timed.joins_next(rows[near], kernels)
+
+    def pair_by_order(
+        self, *, before_op: int, collapse: bool, kinds: Columns, coverage: Coverage, final: bool
+    ) -> Outcome:
         """Decides what order alone settles, among launches that begin before an operation.
 
-        `kinds` are the operations' signatures, for runs of Send and Recv.
+        `kinds` are the operations' signatures, for runs of Send and Recv. Kernels up to a hole in what was recorded
+        are decided on their own; `is_at_border` then says that there is more to decide.
         """
-        if len(self.kernels) == 0 and not final:
-            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
         rows = self.launches[: np.searchsorted(self.launches["first_op"], before_op)]
         rows = rows if final else rows[: 4 * len(self.kernels) + _AHEAD]
-        items, runs = self._items(rows, self.kernels, collapse=collapse, final=final)
-        decided = self._pair_items(items, runs, final=final)
-        return self._spread(rows, items, runs, decided, kinds)
+        amount, is_border = self._resumes.next_border(self.kernels, coverage, final=final)
+        self.is_at_border = False
+        if is_border and amount == 0 and len(rows):
+            return self._resume(rows, collapse=collapse, coverage=coverage, final=final)
+        if amount == 0 and not final:
+            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+        kernels = self.kernels[:amount]
+        if is_border and not final and len(rows) < amount + _LANE_WINDOW:
+            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+        items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
+        decided = self._pair_items(items, runs, is_closed=is_border, final=final)
+        outcome = self._spread(rows, items, runs, decided, kinds)
+        self.is_at_border = is_border
+        return outcome
+
+    def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, final: bool) -> Outcome:
+        """Skips the launches of a hole in what was recorded; none while more must come first."""
+        behind, _ = self._resumes.next_border(self.kernels, coverage, final=True, is_behind=True)
+        items, runs = self._items(rows, self.kernels[:behind], collapse=collapse, final=final)
+        left, right = self._launch_symbols(rows[items[:-1]]), self._kernel_symbols(self.kernels[runs[:-1]])
+        found = self._resumes.find(
+            items, left, self.kernels[runs[:-1]], right, self.lanes.compatible(), self._used, final=final
+        )
+        if found is None:
+            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+        self.trust = min(self.trust, found.trust)
+        self.is_at_border = True
+        return self.give_up(found.skipped)
 
     def agrees_with(self, kernels: Columns, *, collapse: bool, enough: bool) -> bool | None:
         """Whether the first pending launches may be these kernels, one by one; None if `enough` is yet to come."""
@@ -268,18 +319,26 @@ class Track:
             _runs(kernels["lane"], is_kernel_p2p, final=final),
         )
 
-    def _pair_items(self, items: NDArray[np.int64], runs: NDArray[np.int64], *, final: bool) -> Decided:
-        decided = self._pair_lanes_and_items(items, runs, final=final)
-        if final:
+    def _pair_items(
+        self, items: NDArray[np.int64], runs: NDArray[np.int64], *, is_closed: bool, final: bool
+    ) -> Decided:
+        """With `is_closed` the kernels are all there are before a hole, though there are more launches."""
+        decided = self._pair_lanes_and_items(items, runs, is_closed=is_closed, final=final or is_closed)
+        if is_closed:
+            decided.use(0, len(runs) - 1 - decided.kernels_used)
+        elif final:
             decided.use(len(items) - 1 - decided.launches_used, len(runs) - 1 - decided.kernels_used)
         return decided
 
-    def _pair_lanes_and_items(self, items: NDArray[np.int64], runs: NDArray[np.int64], *, final: bool) -> Decided:
+    def _pair_lanes_and_items(
+        self, items: NDArray[np.int64], runs: NDArray[np.int64], *, is_closed: bool, final: bool
+    ) -> Decided:
         left_rows, right_rows = self.launches[items[:-1]], self.kernels[runs[:-1]]
         left, right = self._launch_symbols(left_rows), self._kernel_symbols(right_rows)
         decided = Decided()
         while True:
-            rest, limit = left[decided.launches_used :], None
+            rest = left[decided.launches_used :]
+            limit: int | None = len(rest) if is_closed else None
             unbound = self.lanes.pairs.kernel_lanes[left_rows["lane"][decided.launches_used :]] == UNBOUND
             if unbound.any():
                 limit = int(unbound.argmax())
@@ -299,7 +358,7 @@ class Track:
                 losses=self._losses,
             )
             _append(decided, step)
-            if limit is None or step.launches_used == 0:
+            if limit is None or step.launches_used == 0 or limit == len(rest):
                 return decided
 
     def _bind_by_order(self, launches: Columns, kernels: Columns, *, final: bool) -> bool:
@@ -355,9 +414,11 @@ class Track:
         return self._take(used, kernels_used, kernel, confidence, is_hole)
 
     def _doubt(self, confidence: NDArray[np.float32], hole: int) -> None:
-        """Halves what order says where it may be off by whole periods: a program that repeats fits anywhere."""
-        confidence[hole if self.is_anchored else 0 :] *= _UNANCHORED
-        self.is_anchored = self.is_anchored and hole == len(confidence)
+        """Lowers what order says where it may be off by whole periods: a program that repeats fits anywhere."""
+        confidence[:hole] *= self.trust
+        if hole < len(confidence):
+            self.trust = min(self.trust, UNANCHORED)
+            confidence[hole:] *= self.trust
 
     def _coalesce(self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32]) -> None:
         """Gives collectives whose neighbour has a kernel, time and again, while they have none, that same kernel.
@@ -405,6 +466,8 @@ class Track:
             kernels=self.kernels[:kernels_used],
             is_hole=is_hole,
         )
+        self._resumes.remember(self.kernels, kernel, kernels_used, self._used)
+        self._used += used
         if used:
             self.launches = self.launches[used:].copy()
             self.launches["begin"] -= cut

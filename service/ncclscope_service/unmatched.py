@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.coverage import Coverage
 from ncclscope_service.rows import Match
 from ncclscope_service.track import Outcome
 from ncclscope_wire.batch import Columns
@@ -30,42 +31,6 @@ _UNDECIDED: Final = np.dtype(
         ("is_hole", "?"),
     ]
 )
-
-
-@dataclass(slots=True)
-class Coverage:
-    """Intervals of the host clock in which a process was recorded, merged where they touch."""
-
-    begins: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.begins)
-
-    def add(self, begin_ns: int, end_ns: int) -> None:
-        """Takes one interval; order does not matter."""
-        if end_ns < begin_ns:
-            return
-        begins = np.append(self.begins, begin_ns)
-        ends = np.append(self.ends, end_ns)
-        order = np.argsort(begins, kind="stable")
-        begins, ends = begins[order], np.maximum.accumulate(ends[order])
-        starts = np.concatenate([[True], begins[1:] > ends[:-1]])
-        self.begins = begins[starts]
-        self.ends = ends[np.append(starts[1:], True)]
-
-    def interval_of(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Index of the interval that holds each time; NO_NUMBER where none does."""
-        if len(self.begins) == 0:
-            return np.full(len(times), NO_NUMBER, dtype=np.int64)
-        place = np.searchsorted(self.begins, times, side="right") - 1
-        inside = (place >= 0) & (times <= self.ends[np.maximum(place, 0)])
-        return np.where(inside, place, NO_NUMBER).astype(np.int64)
-
-    @property
-    def known_until_ns(self) -> int:
-        """The end of the last interval; NO_TIME_NS without any."""
-        return int(self.ends[-1]) if len(self.ends) else NO_TIME_NS
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from nsys_made import EPOCH_NS, copying_nsys, nccl_export
+from structlog.testing import capture_logs
 
 from ncclscope_agent.exports import ExportFollower
 from ncclscope_agent.sources.nsys_export import EXPORT_END, ExportLimits
@@ -82,12 +83,17 @@ def following(
     return Clock(follower)
 
 
+def below(batch: Batch) -> str:
+    """The path below the followed directory, whose own name comes first."""
+    return batch.source.name.partition("/")[2]
+
+
 def names(batches: list[Batch]) -> list[str]:
-    return [batch.source.name for batch in batches if batch.is_last and not batch.gaps]
+    return [below(batch) for batch in batches if batch.is_last and not batch.gaps]
 
 
 def gaps(batches: list[Batch]) -> list[tuple[str, str]]:
-    return [(batch.source.name, gap.reason) for batch in batches for gap in batch.gaps]
+    return [(below(batch), gap.reason) for batch in batches for gap in batch.gaps]
 
 
 def test_exports_are_read_once_each_as_they_appear(tmp_path: Path) -> None:
@@ -99,6 +105,35 @@ def test_exports_are_read_once_each_as_they_appear(tmp_path: Path) -> None:
     assert names(clock.polls(50)) == ["node-1/chunk_2.sqlite"]
     assert clock.polls(50) == []
     assert clock.follower.statistics().read == 2
+
+
+def test_an_export_is_named_with_its_directory_since_nodes_name_theirs_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in ("node01", "node02"):
+        (tmp_path / node).mkdir()
+        nccl_export().write(tmp_path / node / "capture_0000.sqlite")
+    monkeypatch.chdir(tmp_path / "node02")
+    clock = following(tmp_path / "node01", Path())
+    assert {batch.source.name for batch in clock.polls(50)} == {
+        "node01/capture_0000.sqlite",
+        "node02/capture_0000.sqlite",
+    }
+
+
+def test_a_directory_that_is_not_there_is_told_once_and_once_when_it_has_come(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    clock = following(tmp_path, missing)
+    with capture_logs() as logs:
+        clock.polls(50)
+        clock.follower.look_again()
+        clock.polls(50)
+        missing.mkdir()
+        clock.polls(50)
+    assert [line["said"] for line in logs] == [
+        f"directory {missing} does not exist yet",
+        f"directory {missing} is there now",
+    ]
 
 
 def test_of_several_exports_the_oldest_is_read_first(tmp_path: Path) -> None:

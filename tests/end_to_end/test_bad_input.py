@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgpack
+import pytest
 from end_to_end.processes import fetch, fetch_json, free_port, run_command, running, wait_for
 
 _LINE = (
@@ -103,3 +104,55 @@ def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_serve
         assert done.returncode == 0, done.stderr
         overview = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
         assert sum(job["operations"] for job in overview["jobs"]) == 50
+
+
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_a_port_that_is_taken_ends_the_service_with_a_sentence(tmp_path: Path, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        other = "--http" if option == "--listen" else "--listen"
+        done = run_command("serve", option, address, other, "127.0.0.1:0", "--data", str(tmp_path), timeout=60)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("Error: ")
+    assert address in error
+    assert option in error
+
+
+def test_an_agent_that_finds_nothing_to_follow_says_so_once(tmp_path: Path) -> None:
+    pattern, missing = str(tmp_path / "nothing.*.log"), tmp_path / "missing"
+    done = run_command("agent", "--print", "--once", "--logs", pattern, "--exports", str(missing), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"no file matches {pattern} yet") == 1
+    assert done.stderr.count(f"directory {missing} does not exist yet") == 1
+    assert done.stdout == ""
+
+
+def test_an_agent_at_the_port_of_the_page_is_told_so_and_its_coming_and_going_is_told(tmp_path: Path) -> None:
+    agents, web = free_port(), free_port()
+    _good_log(tmp_path / "good.log")
+    log, service_log = str(tmp_path / "good.log"), tmp_path / "service.log"
+    with running(
+        service_log,
+        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
+    ):
+        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+        wrong = run_command(
+            *("agent", "--once", "--once-seconds", "2", "--connect", f"127.0.0.1:{web}", "--logs", log), timeout=60
+        )
+        assert wrong.returncode == 1
+        assert "this is an HTTP port" in wrong.stderr
+        assert b"this port is for agents" in _send(agents, b"GET / HTTP/1.1\r\nHost: service\r\n\r\n")
+        snapshot = run_command("snapshot", "--service", f"http://127.0.0.1:{agents}", "--out", str(tmp_path / "out"))
+        assert snapshot.returncode == 1
+        assert "Traceback" not in snapshot.stderr
+        assert "--service" in snapshot.stderr
+        right = run_command(
+            *("agent", "--once", "--name", "node7", "--connect", f"127.0.0.1:{agents}", "--logs", log), timeout=60
+        )
+        assert right.returncode == 0, right.stderr
+        wait_for(lambda: "agent_lost" in service_log.read_text(), "the end of the agent in the log")
+    told = [line for line in service_log.read_text().splitlines() if "node7" in line]
+    assert ["agent_connected" in line for line in told] == [True, False]
+    assert "agent_lost" in told[1]

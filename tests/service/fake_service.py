@@ -364,7 +364,7 @@ class StoreMaker:
             store.findings.append(Finding(
                 kind=FindingKind.BANDWIDTH_DROP, severity=Severity.WARNING, job=JOB, comm_id=dp.comm_id,
                 parallelism="DP", ranks=(35, 43, 51, 59), hosts=(self.host(6),), since_ns=self._found_ns - 112 * SECOND,
-                until_ns=None, confidence=0.91, summary="ReduceScatter of 512 MiB fell from 42.9 to 26.5 GB/s, "
+                until_ns=None, confidence=0.91, summary="ReduceScatter of 537 MB fell from 42.9 to 26.5 GB/s, "
                 f"while its 15 sibling groups did not; the ring's narrow place is the network of {self.host(6)}.",
                 evidence={"before": 42.9e9, "after": 26.5e9}))  # fmt: skip
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ncclscope_service.coverage import Coverage
 from ncclscope_service.needleman_wunsch import FORBIDDEN, align
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import pair_sequences
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.streams import majority, votes_by_order
-from ncclscope_service.unmatched import Coverage
 from ncclscope_wire.terms import OPERATION_CODES
 
 SEND, RECV = OPERATION_CODES["Send"], OPERATION_CODES["Recv"]

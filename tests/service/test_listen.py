@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+from typing import Any
+
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import SocketStream
 from service.loopback import Service
+from structlog.testing import capture_logs
 from wire.sample_batches import log_batch, log_source
 
 from ncclscope_service.listen import ListenSettings
 from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import (
     PROTOCOL_VERSION,
@@ -158,3 +164,50 @@ async def test_a_slow_delivery_leaves_the_rest_in_the_sockets() -> None:
             assert await peer.hear() == Acknowledge(sequence=1)
             assert service.lines(log_source().key) == [0]
             await peer.stream.aclose()
+
+
+def _told(logs: list[MutableMapping[str, Any]]) -> list[tuple[object, ...]]:
+    """Who came and went, as the log tells it."""
+    return [
+        (line["event"], line["name"], line["host"], line["job"], line.get("known", line.get("why")))
+        for line in logs
+        if line["event"] in ("agent_connected", "agent_lost")
+    ]
+
+
+async def test_the_log_tells_once_of_each_agent_that_comes_goes_and_comes_back() -> None:
+    service = Service()
+    with capture_logs() as logs, anyio.fail_after(5):
+        async with service.listening(ListenSettings(port=0, silence_seconds=0.05)):
+            for _ in range(2):
+                peer = await connect(service, hello())
+                with pytest.raises(anyio.EndOfStream):
+                    await peer.hear()
+                await peer.stream.aclose()
+    came, went = ("agent_connected", "n", "h", "j"), ("agent_lost", "n", "h", "j", "it was silent for too long")
+    assert _told(logs) == [(*came, False), went, (*came, True), went]
+
+
+async def test_the_log_tells_of_an_agent_that_was_killed_but_not_of_agents_that_the_service_itself_leaves() -> None:
+    service = Service()
+    with capture_logs() as logs, anyio.fail_after(5):
+        async with service.listening():
+            stays, killed = await connect(service, hello("stays")), await connect(service, hello("killed"))
+            await killed.stream.aclose()
+            while sum(agent.connected for agent in service.receiver.agents()) > 1:
+                await anyio.lowlevel.checkpoint()
+        await stays.stream.aclose()
+    assert [line for line in _told(logs) if line[0] == "agent_lost"] == [
+        ("agent_lost", "n", "h", "j", "the connection was closed")
+    ]
+
+
+async def test_a_port_that_is_taken_is_a_wrong_setting_that_is_named() -> None:
+    service = Service()
+    async with service.listening() as port:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with Service().listening(ListenSettings(port=port)):
+                pass
+    assert isinstance(caught.value.exceptions[0], ConfigError)
+    assert f"127.0.0.1:{port}" in str(caught.value.exceptions[0])
+    assert "--listen" in str(caught.value.exceptions[0])

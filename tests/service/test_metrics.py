@@ -132,6 +132,40 @@ def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
     }  # fmt: skip
 
 
+def test_several_hosts_without_an_estimate_have_no_clock() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    reference = store.clock_reference
+    assert reference is not None
+    store.clocks = {reference: replace(store.clocks[reference], samples=0)}
+    assert not [
+        name
+        for name, _ in samples_of(view_of(store))
+        if name.startswith("ncclscope_clock_") and "violation" not in name
+    ]
+
+
+def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None:
+    store = fake.small(fake.FakeService(with_kernels=False)).store(fake.NOW_NS)
+    store.operations.rows["finished"] = True
+    store.operations.rows["match"] = Match.NOT_COVERED
+    states = named(samples_of(view_of(store)), "ncclscope_alignment_operations_total")
+    found = {dict(labels)["match"]: value for labels, value in states.items()}
+    assert found == {"matched": 0, "unmatched": 0, "not_covered": len(store.operations), "no_kernel": 0}
+
+
+def test_an_agent_that_has_left_has_no_lag() -> None:
+    agents = [
+        AgentView(name=name, host="h", job="j", connected=name == "here", last_contact_ns=1, lag_seconds=0.5)
+        for name in ("here", "gone")
+    ]
+    view = gather(
+        Store(), tally=Tally(), aliases=Aliases(), agents=agents, health=ServiceHealth(version="0"), now_ns=fake.NOW_NS
+    )
+    lags = named(samples_of(view), "ncclscope_agent_lag_seconds")
+    assert [dict(labels)["agent"] for labels in lags] == ["here"]
+    assert len(named(samples_of(view), "ncclscope_agent_connected")) == 2
+
+
 def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
     findings = named(samples_of(small_view()), "ncclscope_findings")
     assert len(findings) == 8 * 3

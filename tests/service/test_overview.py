@@ -47,6 +47,26 @@ def test_a_job_says_what_it_is_made_of() -> None:
     assert sum(each.bytes for each in job.communicators) == job.bytes
 
 
+def test_clocks_agree_to_the_largest_uncertainty_and_to_nothing_where_one_is_not_known() -> None:
+    store = small_store()
+    assert job_of(store).clock_sigma_seconds == pytest.approx(710e-9)
+    (known, unknown) = sorted(store.clocks)
+    del store.clocks[unknown]
+    assert job_of(store).clock_sigma_seconds is None
+    store.clocks[known] = replace(store.clocks[known], samples=0)
+    assert overview_of(store).clocks == (), "the reference alone says nothing about the others"
+    store.processes = [replace(process, host=known) for process in store.processes]
+    assert job_of(store).clock_sigma_seconds == 0.0
+    assert [clock.host for clock in overview_of(store).clocks] == [known]
+
+
+def test_a_version_that_was_inferred_is_shown() -> None:
+    store = small_store()
+    store.process_version = {}
+    store.job_versions[fake.JOB] = {"2.21.5"}
+    assert job_of(store).versions == ("2.21.5",)
+
+
 def test_with_logs_only_nothing_that_kernels_say_is_made_up() -> None:
     overview = overview_of(small_store(with_kernels=False))
     (job,) = overview.jobs

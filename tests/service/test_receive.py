@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire.sample_batches import log_batch, log_source
 
-from ncclscope_service.receive import Outcome, ReceiveLimits, Receiver
+from ncclscope_service.receive import Arrival, Outcome, ReceiveLimits, Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -400,3 +400,37 @@ def test_any_bytes_end_in_an_answer_never_in_an_exception(pieces: list[bytes], a
         assert outcome.received == ()
         outcome = receiver.on_bytes(1, encode_frame(piece), NOW_NS)
         assert outcome.received == ()
+
+
+def test_an_agent_that_comes_goes_and_comes_back_is_told_once_each_time() -> None:
+    receiver = Receiver()
+    arrivals: list[Arrival | None] = []
+    for number in (1, 2):
+        receiver.open(number)
+        arrivals.append(receiver.on_bytes(number, said(hello()), NOW_NS).arrival)
+        assert receiver.on_bytes(number, said(Goodbye(reason="done")), NOW_NS).arrival is None
+        lost = receiver.on_disconnected(number)
+        assert lost is not None
+        assert (lost.name, lost.connected, lost.said_goodbye) == ("node1", False, True)
+    known = [(arrival.agent.name, arrival.agent.job, arrival.is_known) for arrival in arrivals if arrival is not None]
+    assert known == [("node1", "llama", False), ("node1", "llama", True)]
+
+
+def test_an_agent_that_has_a_newer_connection_is_not_lost_with_the_older() -> None:
+    receiver = Receiver()
+    connected(receiver, 1)
+    receiver.open(2)
+    arrival = receiver.on_bytes(2, said(hello()), NOW_NS).arrival
+    assert arrival is not None
+    assert arrival.replaces == 1
+    assert receiver.on_disconnected(1) is None
+    lost = receiver.on_disconnected(2)
+    assert lost is not None
+    assert not lost.said_goodbye
+
+
+def test_a_connection_without_a_hello_is_nobodys() -> None:
+    receiver = Receiver()
+    receiver.open(1)
+    assert receiver.on_bytes(1, b"\0", NOW_NS).arrival is None
+    assert receiver.on_disconnected(1) is None

@@ -34,6 +34,23 @@ def test_an_announced_length_of_2_gib_is_refused_before_anything_is_kept() -> No
     assert deframer.pending_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", r"this is an HTTP port: .*--listen"),
+        (b"GET / HTTP/1.1\r\n", r"this port is for agents: .*--http"),
+        (b"POST /api/snapshot HTTP/1.1\r\n", r"this port is for agents: .*--http"),
+    ],
+)
+def test_a_peer_that_speaks_http_is_told_which_port_it_wants(begins: bytes, said: str) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        Deframer().feed(begins)
+    deframer = Deframer()
+    assert deframer.feed(begins[:3]) == []
+    with pytest.raises(ProtocolError, match=said):
+        deframer.feed(begins[3:])
+
+
 def test_after_a_frame_that_is_too_long_nothing_is_understood_any_more() -> None:
     deframer = Deframer(max_frame_bytes=10)
     with pytest.raises(ProtocolError):

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.export.operation_view import OperationView
+from ncclscope_service.export.reference_clock import reference_times
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 

@@ -22,7 +22,7 @@ from ncclscope_service.export.selection import Part, Selection
 from ncclscope_service.kernel_name import KernelClass, parse_kernel_name
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _OPERATIONS: Final = {
     KernelClass.ALL_REDUCE: "AllReduce",
@@ -76,7 +76,7 @@ def is_duplicate(part: Part) -> NDArray[np.bool_]:
     exports = np.unique(columns["process"] << 32 | columns["source"])
     if len(np.unique(exports >> 32)) == len(exports):
         return duplicate  # every process has one export
-    columns |= {name: part.column(name) for name in ("correlation_id", "start_ns")}
+    columns |= {name: part.column(name).astype(np.int64) for name in ("correlation_id", "start_ns")}
     order = np.lexsort([columns[name] for name in ("source", "start_ns", "correlation_id", "process")])
     is_same = np.ones(max(0, len(part) - 1), dtype=np.bool_)
     for name in ("process", "correlation_id", "start_ns"):
@@ -102,12 +102,12 @@ def kernel_totals(selection: Selection) -> list[KernelTotal]:
     part, store = selection.kernels, selection.store
     kept = ~is_duplicate(part)
     names = store.kernel_templates.rows["name"][part.column("template").astype(np.intp)][kept]
-    durations = (part.column("end_ns") - part.column("start_ns"))[kept]
-    is_whole = ~part.column("censored").astype(np.bool_)[kept]
+    start, end = part.column("start_ns").astype(np.int64)[kept], part.column("end_ns").astype(np.int64)[kept]
+    is_whole = ~part.column("censored").astype(np.bool_)[kept] & (start != NO_TIME_NS) & (end != NO_TIME_NS)
     found: list[KernelTotal] = []
     for name in np.unique(names).tolist():
         ours = names == name
-        whole = durations[ours & is_whole]
+        whole = (end - start)[ours & is_whole]
         total, median = (int(whole.sum()), round(float(np.median(whole)))) if len(whole) else (None, None)
         found.append(KernelTotal(store.strings[name], int(np.count_nonzero(ours)), total, median))
     return sorted(found, key=lambda each: -(each.duration_ns or 0))

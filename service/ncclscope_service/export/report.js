@@ -57,12 +57,12 @@
     for (const [kind, limit] of Object.entries(data.bandwidth.limits)) {
       traces.push({ type: "scatter", mode: "lines", name: `limit ${kind}`, x: [low, high], y: [limit, limit], line: { dash: "dash", width: 1.4, color: colorOf(parallelisms, kind) } });
     }
+    const steps = high / low > 200 ? [1] : [1, 2, 3, 5];
     const ticks = [];
-    for (let power = Math.ceil(Math.log2(low)); power <= Math.log2(high); power += 1) ticks.push(power);
-    const every = Math.ceil(ticks.length / 10);
-    const shown = ticks.filter((power) => power % every === 0);
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) ticks.push(...steps.map((step) => step * 10 ** power));
+    const shown = ticks.filter((size) => size >= low && size <= high);
     draw("bandwidth", traces, layout(400, {
-      xaxis: axis("message size", { type: "log", tickvals: shown.map((power) => 2 ** power), ticktext: shown.map((power) => bytes(2 ** power)), range: [Math.log10(low), Math.log10(high)] }),
+      xaxis: axis("message size", { type: "log", tickvals: shown, ticktext: shown.map(bytes), range: [Math.log10(low), Math.log10(high)] }),
       yaxis: axis("bus bandwidth of the transfer (GB/s)", { type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 2 } }),
     }));
   };

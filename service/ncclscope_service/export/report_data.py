@@ -212,11 +212,11 @@ def _add_waits(
 ) -> None:
     rows: Columns = view.rows
     wait, duration = operation_column(view, "wait_ns"), operation_column(view, "duration_ns")
-    start = operation_column(view, "start_true_ns")
-    is_known = wait.is_known & duration.is_known & start.is_known
+    start = reference_times(view.store, rows["process"], rows["start_ns"])
+    is_known = wait.is_known & duration.is_known & (start != NO_TIME_NS)
     places = (
         rows["process"][is_known],
-        np.clip((start.values[is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
+        np.clip((start[is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
     )
     np.add.at(waited, places, wait.values[is_known])
     np.add.at(busy, places, duration.values[is_known])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Literal
@@ -12,10 +13,11 @@ from typing import Literal
 import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
-from service.export.small_run import logs_only_run, small_run
+from service.export.small_run import ALL_REDUCE_NAME, SEND_RECV_NAME, logs_only_run, small_run
 
 from ncclscope_service.export import schema
 from ncclscope_service.export.directory import WRITERS, write_run
+from ncclscope_service.export.kernels_file import kernel_totals
 from ncclscope_service.export.report import script_json
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
@@ -71,13 +73,74 @@ def test_the_summary_counts_every_row_and_every_launch_once() -> None:
     assert sums.wait_ratio == pytest.approx(18 * 0.3 / (18 * 0.8 + 18 * 0.5))
 
 
-def test_what_logs_cannot_tell_reads_not_recorded_and_never_zero() -> None:
+def test_what_logs_cannot_tell_is_null_in_the_summary_and_never_zero() -> None:
     document = summary_document(select(logs_only_run(with_stamps=True)))
     assert document["level"] == "logs only"
     [entry] = json.loads(json.dumps(document["operations"]))
     assert (entry["operations"], entry["bytes"]) == (6, 6 << 21)
     absent = ("matched", "duration_ns", "wait_ns", "transfer_ns", "wait_ratio")
-    assert {entry[name] for name in absent} == {document["kernels"], document["matched_ratio"]} == {"not recorded"}
+    assert {entry[name] for name in absent} == {document["kernels"], document["matched_ratio"]} == {None}
+    captured = document["captured"]
+    assert isinstance(captured, dict)
+    assert [captured[name] for name in ("operations_ratio", "seconds", "graph_launches")] == [None] * 3
+    assert "not recorded" not in json.dumps(document)
+
+
+def test_the_position_of_an_export_is_not_told_and_that_of_a_log_is() -> None:
+    store = small_run()
+    for state in store.sources:
+        state.position = 2**31 - 1
+    sources = summary_document(select(store))["sources"]
+    assert isinstance(sources, list)
+    assert {(source["kind"], source["position"]) for source in sources} == {("nccl_log", 2**31 - 1), ("nsys", None)}
+
+
+def test_a_version_that_one_process_of_a_job_printed_counts_for_all_of_them() -> None:
+    store = small_run()
+    store.process_version = {0: "2.19.3+cuda12.3"}
+    store.job_versions["job"] = {"2.19.3+cuda12.3"}
+    versions = summary_document(select(store))["versions"]
+    assert isinstance(versions, dict)
+    assert versions["nccl"] == {"2.19.3+cuda12.3": 4}
+
+
+def test_kernels_of_two_exports_of_one_recording_are_counted_as_duplicates() -> None:
+    store = small_run()
+    assert kernel_counts(store)["duplicates"] == 0
+    again = store.kernels.rows[:7].copy()
+    again["source"] = 3
+    store.kernels.append(again)
+    assert kernel_counts(store)["duplicates"] == 7
+    assert sum(total.kernels for total in kernel_totals(select(store))) == 40
+
+
+def kernel_counts(store: Store) -> dict[str, int]:
+    kernels = summary_document(select(store))["kernels"]
+    assert isinstance(kernels, dict)
+    return kernels
+
+
+def test_without_an_operation_the_terminal_lists_the_kernels_by_name() -> None:
+    store = small_run()
+    assert "NCCL kernels" not in terminal_report(store)
+    store.operations.drop_before(store.operations.next_id)
+    text = terminal_report(store)
+    assert "40 NCCL kernels, none with an operation" in text
+    [row] = [line.split() for line in text.splitlines() if SEND_RECV_NAME in line]
+    assert row == [SEND_RECV_NAME, "2", "2", "ms", "1", "ms"]
+    [row] = [line.split() for line in text.splitlines() if ALL_REDUCE_NAME in line]
+    assert row[1] == "38"
+
+
+def test_without_an_estimate_no_method_and_no_time_of_one_are_named(tmp_path: Path) -> None:
+    store = small_run()
+    del store.clocks["node2"]
+    store.clocks["node1"] = replace(store.clocks["node1"], samples=0, at_ns=0)
+    paths = write_run(store, tmp_path)
+    document = json.loads(paths["clocks.json"].read_bytes())
+    assert (document["method"], list(document["hosts"])) == (None, ["node1"])
+    assert document["hosts"]["node1"]["at_ns"] is None
+    assert "210 ns" not in paths["report.html"].read_text(encoding="utf-8").replace(get_plotlyjs(), "")
 
 
 def test_the_first_row_of_each_launch_is_found_wherever_it_lies() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from service.export.small_run import (
     DP0,
     NODE2_AHEAD_NS,
     SEND_RECV_NAME,
+    START_NS,
     Builder,
     small_run,
     unknown_operation,
@@ -220,6 +222,47 @@ def test_a_kernel_that_was_dropped_leaves_its_columns_null(tmp_path: Path) -> No
     assert row["start_ns"] is not None
 
 
+def test_true_times_follow_the_published_clock_whatever_was_known_when_the_row_was_measured(tmp_path: Path) -> None:
+    store = small_run()
+    clock = replace(store.clocks["node2"], drift_ppm=25.0, at_ns=START_NS, sigma_ns=1700.4)
+    store.clocks["node2"] = clock
+    rows = [row for row in written(store, tmp_path) if row["host"] == "node2" and row["start_ns"] is not None]
+    assert rows
+    for row in rows:
+        for name in ("start", "end"):
+            host_ns, true_ns = row[f"{name}_ns"], row[f"{name}_true_ns"]
+            assert isinstance(host_ns, int)
+            assert isinstance(true_ns, int)
+            since = host_ns - clock.at_ns
+            assert abs(true_ns - (host_ns - NODE2_AHEAD_NS - since * 25 // 10**6)) <= 1
+    assert {row["clock_uncertainty_ns"] for row in rows} == {1700}
+
+
+def test_a_host_without_a_clock_has_no_true_time_and_no_uncertainty(tmp_path: Path) -> None:
+    store = small_run()
+    del store.clocks["node2"]
+    rows = [row for row in written(store, tmp_path) if row["host"] == "node2"]
+    names = ("start_true_ns", "end_true_ns", "clock_uncertainty_ns")
+    assert {row[name] for row in rows for name in names} == {None}
+
+
+def test_no_ranks_seen_is_not_known_rather_than_none(tmp_path: Path) -> None:
+    store = small_run()
+    store.operations.rows["ranks_seen"][:2] = (0, 2)
+    assert [row["ranks_seen"] for row in written(store, tmp_path)[:2]] == [None, 2]
+
+
+def test_a_process_that_printed_no_version_has_that_of_its_job(tmp_path: Path) -> None:
+    build = Builder()
+    for version in ("2.19.3", None):
+        process = build.process("node1", len(build.store.processes), version=version)
+        build.operation(build.operation_template(process, "AllGather", data_type=0), NO_NUMBER)
+    build.store.job_versions["job"] = {"2.19.3"}
+    assert [row["nccl_version"] for row in written(build.store, tmp_path)] == ["2.19.3"] * 2
+    build.store.process_version, build.store.job_versions["job"] = {0: "2.22.3"}, {"2.22.3"}
+    assert [row["dtype"] for row in written(build.store, tmp_path)] == ["int8"] * 2
+
+
 def test_one_job_of_two_is_written_alone(tmp_path: Path) -> None:
     build = Builder()
     for job in ("a", "b"):
@@ -276,12 +319,22 @@ def slow_row(store: Store, number: int) -> Row:
         "kernel_file": store.sources[kernel["source"]].source.name if kernel is not None else None,
         "kernel_correlation_id": int(kernel["correlation_id"]) if kernel is not None else None,
         "stream_id": int(store.kernel_templates.rows[kernel["template"]]["stream_id"]) if kernel is not None else None,
-        "start_true_ns": None if row["start_true_ns"] == NO_TIME_NS else int(row["start_true_ns"]),
+        "start_true_ns": slow_true_time(store, process.host, row["start_ns"]),
+        "end_true_ns": slow_true_time(store, process.host, row["end_ns"]),
+        "clock_uncertainty_ns": 210 if row["start_ns"] != NO_TIME_NS else None,
         "match": None if row["match"] == Match.PENDING else Match(row["match"]).name.lower(),
         "duration_ns": int(row["end_ns"] - row["start_ns"]) if timed else None,
         "busbw_bytes_per_second": float_or_none(row["busbw"]),
         "efficiency_ratio": float_or_none(row["busbw"] / row["limit"]),
     }
+
+
+def slow_true_time(store: Store, host: str, host_ns: int) -> int | None:
+    """The formula of the contract with the clock that is published."""
+    if host_ns == NO_TIME_NS:
+        return None
+    clock, at_ns = store.clocks[host], int(host_ns)
+    return at_ns - round(clock.offset_ns + clock.drift_ppm * 1e-6 * (at_ns - clock.at_ns))
 
 
 def slow_collective_id(comm_id: str, rank: int | None, peer: int | None, template: Columns, row: Columns) -> str | None:
