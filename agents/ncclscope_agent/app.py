@@ -36,8 +36,9 @@ _RELEASE_SECONDS: Final = 1.0
 """Between two looks at what can be released: at 100 MB/s of log, as much waits as that."""
 _BUSY_SHARE: Final = 0.005
 """Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
-and batch more than by line, so fewer are cheaper: at 5,000 lines/s the agent takes 1.0 to 1.3 % of a core with this, and
-3.5 % with a fixed 50 ms (`benchmarks/agent_load.py`)."""
+and batch more than by line, the more so with the cold caches of one who slept, so fewer are cheaper: at 5,000 lines/s
+the agent takes 1.2 to 1.6 % of a core with this (`benchmarks/tail_cost.py`); with a fixed 50 ms it took 3.5 %
+(`benchmarks/agent_load.py`, before)."""
 
 
 class Follower(Protocol):

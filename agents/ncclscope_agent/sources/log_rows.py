@@ -127,8 +127,8 @@ class Gathered:
         if not self.released_bytes:
             return ()
         detail = (
-            f"{name}: {self.released_bytes} bytes are not in the file any more: an agent with --release-logs gave their "
-            "space back, or they were never written. Numbers of later lines count from what is left."
+            f"{name}: {self.released_bytes} bytes are not in the file any more: an agent with --release-logs gave "
+            "their space back, or they were never written. Numbers of later lines count from what is left."
         )
         return (SourceGap(reason="released", amount=self.released_bytes, unit="bytes", detail=detail),)
 
