@@ -1,21 +1,28 @@
 """Lines per second per core of the log reader: `python benchmarks/parse_lines.py [--lines N] [--repeat N]`.
 
-Five mixes of one process's log, each read in blocks of 1 MiB as the agent does: 2,000 operations that
-recur; the same with time stamps of microseconds; with stamps and 5 % TUNING lines; operations of which
-none recurs; and these with stamps.
-The last column is against a plain loop in the same run: split into lines, one regular expression each, int().
-Each figure is the median of the repeats, in processor time of this process.
+Six mixes of one process's log, each read in blocks of 1 MiB as the agent does: 2,000 operations that recur, 16,000
+that do; 2,000 with time stamps of microseconds; with stamps and 5 % TUNING lines; operations of which none recurs;
+and these with stamps.
+Beside it, in the same run, what one would do without it, to the same numbers (process, thread, device, opCount,
+buffers, count, data type, reduction, root, communicator, ranks, stream): a loop over lines with one regular
+expression and int(), and polars with the same expression (`str.extract_groups`) on one thread, where it is
+installed. Both leave out time stamps' values, TUNING lines, torn lines and all else.
+Each figure is the median of the repeats, in processor time of this process; the repeats of the three take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT / "agents"))
@@ -24,10 +31,15 @@ from ncclscope_agent.sources.nccl_log import NcclLogReader  # noqa: E402
 from ncclscope_wire.records import Source, SourceKind  # noqa: E402
 
 _BLOCK = 1 << 20
-_PLAIN = re.compile(
-    rb"^(?:\[([^\]]*)\] )?([^:\s]+):(\d+):(\d+) \[(-?\d+)\] NCCL INFO (\w+): opCount ([0-9a-f]+) sendbuff (\S+) "
-    rb"recvbuff (\S+) count (\d+) datatype (\d+) op (\d+) root (\d+) comm (\S+) \[nranks=(\d+)\] stream (\S+)$"
+_PATTERN = (
+    r"^(?:\[[^\]]*\] )?(?P<host>[^:\s]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<device>\d+)\] NCCL INFO "
+    r"(?P<op>\w+): opCount (?P<op_count>[0-9a-f]+) sendbuff 0x(?P<send>[0-9a-f]+) recvbuff 0x(?P<receive>[0-9a-f]+) "
+    r"count (?P<count>\d+) datatype (?P<data_type>\d+) op (?P<reduction>\d+) root (?P<root>\d+) "
+    r"comm 0x(?P<communicator>[0-9a-f]+) \[nranks=(?P<nranks>\d+)\] stream 0x(?P<stream>[0-9a-f]+)$"
 )
+_DECIMALS = ("pid", "tid", "device", "count", "data_type", "reduction", "root", "nranks")
+_HEXADECIMALS = ("op_count", "send", "receive", "communicator", "stream")
+_PLAIN = re.compile(_PATTERN.encode())
 
 
 def operation(number: int, buffer: int, stamp: str) -> str:
@@ -74,23 +86,44 @@ def read_with_reader(data: bytes) -> int:
 
 def read_plainly(data: bytes) -> int:
     """Operation rows of that log, read line by line into tuples."""
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for line in data.split(b"\n"):
         found = _PLAIN.match(line)
         if found is not None:
-            rows.append((int(found[3]), int(found[4]), int(found[7], 16), int(found[10]), int(found[14], 16)))
+            decimals = [int(text) for text in found.group(*_DECIMALS)]
+            hexadecimals = [int(text, 16) for text in found.group(*_HEXADECIMALS)]
+            rows.append((*found.group("host", "op"), *decimals, *hexadecimals))
     return len(rows)
 
 
-def rate(read: Callable[[bytes], int], data: bytes, repeats: int) -> float:
-    """Lines per second of processor time, the median of the repeats."""
+def polars_or_none() -> ModuleType | None:
+    """polars, held to one thread; None where it is not installed. It is no dependency of ours."""
+    os.environ["POLARS_MAX_THREADS"] = "1"
+    try:
+        return importlib.import_module("polars")
+    except ImportError:
+        return None
+
+
+def read_with_polars(polars: ModuleType, data: bytes) -> int:
+    """Operation rows of that log, read by polars into columns."""
+    lines = polars.Series("line", data.decode().split("\n")[:-1])
+    fields = lines.str.extract_groups(_PATTERN).struct.unnest().drop_nulls("op")
+    columns = [polars.col(name).cast(polars.Int64) for name in _DECIMALS]
+    columns += [polars.col(name).str.to_integer(base=16, dtype=polars.UInt64) for name in _HEXADECIMALS]
+    return int(fields.with_columns(columns).height)
+
+
+def rates(readers: Sequence[Callable[[bytes], int]], data: bytes, repeats: int) -> list[float]:
+    """Lines per second of processor time of each reader, the median of the repeats."""
     lines = data.count(b"\n")
-    seconds: list[float] = []
+    seconds: list[list[float]] = [[] for _ in readers]
     for _ in range(repeats):
-        begin = time.process_time()
-        read(data)
-        seconds.append(time.process_time() - begin)
-    return lines / statistics.median(seconds)
+        for read, took in zip(readers, seconds, strict=True):
+            begin = time.process_time()
+            read(data)
+            took.append(time.process_time() - begin)
+    return [lines / statistics.median(took) for took in seconds]
 
 
 def main() -> None:
@@ -101,15 +134,24 @@ def main() -> None:
     asked = parser.parse_args()
     mixes = {
         "2,000 templates": log(asked.lines, templates=2000, stamps=False, tuning_every=0),
+        "16,000 templates": log(asked.lines, templates=16_000, stamps=False, tuning_every=0),
         "2,000 templates, stamps": log(asked.lines, templates=2000, stamps=True, tuning_every=0),
         "2,000 templates, stamps, 5 % TUNING": log(asked.lines, templates=2000, stamps=True, tuning_every=20),
         "no recurrence": log(asked.lines, templates=0, stamps=False, tuning_every=0),
         "no recurrence, stamps": log(asked.lines, templates=0, stamps=True, tuning_every=0),
     }
-    print(f"{'mix':<38}{'reader, lines/s':>18}{'plain, lines/s':>18}{'ratio':>8}")
+    polars = polars_or_none()
+    readers: list[Callable[[bytes], int]] = [read_with_reader, read_plainly]
+    if polars is not None:
+        readers.append(partial(read_with_polars, polars))
+    print("| mix | reader, lines/s | re loop, lines/s | reader to it | polars, lines/s | reader to it |")
+    print("|---|---:|---:|---:|---:|---:|")
     for name, data in mixes.items():
-        ours, plain = rate(read_with_reader, data, asked.repeat), rate(read_plainly, data, asked.repeat)
-        print(f"{name:<38}{ours:>18,.0f}{plain:>18,.0f}{ours / plain:>8.2f}")
+        ours, *others = rates(readers, data, asked.repeat)
+        cells = [f"{other:,.0f} | {ours / other:.2f}" for other in others]
+        if polars is None:
+            cells.append("not installed | ")
+        print(f"| {name} | {ours:,.0f} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_every_command_and_flag_is_documented(repository: Path, name: str, comma
     page = (repository / "docs" / "commands.md").read_text()
     sections = dict(re.findall(r"^## ncclscope (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
     assert name in sections, f"docs/commands.md has no section for {name}"
-    elsewhere = {"agent": "settings.md", "simulate": "simulator.md"}.get(name)
+    elsewhere = {"agent": "settings.md", "simulate": "simulator.md", "check": "check.md"}.get(name)
     text = sections[name] if elsewhere is None else (repository / "docs" / elsewhere).read_text()
     for flag in _flags(command):
         assert re.search(rf"{re.escape(flag)}\b", text), f"{name} {flag} is not documented"

@@ -34,6 +34,8 @@ _ACTING = {
         "following",
         "health",
         "link",
+        "paths",
+        "release",
         "watch",
         "sources.nsys_complete",
         "sources.nsys_export",

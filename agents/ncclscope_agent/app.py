@@ -32,10 +32,13 @@ _LAST_WORDS_SECONDS: Final = 1.0
 """For Goodbye to leave; a service that does not take it will see the connection close."""
 _SLOWDOWN: Final = 1.5
 """By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
+_RELEASE_SECONDS: Final = 1.0
+"""Between two looks at what can be released: at 100 MB/s of log, as much waits as that."""
 _BUSY_SHARE: Final = 0.005
 """Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
-and batch more than by line, so fewer are cheaper: at 5,000 lines/s the agent takes 1.0 to 1.3 % of a core with this,
-and 3.5 % with a fixed 50 ms (`benchmarks/agent_load.py`)."""
+and batch more than by line, the more so with the cold caches of one who slept, so fewer are cheaper: at 5,000 lines/s
+the agent takes 1.2 to 1.6 % of a core with this (`benchmarks/tail_cost.py`); with a fixed 50 ms it took 3.5 %
+(`benchmarks/agent_load.py`, before)."""
 
 
 class Follower(Protocol):
@@ -67,6 +70,9 @@ class Followed:
     tick_max_seconds: float
     in_thread: bool = False
     """It may block for long: it is asked in a worker thread, while the others go on."""
+    release: Callable[[Mapping[str, int]], object] | None = None
+    """Gives the space of what was applied back, told how far that is by source key; asked between two polls, in a
+    worker thread. None: nothing is given back."""
 
 
 class Agent:
@@ -139,6 +145,7 @@ class Agent:
         generation = 0
         pause = known.tick_min_seconds
         is_last_look = False
+        release_at = float("inf") if once else 0.0
         while not is_last_look:
             is_last_look = self._stopping.is_set()
             generation = await self._follow_generation(known, generation)
@@ -147,6 +154,7 @@ class Agent:
             began = time.thread_time()
             carried = await self._carry(known, known.follower.poll, generation)
             busy_seconds = time.thread_time() - began
+            release_at = await self._release(known, generation, release_at)
             is_read = once and carried == 0 and known.follower.statistics().files_waiting == 0
             if is_read and self._session.generation == generation:
                 await self._carry(known, known.follower.close, generation)
@@ -155,6 +163,14 @@ class Agent:
                 pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
                 with anyio.move_on_after(pause):
                     await self._stopping.wait()
+
+    async def _release(self, known: Followed, generation: int, due: float) -> float:
+        """Has the space of what was applied given back, once that is due; returns when it is due again."""
+        if known.release is None or anyio.current_time() < due or self._session.generation != generation:
+            return due
+        # Not to be abandoned: it works with handles that its follower closes.
+        await anyio.to_thread.run_sync(known.release, dict(self._session.applied))
+        return anyio.current_time() + _RELEASE_SECONDS
 
     async def _follow_generation(self, known: Followed, generation: int) -> int:
         """Waits for the service's first word, and begins anew where it asked for that. 0: stopped before it."""

@@ -19,6 +19,7 @@ from ncclscope_wire.errors import ConfigError
 DEFAULT_PORT: Final = 9797
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 _NS: Final = 1_000_000_000
+_TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,13 @@ class AgentSettings:
         metadata=_about("Zone of time stamps in logs, which NCCL prints in local time.", unit="UTC|local|±HH:MM|NAME"),
     )
     nsys: str = field(default="nsys", metadata=_about("Command that exports .nsys-rep files.", unit="COMMAND"))
+    release_logs: bool = field(
+        default=False,
+        metadata=_about(
+            "Give the disk space of what the service has of a log back by punching holes: it cannot be read again.",
+            unit="yes|no",
+        ),
+    )
     window_bytes: int = field(
         default=16 * 1024**2,
         metadata=_about(
@@ -197,6 +205,8 @@ def _value(name: str, default: object, about: Setting, given: object, variable: 
         given = variable
     if given is None:
         return default
+    if isinstance(default, bool):
+        return _truth(str(given))
     if isinstance(default, str):
         return _text(name, str(given))
     return _number(default, about, given)
@@ -206,6 +216,13 @@ def _text(name: str, text: str) -> str:
     if name in ("name", "job") and len(text) > 200:
         raise ValueError("has over 200 characters")
     return text
+
+
+def _truth(text: str) -> bool:
+    known = _TRUTHS.get(text.strip().lower())
+    if known is None:
+        raise ValueError(f"{text[:40]!r} is neither yes nor no")
+    return known
 
 
 def _number(default: object, about: Setting, given: object) -> float:

@@ -9,7 +9,6 @@ matches a pattern too (logrotate's copytruncate) is read as a file of its own.
 
 from __future__ import annotations
 
-import glob
 import os
 import stat
 import threading
@@ -22,7 +21,9 @@ from typing import Final
 
 from ncclscope_agent import tail
 from ncclscope_agent.health import FollowerStatistics
+from ncclscope_agent.paths import PathPatterns, identity_of
 from ncclscope_agent.recognise import FileKind, recognise
+from ncclscope_agent.release import LogReleaser, data_after
 from ncclscope_agent.sources.nccl_log import MAX_LINE_BYTES, MAX_TEMPLATES, NcclLogReader
 from ncclscope_agent.tail import Decision, FileIdentity, Tail, Verdict
 from ncclscope_wire.batch import Batch
@@ -31,7 +32,7 @@ from ncclscope_wire.records import Source, SourceGap, SourceKind
 
 _LEARN_BYTES: Final = 65_536
 """First bytes from which a reader that resumes further on learns the hosts of the file."""
-_NOT_LOGS: Final = {FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.INSPECTOR}
+_NOT_LOGS: Final = {FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.INSPECTOR, FileKind.NCCL_TOPOLOGY}
 _REMEMBERED_ENDS: Final = 4096
 
 
@@ -53,42 +54,6 @@ class FollowLimits:
     max_templates: int = MAX_TEMPLATES
 
 
-class PathPatterns:
-    """Patterns of paths, resolved again at each call, because files appear later.
-
-    Patterns are those of a shell, with `**` for any depth; `%h` and `%p`, which NCCL_DEBUG_FILE replaces
-    by host and pid, stand for anything. A directory stands for the files in it. Relative patterns are
-    relative to `root`, or to the working directory.
-    """
-
-    def __init__(self, patterns: Sequence[str], root: Path | None = None) -> None:
-        self._patterns = tuple(_as_glob(pattern, root) for pattern in patterns)
-        self._root = root
-
-    def paths(self) -> list[Path]:
-        """The paths that match now, sorted, each once; whether they are readable files is not looked at."""
-        found: set[str] = set()
-        for pattern in self._patterns:
-            for path in glob.iglob(pattern, recursive=True):
-                if os.path.isdir(path):
-                    found.update(glob.iglob(os.path.join(glob.escape(path), "*")))
-                else:
-                    found.add(path)
-        return [Path(path) for path in sorted(found)]
-
-    def name(self, path: Path) -> str:
-        """The path relative to the root, where it lies below it."""
-        if self._root is not None and path.is_relative_to(self._root):
-            return str(path.relative_to(self._root))
-        return str(path)
-
-
-def _as_glob(pattern: str, root: Path | None) -> str:
-    for name, meaning in (("%h", "*"), ("%p", "*"), ("%%", "%")):
-        pattern = pattern.replace(name, meaning)
-    return pattern if root is None else os.path.join(glob.escape(str(root)), pattern)
-
-
 class _Followed:
     """One open file."""
 
@@ -105,6 +70,14 @@ class _Followed:
 
     def size(self) -> int:
         return os.fstat(self.handle).st_size
+
+    def is_same(self) -> bool:
+        return self.tail.is_same(self.head(), self.size())
+
+    def hole_bytes(self) -> int:
+        """How many bytes from `offset` on are a hole that data follow."""
+        end = data_after(self.handle, self.tail.offset)
+        return end - self.tail.offset if end < self.size() else 0
 
 
 class LogFollower:
@@ -142,8 +115,13 @@ class LogFollower:
 
     @property
     def has_more(self) -> bool:
-        """Whether the last poll left something unread: poll again at once."""
-        return any(followed.tail.unread_bytes and followed.reader is not None for followed in self._followed.values())
+        """Whether the last poll took its share and left something unread: poll again at once.
+
+        What was written while it was read does not count: of a log that grows all the time, that can wait.
+        """
+        return self._was_cut_short and any(
+            followed.tail.unread_bytes and followed.reader is not None for followed in self._followed.values()
+        )
 
     def nudge(self) -> None:
         """Says, from any thread, that files may have appeared, moved or gone: the next poll looks for them."""
@@ -196,6 +174,27 @@ class LogFollower:
                 self._drop(followed)
         return self._counted(batches)
 
+    def release(self, applied: Mapping[str, int], releaser: LogReleaser) -> int:
+        """Has the space of what was applied given back; returns how many bytes that were.
+
+        `applied` tells by source key how far the service has a source. Not to be called while `poll` runs.
+        """
+        released = 0
+        followed_keys: set[str] = set()
+        for followed in self._followed.values():
+            if followed.reader is not None:
+                key = followed.reader.source.key
+                followed_keys.add(key)
+                released += releaser.release(
+                    followed.handle,
+                    key=key,
+                    name=followed.reader.source.name,
+                    applied=min(applied.get(key, 0), followed.reader.position),
+                    is_same=followed.is_same,
+                )
+        releaser.keep_only(followed_keys)
+        return released
+
     def statistics(self) -> FollowerStatistics:
         """Counts since this follower was made, and what is unread now.
 
@@ -220,12 +219,12 @@ class LogFollower:
     def _scan(self) -> None:
         found: dict[FileIdentity, Path] = {}
         for path in self._patterns.paths():
-            identity = _identity_of(path)
+            identity = identity_of(path)
             if identity is not None:
                 found.setdefault(identity, path)
         for identity, followed in self._followed.items():
             followed.path = found.get(identity, followed.path)
-            followed.tail.on_path(identity if identity in found else _identity_of(followed.path))
+            followed.tail.on_path(identity if identity in found else identity_of(followed.path))
         self._not_logs = {identity: path for identity, path in self._not_logs.items() if found.get(identity) == path}
         for identity, path in found.items():
             if identity not in self._followed and identity not in self._not_logs:
@@ -269,14 +268,25 @@ class LogFollower:
 
     def _read(self, followed: _Followed, now_ns: int | None, most: int) -> tuple[Decision, list[Batch]]:
         data = os.pread(followed.handle, most, followed.tail.offset)
+        if data.startswith(b"\0") and followed.tail.offset >= tail.HEAD_BYTES and (hole := followed.hole_bytes()):
+            return self._pass_over(followed, hole)
         decision = followed.tail.on_read(data, followed.head(), followed.size())
         if decision.verdict is Verdict.BEGIN_ANEW or followed.reader is None:
             return decision, []
+        self._was_cut_short |= len(data) >= most
         self._bytes_read += len(data)
         lines = followed.reader.line
         batches = followed.reader.feed(data, now_ns)
         self._lines += followed.reader.line - lines
         return decision, batches
+
+    def _pass_over(self, followed: _Followed, hole: int) -> tuple[Decision, list[Batch]]:
+        """Goes on behind a hole without reading its zeros: they may be many more than the disk has room for."""
+        self._was_cut_short = True
+        decision = followed.tail.on_hole(hole, followed.head(), followed.size())
+        if decision.verdict is not Verdict.BEGIN_ANEW and followed.reader is not None:
+            followed.reader.feed_zeros(hole)
+        return decision, []
 
     def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[Batch]:
         if decision.verdict is Verdict.BEGIN_ANEW:
@@ -285,7 +295,7 @@ class LogFollower:
             followed.reader = None
             followed.must_be_new = True
             # The new tail knows nothing of the path yet.
-            followed.tail.on_path(_identity_of(followed.path))
+            followed.tail.on_path(identity_of(followed.path))
             return batches
         if decision.verdict is Verdict.FINISH:
             batches = self._end(followed, decision, now_ns)
@@ -356,7 +366,9 @@ class LogFollower:
             max_templates=self._limits.max_templates,
         )
         if position.end:
-            followed.reader.learn(os.pread(followed.handle, min(position.end, _LEARN_BYTES), 0))
+            followed.reader.learn(os.pread(followed.handle, min(position.end, _LEARN_BYTES), 0).partition(b"\0")[0])
+            if data_after(followed.handle, position.end) > position.end:
+                followed.reader.tear()
         followed.tail.start(position.end, head)
         return True
 
@@ -384,12 +396,3 @@ _DETAILS: Final = {
     "deleted": "{name} was deleted; {lost} bytes were not read.",
     "unreadable": "{name} cannot be read any more; {lost} bytes were not read. Look at the disk and the mount.",
 }
-
-
-def _identity_of(path: Path) -> FileIdentity | None:
-    """The regular file to which a path leads now; None where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return FileIdentity(status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None

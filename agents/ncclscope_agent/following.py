@@ -13,8 +13,10 @@ import structlog
 from ncclscope_agent.app import Followed
 from ncclscope_agent.config import AgentSettings, zone_offset_ns
 from ncclscope_agent.exports import ExportFollower
-from ncclscope_agent.files import LogFollower, PathPatterns
+from ncclscope_agent.files import LogFollower
 from ncclscope_agent.health import FollowerStatistics
+from ncclscope_agent.paths import PathPatterns
+from ncclscope_agent.release import LogReleaser
 from ncclscope_agent.watch import DirectoryWatch
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
@@ -30,6 +32,7 @@ class FollowedLogs:
     """`files.LogFollower` as the agent wants it."""
 
     def __init__(self, patterns: Sequence[str], *, zone_offset_ns: int) -> None:
+        self._releaser = LogReleaser()
         self._follower = LogFollower(patterns, zone_offset_ns=zone_offset_ns)
         self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
         """To be started by the owner."""
@@ -53,9 +56,15 @@ class FollowedLogs:
         """The rest of every file, its last line too where it is whole."""
         return self._follower.close(now_wall_ns)
 
+    def release(self, applied: Mapping[str, int]) -> int:
+        """Gives the disk space of what was applied back, by punching holes; returns how many bytes that were."""
+        return self._follower.release(applied, self._releaser)
+
     def statistics(self) -> FollowerStatistics:
-        """What was read so far."""
-        return replace(self._follower.statistics(), has_more=self._follower.has_more)
+        """What was read so far; files whose space is not given back are among what was skipped."""
+        known = self._follower.statistics()
+        refused = {f"release_{reason}": files for reason, files in self._releaser.statistics().refused.items()}
+        return replace(known, has_more=self._follower.has_more, skipped={**known.skipped, **refused})
 
     def _tell_what_matches(self) -> None:
         """Says that nothing matches a pattern, once, and when something does. A typing error shows like this."""
@@ -130,6 +139,7 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
                 follower=logs,
                 tick_min_seconds=settings.tick_min_seconds,
                 tick_max_seconds=settings.tick_max_seconds,
+                release=logs.release if settings.release_logs else None,
             )
         )
     if settings.exports:

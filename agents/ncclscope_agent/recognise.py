@@ -25,6 +25,8 @@ _NCCL_LINE: Final = re.compile(
 _INSPECTOR: Final = re.compile(rb'\s{0,16}\{"header": ?\{')
 _INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
 """*Source:* NCCL `ext-profiler/inspector/inspector.cc`."""
+_TOPOLOGY: Final = re.compile(rb'\s{0,64}(?:<\?xml[^>]{0,200}\?>\s{0,64})?<system version="\d+">\s{0,64}<cpu ')
+"""*Source:* NCCL `src/graph/xml.cc`."""
 _NCCL_TESTS: Final = re.compile(rb"nThread \d+ nGpus \d|out-of-place {2,60}in-place|# Avg bus bandwidth")
 """*Source:* nccl-tests `src/common.cu`, `src/util.cu`."""
 
@@ -37,6 +39,8 @@ class FileKind(StrEnum):
     NSYS_SQLITE = "nsys_sqlite"
     """An SQLite database; whether nsys wrote it shows when it is opened."""
     NSYS_REPORT = "nsys_report"
+    NCCL_TOPOLOGY = "nccl_topology"
+    """What NCCL_TOPO_DUMP_FILE writes."""
     INSPECTOR = "inspector"
     """JSON lines of NCCL's Inspector plug-in."""
     NCCL_TESTS = "nccl_tests"
@@ -59,6 +63,7 @@ _TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
     (FileKind.NSYS_SQLITE, lambda data, _: data.startswith(_SQLITE_MAGIC)),
     (FileKind.NSYS_REPORT, lambda data, name: name.endswith(_REPORT_ENDINGS) and b"\0" in data[:4096]),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR.match(data) is not None and _INSPECTOR_WORD in data[:4096]),
+    (FileKind.NCCL_TOPOLOGY, lambda data, _: _TOPOLOGY.match(data) is not None),
     (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
     (FileKind.NCCL_TESTS, lambda data, _: _NCCL_TESTS.search(data) is not None),
 )

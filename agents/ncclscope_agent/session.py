@@ -127,6 +127,8 @@ class Session:
         self._heartbeat: Heartbeat | None = None
         self._frames: dict[int, bytes] = {}
         self._observed_at_ns: dict[int, int | None] = {}
+        self._reached: dict[int, tuple[str, int | None]] = {}
+        self._applied: dict[str, int] = {}
         self._first = self._next = self._next_to_send = 1
         self._highest_sent = 0
         self._window_bytes = self._peak_window_bytes = 0
@@ -160,6 +162,14 @@ class Session:
         )
 
     @property
+    def applied(self) -> Mapping[str, int]:
+        """How far the service has every source that it has not finished, by source key: bytes of a log.
+
+        What lies before was acknowledged, in this generation or in one before; of later batches it says nothing.
+        """
+        return self._applied
+
+    @property
     def is_drained(self) -> bool:
         """Everything that was offered is acknowledged."""
         return not self._frames
@@ -175,6 +185,7 @@ class Session:
         frame = self._encoded(batch)
         self._frames[self._next] = frame
         self._observed_at_ns[self._next] = batch.observed_at_ns
+        self._reached[self._next] = batch.source.key, None if batch.is_last else batch.end
         self._next += 1
         self._batches += 1
         self._window_bytes += len(frame)
@@ -293,6 +304,8 @@ class Session:
     def _begin_anew(self, positions: Mapping[str, Position]) -> None:
         self._frames.clear()
         self._observed_at_ns.clear()
+        self._reached.clear()
+        self._applied = {key: known.end for key, known in positions.items() if not known.is_complete}
         self._window_bytes = 0
         self._first = self._next = self._next_to_send = 1
         self._highest_sent = 0
@@ -315,8 +328,15 @@ class Session:
         while self._first <= sequence:
             self._window_bytes -= len(self._frames.pop(self._first))
             del self._observed_at_ns[self._first]
+            self._note_applied(*self._reached.pop(self._first))
             self._first += 1
             self._acknowledged += 1
+
+    def _note_applied(self, key: str, end: int | None) -> None:
+        if end is None:
+            self._applied.pop(key, None)
+        else:
+            self._applied[key] = end
 
     def _encoded(self, batch: Batch) -> bytes:
         payload = self._payload(batch)

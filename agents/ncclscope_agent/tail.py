@@ -155,11 +155,22 @@ class Tail:
 
         `head` and `size` are of after the read: `head` the first `HEAD_BYTES` or all there are.
         """
-        end = self.offset + len(data)
-        expected = self._head + data[: HEAD_BYTES - len(self._head)]  # what was read begins so
-        if size < end or not head.startswith(expected):
+        self._head += data[: HEAD_BYTES - len(self._head)]  # what was read begins so
+        return self._on_bytes(len(data), head, size)
+
+    def on_hole(self, count: int, head: bytes, size: int) -> Decision:
+        """Accepts so many zeros at `offset`, `HEAD_BYTES` or more into the file, that were not read. Else `on_read`."""
+        assert self.offset >= HEAD_BYTES, "a hole at the beginning of a file was passed over"
+        return self._on_bytes(count, head, size)
+
+    def is_same(self, head: bytes, size: int) -> bool:
+        """Whether a file with this beginning and this size is still the one that was read."""
+        return size >= self.offset and head.startswith(self._head)
+
+    def _on_bytes(self, count: int, head: bytes, size: int) -> Decision:
+        end = self.offset + count
+        if size < end or not head.startswith(self._head):
             return self._truncated()
-        self._head = expected
         self.offset = end
         self._size = self._verified_size = size
         return _READ if size > end else _WAIT

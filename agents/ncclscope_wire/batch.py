@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_wire import tables
+from ncclscope_wire.facts import Fact
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
+from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 Columns: TypeAlias = NDArray[np.void]
 """A structured array; which dtype it has is said where it is used."""
@@ -58,6 +60,9 @@ class Batch:
     communicators: tuple[CommunicatorEvent, ...] = ()
     versions: tuple[VersionSeen, ...] = ()
     captures: tuple[CaptureSeen, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    topologies: tuple[TopologySeen, ...] = ()
+    tuning_tables: tuple[TuningTableSeen, ...] = ()
     gaps: tuple[SourceGap, ...] = ()
     counts: Counts = field(default_factory=Counts)
 

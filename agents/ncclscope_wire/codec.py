@@ -21,6 +21,7 @@ import numpy as np
 
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns, no_rows
 from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.facts import FACT_TYPES, Fact
 from ncclscope_wire.messages import (
     PROTOCOL_VERSION,
     Acknowledge,
@@ -34,6 +35,14 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
+from ncclscope_wire.topology_map import (
+    TopologyMap,
+    TuningTableMap,
+    packed_table,
+    packed_topology,
+    unpacked_table,
+    unpacked_topology,
+)
 
 _Record = TypeVar("_Record")
 
@@ -90,6 +99,9 @@ class _BatchMap(msgspec.Struct, frozen=True, kw_only=True):
     communicators: tuple[CommunicatorEvent, ...] = ()
     versions: tuple[VersionSeen, ...] = ()
     captures: tuple[CaptureSeen, ...] = ()
+    facts: tuple[tuple[str, dict[str, object]], ...] = ()
+    topologies: tuple[TopologyMap, ...] = ()
+    tuning_tables: tuple[TuningTableMap, ...] = ()
     gaps: tuple[SourceGap, ...] = ()
     counts: Counts = msgspec.field(default_factory=Counts)
 
@@ -193,6 +205,9 @@ def _map_of_batch(batch: Batch) -> dict[str, object]:
             )
             if records
         },
+        **({"facts": [(type(fact).__name__, _given(fact)) for fact in batch.facts]} if batch.facts else {}),
+        **({"topologies": [packed_topology(seen) for seen in batch.topologies]} if batch.topologies else {}),
+        **({"tuning_tables": [packed_table(seen) for seen in batch.tuning_tables]} if batch.tuning_tables else {}),
         "counts": _builtins(batch.counts),
     }
 
@@ -237,9 +252,24 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         communicators=content.communicators,
         versions=content.versions,
         captures=content.captures,
+        facts=tuple(_fact(name, fields) for name, fields in content.facts),
+        topologies=tuple(unpacked_topology(sent) for sent in content.topologies),
+        tuning_tables=tuple(unpacked_table(sent) for sent in content.tuning_tables),
         gaps=content.gaps,
         counts=content.counts,
     )
+
+
+def _given(fact: Fact) -> dict[str, object]:
+    """The fields of a fact that are known."""
+    return {name: value for name, value in _builtins(fact).items() if value is not None}
+
+
+def _fact(name: str, content: dict[str, object]) -> Fact:
+    record = FACT_TYPES.get(name)
+    if record is None:
+        raise ProtocolError(f"batch: a fact of unknown type {name[:40]!r}")
+    return _convert(content, record, name)
 
 
 def _columns(name: str, sent: tuple[int, bytes] | None) -> Columns:

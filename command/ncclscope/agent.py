@@ -28,19 +28,18 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 def _setting_options(function: _Function) -> _Function:
     """One flag for every setting of the agent, from its table."""
     for name, default, about in reversed(list(settings_table())):
+        shown = "" if default in ("", (), False) else f"  [default: {default}]"
+        told = f"{about.help}{shown}  [{variable_of(name)}]"
+        if isinstance(default, bool):
+            function = click.option(flag_of(name), name, flag_value="yes", default=None, help=told)(function)
+            continue
         is_list = isinstance(default, tuple)
-        shown = "" if is_list or default == "" else f"  [default: {default}]"
-        function = click.option(
-            flag_of(name),
-            name,
-            multiple=is_list,
-            metavar=about.unit or "TEXT",
-            help=f"{about.help}{shown}  [{variable_of(name)}]",
-        )(function)
+        metavar = about.unit or "TEXT"
+        function = click.option(flag_of(name), name, multiple=is_list, metavar=metavar, help=told)(function)
     return function
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @_setting_options
 @click.option("--print", "print_only", is_flag=True, help="Write what would be sent, and connect to nothing.")
 @click.option("--once", is_flag=True, help="Read all that is there, send it, wait until it is taken, and end.")

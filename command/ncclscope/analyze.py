@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NOTHING_READABLE = 3
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--out",

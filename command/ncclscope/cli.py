@@ -20,6 +20,7 @@ _COMMANDS: Final = {
     "analyze": ("ncclscope.analyze", "analyze"),
     "snapshot": ("ncclscope.snapshot", "snapshot"),
     "simulate": ("ncclscope.simulate", "simulate"),
+    "check": ("ncclscope.check", "check"),
 }
 """Subcommand to the module and object that hold it: imported when it is asked for, to start fast."""
 

@@ -44,7 +44,7 @@ _LAYOUT: Final = ("--nodes", "4", "--gpus", "2", "--tp", "2", "--pp", "2", "--dp
 """Pipelines and data parallelism across the nodes: a slow node shows in some groups and not in others."""
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--for", "seconds", type=click.FloatRange(min=1), help="End by itself after so many seconds.")
 @click.option(
     "--snapshot",
@@ -141,8 +141,8 @@ class DemoRun:
                 f"agent-{host}",
                 "agent",
                 *("--connect", f"127.0.0.1:{self.agents_port}", "--name", host, "--job", "demo"),
-                *("--logs", str(self.cluster / "logs" / f"*.{host}.*log"), "--logs"),
-                *(str(self.cluster / "logs" / f"*.{host}.log"), "--exports", str(self.cluster / "nsys" / host)),
+                *("--logs", str(self.cluster / "logs" / f"*.{host}.*log")),
+                *("--exports", str(self.cluster / "nsys" / host)),
             )
 
     def hosts(self) -> list[str]:

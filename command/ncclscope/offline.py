@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -16,10 +16,11 @@ from ncclscope_agent.recognise import FileKind
 from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_agent.sources.nsys_export import ExportDescription, broken_export, describe_export, read_export
 from ncclscope_agent.sources.nsys_report import export_report
+from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.zone import fit_zone
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.errors import ConfigError, SourceError
+from ncclscope_wire.errors import ConfigError, FormatError, SourceError
 from ncclscope_wire.records import Source, SourceKind
 
 _BLOCK: Final = 4 << 20
@@ -58,6 +59,7 @@ def run_offline(
     with tempfile.TemporaryDirectory(prefix="ncclscope-") as work_directory:
         reading = _Reading(run, job, discovery, _zone(log_timezone), progress, Path(work_directory))
         reading.read_logs()
+        reading.read_topologies()
         reading.read_exports()
     if log_timezone is None:
         run.pipeline.shift_stamps(fit_zone)
@@ -90,6 +92,7 @@ class _Reading:
         self._run = run
         self._job = job
         self._logs = discovery.of_kind(FileKind.NCCL_LOG)
+        self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
         self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
         self._zone_offset_ns = zone_offset_ns
         self._progress = progress
@@ -109,6 +112,23 @@ class _Reading:
                 self._run.skipped["unreadable"] += 1
             self._feed(reader.flush())
             self._run.files_read += 1
+
+    def read_topologies(self) -> None:
+        """Feeds every topology file: its host is a folder or file named like a log's host, else the only log host."""
+        hosts = {process.host for process in self._run.pipeline.store.processes}
+        for found in self._topologies:
+            try:
+                data = found.path.read_bytes() if found.size_bytes <= MAX_BYTES else b""
+                seen = read_topology_xml(data, _host_of_topology(found, hosts))
+            except (OSError, FormatError):
+                self._run.skipped["unreadable_topology"] += 1
+            else:
+                source = Source(kind=SourceKind.NCCL_TOPOLOGY, name=found.name, key=str(found.path))
+                self._feed([Batch(source=source, begin=0, end=len(data), is_last=True, topologies=(seen,))])
+                self._run.files_read += 1
+                if seen.host is None:
+                    self._run.skipped["topology_of_unknown_host"] += 1
+            self._advance(found.size_bytes, found.name)
 
     def read_exports(self) -> None:
         """Feeds every export; one that cannot be read is counted with its reason."""
@@ -144,6 +164,13 @@ class _Reading:
         self._done_bytes += amount
         if self._progress is not None:
             self._progress(self._done_bytes, self._total_bytes, name)
+
+
+def _host_of_topology(found: FoundFile, hosts: Collection[str]) -> str | None:
+    for name in (found.path.stem, *reversed(found.path.parent.parts)):
+        if name in hosts:
+            return name
+    return next(iter(hosts)) if len(hosts) == 1 else None
 
 
 def _hosts_by_pid(pipeline: Pipeline) -> dict[int, set[str]]:

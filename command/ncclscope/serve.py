@@ -12,7 +12,7 @@ from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--listen", default="127.0.0.1:9797", show_default=True, metavar="HOST:PORT", help="Where agents connect."
 )

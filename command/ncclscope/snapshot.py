@@ -19,7 +19,7 @@ from ncclscope.extras import require_writable
 _PATIENCE_SECONDS: Final = 600
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the files.")
 @click.option(
     "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="The service's HTTP address."

@@ -59,6 +59,8 @@ class Communicators:
         self._templates_of_pointer: dict[tuple[int, int], list[int]] = {}
         self._counters: list[_Counters] = []
         self._members_of: dict[int, list[int]] = {}
+        self.completed: list[tuple[CommunicatorEvent, int]] = []
+        """Init COMPLETE lines with their member, since this was last emptied."""
         self.changed = True
         """True since membership last changed and `changed` was cleared: global ranks must be found again."""
 
@@ -89,10 +91,11 @@ class Communicators:
             case CommunicatorEventKind.INIT_START:
                 self._started.add(self._initialise(event, process))
             case CommunicatorEventKind.INIT_COMPLETE:
-                if alive in self._started:
+                if alive is not None and alive in self._started:
                     self._started.discard(alive)
                 else:
-                    self._initialise(event, process)
+                    alive = self._initialise(event, process)
+                self.completed.append((event, alive))
             case CommunicatorEventKind.DESTROY | CommunicatorEventKind.ABORT:
                 if alive is not None:
                     self._store.members[alive].is_alive = False

@@ -7,7 +7,9 @@ comes here is applied.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,12 @@ from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CommunicatorEvent
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+from ncclscope_wire.topology import NodeKind, TopologySeen
 
 Indices = NDArray[np.int32]
+
+MAX_TOPOLOGIES: Final = 256
+"""Different system blocks of one host that are kept: one for each set of GPUs that communicate."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +67,8 @@ class Intake:
         self._processes: dict[tuple[str, str, int], int] = {}
         self._sources: dict[tuple[str, str], int] = {}
         self._dictionaries: dict[int, _Dictionaries] = {}
+        self._topologies: Counter[tuple[str, str | None]] = Counter()
+        self._topology_contents: set[int] = set()
         self._operation_templates: dict[bytes, int] = {}
         self._kernel_templates: dict[bytes, int] = {}
 
@@ -85,6 +93,7 @@ class Intake:
             dictionaries = self._dictionaries[source] = _Dictionaries(session, source)
         self._extend(dictionaries, batch, job)
         self._apply_records(batch, source, job)
+        self._apply_topologies(batch, job)
         self._apply_ranges(dictionaries, batch)
         self._apply_busy(dictionaries, batch, job)
         if batch.is_last:
@@ -176,12 +185,30 @@ class Intake:
         known.skipped.update(batch.counts.skipped)
         known.torn_lines[source] += batch.counts.skipped.get("torn", 0)
         known.gaps[source].extend(batch.gaps)
+        for fact in batch.facts:
+            known.facts[type(fact).__name__].append(store.KnownFact(job, source, fact))
         known.captures.extend((source, capture) for capture in batch.captures)
         for version in batch.versions:
             if version.host is not None and version.pid is not None:
                 known.process_version[self.process(job, version.host, version.pid)] = version.version
             known.job_versions[job].add(version.version)
             known.source_versions[source].add(version.version)
+
+    def _apply_topologies(self, batch: Batch, job: str) -> None:
+        """Keeps the blocks that differ: every rank prints the same one for each of its communicators."""
+        known = self._store
+        for seen in batch.topologies:
+            key = (job, seen.host)
+            content = hash((key, _topology_content(seen)))
+            if content in self._topology_contents:
+                continue
+            if self._topologies[key] >= MAX_TOPOLOGIES:
+                known.skipped["too_many_topologies"] += 1
+                continue
+            self._topology_contents.add(content)
+            self._topologies[key] += 1
+            known.topologies.setdefault(key, []).append(seen)
+            known.topologies_seen += 1
 
     def _apply_ranges(self, known: _Dictionaries, batch: Batch) -> None:
         if not len(batch.ranges):
@@ -213,6 +240,13 @@ class Intake:
         kernels["launch"] = NO_NUMBER
         kernels["replay"] = NO_NUMBER
         return kernels
+
+
+def _topology_content(seen: TopologySeen) -> tuple[object, ...]:
+    """What makes a block another one. Ranks do only where it spans hosts, whose bus ids repeat."""
+    spans_hosts = len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1
+    nodes = tuple((node.kind, node.system, node.local, node.rank if spans_hosts else None) for node in seen.nodes)
+    return nodes, seen.links
 
 
 def _interned(index: dict[bytes, int], table: store.Table, new: Columns) -> Indices:
@@ -284,6 +318,7 @@ _UNKNOWN_NUMBERS = (
     "launch",
     "kernel",
     "limit_reference",
+    "bottleneck",
 )
 _UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
 

@@ -26,11 +26,13 @@ from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
+from ncclscope_service.limits import Limits
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
 from ncclscope_service.store import Ids, Store
+from ncclscope_service.tables_join import TablesJoin
 from ncclscope_service.tuning import TuningJoin
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
@@ -120,6 +122,8 @@ class Pipeline:
         hosts = Hosts(self.store)
         self._measuring = Measuring(self.store, hosts)
         self._clocks = Clocks(self.store, hosts)
+        self._tables = TablesJoin(self.store)
+        self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
@@ -138,6 +142,8 @@ class Pipeline:
         arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
         operations = arrived.operations
         self._communicators.place(operations, arrived.events, arrived.event_processes)
+        self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
+        self._communicators.completed.clear()
         if len(operations) or len(arrived.tunings):
             ids = self._add_operations(operations)
             self._tuning.feed(ids, arrived.tunings)
@@ -247,6 +253,8 @@ class Pipeline:
             communicator = self.store.members[member].communicator
             peers[communicator] = max(peers[communicator], len(seen))
         parallelism.assign_parallelism(self.store, peers, self.settings.sizes)
+        self._limits.refresh()
+        self._series.set_limits(self._limits.series_limit)
         self._grouped_at_ns = now_ns
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
@@ -431,9 +439,12 @@ class Pipeline:
         measured = rows["match"] == Match.MATCHED
         matched_at = at[measured]
         if len(matched_at):
-            limits = self._series.baseline_of(rows[measured])
-            table.rows["limit"][matched_at] = limits
-            table.rows["limit_reference"][matched_at] = np.where(np.isnan(limits), NO_NUMBER, LimitReference.BASELINE)
+            limited = rows[measured]
+            limited["limit"] = self._series.baseline_of(limited)
+            limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
+            self._limits.fill(limited)
+            for name in ("limit", "limit_reference", "bottleneck"):
+                table.rows[name][matched_at] = limited[name]
             self._series.count_measured(table.first + matched_at)
         table.rows["finished"][at] = True
 

@@ -12,6 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.topology import Bottleneck
+
 
 class Match(IntEnum):
     """What became of an operation in the alignment."""
@@ -67,6 +69,7 @@ OPERATION: Final = np.dtype(
         ("busbw_apparent", "<f8"),  # of the whole kernel
         ("limit", "<f8"),  # comparable with busbw
         ("limit_reference", "<i1"),  # LimitReference; NO_NUMBER
+        ("bottleneck", "<i4"),  # index into the store's strings: what the limit by topology is of; NO_NUMBER
         ("finished", "?"),  # nothing more will be learnt about this row
     ]
 )
@@ -187,6 +190,10 @@ class Communicator:
     parallelism_confidence: float = 0.0
     members: dict[int, int] | None = None
     """Communicator rank to member index, for the ranks that were seen."""
+    bottleneck: Bottleneck | None = None
+    """Its limit by topology; None where that is not known."""
+    model_limit: float | None = None
+    """Bus bandwidth that NCCL's tuning table gives large messages of its most used operation, bytes per second."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,6 +7,7 @@ second with data; the baseline is the best that the series has shown, as the 90t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -82,6 +83,15 @@ class SeriesBook:
         series = self._series_of(operations)
         baselines: NDArray[np.float64] = self._store.series.rows["baseline"][series]
         return baselines
+
+    def set_limits(self, limit_of: Callable[[int, int], float]) -> None:
+        """Sets the limit by topology of every series, from its communicator and operation."""
+        table = self._store.series.rows
+        pairs = table[["communicator", "op"]]
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        if len(distinct):
+            limits = np.asarray([limit_of(int(pair["communicator"]), int(pair["op"])) for pair in distinct])
+            table["limit"] = limits[inverse]
 
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
         usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)

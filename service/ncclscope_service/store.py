@@ -6,7 +6,7 @@ Row ids are absolute and never reused: `Table.drop_before` forgets old rows, ids
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from ncclscope_service import rows
 from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.facts import Fact
 from ncclscope_wire.records import CaptureSeen, Source, SourceGap
+from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 Ids = NDArray[np.int64]
 """Row ids."""
@@ -203,6 +205,19 @@ class SourceState:
     zone_name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KnownFact:
+    """A fact, with where it is from."""
+
+    job: str
+    source: int
+    fact: Fact
+
+
+FACTS_KEPT: Final = 4096
+"""Facts of one type that are kept, for all jobs: about 2 MB of the most frequent type."""
+
+
 @dataclass(slots=True)
 class Store:
     """All that is known, of all jobs."""
@@ -233,6 +248,14 @@ class Store:
     members: list[Member] = field(default_factory=list[Member])
     captures: list[tuple[int, CaptureSeen]] = field(default_factory=list[tuple[int, CaptureSeen]])
     """(source, capture) in order of arrival."""
+    topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(
+        default_factory=dict[tuple[str, str | None], list[TopologySeen]]
+    )
+    """By (job, host): blocks that differ, in order of arrival; host None for files that nothing ties to a host."""
+    topologies_seen: int = 0
+    """How many there are in all."""
+    tuning_tables: dict[int, TuningTableSeen] = field(default_factory=dict[int, TuningTableSeen])
+    """By communicator."""
     clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
     """By host."""
     clock_reference: str | None = None
@@ -240,6 +263,10 @@ class Store:
     """Share of causality constraints that fail after correction; None where none could be checked."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
+    facts: defaultdict[str, deque[KnownFact]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=FACTS_KEPT))
+    )
+    """By type: the latest that the logs said beside operations; older ones are only counted in `understood`."""
     understood: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by family."""
     torn_lines: Counter[int] = field(default_factory=Counter[int])

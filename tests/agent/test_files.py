@@ -10,7 +10,8 @@ from agent.log_samples import operation_line, put_together
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ncclscope_agent.files import FollowLimits, LogFollower, PathPatterns
+from ncclscope_agent.files import FollowLimits, LogFollower
+from ncclscope_agent.paths import PathPatterns
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
 

@@ -109,8 +109,8 @@ async def test_an_export_that_appears_is_read_once_though_the_agent_starts_anew(
                         )
                         agent.stop()
     assert [received.batch.source.name for received in service.received if received.batch.is_last] == [
-        "chunk1.sqlite",
-        "chunk2.sqlite",
+        f"{tmp_path.name}/chunk1.sqlite",
+        f"{tmp_path.name}/chunk2.sqlite",
     ]
 
 

@@ -6,11 +6,13 @@ from dataclasses import fields
 from typing import cast
 
 import numpy as np
+from agent.family_samples import facts_of, samples
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from ncclscope_wire import tables
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
+from ncclscope_wire.facts import Fact
 from ncclscope_wire.records import (
     CaptureSeen,
     CommunicatorEvent,
@@ -92,6 +94,10 @@ COUNTS = st.builds(
 )
 
 
+FACTS: SearchStrategy[Fact] = st.sampled_from([fact for sample in samples() for fact in facts_of(sample.text)])
+"""A fact of each form that is read."""
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> Batch:
     """Any batch that the types allow; its indices point anywhere."""
@@ -116,6 +122,7 @@ def batches(draw: st.DrawFn) -> Batch:
         communicators=draw(st.lists(EVENTS, max_size=2).map(tuple)),
         versions=draw(st.lists(VERSIONS, max_size=2).map(tuple)),
         captures=draw(st.lists(CAPTURES, max_size=2).map(tuple)),
+        facts=draw(st.lists(FACTS, max_size=3).map(tuple)),
         gaps=draw(st.lists(GAPS, max_size=2).map(tuple)),
         counts=draw(COUNTS),
     )

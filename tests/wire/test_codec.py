@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire.sample_batches import assert_equal_batches, batches, log_batch
+from wire.sample_batches import assert_equal_batches, batches, log_batch, log_source
 
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -207,3 +207,29 @@ def test_nan_in_a_column_survives() -> None:
     message = decode_message(encode_message(BatchMessage(sequence=1, batch=replace(batch, tunings=tunings))))
     assert isinstance(message, BatchMessage)
     assert np.isnan(message.batch.tunings["expected_us"][0])
+
+
+# Facts
+
+
+def _with_facts(content: list[object]) -> bytes:
+    message = BatchMessage(sequence=1, batch=Batch(source=log_source(), begin=0, end=1))
+    decoded = msgpack.unpackb(encode_message(message))
+    decoded["batch"]["facts"] = content
+    return cast(bytes, msgpack.packb(decoded))
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ([["Nonsense", {"line": 1}]], "unknown type"),
+        ([["RingNeighbours", {"line": 1, "channel": 0, "previous": 0, "rank": 1}]], "next"),
+        ([["RingNeighbours", {"line": 1, "channel": -1, "previous": 0, "rank": 1, "next": 2}]], "RingNeighbours"),
+        ([["RingNeighbours", {"line": 1, "channel": 0, "previous": 0, "rank": 1, "next": 2**31}]], "RingNeighbours"),
+        ([["NetworkChosen", {"line": 1, "network": "x" * 200}]], "NetworkChosen"),
+        (["NetworkChosen"], "facts"),
+    ],
+)
+def test_a_fact_that_is_none_is_refused(content: list[object], word: str) -> None:
+    with pytest.raises(ProtocolError, match=word):
+        decode_message(_with_facts(content))

@@ -1,4 +1,4 @@
-"""The dictionaries of one source: strings and threads, each sent once and then named by its index.
+"""The dictionaries of one source: strings, threads and templates, each sent once and then named by its index.
 
 Indices only grow and are never taken back. What is remembered for looking them up is bounded: beyond the
 limit the look-up starts afresh, and an entry may be sent again under a new index, which is allowed.
@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_agent.sources.text_columns import WordTable
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns, no_rows
 
@@ -77,3 +78,45 @@ class Threads:
         taken = np.array(self._new, dtype=tables.THREAD)
         self._new.clear()
         return taken
+
+
+class Templates:
+    """Rows of OPERATION_TEMPLATE, for one source. What is known already is looked up by its bytes elsewhere."""
+
+    def __init__(self) -> None:
+        self._new: list[bytes] = []
+        self._beginnings: list[bytes] = []
+        self._begun: list[int] = []
+        self.size = 0
+        """Templates made so far."""
+
+    def add(self, packed: bytes) -> int:
+        """The index of a new template."""
+        self._new.append(packed)
+        self.size += 1
+        return self.size - 1
+
+    def add_like(self, packed: bytes, beginning: bytes) -> int:
+        """The index of a new template that is another one's but for buffers and count.
+
+        `beginning` says these: it is a full match of `log_records.BUFFERS_AND_COUNT`. It is read later, together
+        with the others.
+        """
+        self._begun.append(len(self._new))
+        self._beginnings.append(beginning)
+        return self.add(packed)
+
+    def take_new(self) -> Columns:
+        """The templates made since this was last asked (OPERATION_TEMPLATE), in the order of their indices."""
+        if not self._new:
+            return no_rows(tables.OPERATION_TEMPLATE)
+        rows = np.frombuffer(bytearray().join(self._new), dtype=tables.OPERATION_TEMPLATE)
+        if self._begun:
+            words = WordTable(self._beginnings, words=6)
+            rows["send_buffer"][self._begun] = words.pointers(1)
+            rows["recv_buffer"][self._begun] = words.pointers(3)
+            rows["count"][self._begun] = words.decimals(5)
+        self._new.clear()
+        self._beginnings.clear()
+        self._begun.clear()
+        return rows

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+HOLE: Final = bytes(4096)
+"""So many zeros in a row are no text: bytes that were released (`release.py`), or that never were written. The
+blocks of file systems are no smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,20 +16,24 @@ class CutLines:
 
     lines: list[bytes]
     first_line_excess: int
-    """Bytes that the first line had in the file beyond those given here, where it was too long to be kept."""
+    """Bytes that the first line had in the file beyond those given here, where it was too long to be kept; less
+    than 0 where it was torn by a hole and short."""
 
 
 class LineCutter:
     """Keeps the begin of a line until its end comes.
 
-    Of a line longer than `max_line_bytes` only the length is kept; in its place comes a line of zeros that is
-    too long as well, so that whoever reads it sees that, however the bytes were cut.
+    Of a line longer than `max_line_bytes` only the length is kept; in its place comes a line of blanks that is
+    too long as well, so that whoever reads it sees that, however the bytes were cut. Where a `HOLE` stood in it,
+    it is of zeros.
     """
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
         self._pending = bytearray()
         self._overlong_bytes = 0
+        self._has_hole = False
+        self._last_zeros = 0
 
     @property
     def unfinished_bytes(self) -> int:
@@ -39,7 +48,8 @@ class LineCutter:
             return CutLines([], 0)
         lines = data[:end].split(b"\n")
         length = self.unfinished_bytes + len(lines[0])
-        if length > self._max_line_bytes:
+        if length > self._max_line_bytes or self._has_hole:
+            self._look_for_hole(bytes(self._pending) + lines[0])
             lines[0] = self._stand_in()
         elif self._pending:
             lines[0] = bytes(self._pending) + lines[0]
@@ -47,24 +57,49 @@ class LineCutter:
         self._keep(data[end + 1 :])
         return CutLines(lines, length - len(lines[0]))
 
+    def feed_zeros(self, count: int) -> None:
+        """The same as feeding so many zeros, in no time, however many they are."""
+        if self.unfinished_bytes + count <= self._max_line_bytes:
+            self._keep(bytes(count))
+            return
+        self._look_for_hole(bytes(self._pending) + bytes(min(count, len(HOLE))))
+        self._overlong_bytes = self.unfinished_bytes + count
+        self._pending.clear()
+
+    def tear(self) -> None:
+        """Says that bytes in front of the first ones are a hole: what they end is no whole line."""
+        self._has_hole = True
+
     def take_unfinished(self) -> bytes | None:
         """The line that has no end, where the file has none; None where nothing waits."""
         if not self.unfinished_bytes:
             return None
-        line = self._stand_in() if self._overlong_bytes else bytes(self._pending)
+        line = self._stand_in() if self._overlong_bytes or self._has_hole else bytes(self._pending)
         self._clear()
         return line
 
     def _keep(self, data: bytes) -> None:
         if self.unfinished_bytes + len(data) > self._max_line_bytes:
+            self._look_for_hole(bytes(self._pending) + data)
             self._overlong_bytes = self.unfinished_bytes + len(data)
             self._pending.clear()
         else:
             self._pending += data
 
+    def _look_for_hole(self, data: bytes) -> None:
+        """Looks through the next bytes of a line that is too long to be kept."""
+        if self._has_hole:
+            return
+        self._has_hole = HOLE in bytes(self._last_zeros) + data
+        rest = len(data.rstrip(b"\0"))
+        self._last_zeros = min(len(HOLE), len(data) - rest + (0 if rest else self._last_zeros))
+
     def _stand_in(self) -> bytes:
-        return bytes(self._max_line_bytes + 1)
+        if self._has_hole:
+            return bytes(max(self._max_line_bytes + 1, len(HOLE)))
+        return b" " * (self._max_line_bytes + 1)
 
     def _clear(self) -> None:
         self._pending.clear()
-        self._overlong_bytes = 0
+        self._overlong_bytes = self._last_zeros = 0
+        self._has_hole = False

@@ -24,7 +24,7 @@ WRITER: Final = re.compile(rb":(\d{1,10}):(\d{1,10}) ")
 HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_<>"
 """What a host name is made of: gethostname() is cut at the first dot. Angle brackets are people's masks."""
 
-BETWEEN: Final = re.compile(rb"(?:\[(-?\d{1,5})\] )?(?:\S.{0,160} )?")
+BETWEEN: Final = re.compile(rb"(?:\[(-?\d{1,5})\] )?(\S.{0,160} )?")
 """Between `:pid:tid ` and `NCCL LEVEL`: `[dev]`, absent from CALL lines; then file:line, function or a
 number, which WARN, TRACE, RCCL and forks print there."""
 
@@ -74,10 +74,9 @@ VERSION: Final = re.compile(
 )
 """`NCCL version 2.28.3+cuda12.9`: bare up to 2.21, a message of an INFO line later."""
 
-CALL: Final = re.compile(rb"nccl\w{1,64}\([^()]{0,400}\)")
-"""A call of the API, as `NCCL_DEBUG=TRACE` with subsystem CALL prints it."""
-
 LAUNCHER_TAG: Final = re.compile(
-    rb"(?:\[[\w,.@-]{1,80}\](?:<\w{1,16}>)?:? ?|\(\w[^()]{0,120}\) ?|[\w.@-]{1,80}: ?|[ \t]{1,16}){0,4}"
+    rb"(?:\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[))?"  # mpirun --timestamp-output
+    rb"(?:\[[\w,.@|/-]{1,80}\](?:<\w{1,16}>)?:? ?|\(\w[^()]{0,120}\) ?|[\w.@-]{1,80}: ?"
+    rb"|[ \t]{1,16}|\x1b\[[\d;]{0,8}m){0,8}"
 )
-"""What mpirun, srun -l, torchrun, pdsh and Ray put in front of each line."""
+"""What mpirun, srun -l, torchrun, pdsh, kubectl and Ray put in front of each line, also several of them."""

@@ -26,6 +26,8 @@ _PREFIX_WINDOW: Final = 512
 _TAG_WINDOW: Final = 256
 _HOST_LIMIT: Final = 64
 """HOST_NAME_MAX of Linux."""
+_SEPARATORS: Final = frozenset(bytes([byte]) for byte in b" \t\r\0\"'`]):>}|,;=*") | {b""}
+"""What may stand in front of a host without being a part of it."""
 _KNOWN_LIMIT: Final = 4096
 """Processes whose hosts are remembered; beyond it learning starts afresh."""
 
@@ -66,6 +68,8 @@ class LogRecord:
     stamp: re.Match[bytes] | None
     is_clean: bool
     """It stands at the begin of its line, or behind a stamp or a launcher's tag only."""
+    location: bytes = b""
+    """What stands between `[dev]` and `NCCL LEVEL`: file and line of warnings, function of forks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +144,7 @@ class _Prefix:
     device: int | None
     level: bytes
     message_at: int
+    location: bytes
 
 
 def cut_line(line: bytes, hosts: KnownHosts, end: RecordEnd = RecordEnd.LINE) -> CutLine:
@@ -201,6 +206,7 @@ def _prefix(line: bytes, marker: re.Match[bytes], floor: int) -> _Prefix | None:
         device=None if device is None or not -(2**15) <= int(device) < 2**15 else int(device),
         level=line[marker.start() + 5 : marker.end() - 1],
         message_at=marker.end(),
+        location=(between[2] or b"").rstrip(),
     )
 
 
@@ -215,14 +221,21 @@ def _learn_from_first(line: bytes, prefixes: Sequence[_Prefix | int], hosts: Kno
     stamp = _stamp_before(line, first.token_at)
     if _is_clean(line[: stamp.start() if stamp else first.token_at]):
         return first.token if hosts.learn_if_certain(first.token, first.pid) else None
-    return hosts.of_file(first.token) or _without_decimals(line, first)
+    return hosts.of_file(first.token) or _after_text(line, first)
 
 
-def _without_decimals(line: bytes, prefix: _Prefix) -> bytes:
-    """The token, or what follows its digits: a host has no dot, so digits behind one end a number."""
-    if line[prefix.token_at - 1 : prefix.token_at] == b".":
-        return prefix.token.lstrip(b"0123456789") or prefix.token
-    return prefix.token
+def _after_text(line: bytes, prefix: _Prefix) -> bytes | None:
+    """The host behind text of an application, in a file whose hosts are not known yet.
+
+    A host has no dot, so digits behind one end a number. Digits behind anything else, and letters behind a
+    sign such as the slash of `12.3it/s`, may be the text's or the host's: None.
+    """
+    token, before = prefix.token, line[prefix.token_at - 1 : prefix.token_at]
+    if before == b".":
+        return token.lstrip(b"0123456789") or None
+    if before in _SEPARATORS:
+        return None if token[:1].isdigit() and not token.isdigit() else token
+    return None
 
 
 def _certain_host(prefix: _Prefix, hosts: KnownHosts) -> bytes | None:
@@ -244,6 +257,7 @@ def _record(
         message_at=prefix.message_at,
         stamp=stamp,
         is_clean=is_first and _is_clean(line[:begin]),
+        location=prefix.location,
     )
 
 

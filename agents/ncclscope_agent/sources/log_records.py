@@ -22,6 +22,12 @@ PACK_TEMPLATE: Final = struct.Struct("<IhBIhqiiQQQQQi").pack
 PACK_TUNING: Final = struct.Struct("<IIBbbhQd").pack
 """One row of TUNING_ROW."""
 
+BUFFERS_AND_COUNT: Final = re.compile(
+    rb"sendbuff (?:0x[0-9a-f]{1,16}|\(nil\)) recvbuff (?:0x[0-9a-f]{1,16}|\(nil\)) count \d{1,19}"
+)
+"""The begin of `log_lines.OPERATION_TAIL`, in the form that all versions have: six words, and a count that fits."""
+AFTER_COUNT: Final = b" datatype "
+
 _LONGEST_POINTER: Final = len(b"0x7fffffffffff")
 """A pointer of a process on x86-64 or arm64 has 47 or 48 bits: with 12 digits it cannot have been cut."""
 _POISON: Final = 2**64 - 1

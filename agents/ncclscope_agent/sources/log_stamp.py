@@ -32,6 +32,8 @@ AT_END: Final = re.compile(_STAMP + rb"\Z")
 LONGEST: Final = 48
 """No stamp of these forms is longer, in bytes."""
 
+_ANY_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
+_HIGHEST_SECOND: Final = np.array([5, 9], dtype=np.uint8)
 _NS: Final = 1_000_000_000
 _DAY_NS: Final = 86_400 * _NS
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -82,15 +84,28 @@ class StampLayout:
         self._digit_columns = np.array(at, dtype=np.int64)
         self._other_columns = np.setdiff1d(np.arange(self.length), self._digit_columns)
         self._others = np.frombuffer(stamp, dtype=np.uint8)[self._other_columns]
+        # What moves within a minute: two digits, and with a point between them those of the fraction.
+        second = example.start("second") - begin
+        self._seconds = slice(second, second + 2)
+        self._fraction = slice(second + 3, second + 3 + len(fraction)) if fraction else slice(0, 0)
+        self._moving = slice(second, max(self._seconds.stop, self._fraction.stop))
+        self._shape = self._shape_of(stamp)
         self._clock_ns = np.array(
             [36_000 * _NS, 3_600 * _NS, 600 * _NS, 60 * _NS, 10 * _NS, _NS]
             + [10 ** (8 - place) for place in range(len(fraction))],
             dtype=np.int64,
         )
+        point = np.zeros(1 if fraction else 0, dtype=np.int64)
+        self._moving_ns = np.concatenate([self._clock_ns[4:6], point, self._clock_ns[6:]])
 
     def read(self, stamps: list[bytes]) -> NDArray[np.int64]:
         """UTC nanoseconds of many stamps, each `length` bytes; NO_TIME_NS where one has another form."""
         text = np.frombuffer(b"".join(stamps), dtype=np.uint8).reshape(len(stamps), self.length)
+        before = self._moving.start
+        times = self._read_minute(stamps[0], text) if stamps[0][:before] == stamps[-1][:before] else None
+        return self._read_any(text) if times is None else times
+
+    def _read_any(self, text: NDArray[np.uint8]) -> NDArray[np.int64]:
         digits = (text[:, self._digit_columns] - np.uint8(48)).astype(np.int64)  # others wrap to more than 9
         # A bad row may hold any number below, but none that overflows.
         days, good = _days(digits[:, :8])
@@ -99,6 +114,24 @@ class StampLayout:
         good &= (digits[:, 12] < 6) | ((digits[:, 12] == 6) & (digits[:, 13] == 0))  # 60 is a leap second
         times = days * _DAY_NS + digits[:, 8:] @ self._clock_ns - self._zone_offset_ns
         return np.where(good, times, NO_TIME_NS)
+
+    def _read_minute(self, first: bytes, text: NDArray[np.uint8]) -> NDArray[np.int64] | None:
+        """The same where all are of the first one's minute, and well; else None. Most stamps that are tailed are."""
+        found = AT_START.fullmatch(first) if self._shape_of(first) == self._shape else None
+        first_ns = NO_TIME_NS if found is None else stamp_ns(found, self._zone_offset_ns)
+        digits = text[:, self._moving] - np.uint8(48)
+        is_good = text == text[0]
+        is_good[:, self._seconds] = digits[:, :2] <= _HIGHEST_SECOND
+        is_good[:, self._fraction] = digits[:, 3:] <= 9
+        if first_ns == NO_TIME_NS or not is_good.all():
+            return None
+        moved_ns: NDArray[np.int64] = digits.astype(np.int64) @ self._moving_ns
+        times: NDArray[np.int64] = moved_ns + (first_ns - moved_ns[0])
+        return times
+
+    def _shape_of(self, stamp: bytes) -> bytes:
+        """What recurs in all stamps of this form: all but the digits of its time."""
+        return stamp[: self._moving.stop].translate(_ANY_DIGIT) + stamp[self._moving.stop :]
 
 
 def _days(digits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -74,19 +74,21 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
         "first_ns": time_or_none(int(done.first_ns[index])),
         "last_ns": time_or_none(int(done.last_ns[index])),
         "limits": communicator_limits(store, index),
-        "bottleneck": None,  # no stage fills it yet: the topology is not read
+        "bottleneck": None if communicator.bottleneck is None else communicator.bottleneck.name,
     }
 
 
 def communicator_limits(store: Store, communicator: int) -> dict[str, float | None]:
-    """Limits by reference in bytes per second: the narrowest of its operations, and the best it has shown."""
+    """Limits by reference in bytes per second: its narrowest cut, what NCCL expects, and the best it has shown."""
     series = store.series.rows
     ours = series[series["communicator"] == communicator]
     limits = ours["limit"][np.isfinite(ours["limit"])]
+    of = store.communicators[communicator]
+    narrowest = float(limits.min()) if len(limits) else None
     shown = ours["baseline"][np.isfinite(ours["baseline"])]
     return {
-        "topology": float(limits.min()) if len(limits) else None,
-        "nccl_model": None,
+        "topology": narrowest if of.bottleneck is None else of.bottleneck.bytes_per_second,
+        "nccl_model": of.model_limit,
         "baseline": float(shown.max()) if len(shown) else None,
     }
 

@@ -24,6 +24,7 @@ from ncclscope_service.export.operations_file import (
 )
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.model_limits import expected_busbw
 from ncclscope_service.rows import LimitReference
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Store
@@ -63,11 +64,14 @@ def _tables_of(view: OperationView) -> Iterator[pa.Table]:
     """One table per reference; the limit that stands in the operation's own row goes before the series'."""
     own = view.rows["limit_reference"]
     series = _series_rows(view)
+    model = expected_busbw(view.store, view.rows)
     for reference in LimitReference:
         limit = np.where(own == reference, view.rows["limit"], np.nan)
         for series_reference, name in _SERIES_LIMITS:
             if reference is series_reference:
                 limit = np.where(np.isfinite(limit), limit, series[name])
+        if reference is LimitReference.NCCL_MODEL:
+            limit = np.where(np.isfinite(limit), limit, model)
         yield _table(view, reference, limit)
 
 

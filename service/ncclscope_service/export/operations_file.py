@@ -224,9 +224,10 @@ def _confidence(view: OperationView) -> Column:
     return rates(view.rows["confidence"]).where(view.rows["match"] != Match.PENDING)
 
 
-def _nothing(view: OperationView) -> Column:
-    size = len(view.rows)
-    return Column(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.bool_), ("",))
+def _bottleneck(view: OperationView) -> Column:
+    distinct, places = np.unique(view.rows["bottleneck"], return_inverse=True)
+    strings = view.store.strings
+    return optional_words_at(places, [strings[index] if index >= 0 else None for index in distinct.tolist()])
 
 
 _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
@@ -284,6 +285,6 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "limit_bytes_per_second": lambda view: rates(view.rows["limit"]),
     "limit_reference": lambda view: words_at(view.rows["limit_reference"], LIMIT_REFERENCES),
     "efficiency_ratio": _efficiency,
-    "bottleneck": _nothing,  # no stage fills it yet: the topology is not read
+    "bottleneck": _bottleneck,
     "ranks_seen": _ranks_seen,
 }

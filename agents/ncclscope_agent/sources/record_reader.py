@@ -1,0 +1,166 @@
+"""Reads one record of a log by the family that it is of, into what is gathered for the next batch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ncclscope_agent.sources import log_lines, log_records, log_stamp
+from ncclscope_agent.sources.dictionaries import Strings, Templates, Threads
+from ncclscope_agent.sources.known_lines import KnownHead, KnownLines
+from ncclscope_agent.sources.log_prefix import LogRecord, RecordEnd, Writer
+from ncclscope_agent.sources.log_records import OperationHead
+from ncclscope_agent.sources.log_rows import Gathered
+from ncclscope_agent.sources.log_stamp import StampLayout
+from ncclscope_agent.sources.other_records import OtherRecords
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+_LONGEST_HEAD: Final = 1024
+"""Lines known by their bytes are not measured again: head, opCount and tail stay below the least limit."""
+
+
+class RecordReader:
+    """Reads the records of one log, in their order; keeps its dictionaries, and makes clean lines known.
+
+    `zone_offset_ns` is what the log's local time is ahead of UTC.
+    """
+
+    def __init__(self, known: KnownLines, *, zone_offset_ns: int) -> None:
+        self.gathered = Gathered()
+        self.strings = Strings()
+        self.threads = Threads(self.strings)
+        self.templates = Templates()
+        self.others = OtherRecords()
+        self.stamp_length = 0
+        """Bytes of the stamp with which the latest operation lines began."""
+        self._layout: StampLayout | None = None
+        self._known = known
+        self._zone_offset_ns = zone_offset_ns
+
+    def take_gathered(self) -> Gathered:
+        """What was read since this was last asked."""
+        self._settle_times()
+        gathered, self.gathered = self.gathered, Gathered()
+        return gathered
+
+    def read(self, text: bytes, record: LogRecord, line: int) -> None:
+        """Reads one record by the first family that it is of, and counts it.
+
+        `text` is the physical line of that number in which it stands.
+        """
+        if b": opCount " in record.message[:96]:
+            self._read_operation(text, record, line)
+        elif record.level != b"INFO" or not (
+            self._read_tuning(text, record, line) or self._read_event(record, line) or self._read_version(record, line)
+        ):
+            self.others.read(record, line, self._time_ns(record), self.gathered)
+
+    def new_template(self, head: KnownHead, tail: bytes) -> int | None:
+        """The template of a tail not seen before behind this head; None where it must be read with care."""
+        beginning, _, rest = tail.partition(log_records.AFTER_COUNT)
+        like = head.rows.get(rest)
+        if like is not None and log_records.BUFFERS_AND_COUNT.fullmatch(beginning) is not None:
+            index = self.templates.add_like(like, beginning)
+        else:
+            found = log_lines.OPERATION_TAIL.fullmatch(tail)
+            packed = None if found is None else log_records.pack_template(head.operation, found)
+            if packed is None:
+                return None
+            index = self.templates.add(packed)
+            self._known.add_row(head, rest, packed)
+        self._known.add_template(head, tail, index)
+        return index
+
+    def _read_operation(self, text: bytes, record: LogRecord, line: int) -> None:
+        message = record.message
+        head = log_lines.OPERATION_HEAD.match(message)
+        tail = log_lines.OPERATION_TAIL.match(message, head.end()) if head else None
+        if head is None or tail is None or not log_records.is_whole_operation(tail, message, record.end):
+            self.gathered.skipped["torn"] += 1
+            self.others.tear()
+            return
+        operation_head = self._operation_head(record.writer, head[1])
+        packed = log_records.pack_template(operation_head, tail)
+        if packed is None:
+            self.gathered.skipped["out_of_range"] += 1
+            return
+        template = self.templates.add(packed)
+        time_ns = NO_TIME_NS if record.stamp is None else log_stamp.stamp_ns(record.stamp, self._zone_offset_ns)
+        self._settle_times()
+        self.gathered.add_operation(template, line, head[2], time_ns)
+        if record.is_clean and record.end is RecordEnd.LINE and is_lookup_form(record):
+            self._remember_operation(text, record, operation_head, template)
+
+    def _operation_head(self, writer: Writer, name: bytes) -> OperationHead:
+        return OperationHead(
+            thread=self.threads.index(writer.host, writer.pid, writer.tid),
+            device=NO_NUMBER if writer.device is None else writer.device,
+            op=log_records.operation_code(name),
+            op_name=self.strings.index(name.decode("ascii", "replace")),
+        )
+
+    def _remember_operation(self, text: bytes, record: LogRecord, head: OperationHead, template: int) -> None:
+        """Remembers a clean operation line by its bytes without stamp and opCount."""
+        self._use_layout_of(record)
+        before, _, after = text.partition(b": opCount ")
+        if len(before) <= _LONGEST_HEAD:
+            known = self._known.head(before[self.stamp_length :], head)
+            self._known.add_template(known, after.partition(b" ")[2], template)
+
+    def _use_layout_of(self, record: LogRecord) -> None:
+        """Expects the stamps of the next lines to have the form of this operation line's."""
+        if stamp_length(record) == self.stamp_length:
+            return
+        self._layout = StampLayout(record.stamp, self._zone_offset_ns) if record.stamp else None
+        self.stamp_length = stamp_length(record)
+
+    def _settle_times(self) -> None:
+        if self._layout is not None:
+            self.gathered.settle_times(self._layout, self._zone_offset_ns)
+
+    def _read_tuning(self, text: bytes, record: LogRecord, line: int) -> bool:
+        if b" Bytes -> " not in record.message[:128]:
+            return False
+        writer = record.writer
+        packed = log_records.pack_tuning(self.threads.index(writer.host, writer.pid, writer.tid), record.message)
+        if packed is None:
+            return False
+        self.gathered.tunings.append(packed)
+        self.gathered.tuning_lines.append(line)
+        if record.is_clean and record.end is RecordEnd.LINE and stamp_length(record) == self.stamp_length:
+            self._known.add_tuning(text[self.stamp_length :], packed)
+        return True
+
+    def _read_event(self, record: LogRecord, line: int) -> bool:
+        if b"comm 0x" not in record.message[:96]:
+            return False
+        event = log_records.communicator_event(record.writer, record.message, line, self._time_ns(record))
+        if event is None:
+            return False
+        self.gathered.communicators.append(event)
+        self.gathered.understood["init"] += 1
+        return True
+
+    def _time_ns(self, record: LogRecord) -> int | None:
+        if record.stamp is None:
+            return None
+        time_ns = log_stamp.stamp_ns(record.stamp, self._zone_offset_ns)
+        return None if time_ns == NO_TIME_NS else time_ns
+
+    def _read_version(self, record: LogRecord, line: int) -> bool:
+        if record.end is not RecordEnd.LINE or not record.message.startswith(b"NCCL version "):
+            return False
+        seen = log_records.versions(record.message, line, record.writer)
+        self.gathered.versions += seen
+        self.gathered.understood["version"] += len(seen)
+        return bool(seen)
+
+
+def stamp_length(record: LogRecord) -> int:
+    """Bytes of a stamp at the very beginning of the line, else 0."""
+    stamp = record.stamp
+    return len(stamp["stamp"]) if stamp is not None and stamp.start() == 0 else 0
+
+
+def is_lookup_form(record: LogRecord) -> bool:
+    """Whether the line without its first `stamp length` bytes recurs: no stamp further inside."""
+    return record.stamp is None or record.stamp.start() == 0

@@ -1,0 +1,250 @@
+"""`ncclscope check`: is this node set up right, and what to change."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import orjson
+
+from ncclscope import node
+from ncclscope.check_report import Checked, in_json, report
+from ncclscope_agent.advice import (
+    DEFAULT_LOG_FILE,
+    NcclVersion,
+    Verdict,
+    read_version,
+    remark_on_log_directory,
+    remarks_on_environment,
+    remarks_on_logs,
+    wanted,
+)
+from ncclscope_agent.volume import Volume, by_node, by_process, shares
+from ncclscope_wire.messages import PROTOCOL_VERSION
+
+_GB: Final = 1e9
+_FULL_HOURS: Final = 24.0
+"""A disk that the logs fill within a day is told."""
+_TOLERATED_OFFSET_SECONDS: Final = 1.0
+
+
+def _version(_: click.Context, __: click.Parameter, value: str | None) -> NcclVersion | None:
+    if value is None:
+        return None
+    found = read_version(value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not a version such as 2.27.5")
+    return found
+
+
+def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, _colon, port = value.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise click.BadParameter(f"{value!r} is not HOST:PORT with a port of 1 to 65535")
+    return host.strip("[]"), int(port)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--nccl", callback=_version, metavar="VERSION", help="NCCL's version, for instance 2.27.5; else it is found."
+)
+@click.option(
+    "--logs", multiple=True, metavar="GLOB", help="Logs to look at: what is in them, and how much it is per hour."
+)
+@click.option("--env", "with_environment", is_flag=True, help="Check the NCCL_* variables of this environment too.")
+@click.option("--service", callback=_address, metavar="HOST:PORT", help="Ask the service on the port for agents.")
+@click.option("--page", metavar="URL", help="Page of the service: compares the clocks of its host and this one.")
+@click.option("--exports", multiple=True, metavar="DIR", help="Directory in which nsys exports are to appear.")
+@click.option("--observe", type=click.FloatRange(0, 600), default=0.0, metavar="SECONDS",
+              help="Watch the logs grow for so long, where they have no time stamps.")  # fmt: skip
+@click.option("--log-file", default=DEFAULT_LOG_FILE, show_default=True, metavar="PATTERN",
+              help="NCCL_DEBUG_FILE for the lines to copy.")  # fmt: skip
+@click.option("--most-per-hour", type=click.FloatRange(min=0), default=10.0, show_default=True, metavar="GB",
+              help="Log of a node beyond which it is told, in GB (10^9 bytes) per hour.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print all that was found as one JSON object.")
+def check(
+    *,
+    nccl: NcclVersion | None,
+    logs: tuple[str, ...],
+    with_environment: bool,
+    service: tuple[str, int] | None,
+    page: str | None,
+    exports: tuple[str, ...],
+    observe: float,
+    log_file: str,
+    most_per_hour: float,
+    as_json: bool,
+) -> None:
+    """Say whether this node is set up right, and what to set.
+
+    Run it as the job does: on the node, as its user, in its environment. Exit status: 0 all that was asked for is
+    right; 1 something must change; 2 wrong options.
+    """
+    checked = Checked(host=socket.gethostname().partition(".")[0])
+    if logs:
+        _look_at_logs(checked, logs, observe)
+    _find_version(checked, nccl)
+    if with_environment:
+        _check_environment(checked, with_exports=bool(exports))
+    if logs:
+        _check_logs(checked, logs, most_per_hour * _GB)
+    _check_exports(checked, exports)
+    _check_clock(checked, page)
+    if service is not None:
+        _check_service(checked, *service)
+    if checked.version is not None:
+        checked.variables = wanted(checked.version, log_file=log_file)
+        checked.variables_with_calls = wanted(checked.version, log_file=log_file, calls=True)
+    if as_json:
+        click.echo(orjson.dumps(in_json(checked), option=orjson.OPT_INDENT_2))
+    else:
+        click.echo("\n".join(report(checked)))
+    if checked.must_change:
+        raise click.exceptions.Exit(1)
+
+
+# What is looked at
+
+
+def _look_at_logs(checked: Checked, patterns: Sequence[str], observe_seconds: float) -> None:
+    checked.logs = node.look_at_logs(patterns, observe_seconds=observe_seconds)
+    checked.processes = by_process(checked.logs)
+    checked.nodes = by_node(checked.processes)
+    checked.shares = shares(look for look, _ in checked.logs)
+
+
+def _find_version(checked: Checked, given: NcclVersion | None) -> None:
+    """The version that was given, else the logs', else this node's."""
+    told = {text for look, _ in checked.logs for text in look.versions}
+    in_logs = sorted(found for found in map(read_version, told) if found is not None)
+    if given is not None:
+        checked.nccl = node.FoundVersion(version=given, told_by="--nccl")
+        if in_logs and given not in in_logs:
+            checked.say(Verdict.NOTE, "NCCL", f"the logs are of {', '.join(map(str, in_logs))}, not of {given}")
+    elif in_logs:
+        checked.nccl = node.FoundVersion(version=in_logs[-1], told_by="the logs")
+        if len(in_logs) > 1:
+            versions = ", ".join(map(str, in_logs))
+            checked.say(Verdict.NOTE, "NCCL", f"the logs are of {versions}; the advice is for the newest")
+    else:
+        checked.nccl = node.nccl_on_this_node()
+    if checked.nccl is None:
+        text = "its version is not known, and what to set depends on it: give --nccl VERSION, or --logs that name it"
+        checked.say(Verdict.CHANGE, "NCCL", text)
+
+
+def _check_environment(checked: Checked, *, with_exports: bool) -> None:
+    variables = node.nccl_variables(os.environ)
+    if checked.version is None:
+        return
+    checked.remarks += remarks_on_environment(checked.version, variables, with_exports=with_exports)
+    pattern = variables.get("NCCL_DEBUG_FILE")
+    state = node.directory_state(pattern) if pattern else None
+    if pattern and state is not None:
+        checked.remarks.append(remark_on_log_directory(pattern, state))
+
+
+def _check_logs(checked: Checked, patterns: Sequence[str], most_bytes_per_hour: float) -> None:
+    if not checked.logs:
+        checked.say(Verdict.CHANGE, "logs", f"no readable file matches {', '.join(patterns)}")
+        return
+    looks = [look for look, _ in checked.logs]
+    checked.remarks += remarks_on_logs(checked.version, looks)
+    if any(rate is None for look, rate in checked.logs if look.nccl_lines):
+        text = "some logs have too few time stamps to tell how much is written: --observe 10 watches them grow"
+        checked.say(Verdict.NOTE, "log volume", text)
+    for volume in checked.nodes:
+        _check_volume(checked, volume, most_bytes_per_hour)
+    _check_space(checked, Path(looks[0].name))
+
+
+def _check_volume(checked: Checked, volume: Volume, most_bytes_per_hour: float) -> None:
+    if volume.bytes_per_hour is None:
+        return
+    text = f"{volume.host} writes {volume.bytes_per_hour / _GB:.3g} GB of log per hour"
+    if volume.bytes_per_hour > most_bytes_per_hour:
+        text += (
+            f", more than {most_bytes_per_hour / _GB:.3g}: leave out what is not needed, or let the agent give space "
+            "back (--release-logs)"
+        )
+        checked.say(Verdict.CHANGE, "log volume", text)
+    else:
+        checked.say(Verdict.RIGHT, "log volume", text)
+
+
+def _check_space(checked: Checked, log: Path) -> None:
+    """Holds the volume of this host's logs against the free space of their disk."""
+    here = [volume for volume in checked.nodes if volume.host == checked.host]
+    rate = here[0].bytes_per_hour if here else None
+    free = node.free_bytes(log)
+    if rate and free is not None and free / rate < _FULL_HOURS:
+        text = (
+            f"the disk of {log} has {free / _GB:.3g} GB free, which is {free / rate:.1f} hours of log (--release-logs)"
+        )
+        checked.say(Verdict.CHANGE, "log volume", text)
+
+
+def _check_exports(checked: Checked, directories: Sequence[str]) -> None:
+    checked.nsys = node.nsys_version()
+    for directory in directories:
+        path = Path(directory)
+        if not path.is_dir():
+            checked.say(Verdict.CHANGE, "exports", f"{directory} is no directory: nsys cannot write there", directory)
+        elif not os.access(path, os.R_OK | os.X_OK):
+            checked.say(Verdict.CHANGE, "exports", f"{directory} cannot be read: run it as the job's user", directory)
+        else:
+            found = sum(1 for entry in path.iterdir() if entry.suffix in {".sqlite", ".nsys-rep"})
+            checked.say(Verdict.RIGHT, "exports", f"{directory} can be read and holds {found} exports", directory)
+    if checked.nsys is not None:
+        checked.say(Verdict.RIGHT, "nsys", "it can profile, and export .nsys-rep files", checked.nsys)
+    else:
+        text = "there is none in PATH: .nsys-rep files cannot be exported here, .sqlite files can be read all the same"
+        checked.say(Verdict.CHANGE if directories else Verdict.NOTE, "nsys", text)
+
+
+def _check_clock(checked: Checked, page: str | None) -> None:
+    state = checked.clock = node.clock_state()
+    if state.synchronised is None:
+        checked.say(Verdict.NOTE, "clock", "whether it is synchronised is not known")
+    elif state.synchronised:
+        error = f", within {state.error_seconds * 1e3:.3g} ms" if state.error_seconds is not None else ""
+        checked.say(Verdict.RIGHT, "clock", f"{state.told_by} says that it is synchronised{error}")
+    else:
+        text = (
+            f"{state.told_by} says that it is not synchronised: time stamps of logs cannot be compared between nodes "
+            "(exports can: their clocks are measured)"
+        )
+        checked.say(Verdict.NOTE, "clock", text)
+    if page is not None:
+        _check_offset(checked, page)
+
+
+def _check_offset(checked: Checked, page: str) -> None:
+    offset = checked.clock_offset = node.clock_offset(page)
+    if offset is None:
+        checked.say(Verdict.CHANGE, "page", "it does not answer with a date", page)
+        return
+    told = f"this clock is {offset.seconds:+.1f} s off the service's, give or take {offset.uncertainty_seconds:.1f} s"
+    is_off = abs(offset.seconds) > _TOLERATED_OFFSET_SECONDS + offset.uncertainty_seconds
+    checked.say(Verdict.CHANGE if is_off else Verdict.RIGHT, "clock", told + (": set both right" if is_off else ""))
+
+
+def _check_service(checked: Checked, host: str, port: int) -> None:
+    answer = checked.service = node.ask_service(host, port)
+    address = f"{host}:{port}"
+    if not answer.answered or answer.seconds is None:
+        checked.say(Verdict.CHANGE, "service", answer.text, address)
+    elif answer.protocol_version is None:
+        checked.say(Verdict.NOTE, "service", f"it answered, and does not name its version: {answer.text}", address)
+    elif not node.speaks_our_version(answer):
+        text = f"it speaks protocol version {answer.protocol_version}, and agents from here {PROTOCOL_VERSION}"
+        checked.say(Verdict.CHANGE, "service", f"{text}: install the same ncclscope on both", address)
+    else:
+        text = f"it answered in {answer.seconds * 1e3:.1f} ms and speaks protocol version {answer.protocol_version}"
+        checked.say(Verdict.RIGHT, "service", f"{text}, as agents from here do", address)

@@ -1,0 +1,313 @@
+"""What a communicator can reach at most, by each reference that there is, and the name of what stops it.
+
+- *Topology*: the narrowest cut of the machines that NCCL printed (`topology.py`). Known only where every rank of
+  the communicator has been seen, with its GPU, and every host printed a block that holds these GPUs.
+- *NCCL's model*: the busbw that NCCL itself expects of an operation (`model_limits.py`), where rank 0 printed its
+  tuning table.
+
+The baseline, what the job itself has shown, is `series.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import model_limits
+from ncclscope_service.rows import Communicator, LimitReference, Member
+from ncclscope_service.store import Store
+from ncclscope_service.topology import Bottleneck, Machine
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen
+
+_BUS_ID_BITS: Final = (1 << 40) - 1
+"""Above them 2.30 says which of several ranks on a GPU it is."""
+_PAIRWISE: Final = (OPERATION_CODES["Send"], OPERATION_CODES["Recv"])
+_FEW_PEERS: Final = 2
+"""Neighbours in a pipeline; a launch with more is an all-to-all."""
+
+_Seat = tuple[str, int]
+"""(host, bus id): one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The GPUs of a communicator on one machine."""
+
+    host: str
+    machine: Machine
+    gpus: tuple[int, ...]
+    seats: frozenset[_Seat]
+    ports: Mapping[int, int]
+    """Port of each GPU; empty where the block shows none."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was found of a communicator, and from what."""
+
+    members: int
+    topologies: int
+    parts: tuple[_Part, ...]
+
+
+class Limits:
+    """Keeps the limits of all communicators of one store."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._machines: dict[tuple[object, ...], Machine] = {}
+        """By content, so that hosts that are alike are searched once."""
+        self._known: dict[int, _Known] = {}
+        self._sharing: dict[int, dict[tuple[str, int], int]] = {}
+        """By communicator: how many groups use a port (host, node) at once."""
+        self._pairs: dict[tuple[int, int, int], Bottleneck | None] = {}
+        """By communicator and two of its ranks, the lower first: pairs that sent and received."""
+        self._pair_rates: dict[int, set[float]] = {}
+        """By communicator."""
+
+    def refresh(self) -> None:
+        """Looks anew at what has changed: members, blocks, and which groups share a network port."""
+        store = self._store
+        for communicator in store.communicators:
+            members = communicator.members or {}
+            known = self._known.get(communicator.index)
+            seen = store.topologies_seen
+            if known is None or known.members != len(members) or (known.topologies != seen and not known.parts):
+                parts = self._parts(communicator, members) if len(members) == communicator.size else ()
+                self._known[communicator.index] = _Known(len(members), seen, parts)
+        self._share()
+        for communicator in store.communicators:
+            parts = self._known[communicator.index].parts
+            communicator.bottleneck = self._narrowest(communicator.index, parts) if communicator.size > 1 else None
+            communicator.model_limit = model_limits.large_messages(self._store, communicator)
+        self._pair_rates.clear()
+        for index, one, other in list(self._pairs):
+            self._remember_pair(store.communicators[index], one, other)
+
+    def fill(self, rows: Columns) -> None:
+        """Sets limit, limit_reference and bottleneck of rows.OPERATION rows: by topology, else by NCCL's model.
+
+        Rows that have neither are left as they are.
+        """
+        if not len(rows):
+            return
+        model = model_limits.expected_busbw(self._store, rows)
+        found = np.isfinite(model)
+        rows["limit"][found] = model[found]
+        rows["limit_reference"][found] = LimitReference.NCCL_MODEL
+        pairwise = np.isin(self._store.templates_of(rows)["op"], _PAIRWISE)
+        self._fill_collectives(rows, np.flatnonzero(~pairwise))
+        pairs = np.flatnonzero(pairwise)
+        for member, mine in _grouped(rows["member"][pairs], pairs):
+            self._fill_pairs(rows, mine, self._store.members[member])
+
+    def series_limit(self, communicator: int, op: int) -> float:
+        """The limit by topology of all operations of a kind in a communicator; NaN where there is not one for all."""
+        of = self._store.communicators[communicator]
+        if op not in _PAIRWISE or of.size == 2:
+            return np.nan if of.bottleneck is None else of.bottleneck.bytes_per_second
+        rates = self._pair_rates.get(communicator, set())
+        return next(iter(rates)) if len(rates) == 1 else np.nan
+
+    def _parts(self, communicator: Communicator, members: Mapping[int, int]) -> tuple[_Part, ...]:
+        """The machines of a communicator with its GPUs on them; empty where a block is missing or ambiguous."""
+        by_host: dict[str, dict[int, Member]] = defaultdict(dict)
+        for rank, index in members.items():
+            member = self._store.members[index]
+            by_host[self._store.processes[member.process].host][rank] = member
+        parts: list[_Part] = []
+        done: set[int] = set()
+        for host in sorted(by_host):
+            if done.issuperset(by_host[host]):
+                continue
+            part, ranks = self._part(communicator, host, by_host, spans=len(by_host) > 1)
+            if part is None:
+                return ()
+            parts.append(part)
+            done |= ranks
+        return tuple(parts)
+
+    def _part(
+        self, communicator: Communicator, host: str, by_host: Mapping[str, Mapping[int, Member]], *, spans: bool
+    ) -> tuple[_Part | None, set[int]]:
+        """The first block of a host that holds its ranks' GPUs, and the ranks that it holds."""
+        for seen in _logs_first(self._store.topologies.get((communicator.job, host), ())):
+            machine = self._machine(seen)
+            if len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1:
+                ranks = {rank: member for ranks in by_host.values() for rank, member in ranks.items()}
+                placed = _place_by_rank(seen, ranks, by_host[host])
+            else:
+                placed = _place_by_bus_id(machine, by_host[host])
+            if placed is None:
+                continue
+            ports = machine.ports_of(tuple(placed.values()), self._devices(communicator, placed)) if spans else {}
+            if spans and len(ports) < len(placed) and len(placed) < communicator.size:
+                continue
+            gpus = tuple(placed[rank] for rank in sorted(placed))
+            seats = frozenset((host, machine.nodes[gpu].local & _BUS_ID_BITS) for gpu in gpus)
+            return _Part(host, machine, gpus, seats, ports), set(placed)
+        return None, set()
+
+    def _devices(self, communicator: Communicator, placed: Mapping[int, int]) -> dict[int, int]:
+        """Number of each GPU on its node, where its Init line says it."""
+        members = communicator.members or {}
+        numbers = {gpu: self._store.members[members[rank]].nvml_device for rank, gpu in placed.items()}
+        return {gpu: number for gpu, number in numbers.items() if number is not None}
+
+    def _machine(self, seen: TopologySeen) -> Machine:
+        nodes = tuple((node.kind, node.system, node.local, node.bytes_per_second) for node in seen.nodes)
+        content = (nodes, seen.links)
+        machine = self._machines.get(content)
+        if machine is None:
+            machine = self._machines[content] = Machine(seen)
+        return machine
+
+    def _share(self) -> None:
+        """Counts which groups use a network port at once: those of one kind of parallelism, with other GPUs."""
+        users: dict[tuple[object, ...], set[frozenset[_Seat]]] = defaultdict(set)
+        for communicator, part, port in self._port_uses():
+            users[_kind_of(communicator, part, port)].add(part.seats)
+        self._sharing = defaultdict(dict)
+        for communicator, part, port in self._port_uses():
+            others = users[_kind_of(communicator, part, port)]
+            count = 1 + sum(other.isdisjoint(part.seats) for other in others)
+            if count > 1:
+                self._sharing[communicator.index][part.host, port] = count
+
+    def _port_uses(self) -> Iterator[tuple[Communicator, _Part, int]]:
+        for communicator in self._store.communicators:
+            parts = self._known[communicator.index].parts
+            if communicator.parallelism is not None and len(parts) > 1:
+                for part in parts:
+                    for port in sorted(set(part.ports.values())):
+                        yield communicator, part, port
+
+    def _narrowest(self, communicator: int, parts: Sequence[_Part]) -> Bottleneck | None:
+        if len(parts) == 1:
+            return parts[0].machine.bottleneck(parts[0].gpus)
+        narrowest: Bottleneck | None = None
+        shared = self._sharing.get(communicator, {})
+        for part in parts:
+            sharing = {port: count for (host, port), count in shared.items() if host == part.host}
+            found = part.machine.bottleneck_outwards(part.gpus, part.ports, sharing=sharing)
+            if found is None:
+                return None
+            if narrowest is None or found.bytes_per_second < narrowest.bytes_per_second:
+                narrowest = Bottleneck(
+                    bytes_per_second=found.bytes_per_second, name=f"{found.name} on node {part.host}"
+                )
+        return narrowest
+
+    def _pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
+        """The narrowest link between two ranks of a communicator."""
+        key = (communicator.index, min(one, other), max(one, other))
+        return self._pairs[key] if key in self._pairs else self._remember_pair(communicator, *key[1:])
+
+    def _remember_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
+        found = self._pairs[communicator.index, one, other] = self._find_pair(communicator, one, other)
+        rate = np.nan if found is None else found.bytes_per_second
+        self._pair_rates.setdefault(communicator.index, set()).add(rate)
+        return found
+
+    def _find_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
+        members = communicator.members or {}
+        known = self._known.get(communicator.index)
+        if known is None or not known.parts or one == other or not {one, other} <= members.keys():
+            return None
+        seats = {self._seat(members[rank]) for rank in (one, other)}
+        parts: list[_Part] = []
+        for part in known.parts:
+            gpus = tuple(gpu for gpu in part.gpus if (part.host, _bus_id(part.machine, gpu)) in seats)
+            if gpus:
+                parts.append(_Part(part.host, part.machine, gpus, part.seats, part.ports))
+        return self._narrowest(communicator.index, parts) if sum(len(part.gpus) for part in parts) == 2 else None
+
+    def _seat(self, member: int) -> _Seat:
+        of = self._store.members[member]
+        return self._store.processes[of.process].host, NO_NUMBER if of.bus_id is None else of.bus_id
+
+    def _fill_collectives(self, rows: Columns, at: NDArray[np.intp]) -> None:
+        if not len(at):
+            return
+        of_member = np.asarray([member.communicator for member in self._store.members], np.int64)
+        for index, mine in _grouped(of_member[rows["member"][at]], at):
+            self._set(rows, mine, self._store.communicators[index].bottleneck)
+
+    def _fill_pairs(self, rows: Columns, mine: NDArray[np.intp], member: Member) -> None:
+        """Sends and receives: limited by their two ends, but launches with many peers by all links together."""
+        communicator = self._store.communicators[member.communicator]
+        peers = self._store.templates_of(rows[mine])["root"]
+        exchanges = np.unique(np.stack([rows["launch"][mine], peers.astype(np.int64)]), axis=1)
+        launches, peers_of = np.unique(exchanges[0], return_counts=True)
+        many = np.isin(rows["launch"][mine], launches[peers_of > _FEW_PEERS])
+        self._set(rows, mine[many], communicator.bottleneck)
+        for peer in np.unique(peers[~many]).tolist():
+            found = None if member.rank is None else self._pair(communicator, member.rank, peer)
+            self._set(rows, mine[~many & (peers == peer)], found)
+
+    def _set(self, rows: Columns, at: NDArray[np.intp], bottleneck: Bottleneck | None) -> None:
+        if bottleneck is None or not len(at):
+            return
+        rows["limit"][at] = bottleneck.bytes_per_second
+        rows["limit_reference"][at] = LimitReference.TOPOLOGY
+        rows["bottleneck"][at] = self._store.strings.index_of(bottleneck.name)
+
+
+def _grouped(keys: NDArray[np.integer], at: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Positions by key: each key once, with those of `at` that have it."""
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    ordered = at[np.argsort(inverse, kind="stable")]
+    ends = np.cumsum(np.bincount(inverse, minlength=len(distinct)))
+    for key, end, begin in zip(distinct.tolist(), ends.tolist(), [0, *ends.tolist()[:-1]], strict=False):
+        yield key, ordered[begin:end]
+
+
+def _kind_of(communicator: Communicator, part: _Part, port: int) -> tuple[object, ...]:
+    return communicator.job, communicator.parallelism, communicator.size, part.host, port
+
+
+def _bus_id(machine: Machine, gpu: int) -> int:
+    return machine.nodes[gpu].local & _BUS_ID_BITS
+
+
+def _logs_first(seen: Iterable[TopologySeen]) -> list[TopologySeen]:
+    """Blocks in the order in which they were printed, then files."""
+    return sorted(seen, key=lambda each: each.origin is not TopologyOrigin.LOG)
+
+
+def _place_by_bus_id(machine: Machine, members: Mapping[int, Member]) -> dict[int, int] | None:
+    """The GPU node of each rank, by bus id; None where one is not there, or two ranks share a GPU."""
+    by_bus_id: dict[int, list[int]] = defaultdict(list)
+    for gpu in machine.of_kind(NodeKind.GPU):
+        by_bus_id[_bus_id(machine, gpu)].append(gpu)
+    placed: dict[int, int] = {}
+    for rank, member in members.items():
+        found = by_bus_id.get(NO_NUMBER if member.bus_id is None else member.bus_id, [])
+        if len(found) != 1:
+            return None
+        placed[rank] = found[0]
+    return placed if len(set(placed.values())) == len(placed) else None
+
+
+def _place_by_rank(seen: TopologySeen, ranks: Mapping[int, Member], own: Mapping[int, Member]) -> dict[int, int] | None:
+    """The GPU node of each rank of a block over several hosts, which bus ids do not tell apart.
+
+    None unless it is this communicator's own block: every GPU in it is a rank with that bus id, and the host's
+    ranks are all in it.
+    """
+    placed: dict[int, int] = {}
+    for index, node in enumerate(seen.nodes):
+        if node.kind is not NodeKind.GPU:
+            continue
+        member = None if node.rank is None else ranks.get(node.rank)
+        if node.rank is None or member is None or member.bus_id != node.local & _BUS_ID_BITS:
+            return None
+        placed[node.rank] = index
+    return placed if placed.keys() >= own.keys() else None

@@ -1,0 +1,298 @@
+"""`ncclscope check`: what it says of variables, logs, service and clock, and its exit status."""
+
+from __future__ import annotations
+
+import os
+import socketserver
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import anyio.to_thread
+import orjson
+import pytest
+from agent.log_samples import operation_line
+from click.testing import CliRunner, Result
+from service.loopback import Service
+
+from ncclscope import node
+from ncclscope.cli import main
+from ncclscope_agent.advice import NcclVersion, wanted
+from ncclscope_wire.messages import PROTOCOL_VERSION
+
+BEGIN = datetime(2025, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def no_conf(tmp_path: Path) -> Path:
+    """An empty configuration file of NCCL, so that the user's own does not count."""
+    path = tmp_path / "nccl.conf"
+    path.write_text("")
+    return path
+
+
+def run(*arguments: str, environment: Mapping[str, str] | None = None) -> Result:
+    """Runs the command with these variables of NCCL and no others."""
+    env: dict[str, str | None] = {name: None for name in os.environ if name.startswith("NCCL_")}
+    return CliRunner().invoke(main, ["check", *arguments], env={**env, **(environment or {})})
+
+
+def advised(directory: Path, version: tuple[int, int, int] = (2, 27, 5)) -> dict[str, str]:
+    return wanted(NcclVersion(*version), log_file=str(directory / "nccl.%h.%p.log"))
+
+
+def write_log(path: Path, *, seconds: int = 60, per_second: int = 10, pid: int = 41_822) -> Path:
+    line = operation_line(prefix=f"node17:{pid}:{pid} [2] NCCL INFO ")
+    lines = [f"node17:{pid}:{pid} [2] NCCL INFO NCCL version 2.27.5+cuda12.9"]
+    for number in range(seconds * per_second + 1):
+        time = BEGIN + timedelta(seconds=number / per_second)
+        lines.append(f"[{time.strftime('%F %T.%f')}] {line}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_an_environment_as_advised_is_right(tmp_path: Path, no_conf: Path) -> None:
+    result = run("--nccl", "2.27.5", "--env", environment={**advised(tmp_path), "NCCL_CONF_FILE": str(no_conf)})
+    assert result.exit_code == 0, result.output
+    assert "To change" not in result.output
+    assert "Right" in result.output
+
+
+def test_each_variable_that_is_wrong_is_named_with_what_to_do(tmp_path: Path, no_conf: Path) -> None:
+    environment = {
+        **advised(tmp_path, (2, 30, 7)),
+        "NCCL_DEBUG_SUBSYS": "INIT,COLL,COLLECTIVES",
+        "NCCL_DEBUG_FILE": str(tmp_path / "missing" / "nccl.log"),
+        "NCCL_CONF_FILE": str(no_conf),
+    }
+    result = run("--nccl", "2.30.7", "--env", environment=environment)
+    assert result.exit_code == 1
+    to_change = result.output.split("To change")[1].split("\n\n")[0]
+    for text in ("does not know 'COLLECTIVES'", "take the default", "without %p", "does not exist on this node"):
+        assert text in to_change, text
+
+
+def test_the_lines_to_copy_are_those_of_the_version(tmp_path: Path) -> None:
+    result = run("--nccl", "2.30.7", "--log-file", "/logs/%h.%p.log")
+    assert result.exit_code == 0
+    for line in (
+        "export NCCL_DEBUG=INFO",
+        "export NCCL_DEBUG_SUBSYS=INIT,COLL,TUNING,GRAPH,ENV,NET,BOOTSTRAP,DESTROY",
+        "export NCCL_DEBUG_FILE=/logs/%h.%p.log",
+        "export NCCL_DEBUG_TIMESTAMP_LEVELS=ALL",
+        "export NCCL_DEBUG_TIMESTAMP_FORMAT='[%F_%T.%6f]_'",
+        "export NCCL_DEBUG=TRACE",
+    ):
+        assert f"  {line}\n" in result.output
+    old = run("--nccl", "2.12.12").output
+    assert "TIMESTAMP" not in old
+    assert "TRACE" not in old
+
+
+def test_a_configuration_file_of_nccl_counts_where_the_environment_says_nothing(tmp_path: Path, no_conf: Path) -> None:
+    settings = advised(tmp_path)
+    no_conf.write_text("# ours\n" + "".join(f"{name}={value}\n" for name, value in settings.items()))
+    assert run("--nccl", "2.27.5", "--env", environment={"NCCL_CONF_FILE": str(no_conf)}).exit_code == 0
+    overruled = {"NCCL_CONF_FILE": str(no_conf), "NCCL_DEBUG": "WARN"}
+    assert run("--nccl", "2.27.5", "--env", environment=overruled).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nccl", "new"],
+        ["--service", "nowhere"],
+        ["--service", "host:0"],
+        ["--observe", "-1"],
+        ["--unknown"],
+    ],
+)
+def test_wrong_options_are_usage_errors(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_logs_tell_their_version_their_volume_and_that_they_are_right(tmp_path: Path) -> None:
+    for pid in (41_822, 41_823):
+        write_log(tmp_path / f"nccl.{pid}.log", pid=pid)
+    result = run("--logs", str(tmp_path / "*.log"), "--json")
+    assert result.exit_code == 0, result.output
+    told = orjson.loads(result.stdout)
+    assert told["nccl"] == {"version": "2.27.5", "told_by": "the logs"}
+    assert told["must_change"] is False
+    assert told["set"]["logs"]["NCCL_DEBUG"] == "INFO"
+    (of_node,) = told["volume"]["nodes"]
+    bytes_per_line = len(operation_line()) + len("[2025-11-21 12:00:00.000000] ") + 1
+    assert of_node["host"] == "node17"
+    assert of_node["operations_per_second"] == pytest.approx(20, rel=0.01)
+    assert of_node["bytes_per_hour"] == pytest.approx(20 * bytes_per_line * 3600, rel=0.01)
+    assert told["volume"]["share_by_subsystem"]["COLL"] > 0.99
+    assert [log["rate"]["method"] for log in told["logs"]] == ["stamps", "stamps"]
+    assert told["levels"][0]["state"] == "yes: operations are in 2 logs"
+    text = run("--logs", str(tmp_path / "*.log")).output
+    assert f"node17 writes {of_node['bytes_per_hour'] / 1e9:.3g} GB of log per hour" in text
+    assert "by subsystem, as the lines' forms tell: COLL 100%" in text
+
+
+def test_more_log_than_asked_for_must_change(tmp_path: Path) -> None:
+    write_log(tmp_path / "a.log")
+    result = run("--logs", str(tmp_path / "a.log"), "--most-per-hour", "0.001")
+    assert result.exit_code == 1
+    assert "more than 0.001" in result.output
+    assert "--release-logs" in result.output
+
+
+def test_logs_that_several_processes_write_or_that_lack_stamps_or_operations_must_change(tmp_path: Path) -> None:
+    prefixes = [f"node17:{pid}:{pid} [0] NCCL INFO " for pid in (1, 2)]
+    version = f"{prefixes[0]}NCCL version 2.27.5+cuda12.9\n"
+    (tmp_path / "shared.log").write_text(version + "".join(operation_line(prefix=p) + "\n" for p in prefixes))
+    (tmp_path / "init.log").write_text(version)
+    result = run("--logs", str(tmp_path))
+    assert result.exit_code == 1
+    for text in (
+        "several processes write one file",
+        "no operation in the part looked at",
+        "most lines have no time stamp",
+        "--observe 10",
+    ):
+        assert text in result.output, text
+
+
+def test_a_log_without_stamps_is_watched_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(operation_line() + "\n")
+    told = orjson.loads(run("--nccl", "2.18.3", "--logs", str(tmp_path), "--observe", "0.05", "--json").stdout)
+    assert told["logs"][0]["rate"]["method"] == "observed"
+    assert told["logs"][0]["rate"]["bytes_per_second"] == 0
+
+
+def test_a_pattern_without_a_file_must_change(tmp_path: Path) -> None:
+    result = run("--nccl", "2.27.5", "--logs", str(tmp_path / "*.log"))
+    assert result.exit_code == 1
+    assert "no readable file matches" in result.output
+
+
+def test_exports_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.sqlite").write_bytes(b"")
+    told = orjson.loads(run("--nccl", "2.27.5", "--exports", str(tmp_path), "--json").stdout)
+    assert f"{tmp_path} can be read and holds 1 exports" in [remark["text"] for remark in told["remarks"]]
+    assert told["levels"][2]["state"].startswith("yes")
+    assert run("--nccl", "2.27.5", "--exports", str(tmp_path / "missing")).exit_code == 1
+
+
+# The service
+
+
+@pytest.mark.asyncio
+async def test_a_service_is_asked_without_becoming_known_to_it_as_an_agent() -> None:
+    service = Service()
+    async with service.listening() as port:
+        answer = await anyio.to_thread.run_sync(node.ask_service, "127.0.0.1", port)
+        result = await anyio.to_thread.run_sync(lambda: run("--nccl", "2.27.5", "--service", f"127.0.0.1:{port}"))
+    assert answer.answered
+    assert answer.protocol_version == PROTOCOL_VERSION
+    assert node.speaks_our_version(answer)
+    assert service.receiver.agents() == ()
+    assert service.receiver.statistics().faults == {"wrong_version": 2}
+    assert result.exit_code == 0
+    assert f"speaks protocol version {PROTOCOL_VERSION}" in result.output
+
+
+def test_a_port_where_nobody_listens_must_change() -> None:
+    result = run("--nccl", "2.27.5", "--service", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "cannot be reached" in result.output
+
+
+class _Page(BaseHTTPRequestHandler):
+    ahead_seconds: ClassVar[float] = 0.0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        moved = datetime.now(UTC).timestamp() + self.ahead_seconds
+        return super().date_time_string(moved if timestamp is None else timestamp)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the base)
+        """Silent."""
+
+
+@contextmanager
+def page(ahead_seconds: float) -> Generator[int]:
+    handler = type("Page", (_Page,), {"ahead_seconds": ahead_seconds})
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Stranger(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(65_536)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_another_server_on_the_port_is_told_from_a_service() -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), _Stranger) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        answer = node.ask_service("127.0.0.1", server.server_address[1])
+        thread.join()
+    assert not answer.answered
+    assert "something else" in answer.text
+
+
+@pytest.mark.parametrize(("ahead_seconds", "status"), [(0.0, 0), (-30.0, 1)])
+def test_a_clock_that_is_seconds_off_the_services_must_change(ahead_seconds: float, status: int) -> None:
+    with page(ahead_seconds) as port:
+        offset = node.clock_offset(f"http://127.0.0.1:{port}/")
+        result = run("--nccl", "2.27.5", "--page", f"http://127.0.0.1:{port}/")
+    assert offset is not None
+    assert abs(offset.seconds + ahead_seconds) <= offset.uncertainty_seconds + 0.1
+    assert result.exit_code == status, result.output
+
+
+# The node
+
+
+def test_chrony_is_read_and_what_is_something_else_is_not() -> None:
+    printed = """Reference ID    : C0A80001 (192.168.0.1)
+Stratum         : 3
+System time     : 0.000012345 seconds fast of NTP time
+Leap status     : Normal
+"""
+    state = node.read_chrony(printed)
+    assert state == node.ClockState(synchronised=True, error_seconds=0.000012345, told_by="chronyc")
+    lost = node.read_chrony(printed.replace("Normal", "Not synchronised"))
+    assert lost is not None
+    assert lost.synchronised is False
+    assert node.read_chrony("506 Cannot talk to daemon\n") is None
+
+
+def test_the_kernel_says_whether_the_clock_is_synchronised_or_that_is_not_known() -> None:
+    state = node.kernel_clock_state()
+    assert state.synchronised in {True, False, None}
+    assert (state.error_seconds is not None) == (state.synchronised is True)
+
+
+def test_the_version_of_a_library_that_is_not_there_is_not_known() -> None:
+    assert node.printed_by(["ncclscope-no-such-command"]) is None
+    assert node.printed_by(["false"]) is None
+
+
+@pytest.mark.corpus
+def test_real_logs_are_looked_at_and_what_is_in_them_is_told(corpus: Path) -> None:
+    result = run("--logs", str(corpus / "nccl_logs" / "*" / "*.out"), "--json")
+    told = orjson.loads(result.stdout)
+    assert len(told["logs"]) > 3
+    assert sum(log["nccl_lines"] for log in told["logs"]) > 10_000
+    assert all(0 <= share <= 1 for share in told["volume"]["share_by_subsystem"].values())

@@ -1,0 +1,82 @@
+"""The conformance table and a snapshot per log of the corpus; NCCLSCOPE_UPDATE_GOLDEN=1 rewrites both."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from corpus.conformance import GROUPS, ReadFile, document, read_corpus, read_file, sample_counts, shapes_of
+
+from ncclscope_agent.sources.log_families import NAMES
+
+_UPDATES = os.environ.get("NCCLSCOPE_UPDATE_GOLDEN") == "1"
+_SNAPSHOTS = Path(__file__).with_name("snapshots")
+
+
+@pytest.fixture(scope="module")
+def files(corpus: Path) -> list[ReadFile]:
+    return read_corpus(corpus)
+
+
+@pytest.mark.corpus
+def test_the_table_says_what_the_reader_reads(files: list[ReadFile], repository: Path) -> None:
+    path = repository / "docs" / "conformance.md"
+    made = document(files)
+    if _UPDATES:
+        path.write_text(made)
+    assert path.read_text() == made
+
+
+def test_every_family_has_a_written_sample() -> None:
+    assert set(NAMES) - set(sample_counts()) <= {"comm_ranks", "library_missing"}
+
+
+@pytest.mark.corpus
+def test_each_log_gives_what_its_snapshot_says(files: list[ReadFile]) -> None:
+    """Counts by family and reason only: nothing of a log's content stands in the repository."""
+    made = {_snapshot_name(read): _counts(read) for read in files}
+    if _UPDATES:
+        for path in _SNAPSHOTS.glob("*.json"):
+            path.unlink()
+        for name, counts in made.items():
+            (_SNAPSHOTS / name).write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+    kept = {path.name: json.loads(path.read_text()) for path in _SNAPSHOTS.glob("*.json")}
+    differ = [read.name for read in files if kept.get(_snapshot_name(read)) != _counts(read)]
+    assert not differ
+    assert kept.keys() == made.keys()
+
+
+def _snapshot_name(read: ReadFile) -> str:
+    """A hash of the path below the corpus: names of folders and files may hold those of hosts and people."""
+    return sha256(read.name.encode()).hexdigest()[:12] + ".json"
+
+
+def _counts(read: ReadFile) -> dict[str, dict[str, int]]:
+    return {"understood": dict(read.understood), "skipped": {name: n for name, n in read.skipped.items() if n}}
+
+
+@pytest.mark.corpus
+def test_less_than_half_a_percent_of_nccls_lines_has_no_family(files: list[ReadFile]) -> None:
+    good = sum(read.understood.total() for read in files)
+    bad = sum(read.lines_not_understood for read in files)
+    assert good > 80_000
+    assert bad / (good + bad) < 0.005
+
+
+@pytest.mark.corpus
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "pages"])
+def test_the_same_holds_for_forks_and_logs_of_all_subsystems_by_themselves(files: list[ReadFile], group: str) -> None:
+    some = [read for read in files if read.group == group]
+    bad = sum(read.lines_not_understood for read in some)
+    assert some
+    assert bad / (bad + sum(read.understood.total() for read in some)) < 0.005
+
+
+def test_lines_without_a_family_are_listed_by_shape() -> None:
+    line = "node17:1:2 [0] NCCL INFO a later form of 0x7f00 with {} things in /data/x\n"
+    data = "".join(line.format(number) for number in range(3)).encode()
+    assert shapes_of(data) == {"INFO a later form of P with N things in /PATH": 3}
+    assert read_file("x", data).lines_not_understood == 3
