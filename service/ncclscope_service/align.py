@@ -217,6 +217,17 @@ class ProcessAligner:
         """Says that this process was recorded between two times of the host clock, all of it fed by now."""
         self._coverage.add(begin_ns, end_ns)
 
+    def give_up(self, before: int) -> None:
+        """Operations with an id below `before` wait no longer: no capture came for too long after them."""
+        for track in self._tracks.values():
+            amount = int(np.searchsorted(track.launches["first_op"], before))
+            if amount:
+                self._given_up += amount
+                self._settle(track, track.give_up(amount))
+        decided = self._undecided.decide(self._coverage, final=False, before=before)
+        ids, launches, matches, confidence = decided
+        self._emit(ids, NO_NUMBER, launches, matches, confidence)
+
     def advance(self, *, final: bool) -> Columns:
         """What was decided since the last call (MATCH rows, in no particular order); everything with `final`."""
         self._step(final=False)

@@ -80,7 +80,14 @@ class Alignment:
         return np.concatenate(decided)
 
     def give_up_uncaptured(self, before: int | None = None) -> Ids:
-        """Calls operations of processes without any capture not covered: all, or those with an id below `before`."""
+        """Lets operations wait no longer for a capture: of processes without any all, or those with an id below `before`.
+
+        What of them belongs to a process that was captured before is decided with the next `advance`.
+        """
+        if before is not None:
+            for process, aligner in self._aligners.items():
+                aligner.give_up(before)
+                self._touched.add(process)
         given_up = [self._give_up(process, before) for process in list(self._not_captured)]
         return np.concatenate([np.empty(0, np.int64), *given_up])
 

@@ -76,9 +76,12 @@ class Undecided:
         return rows
 
     def decide(
-        self, coverage: Coverage, *, final: bool
+        self, coverage: Coverage, *, final: bool, before: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.float32]]:
-        """Operation ids, launch ids, matches and confidences of what can be said by now; of all with `final`."""
+        """Operation ids, launch ids, matches and confidences of what can be said by now.
+
+        Of all with `final`, and of operations with an id below `before`.
+        """
         rows = self._rows
         stamped = rows["logged_at_ns"] != NO_TIME_NS
         followed = rows["after_ns"] != NO_TIME_NS
@@ -88,7 +91,7 @@ class Undecided:
         else:
             known = followed
             was_recorded = self._by_neighbours(rows)
-        ready = known | final
+        ready = known | final | (rows["id"] < before)
         self._rows = rows[~ready]
         matches = np.where(was_recorded[ready], int(Match.UNMATCHED), int(Match.NOT_COVERED)).astype(np.uint8)
         sure = np.where(stamped[ready] & bool(len(coverage)), 0.95, 0.6).astype(np.float32)

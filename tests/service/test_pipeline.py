@@ -142,6 +142,16 @@ def test_operations_of_uncaptured_processes_are_given_up_after_a_while() -> None
     assert service.store.operations.rows["finished"].all()
 
 
+def test_operations_after_the_last_capture_are_given_up_too_and_leave_memory() -> None:
+    service = _Service(PipelineSettings(hold_ns=5 * _SECOND, patience_ns=_SECOND, window_ns=5 * _SECOND))
+    service.feed(*rank_batches(0, range(100)))
+    for second in range(60):
+        service.feed(rank_batches(0, range(100 + 100 * second, 200 + 100 * second))[0])
+        service.pipeline.advance(second * _SECOND)
+        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+    assert len(service.store.operations) < 2_500
+
+
 def test_a_collective_waits_for_a_rank_that_is_slow_to_report() -> None:
     service = _Service(PipelineSettings(patience_ns=100 * _SECOND))
     first, second = (rank_batches(rank, range(40), pid=10 + rank) for rank in (0, 1))
