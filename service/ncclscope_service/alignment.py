@@ -80,7 +80,7 @@ class Alignment:
         return np.concatenate(decided)
 
     def give_up_uncaptured(self, before: int | None = None) -> Ids:
-        """Lets operations wait no longer for a capture: of processes without any all, or those with an id below `before`.
+        """Lets operations wait no longer for a capture: those with an id below `before`, or all that never had one.
 
         What of them belongs to a process that was captured before is decided with the next `advance`.
         """
