@@ -47,9 +47,9 @@ def system_lines(config: SimulationConfig, group: Group, node: int) -> list[str]
     words = ("maxWidth", "totalWidth") if config.traits.version < (2, 14, 0) else ("maxBw", "totalBw")
     lines = [f"=== System : {words[0]} {fastest:2.1f} {words[1]} {total:2.1f} ==="]
     for socket in (0, 1):
+        # NCCL prints every CPU, also one without a GPU of the communicator: others name it as a neighbour.
         own = [each for each in locals_ if _socket(config, each[0]) == socket]
-        if own:
-            lines += _socket_lines(config, names, socket, own, nics=nics, linked=not alone)
+        lines += _socket_lines(config, names, socket, own, nics=nics, linked=not alone)
     lines.append("==========================================")
     return lines + _path_lines(config, names, locals_, nics=nics)
 
