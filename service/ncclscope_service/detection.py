@@ -117,8 +117,9 @@ class Detection:
         check = clocks.check()
         if check is not None:
             job.detectors.feed_clock(check, clocks.host_names(), context, now_ns)
+        gaps, torn = self._gaps_by_host(), self._torn_by_host()
         for host in sorted(self._hosts_of(context.job)):
-            job.detectors.feed_sight(self._sight(host), context, now_ns)
+            job.detectors.feed_sight(self._sight(host, gaps, torn), context, now_ns)
 
     def _context(self, job: str, clocks: Clocks, step_ns: int | None, silent_hosts: frozenset[str]) -> Context:
         known = self._store
@@ -177,24 +178,24 @@ class Detection:
             gaps[self._store.processes[process].host] += len(self._store.gaps.get(source, ()))
         return gaps
 
-    def _sight(self, host: str) -> HostSight:
+    def _sight(self, host: str, gaps: Counter[str], torn: Counter[str]) -> HostSight:
         seen = self._sights[host]
         return HostSight(
             host=host,
             operations=seen.operations,
-            torn_lines=self._torn_lines(host),
-            gaps=self._gaps_by_host()[host],
+            torn_lines=torn[host],
+            gaps=gaps[host],
             covered=seen.covered,
             matched=seen.matched,
         )
 
-    def _torn_lines(self, host: str) -> int:
-        """Torn lines of the logs of a host."""
-        sources = {
-            source for process, source in self._store.process_source.items()
-            if self._store.processes[process].host == host
-        }  # fmt: skip
-        return sum(self._store.torn_lines.get(source, 0) for source in sources)
+    def _torn_by_host(self) -> Counter[str]:
+        """Torn lines in the logs of each host; a log of several processes counts once."""
+        logs = {(self._store.processes[process].host, source) for process, source in self._store.process_source.items()}
+        torn: Counter[str] = Counter()
+        for host, source in logs:
+            torn[host] += self._store.torn_lines.get(source, 0)
+        return torn
 
     def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
         templates = self._store.templates_of(rows)
