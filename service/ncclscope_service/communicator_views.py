@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.aliases import Aliases
+from ncclscope_service.ranks import global_ranks, hosts_of
 from ncclscope_service.rows import SIZE_CLASSES, Communicator
 from ncclscope_service.store import Store
 from ncclscope_service.tally import operation_name
@@ -149,7 +150,7 @@ class CommunicatorViews:
             parallelism=communicator.parallelism,
             size=communicator.size,
             hosts=len(hosts_of(self._store, communicator)),
-            ranks=_global_ranks(self._store, communicator),
+            ranks=tuple(sorted(global_ranks(self._store, communicator).values())),
             operations=int(own["operations"].sum()),
             bytes=int(own["bytes"].sum()),
             ops=_operations_by_name(own),
@@ -172,17 +173,6 @@ def known(value: float) -> float | None:
 def size_class_name(size_class: int) -> str:
     """The name of a size class; "unknown" outside the table."""
     return SIZE_CLASSES[size_class] if 0 <= size_class < len(SIZE_CLASSES) else "unknown"
-
-
-def hosts_of(store: Store, communicator: Communicator) -> set[str]:
-    """The hosts of the ranks that were seen."""
-    members = (store.members[index] for index in (communicator.members or {}).values())
-    return {store.processes[member.process].host for member in members}
-
-
-def _global_ranks(store: Store, communicator: Communicator) -> tuple[int, ...]:
-    members = (store.members[index] for index in (communicator.members or {}).values())
-    return tuple(sorted(member.global_rank for member in members if member.global_rank is not None))
 
 
 def _operations_by_name(series: Columns) -> tuple[tuple[str, int], ...]:

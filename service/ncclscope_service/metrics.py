@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.samples import Exemplar
 
 from ncclscope_service.aliases import Aliases
-from ncclscope_service.communicator_views import hosts_of, recent_wait_ratio, size_class_name
+from ncclscope_service.communicator_views import recent_wait_ratio, size_class_name
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.metric_table import (
     DURATION_BOUNDS_SECONDS,
@@ -29,6 +29,7 @@ from ncclscope_service.metric_table import (
     Kind,
 )
 from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of_job
+from ncclscope_service.ranks import hosts_of
 from ncclscope_service.rows import Communicator, FindingKind, Match, Severity
 from ncclscope_service.store import Store
 from ncclscope_service.tally import DurationHistogram, DurationLabels, Tally, operation_name

@@ -15,6 +15,7 @@ from ncclscope_service.export import schema
 from ncclscope_service.export.communicator_activity import Activity, activity
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.ranks import hosts_of
 from ncclscope_service.rows import Communicator, Member
 from ncclscope_service.store import Store
 from ncclscope_wire.terms import NO_TIME_NS
@@ -50,11 +51,6 @@ def global_ranks(store: Store, communicator: Communicator) -> list[int | None]:
     return [members[rank].global_rank if rank in members else None for rank in range(size)]
 
 
-def communicator_hosts(store: Store, communicator: Communicator) -> list[str]:
-    """The hosts of its ranks that were seen, sorted."""
-    return sorted({store.processes[member.process].host for member in members_by_rank(store, communicator).values()})
-
-
 def _record(store: Store, communicator: Communicator, done: Activity) -> dict[str, object]:
     index = communicator.index
     return {
@@ -64,7 +60,7 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
         "parallelism": communicator.parallelism,
         "parallelism_confidence": None if communicator.parallelism is None else communicator.parallelism_confidence,
         "ranks": global_ranks(store, communicator),
-        "hosts": communicator_hosts(store, communicator),
+        "hosts": list(hosts_of(store, communicator)),
         "parent_comm_id": communicator.parent_comm_id,
         "split_count": communicator.split_count,
         "color": communicator.color,

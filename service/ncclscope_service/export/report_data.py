@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.export.communicators_file import communicator_hosts, communicator_limits
+from ncclscope_service.export.communicators_file import communicator_limits
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
@@ -16,6 +16,7 @@ from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.totals import Group, Total, Totals
 from ncclscope_service.export.trace_arguments import significant
+from ncclscope_service.ranks import hosts_of
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
@@ -57,7 +58,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
                 "communicator": communicator.comm_id,
                 "parallelism": communicator.parallelism,
                 "size": communicator.size,
-                "hosts": len(communicator_hosts(selection.store, communicator)),
+                "hosts": len(hosts_of(selection.store, communicator)),
                 "operations": total.operations,
                 "bytes": total.bytes if total.sized else None,
                 "busbw": rate,
