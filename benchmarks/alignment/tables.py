@@ -1,0 +1,92 @@
+"""The tables of drawn scenarios: scores of every method, reliability of stated confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from benchmarks.alignment.algorithm_tests import TESTS, AlgorithmTest
+from benchmarks.alignment.methods import BOUND, NEEDLEMAN_WUNSCH, OURS, SLIDING_WINDOW, Method
+from benchmarks.alignment.scenarios import KNOWLEDGE, LOSSES, MIXES, NAMES, STAMPS, drawn_cases, equal_runs
+from benchmarks.alignment.score import Score
+
+PRINTED: Final = ((1.000, 0.988), (0.916, 0.912), (0.276, 0.868), (0.256, 0.805))
+"""Sliding window and Needleman-Wunsch in the thesis's table 4.5, in the order of LOSSES."""
+
+
+def print_tests(methods: Sequence[Method] = (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, OURS)) -> None:
+    """The thesis's five tests."""
+    names = [each.name for each in methods]
+    print("| test | demands | " + " | ".join(names) + " |")
+    print("|---|---|" + "---|" * len(names))
+    for test in TESTS:
+        cells = ["met" if test.is_met(_places(test, each)) else "not met" for each in methods]
+        print(f"| {test.name} | {test.demand} | " + " | ".join(cells) + " |")
+
+
+def print_scenarios(seeds: int, ours: Method = OURS) -> None:
+    """The thesis's four scenarios by mix and by what is known; F1 of exact pairs, then ours in detail."""
+    print(
+        "| known | mix | lost | window | thesis | printed: window, thesis"
+        f" | {ours.name} | bound | precision | recall | meaning F1 | ECE |"
+    )
+    print("|---|---|---|" + "---:|" * 9)
+    for known in KNOWLEDGE:
+        for mix in MIXES:
+            for loss, printed in zip(LOSSES, PRINTED, strict=True):
+                cases = [case for seed in range(seeds) for case in drawn_cases(mix, known, loss, seed=seed)]
+                window, thesis, own = (each.score(cases) for each in (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, ours))
+                bound = "-" if known is STAMPS else f"{BOUND.score(cases).exact.f1:.3f}"
+                beside = f"{printed[0]:.3f}, {printed[1]:.3f}" if known is NAMES else ""
+                print(
+                    f"| {known.name} | {mix.name} | {loss.name} | {window.exact.f1:.3f} | {thesis.exact.f1:.3f}"
+                    f" | {beside} | {own.exact.f1:.3f} | {bound} | {_details(own)} |",
+                    flush=True,
+                )
+
+
+def print_runs(seeds: int, ours: Method = OURS) -> None:
+    """Runs of equal operations."""
+    print(f"| lost | window | thesis | {ours.name} | bound | precision | recall | meaning F1 | ECE | meaning right |")
+    print("|---|" + "---:|" * 9)
+    for loss in LOSSES:
+        cases = [equal_runs(loss, seed=seed) for seed in range(seeds)]
+        scores = [each.score(cases) for each in (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, ours, BOUND)]
+        own = scores[2]
+        cells = " | ".join(f"{score.exact.f1:.3f}" for score in scores)
+        print(f"| {loss.name} | {cells} | {_details(own)} | {own.meaning.precision:.3f} |", flush=True)
+
+
+def print_reliability(seeds: int, ours: Method = OURS) -> None:
+    """Stated confidence against the share that is right, over all scenarios and runs."""
+    print("| cases | confidence | pairs | stated | right |")
+    print("|---|---|---:|---:|---:|")
+    for known in KNOWLEDGE:
+        score = ours.score(
+            case
+            for mix in MIXES
+            for loss in LOSSES
+            for seed in range(seeds)
+            for case in drawn_cases(mix, known, loss, seed=seed)
+        )
+        _print_bins(known.name, score)
+    _print_bins("runs", ours.score(equal_runs(loss, seed=seed) for loss in LOSSES for seed in range(seeds)))
+
+
+def _print_bins(name: str, score: Score) -> None:
+    for each in score.reliability():
+        print(f"| {name} | {each.low:.2f}-{each.high:.2f} | {each.answers:,} | {each.stated:.3f} | {each.right:.3f} |")
+    print(
+        f"| {name} | expected calibration error | {score.exact.given:,} | | {score.calibration_error:.3f} |", flush=True
+    )
+
+
+def _details(score: Score) -> str:
+    exact = f"{score.exact.precision:.3f} | {score.exact.recall:.3f}"
+    return f"{exact} | {score.meaning.f1:.3f} | {score.calibration_error:.3f}"
+
+
+def _places(test: AlgorithmTest, method: Method) -> list[tuple[int, int]]:
+    pairs: Iterable[np.void] = np.sort(method.answer(test.case()), order=("kernel", "operation"))
+    return [(int(pair["kernel"]), int(pair["operation"])) for pair in pairs]
