@@ -48,6 +48,12 @@ class AgentSettings:
     exports: tuple[str, ...] = field(
         default=(), metadata=_about("Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
     )
+    inspector: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            "Dumps of NCCL's Inspector plug-in to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"
+        ),
+    )
     connect: str = field(default="127.0.0.1:9797", metadata=_about("Where the service listens.", unit="HOST:PORT"))
     name: str = field(default="", metadata=_about("Name of this agent on the page; default: the host's name."))
     job: str = field(
@@ -165,7 +171,8 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
 
     Two agents on one host that follow the same patterns need different names.
     """
-    identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports)])
+    dumps = ["", *sorted(settings.inspector)] if settings.inspector else []
+    identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports), *dumps])
     return f"{host}-{hashlib.blake2s(identity.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
@@ -241,8 +248,8 @@ def _parsed(text: str, *, whole: bool) -> float:
 
 def _faults(settings: AgentSettings) -> Iterator[str]:
     """What is wrong between settings, and in those that have a form."""
-    if not settings.logs and not settings.exports:
-        yield "--logs or --exports: at least one is needed, or there is nothing to follow"
+    if not (settings.logs or settings.exports or settings.inspector):
+        yield "--logs, --exports or --inspector: at least one is needed, or there is nothing to follow"
     host, _, port = settings.connect.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         yield f"--connect: {settings.connect!r} is not HOST:PORT with a port of 1 to 65535"

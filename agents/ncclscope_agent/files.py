@@ -1,4 +1,4 @@
-"""Follows log files: finds them by pattern, opens, stats and reads them, a fair share at a time.
+"""Follows logs and dumps of NCCL Inspector: finds them by pattern, opens, stats and reads them, a fair share at a time.
 
 Carries out what `tail.py` decides. All files are opened read-only and read with positions, so nothing is
 shared with the process that writes them. Nothing here sleeps or waits: the caller calls `poll` at its tick.
@@ -24,6 +24,7 @@ from ncclscope_agent.health import FollowerStatistics
 from ncclscope_agent.paths import PathPatterns, identity_of
 from ncclscope_agent.recognise import FileKind, recognise
 from ncclscope_agent.release import LogReleaser, data_after
+from ncclscope_agent.sources.inspector import DUMP_MARK, InspectorReader
 from ncclscope_agent.sources.nccl_log import MAX_LINE_BYTES, MAX_TEMPLATES, NcclLogReader
 from ncclscope_agent.tail import Decision, FileIdentity, Tail, Verdict
 from ncclscope_wire.batch import Batch
@@ -33,6 +34,10 @@ from ncclscope_wire.records import Source, SourceGap, SourceKind
 _LEARN_BYTES: Final = 65_536
 """First bytes from which a reader that resumes further on learns the hosts of the file."""
 _NOT_LOGS: Final = {FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.INSPECTOR, FileKind.NCCL_TOPOLOGY}
+_NOT_DUMPS: Final = set(FileKind) - {FileKind.INSPECTOR}
+_LOOK_BACK_BYTES: Final = 16 << 20
+"""How far back the mark of the dump is looked for in which reading resumes: it has 2,048 records or fewer."""
+_LOOK_BACK_STEP: Final = 1 << 20
 _REMEMBERED_ENDS: Final = 4096
 
 
@@ -61,7 +66,7 @@ class _Followed:
         self.path = path
         self.handle = handle
         self.tail = state
-        self.reader: NcclLogReader | None = None
+        self.reader: NcclLogReader | InspectorReader | None = None
         self.must_be_new = False
         """It was truncated: a position known for its key is of the content before."""
 
@@ -81,8 +86,9 @@ class _Followed:
 
 
 class LogFollower:
-    """Follows all files that match some patterns, and gives what they say as batches.
+    """Follows all files of a kind that match some patterns, and gives what they say as batches.
 
+    `kind` is NCCL_LOG or INSPECTOR; files that are something else are counted and left alone.
     `positions` tells by source key where a source is to be read on; the key is `tail.source_key`.
     Batches of one source are contiguous and in order; a source whose file was truncated, rotated away or
     deleted ends with a batch that has `is_last` and a SourceGap.
@@ -93,11 +99,13 @@ class LogFollower:
         patterns: Sequence[str],
         *,
         root: Path | None = None,
+        kind: SourceKind = SourceKind.NCCL_LOG,
         zone_offset_ns: int = 0,
         positions: Mapping[str, Position] = MappingProxyType({}),
         limits: FollowLimits | None = None,
     ) -> None:
         self._patterns = PathPatterns(patterns, root)
+        self._kind = kind
         self._zone_offset_ns = zone_offset_ns
         self._positions = positions
         self._limits = limits or FollowLimits()
@@ -199,7 +207,7 @@ class LogFollower:
         """Counts since this follower was made, and what is unread now.
 
         Files that cannot be followed are among what was skipped, once per look: "file_unreadable",
-        "file_not_a_log", "file_too_many".
+        "file_not_a_log" ("file_not_inspector"), "file_too_many".
         """
         return FollowerStatistics(
             files=len(self._followed),
@@ -321,7 +329,7 @@ class LogFollower:
         )
         return [*batches[:-1], replace(batches[-1], gaps=(gap,))]
 
-    def _remember_end(self, reader: NcclLogReader) -> None:
+    def _remember_end(self, reader: NcclLogReader | InspectorReader) -> None:
         if len(self._ends) >= _REMEMBERED_ENDS:
             self._ends.clear()
         self._ends[reader.source.key] = Position(end=reader.position, end_line=reader.line)
@@ -351,26 +359,39 @@ class LogFollower:
             if followed.tail.is_away:
                 self._drop(followed)
             return False
-        if recognise(head, followed.path.name) in _NOT_LOGS:
-            self._skipped["file_not_a_log"] += 1
+        is_log = self._kind is SourceKind.NCCL_LOG
+        if recognise(head, followed.path.name) in (_NOT_LOGS if is_log else _NOT_DUMPS):
+            self._skipped["file_not_a_log" if is_log else "file_not_inspector"] += 1
             self._not_logs[followed.tail.identity] = followed.path
             self._drop(followed)
             return False
         key, position = self._where(followed, print_of_head)
-        followed.reader = NcclLogReader(
-            Source(kind=SourceKind.NCCL_LOG, name=self._patterns.name(followed.path), key=key),
+        source = Source(kind=self._kind, name=self._patterns.name(followed.path), key=key)
+        followed.reader = self._reader(source, position)
+        if position.end:
+            followed.reader.learn(self._before(followed.handle, position.end))
+            if data_after(followed.handle, position.end) > position.end:
+                followed.reader.tear()
+        followed.tail.start(position.end, head)
+        return True
+
+    def _reader(self, source: Source, position: Position) -> NcclLogReader | InspectorReader:
+        if self._kind is SourceKind.INSPECTOR:
+            return InspectorReader(source, begin=position.end, line=position.end_line)
+        return NcclLogReader(
+            source,
             zone_offset_ns=self._zone_offset_ns,
             begin=position.end,
             line=position.end_line,
             max_line_bytes=self._limits.max_line_bytes,
             max_templates=self._limits.max_templates,
         )
-        if position.end:
-            followed.reader.learn(os.pread(followed.handle, min(position.end, _LEARN_BYTES), 0).partition(b"\0")[0])
-            if data_after(followed.handle, position.end) > position.end:
-                followed.reader.tear()
-        followed.tail.start(position.end, head)
-        return True
+
+    def _before(self, handle: int, position: int) -> bytes:
+        """What a reader that resumes at a position has to learn of the bytes in front of it."""
+        if self._kind is SourceKind.INSPECTOR:
+            return since_last_dump(handle, position)
+        return os.pread(handle, min(position, _LEARN_BYTES), 0).partition(b"\0")[0]
 
     def _where(self, followed: _Followed, print_of_head: str) -> tuple[str, Position]:
         """The key of a file, and the byte and line from which it is to be read.
@@ -388,6 +409,26 @@ class LogFollower:
         if known is not None and not followed.must_be_new and known[1].end <= followed.size():
             return known
         return key, Position(end=0)
+
+
+def since_last_dump(handle: int, end: int) -> bytes:
+    """The whole lines of an Inspector dump in front of `end`, from the last mark of a dump on; none without a mark.
+
+    Formats without marks (v4.0) need nothing: each record names its communicator.
+    """
+    if DUMP_MARK not in os.pread(handle, min(end, tail.HEAD_BYTES), 0):
+        return b""
+    found = b""
+    begin = end
+    while begin > 0 and len(found) < _LOOK_BACK_BYTES:
+        step = min(_LOOK_BACK_STEP, begin)
+        begin -= step
+        found = os.pread(handle, step, begin) + found
+        mark = found.rfind(DUMP_MARK)
+        line = found.rfind(b"\n", 0, max(mark, 0)) + 1
+        if mark >= 0 and (line or not begin):
+            return found[line:]
+    return b""
 
 
 _DETAILS: Final = {

@@ -20,6 +20,7 @@ from ncclscope_agent.release import LogReleaser
 from ncclscope_agent.watch import DirectoryWatch
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
+from ncclscope_wire.records import SourceKind
 
 _log = structlog.get_logger(__name__)
 
@@ -29,11 +30,13 @@ _WILDCARDS: Final = frozenset("*?[%")
 
 
 class FollowedLogs:
-    """`files.LogFollower` as the agent wants it."""
+    """`files.LogFollower` as the agent wants it, over logs or dumps of NCCL Inspector."""
 
-    def __init__(self, patterns: Sequence[str], *, zone_offset_ns: int) -> None:
+    def __init__(
+        self, patterns: Sequence[str], *, zone_offset_ns: int = 0, kind: SourceKind = SourceKind.NCCL_LOG
+    ) -> None:
         self._releaser = LogReleaser()
-        self._follower = LogFollower(patterns, zone_offset_ns=zone_offset_ns)
+        self._follower = LogFollower(patterns, kind=kind, zone_offset_ns=zone_offset_ns)
         self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
         """To be started by the owner."""
         self._refresh_at_ns = 0
@@ -142,6 +145,11 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
                 release=logs.release if settings.release_logs else None,
             )
         )
+    if settings.inspector:
+        dumps = FollowedLogs(settings.inspector, kind=SourceKind.INSPECTOR)
+        resources.enter_context(dumps.watch)
+        ticks = settings.tick_min_seconds, settings.tick_max_seconds
+        followed.append(Followed(follower=dumps, tick_min_seconds=ticks[0], tick_max_seconds=ticks[1]))
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)

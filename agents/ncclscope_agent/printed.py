@@ -43,6 +43,7 @@ def _heading(batch: Batch) -> str:
         "tunings": len(batch.tunings),
         "kernels": len(batch.kernels),
         "ranges": len(batch.ranges),
+        "inspected": len(batch.inspected),
         "new_texts": len(batch.strings),
         **{f"skipped_{reason}": number for reason, number in batch.counts.skipped.items()},
     }

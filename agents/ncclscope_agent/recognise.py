@@ -23,8 +23,9 @@ _NCCL_LINE: Final = re.compile(
 )
 """Words that stand in lines of NCCL only. Notes with pasted lines hold them too, and are read as logs."""
 _INSPECTOR: Final = re.compile(rb'\s{0,16}\{"header": ?\{')
+_INSPECTOR_LATER: Final = re.compile(rb'\n\s{0,16}\{"header": ?\{[^\n]{1,4096}"inspector_output_format_version"')
 _INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
-"""*Source:* NCCL `ext-profiler/inspector/inspector.cc`."""
+"""*Source:* NCCL `ext-profiler/inspector/inspector.cc`. A dump whose first line is torn is one by its later lines."""
 _TOPOLOGY: Final = re.compile(rb'\s{0,64}(?:<\?xml[^>]{0,200}\?>\s{0,64})?<system version="\d+">\s{0,64}<cpu ')
 """*Source:* NCCL `src/graph/xml.cc`."""
 _NCCL_TESTS: Final = re.compile(rb"nThread \d+ nGpus \d|out-of-place {2,60}in-place|# Avg bus bandwidth")
@@ -65,6 +66,7 @@ _TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR.match(data) is not None and _INSPECTOR_WORD in data[:4096]),
     (FileKind.NCCL_TOPOLOGY, lambda data, _: _TOPOLOGY.match(data) is not None),
     (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
+    (FileKind.INSPECTOR, lambda data, _: _INSPECTOR_LATER.search(data[:65536]) is not None),
     (FileKind.NCCL_TESTS, lambda data, _: _NCCL_TESTS.search(data) is not None),
 )
 """Asked in this order: a job's output may hold lines of NCCL and tables of nccl-tests, and is a log then."""

@@ -351,7 +351,8 @@ class Session:
 
 def _without_rows(batch: Batch, size_bytes: int) -> Batch:
     """The positions and dictionaries of a batch that is too large, and a gap in the place of its rows."""
-    rows = sum(len(table) for table in (batch.operations, batch.tunings, batch.kernels, batch.ranges, batch.busy))
+    tables = (batch.operations, batch.tunings, batch.kernels, batch.ranges, batch.busy, batch.inspected)
+    rows = sum(len(table) for table in tables)
     gap = SourceGap(
         reason="batch_too_large",
         amount=rows,
@@ -370,6 +371,7 @@ def _without_rows(batch: Batch, size_bytes: int) -> Batch:
         operation_templates=batch.operation_templates,
         kernel_templates=batch.kernel_templates,
         range_templates=batch.range_templates,
+        inspected_ranks=batch.inspected_ranks,
         captures=batch.captures,
         gaps=(*batch.gaps, gap),
         counts=batch.counts,

@@ -50,12 +50,14 @@ class Batch:
     operation_templates: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_TEMPLATE))
     kernel_templates: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_TEMPLATE))
     range_templates: Columns = field(default_factory=lambda: no_rows(tables.RANGE_TEMPLATE))
+    inspected_ranks: Columns = field(default_factory=lambda: no_rows(tables.INSPECTED_RANK))
 
     operations: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_ROW))
     tunings: Columns = field(default_factory=lambda: no_rows(tables.TUNING_ROW))
     kernels: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_ROW))
     ranges: Columns = field(default_factory=lambda: no_rows(tables.RANGE_ROW))
     busy: Columns = field(default_factory=lambda: no_rows(tables.BUSY_ROW))
+    inspected: Columns = field(default_factory=lambda: no_rows(tables.INSPECTED_ROW))
 
     communicators: tuple[CommunicatorEvent, ...] = ()
     versions: tuple[VersionSeen, ...] = ()
@@ -72,6 +74,7 @@ DICTIONARY_TABLES = {
     "operation_templates": tables.OPERATION_TEMPLATE,
     "kernel_templates": tables.KERNEL_TEMPLATE,
     "range_templates": tables.RANGE_TEMPLATE,
+    "inspected_ranks": tables.INSPECTED_RANK,
 }
 """The dictionary columns of a batch: field name to dtype."""
 
@@ -81,5 +84,6 @@ ROW_TABLES = {
     "kernels": tables.KERNEL_ROW,
     "ranges": tables.RANGE_ROW,
     "busy": tables.BUSY_ROW,
+    "inspected": tables.INSPECTED_ROW,
 }
 """The row columns of a batch: field name to dtype."""

@@ -15,6 +15,7 @@ class SourceKind(StrEnum):
     NCCL_LOG = "nccl_log"
     NSYS = "nsys"
     NCCL_TOPOLOGY = "nccl_topology"
+    INSPECTOR = "inspector"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,3 +136,35 @@ BUSY_ROW: Final = np.dtype(
     ]
 )
 """A stretch in which kernels other than NCCL's ran on a device without a gap (their union)."""
+
+INSPECTED_RANK: Final = np.dtype(
+    [
+        ("host", "<u4"),  # string: gethostname() cut at the first dot, as the log prints it
+        ("pid", "<u4"),
+        ("comm_hash", "<u8"),  # comm->commHash: what Init lines print as commId
+        ("name", "<u4"),  # string: ncclConfig_t.commName (format v4.2 on); "" where none was given
+        ("rank", "<i4"),  # communicator rank
+        ("nranks", "<i4"),
+        ("nnodes", "<i4"),  # NO_NUMBER where not said
+    ]
+)
+"""One rank of a communicator, as the header of NCCL Inspector's records names it."""
+
+INSPECTED_ROW: Final = np.dtype(
+    [
+        ("inspected_rank", "<u4"),
+        ("line", "<u4"),  # from 1
+        ("op", "<u1"),  # code in terms.OPERATIONS, or UNKNOWN_OPERATION
+        ("timing", "<u1"),  # code in terms.INSPECTOR_TIMINGS, or UNKNOWN_TIMING
+        ("algorithm", "<i1"),  # index in terms.ALGORITHMS (v4.2 on); NO_NUMBER
+        ("protocol", "<i1"),  # index in terms.PROTOCOLS (v4.2 on); NO_NUMBER
+        ("peer", "<i4"),  # of Send and Recv; NO_NUMBER for collectives
+        ("sequence", "<u8"),  # coll_sn: per communicator and operation, from 0; p2p_sn: the plug-in's own, from 1
+        ("bytes", "<i8"),  # as printed: count x size of one rank; NO_NUMBER where the plug-in does not know the type
+        ("duration_ns", "<i8"),  # printed in whole us, rounded down; NO_TIME_NS where it is 0: nothing was measured
+        ("dumped_at_ns", "<i8"),  # UTC ns on the host's own clock when it was written: the operation ended before
+        ("started_at_ns", "<i8"),  # when NCCL enqueued it, on the same clock (verbose dumps); NO_TIME_NS
+        ("busbw", "<f8"),  # as printed, bytes per second; NaN where nothing was measured
+    ]
+)
+"""One record of NCCL Inspector, of an operation that has completed: 64 bytes."""

@@ -107,3 +107,9 @@ ALGORITHMS: Final[tuple[str, ...]] = (
 
 PROTOCOLS: Final[tuple[str, ...]] = ("LL", "LL128", "SIMPLE")
 """Index = number in TUNING lines up to 2.23. Source: `src/collectives.cc:ncclProtoToString`."""
+
+INSPECTOR_TIMINGS: Final[tuple[str, ...]] = ("kernel_gpu", "kernel_cpu", "collective_cpu")
+"""What NCCL Inspector took a duration from; the index is its code. Only the first is the GPU's own time.
+Source: `plugins/profiler/inspector/inspector.cc:inspectorTimingSourceToString`."""
+KERNEL_GPU: Final = 0
+UNKNOWN_TIMING: Final = 255

@@ -42,7 +42,13 @@ class Discovery:
         return [found for found in self.files if found.kind in kinds]
 
 
-READ_KINDS: Final = (FileKind.NCCL_LOG, FileKind.NCCL_TOPOLOGY, FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
+READ_KINDS: Final = (
+    FileKind.NCCL_LOG,
+    FileKind.NCCL_TOPOLOGY,
+    FileKind.INSPECTOR,
+    FileKind.NSYS_SQLITE,
+    FileKind.NSYS_REPORT,
+)
 
 
 def discover(paths: Sequence[Path]) -> Discovery:

@@ -13,6 +13,7 @@ from typing import Final
 from ncclscope.discover import Discovery, FoundFile, discover
 from ncclscope_agent.config import zone_offset_ns
 from ncclscope_agent.recognise import FileKind
+from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_agent.sources.nsys_export import ExportDescription, broken_export, describe_export, read_export
 from ncclscope_agent.sources.nsys_report import export_report
@@ -59,6 +60,7 @@ def run_offline(
     with tempfile.TemporaryDirectory(prefix="ncclscope-") as work_directory:
         reading = _Reading(run, job, discovery, _zone(log_timezone), progress, Path(work_directory))
         reading.read_logs()
+        reading.read_dumps()
         reading.read_topologies()
         reading.read_exports()
     if log_timezone is None:
@@ -92,6 +94,7 @@ class _Reading:
         self._run = run
         self._job = job
         self._logs = discovery.of_kind(FileKind.NCCL_LOG)
+        self._dumps = discovery.of_kind(FileKind.INSPECTOR)
         self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
         self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
         self._zone_offset_ns = zone_offset_ns
@@ -104,14 +107,22 @@ class _Reading:
         """Feeds every log."""
         for found in self._logs:
             source = Source(kind=SourceKind.NCCL_LOG, name=found.name, key=str(found.path))
-            reader = NcclLogReader(source, zone_offset_ns=self._zone_offset_ns)
-            try:
-                for block in self._blocks(found):
-                    self._feed(reader.feed(block, None))
-            except OSError:
-                self._run.skipped["unreadable"] += 1
-            self._feed(reader.flush())
-            self._run.files_read += 1
+            self._read_lines(found, NcclLogReader(source, zone_offset_ns=self._zone_offset_ns))
+
+    def read_dumps(self) -> None:
+        """Feeds every dump of NCCL Inspector."""
+        for found in self._dumps:
+            source = Source(kind=SourceKind.INSPECTOR, name=found.name, key=str(found.path))
+            self._read_lines(found, InspectorReader(source))
+
+    def _read_lines(self, found: FoundFile, reader: NcclLogReader | InspectorReader) -> None:
+        try:
+            for block in self._blocks(found):
+                self._feed(reader.feed(block, None))
+        except OSError:
+            self._run.skipped["unreadable"] += 1
+        self._feed(reader.flush())
+        self._run.files_read += 1
 
     def read_topologies(self) -> None:
         """Feeds every topology file: its host is a folder or file named like a log's host, else the only log host."""

@@ -233,4 +233,5 @@ def _only_dictionaries(batch: Batch, position: Position) -> Batch:
         operation_templates=batch.operation_templates,
         kernel_templates=batch.kernel_templates,
         range_templates=batch.range_templates,
+        inspected_ranks=batch.inspected_ranks,
     )

@@ -13,28 +13,49 @@ from numpy.typing import NDArray
 
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.errors import ProtocolError
-from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, OPERATIONS, PROTOCOLS, UNKNOWN_OPERATION
+from ncclscope_wire.terms import (
+    ALGORITHMS,
+    INSPECTOR_TIMINGS,
+    NO_NUMBER,
+    OPERATIONS,
+    PROTOCOLS,
+    UNKNOWN_OPERATION,
+    UNKNOWN_TIMING,
+)
 
 _REFERENCES: Final[Mapping[str, Mapping[str, str]]] = {
     "threads": {"host": "strings"},
     "operation_templates": {"thread": "threads", "op_name": "strings"},
     "kernel_templates": {"host": "strings", "name": "strings"},
     "range_templates": {"host": "strings", "domain": "strings", "text": "strings"},
+    "inspected_ranks": {"host": "strings", "name": "strings"},
     "operations": {"template": "operation_templates"},
     "tunings": {"thread": "threads"},
     "kernels": {"template": "kernel_templates"},
     "ranges": {"template": "range_templates"},
     "busy": {"host": "strings"},
+    "inspected": {"inspected_rank": "inspected_ranks"},
 }
 """Table to the columns of it that are indices, and into which dictionary."""
 
-_DICTIONARIES: Final = ("strings", "threads", "operation_templates", "kernel_templates", "range_templates")
+_DICTIONARIES: Final = (
+    "strings",
+    "threads",
+    "operation_templates",
+    "kernel_templates",
+    "range_templates",
+    "inspected_ranks",
+)
 
 _CODES: Final = (
     ("operation_templates", "op", len(OPERATIONS), UNKNOWN_OPERATION),
     ("tunings", "op", len(OPERATIONS), UNKNOWN_OPERATION),
     ("tunings", "algorithm", len(ALGORITHMS), NO_NUMBER),
     ("tunings", "protocol", len(PROTOCOLS), NO_NUMBER),
+    ("inspected", "op", len(OPERATIONS), UNKNOWN_OPERATION),
+    ("inspected", "timing", len(INSPECTOR_TIMINGS), UNKNOWN_TIMING),
+    ("inspected", "algorithm", len(ALGORITHMS), NO_NUMBER),
+    ("inspected", "protocol", len(PROTOCOLS), NO_NUMBER),
 )
 """Columns that index a tuple of terms.py: table, column, length of the tuple, and the value that means none."""
 

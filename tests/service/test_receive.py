@@ -231,10 +231,12 @@ BAD_INDICES = [
     ("kernels", "template", tables.KERNEL_ROW, "kernel_templates has 0 entries"),
     ("ranges", "template", tables.RANGE_ROW, "range_templates has 0 entries"),
     ("busy", "host", tables.BUSY_ROW, "strings has 1 entries"),
+    ("inspected", "inspected_rank", tables.INSPECTED_ROW, "inspected_ranks has 0 entries"),
     ("threads", "host", tables.THREAD, "strings has 1 entries"),
     ("operation_templates", "op_name", tables.OPERATION_TEMPLATE, "strings has 1 entries"),
     ("kernel_templates", "name", tables.KERNEL_TEMPLATE, "strings has 1 entries"),
     ("range_templates", "text", tables.RANGE_TEMPLATE, "strings has 1 entries"),
+    ("inspected_ranks", "name", tables.INSPECTED_RANK, "strings has 1 entries"),
 ]
 
 

@@ -159,8 +159,8 @@ def _source(index: int, state: SourceState, selection: Selection) -> dict[str, o
         "name": state.source.name,
         "kind": state.source.kind.value,
         "complete": state.is_complete,
-        # A log is read to a byte; an export is read whole or not, in steps that mean nothing to a reader.
-        "position": state.position if state.source.kind == SourceKind.NCCL_LOG else None,
+        # A log or dump is read to a byte; an export is read whole or not, in steps that mean nothing to a reader.
+        "position": None if state.source.kind is SourceKind.NSYS else state.position,
         "zone": state.zone_name,
         "gaps": len(selection.store.gaps.get(index, [])),
     }

@@ -1,0 +1,312 @@
+"""NCCL Inspector dumps to batches.
+
+Scope: see `inspector_records.py`. A file is of one process, appended to at each dump; the plug-in opens it with mode
+"w", so a process that gets the name again truncates it (`json.cc:jsonInitFileOutput`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+
+from ncclscope_agent.sources.dictionaries import Strings
+from ncclscope_agent.sources.inspector_records import (
+    OPERATIONS,
+    CollectiveRecord,
+    DumpStatistics,
+    InspectorLine,
+    PairRecord,
+    RecordHeader,
+    RecordMetadata,
+    read_line,
+)
+from ncclscope_agent.sources.line_cutter import HOLE, LineCutter
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch, Columns, no_rows
+from ncclscope_wire.errors import FormatError
+from ncclscope_wire.records import Counts, Source, SourceGap
+from ncclscope_wire.terms import (
+    ALGORITHMS,
+    INSPECTOR_TIMINGS,
+    NO_NUMBER,
+    NO_TIME_NS,
+    PROTOCOLS,
+    UNKNOWN_OPERATION,
+    UNKNOWN_TIMING,
+)
+
+MAX_LINE_BYTES: Final = 262_144
+"""A verbose record has up to 64 channels of about 250 bytes."""
+MAX_RANKS: Final = 16_384
+"""Communicators of a process that are remembered; beyond it one is sent again under a new index."""
+LINES_PER_BATCH: Final = 20_000
+DUMP_MARK: Final = b'"dump_stats"'
+"""What begins a dump from v4.1 on; from v4.3 on, records mean something only with the mark in front of them."""
+
+_US: Final = 1000
+_LARGEST_BYTES: Final = 2**62
+_LARGEST_US: Final = 2**43
+"""100 days; 2**43 us are less than 2**63 ns."""
+_TIMINGS: Final = {name: code for code, name in enumerate(INSPECTOR_TIMINGS)}
+_ALGORITHMS: Final = {name: code for code, name in enumerate(ALGORITHMS)}
+_PROTOCOLS: Final = {name: code for code, name in enumerate(PROTOCOLS)}
+
+_Rank = tuple[str, int, int, str, int, int, int]
+_Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, float]
+
+
+class _Dump:
+    """Whose records follow, and how many."""
+
+    def __init__(self, header: RecordHeader, metadata: RecordMetadata, holds: DumpStatistics) -> None:
+        self.header = header
+        self.metadata = metadata
+        self.left = {"coll_perf": holds.coll_records, "p2p_perf": holds.p2p_records, "proxy": holds.proxy_records}
+
+    def take(self, kind: str) -> bool:
+        """Counts one record of a kind; False where the dump holds no more."""
+        if self.left[kind] <= 0:
+            return False
+        self.left[kind] -= 1
+        return True
+
+
+class InspectorReader:
+    """Reads one dump from bytes in any cuts; the same bytes give the same rows however they are cut.
+
+    `begin` and `line` say where in the file the first byte stands, for resuming. Nothing raises, whatever the bytes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        begin: int = 0,
+        line: int = 0,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        lines_per_batch: int = LINES_PER_BATCH,
+    ) -> None:
+        self.source = source
+        self._position = begin
+        self._line = line
+        self._max_line_bytes = max_line_bytes
+        self._lines_per_batch = lines_per_batch
+        self._cutter = LineCutter(max_line_bytes)
+        self._strings = Strings()
+        self._ranks: dict[_Rank, int] = {}
+        self._ranks_sent = 0
+        self._new_ranks: list[tuple[int, int, int, int, int, int, int]] = []
+        self._dump: _Dump | None = None
+        self._rows: list[_Row] = []
+        self._understood = Counter[str]()
+        self._skipped = Counter[str]()
+        self._dropped = 0
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that were read to the end of their line."""
+        return self._position
+
+    @property
+    def line(self) -> int:
+        """Lines of the file that were read."""
+        return self._line
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes behind `position` that were fed and wait for the end of their line."""
+        return self._cutter.unfinished_bytes
+
+    def learn(self, data: bytes) -> None:
+        """Learns whose records follow, from the lines in front of `begin` up to the last mark. Gives no rows."""
+        line = self._line
+        for text in data.split(b"\n"):
+            if text:
+                self._read(text)
+        self._line = line
+        self._take_rows()
+        self._understood.clear()
+        self._skipped.clear()
+        self._dropped = 0
+
+    def feed(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
+        """The batches of the lines that these bytes finish; none where they finish no line."""
+        cut = self._cutter.feed(data)
+        batches: list[Batch] = []
+        for at in range(0, len(cut.lines), self._lines_per_batch):
+            some = cut.lines[at : at + self._lines_per_batch]
+            for text in some:
+                self._read(text)
+            size = sum(map(len, some)) + len(some) + (cut.first_line_excess if at == 0 else 0)
+            batches.append(self._batch(self._position + size, observed_at_ns, is_last=False))
+        return batches
+
+    def tear(self) -> None:
+        """Says, before the first `feed`, that `begin` lies in a hole: the first line is torn."""
+        self._cutter.tear()
+
+    def feed_zeros(self, count: int) -> None:
+        """The same as `feed` of so many zeros, in no time: a hole in the file."""
+        self._cutter.feed_zeros(count)
+
+    def flush(self, observed_at_ns: int | None = None) -> list[Batch]:
+        """The last batch: the file is at its end, and a last line without a newline is read if it is whole."""
+        end = self._position + self._cutter.unfinished_bytes
+        last = self._cutter.take_unfinished()
+        if last is not None:
+            self._read(last)
+        self._end_dump()
+        return [self._batch(end, observed_at_ns, is_last=True)]
+
+    # One line
+
+    def _read(self, text: bytes) -> None:
+        self._line += 1
+        if len(text) > self._max_line_bytes or HOLE in text:
+            # A mark may have been in it: nobody knows whose records follow.
+            self._dump = None
+            self._skipped["released" if HOLE in text else "too_long"] += 1
+            return
+        if not text.strip():
+            return
+        try:
+            record, is_torn = read_line(text)
+        except FormatError as reason:
+            self._skipped[str(reason)] += 1
+            return
+        self._skipped.update({"inspector_torn": 1} if is_torn else {})
+        self._take(record)
+
+    def _take(self, record: InspectorLine) -> None:
+        if record.dump_stats is not None:
+            self._begin_dump(record, record.dump_stats)
+        elif record.coll_perf is not None:
+            self._add(record, "coll_perf", record.coll_perf)
+        elif record.p2p_perf is not None:
+            self._add(record, "p2p_perf", record.p2p_perf)
+        elif record.proxy_trace is not None:
+            if self._dump is not None:
+                self._dump.take("proxy")
+            self._understood["inspector_proxy"] += 1
+        else:
+            self._skipped["inspector_unknown"] += 1
+
+    def _begin_dump(self, record: InspectorLine, holds: DumpStatistics) -> None:
+        self._end_dump()
+        if record.header is None or record.metadata is None:
+            self._skipped["inspector_without_header"] += 1
+            return
+        self._dump = _Dump(record.header, record.metadata, holds)
+        self._dropped += holds.coll_dropped_since_last_dump + holds.p2p_dropped_since_last_dump
+        self._understood["inspector_dump"] += 1
+
+    def _end_dump(self) -> None:
+        """Counts what the last dump should have held, and did not."""
+        if self._dump is not None and (lost := sum(self._dump.left.values())):
+            self._skipped["inspector_lost"] += lost
+        self._dump = None
+
+    def _add(self, record: InspectorLine, kind: str, done: CollectiveRecord | PairRecord) -> None:
+        dump = self._dump
+        is_in_dump = dump is not None and dump.take(kind)
+        header, metadata = record.header, record.metadata
+        if (header is None or metadata is None) and dump is not None and is_in_dump:
+            header, metadata = dump.header, dump.metadata
+        if header is None or metadata is None:
+            self._skipped["inspector_without_header"] += 1
+            return
+        self._rows.append(self._row(self._index_of(header, metadata), metadata, done))
+        self._understood["inspector_collective" if kind == "coll_perf" else "inspector_pair"] += 1
+
+    def _row(self, rank: int, metadata: RecordMetadata, done: CollectiveRecord | PairRecord) -> _Row:
+        collective = done if isinstance(done, CollectiveRecord) else None
+        op = OPERATIONS.get(done.name, UNKNOWN_OPERATION)
+        started_us = done.trace.p2p_start_ts if collective is None else done.trace.coll_start_ts
+        is_timed = 0 < done.exec_time_us < _LARGEST_US
+        busbw = float(done.busbw_gbs) * 1e9 if not isinstance(done.busbw_gbs, str) and is_timed else float("nan")
+        return (
+            rank,
+            self._line,
+            op,
+            _TIMINGS.get(done.timing_source, UNKNOWN_TIMING),
+            NO_NUMBER if collective is None else _ALGORITHMS.get((collective.algo or "").upper(), NO_NUMBER),
+            NO_NUMBER if collective is None else _PROTOCOLS.get((collective.proto or "").upper(), NO_NUMBER),
+            NO_NUMBER if isinstance(done, CollectiveRecord) else done.peer,
+            done.sn,
+            done.msg_size_bytes if done.msg_size_bytes < _LARGEST_BYTES else NO_NUMBER,
+            done.exec_time_us * _US if is_timed else NO_TIME_NS,
+            metadata.dump_timestamp_us * _US if 0 < metadata.dump_timestamp_us < 2**53 else NO_TIME_NS,
+            started_us * _US if 0 < started_us < 2**53 else NO_TIME_NS,
+            busbw,
+        )
+
+    def _index_of(self, header: RecordHeader, metadata: RecordMetadata) -> int:
+        name = header.comm_name or ""
+        key = (
+            metadata.hostname.partition(".")[0],
+            metadata.pid,
+            int(header.id, 16),
+            "" if name == "unknown" else name,
+            header.rank,
+            header.n_ranks,
+            NO_NUMBER if header.nnodes is None else header.nnodes,
+        )
+        known = self._ranks.get(key)
+        if known is not None:
+            return known
+        if len(self._ranks) >= MAX_RANKS:
+            self._ranks.clear()
+        host, pid, comm_hash, name, rank, nranks, nnodes = key
+        self._new_ranks.append(
+            (self._strings.index(host), pid, comm_hash, self._strings.index(name), rank, nranks, nnodes)
+        )
+        self._ranks[key] = self._ranks_sent
+        self._ranks_sent += 1
+        return self._ranks[key]
+
+    # Batches
+
+    def _take_rows(self) -> Columns:
+        if not self._rows:
+            return no_rows(tables.INSPECTED_ROW)
+        rows = np.array(self._rows, dtype=tables.INSPECTED_ROW)
+        self._rows.clear()
+        return rows
+
+    def _take_ranks(self) -> Columns:
+        if not self._new_ranks:
+            return no_rows(tables.INSPECTED_RANK)
+        ranks = np.array(self._new_ranks, dtype=tables.INSPECTED_RANK)
+        self._new_ranks.clear()
+        return ranks
+
+    def _take_gaps(self) -> tuple[SourceGap, ...]:
+        dropped, self._dropped = self._dropped, 0
+        if not dropped:
+            return ()
+        detail = (
+            f"{self.source.name}: NCCL Inspector overwrote {dropped} records before it could write them; a larger "
+            "NCCL_INSPECTOR_DUMP_COLL_RING_SIZE or a shorter dump interval keeps more"
+        )
+        return (SourceGap(reason="inspector_overwritten", amount=dropped, unit="records", detail=detail),)
+
+    def _batch(self, end: int, observed_at_ns: int | None, *, is_last: bool) -> Batch:
+        begin, self._position = self._position, end
+        counts = Counts(understood=dict(self._understood), skipped=dict(self._skipped))
+        self._understood.clear()
+        self._skipped.clear()
+        return Batch(
+            source=self.source,
+            begin=begin,
+            end=end,
+            end_line=self._line,
+            is_last=is_last,
+            observed_at_ns=observed_at_ns,
+            inspected=self._take_rows(),
+            inspected_ranks=self._take_ranks(),
+            strings=self._strings.take_new(),
+            gaps=self._take_gaps(),
+            counts=counts,
+        )
