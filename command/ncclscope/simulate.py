@@ -12,7 +12,7 @@ from typing import Final, TypedDict, Unpack, cast
 
 import click
 
-from ncclscope_simulator import NSYS_VERSIONS, ORDERS, Player, SimulationConfig, parse_faults, write
+from ncclscope_simulator import GRAPH_TRACES, NSYS_VERSIONS, ORDERS, Player, SimulationConfig, parse_faults, write
 
 _LIVE_CHUNK_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -47,10 +47,14 @@ class _Given(TypedDict):
     calls: bool
     split: bool | None
     nvtx: bool
+    cuda_graphs: int | None
+    graphs_per_step: int
+    recapture_every: int | None
+    cuda_graph_trace: str
     process_per_node: bool
 
 
-@click.command(context_settings={"show_default": True})
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write into.")
 @click.option("--nccl", default="2.28.3", help="NCCL version, 2.8 to 2.30; 2.21 stands for 2.21.5.")
 @click.option("--nsys", default="2025.3", type=click.Choice(NSYS_VERSIONS), help="nsys version of the exports.")
@@ -91,6 +95,21 @@ class _Given(TypedDict):
 @click.option("--calls", is_flag=True, help="CALL lines, which show group boundaries.")
 @click.option("--split/--no-split", default=None, help="Groups by ncclCommSplit.  [default: from NCCL 2.18 on]")
 @click.option("--nvtx/--no-nvtx", default=True, help="NVTX ranges in the exports.")
+@click.option(
+    "--cuda-graphs",
+    default=None,
+    type=int,
+    metavar="STEPS",
+    help="Capture the step into CUDA graphs after so many steps, and replay it from then on.",
+)
+@click.option("--graphs-per-step", default=1, help="With --cuda-graphs: graphs that a step is cut into.")
+@click.option("--recapture-every", default=None, type=int, help="With --cuda-graphs: capture anew after so many steps.")
+@click.option(
+    "--cuda-graph-trace",
+    default=GRAPH_TRACES[0],
+    type=click.Choice(GRAPH_TRACES),
+    help="As nsys's: a graph launch as a whole, or its kernels.",
+)
 @click.option("--process-per-node", is_flag=True, help="One process for all GPUs of a node, a thread for each.")
 @click.option("--live", is_flag=True, help="Write in real time, from now on, until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after so many seconds.")
@@ -160,6 +179,10 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             calls=given["calls"],
             split=given["split"],
             nvtx=given["nvtx"],
+            cuda_graphs=given["cuda_graphs"],
+            graphs_per_step=given["graphs_per_step"],
+            recapture_every=given["recapture_every"],
+            cuda_graph_trace=given["cuda_graph_trace"],
             process_per_node=given["process_per_node"],
         )
     except ValueError as error:

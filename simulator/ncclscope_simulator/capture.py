@@ -21,6 +21,20 @@ class KernelSeen:
     grid: int
     block: int
     nccl: bool
+    node_id: int | None = None
+    """Its node, where a CUDA graph launched it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSeen:
+    """One graph launch, recorded as a whole."""
+
+    start_ns: int
+    end_ns: int
+    rank: int
+    stream_id: int
+    correlation_id: int
+    graph: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class Capture:
     kernels: list[KernelSeen] = field(default_factory=list[KernelSeen])
     apis: list[ApiSeen] = field(default_factory=list[ApiSeen])
     ranges: list[RangeSeen] = field(default_factory=list[RangeSeen])
+    graphs: list[GraphSeen] = field(default_factory=list[GraphSeen])
 
     def take(self, begins_ns: int, ends_ns: int) -> Capture:
         """What began in a window, in order of start; what began earlier is forgotten, as nsys never saw it begin."""
@@ -63,14 +78,16 @@ class Capture:
             kernels=sorted((k for k in self.kernels if begins_ns <= k.start_ns < ends_ns), key=_start_and_rank),
             apis=sorted((a for a in self.apis if begins_ns <= a.start_ns < ends_ns), key=_start_and_rank),
             ranges=sorted((r for r in self.ranges if begins_ns <= r.start_ns < ends_ns), key=_start_and_rank),
+            graphs=sorted((g for g in self.graphs if begins_ns <= g.start_ns < ends_ns), key=_start_and_rank),
         )
         self.kernels = [k for k in self.kernels if k.start_ns >= ends_ns]
         self.apis = [a for a in self.apis if a.start_ns >= ends_ns]
         self.ranges = [r for r in self.ranges if r.start_ns >= ends_ns]
+        self.graphs = [g for g in self.graphs if g.start_ns >= ends_ns]
         return taken
 
 
-def _start_and_rank(seen: KernelSeen | ApiSeen | RangeSeen) -> tuple[int, int]:
+def _start_and_rank(seen: KernelSeen | ApiSeen | RangeSeen | GraphSeen) -> tuple[int, int]:
     return seen.start_ns, seen.rank
 
 

@@ -7,7 +7,11 @@ from functools import cached_property
 from typing import Final
 
 from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.graphs import Stage
 from ncclscope_simulator.version import Traits, traits
+
+GRAPH_TRACES: Final = ("graph", "node")
+"""How nsys can trace CUDA graphs."""
 
 NSYS_VERSIONS: Final = ("2022.4", "2023.4", "2024.5", "2025.3", "2026.2")
 """The nsys versions whose export schema can be written."""
@@ -72,6 +76,14 @@ class SimulationConfig:
     """Groups are made by ncclCommSplit from the world; None: where the version can."""
     nvtx: bool = True
     """NCCL's own NVTX ranges and iteration ranges in the exports."""
+    cuda_graphs: int | None = None
+    """Steps before each rank captures its step into CUDA graphs and replays them from then on; None: no graphs."""
+    graphs_per_step: int = 1
+    """CUDA graphs that the captured part of a step is cut into."""
+    recapture_every: int | None = None
+    """Steps after which the graphs are destroyed and captured anew; None: never."""
+    cuda_graph_trace: str = "graph"
+    """nsys's option of that name: `graph` records a launch as a whole, which is nsys's default; `node` its kernels."""
     process_per_node: bool = False
     """One process drives all GPUs of a node, a thread for each, in place of one process per GPU."""
     hang_seconds: float = 10.0
@@ -108,6 +120,14 @@ class SimulationConfig:
     def splits(self) -> bool:
         """Whether groups are split from the world."""
         return self.traits.splits if self.split is None else self.split
+
+    def stage(self, iteration: int) -> Stage:
+        """Whether a step is enqueued launch by launch, is captured and replayed, or is replayed only."""
+        if self.cuda_graphs is None or iteration < self.cuda_graphs:
+            return Stage.EAGER
+        since = iteration - self.cuda_graphs
+        begins = since % self.recapture_every == 0 if self.recapture_every else since == 0
+        return Stage.CAPTURED if begins else Stage.REPLAYED
 
     @property
     def duty(self) -> float:
@@ -181,6 +201,19 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
         (
             config.chunk_seconds is None or config.chunk_seconds >= 0.1,
             f"chunk_seconds must be at least 0.1, not {config.chunk_seconds}",
+        ),
+        (
+            config.cuda_graphs is None or config.cuda_graphs >= 0,
+            f"cuda_graphs must not be negative, not {config.cuda_graphs}",
+        ),
+        (config.graphs_per_step >= 1, f"graphs_per_step must be at least 1, not {config.graphs_per_step}"),
+        (
+            config.recapture_every is None or config.recapture_every >= 1,
+            f"recapture_every must be at least 1, not {config.recapture_every}",
+        ),
+        (
+            config.cuda_graph_trace in GRAPH_TRACES,
+            f"cuda_graph_trace {config.cuda_graph_trace!r} is none of {', '.join(GRAPH_TRACES)}",
         ),
         (config.step_seconds > 0, f"step_seconds must be above 0, not {config.step_seconds}"),
         (config.launch_lead_us >= 0, f"launch_lead_us must not be negative, not {config.launch_lead_us}"),

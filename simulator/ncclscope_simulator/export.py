@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ncclscope_simulator.capture import Capture, KernelSeen, RangeSeen
+from ncclscope_simulator.capture import Capture, GraphSeen, KernelSeen, RangeSeen
 from ncclscope_simulator.cluster import Cluster, Node, bus_id, stable_hash
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.groups import Endpoint
@@ -102,6 +102,7 @@ class _Chunk:
             "NVTX_EVENTS": list(self._nvtx(seen.ranges)),
             "CUPTI_ACTIVITY_KIND_RUNTIME": list(self._runtime(seen)),
             "CUPTI_ACTIVITY_KIND_KERNEL": [self._kernel(kernel, nth) for nth, kernel in enumerate(seen.kernels, 1)],
+            "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [self._graph(graph) for graph in seen.graphs],
             "ThreadNames": list(self._threads()),
             "TARGET_INFO_GPU": list(self._gpus()),
             "TARGET_INFO_CUDA_DEVICE": list(self._devices()),
@@ -257,9 +258,25 @@ class _Chunk:
             0,
             nth,
             102400,
-            None,
+            kernel.node_id,
             1,
             *late,
+        )
+
+    def _graph(self, graph: GraphSeen) -> tuple[Value, ...]:
+        worker = self.writer.cluster.workers[graph.rank]
+        columns = self.schema.tables["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"]
+        return (
+            self._relative(graph.start_ns),
+            self._end(graph.end_ns),
+            worker.local_rank,
+            1 + worker.process.ranks.index(graph.rank),
+            *((None,) if "greenContextId" in columns else ()),
+            graph.stream_id,
+            graph.correlation_id,
+            global_pid(worker.process.pid),
+            graph.graph,
+            graph.graph,
         )
 
     def _threads(self) -> Iterator[tuple[Value, ...]]:

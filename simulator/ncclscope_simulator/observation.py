@@ -9,13 +9,14 @@ from typing import Final
 import numpy as np
 
 from ncclscope_simulator import log_lines
-from ncclscope_simulator.capture import ApiSeen, Capture, KernelSeen, RangeSeen, Windows
+from ncclscope_simulator.capture import ApiSeen, Capture, GraphSeen, KernelSeen, RangeSeen, Windows
 from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.damage import Line, Written, damage
 from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.graphs import GRAPH_LAUNCH_API, GraphLaunch, Stage
 from ncclscope_simulator.groups import Endpoint
-from ncclscope_simulator.operations import Launch, Operation
+from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.startup import Said
 from ncclscope_simulator.timing import ComputeRun, Run, Step
 from ncclscope_simulator.truth import Cell, Tally
@@ -55,6 +56,8 @@ class Observer:
     _correlation: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: 1000))
     _line_numbers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _launch_ids: int = 0
+    _lost: set[int] = field(default_factory=set[int])
+    """Runs of the last step whose kernels were lost."""
 
     def __post_init__(self) -> None:
         self._windows = Windows.of(self.config)
@@ -88,9 +91,10 @@ class Observer:
             for run, chance in zip(step.runs, random.random(len(step.runs)).tolist(), strict=True)
             if chance < drop
         }
+        self._lost = kernels_lost
         if self.config.duty > 0.0:
             self._capture(step, kernels_lost)
-        rows = self._rows(asked, places, lost, torn, kernels_lost)
+        rows = self._rows(asked, step.runs, places, lost, torn, kernels_lost)
         self._sum_up(step, len(asked), len(lost), len(torn))
         return {name: result.lines for name, result in written.items()}, rows
 
@@ -98,6 +102,10 @@ class Observer:
         asked: list[_Asked] = []
         lines: dict[str, list[Line]] = defaultdict(list)
         for run in step.runs:
+            if run.stage is Stage.REPLAYED:
+                if run.launches and self._counts(run):
+                    run.launch.endpoint.op_count += 1
+                continue
             worker = self.cluster.workers[run.rank]
             own, pid = lines[worker.process.log_name], worker.process.pid
             endpoint = run.launch.endpoint
@@ -115,16 +123,21 @@ class Observer:
             if run.launch.tuning is not None:
                 at = run.api_start_ns - 2_000
                 own.append(Line(at, self._text(run.rank, tid, at, run.launch.tuning), pid))
-            if run.launches and self._counts(run.launch):
+            if run.launches and self._counts(run):
                 endpoint.op_count += 1
         for own in lines.values():
             own.sort(key=lambda line: line.at_ns)
         return asked, lines
 
-    def _counts(self, launch: Launch) -> bool:
-        """Whether a launch moves opCount. Source: NCCL src/proxy.cc ncclProxyStart, by version."""
-        rule = self.config.traits.op_count
-        return rule == "plan" or (rule == "network" and launch.network)
+    def _counts(self, run: Run) -> bool:
+        """Whether a launch, or a replay, moves opCount. Source: NCCL src/proxy.cc ncclProxyStart, by version."""
+        traits = self.config.traits
+        if traits.op_count == "never" or run.launch.network:
+            return traits.op_count != "never"
+        if run.stage is Stage.REPLAYED:
+            return traits.every_replay_counts
+        beside = self.config.stage(run.iteration) is not Stage.EAGER
+        return traits.op_count == "plan" and (traits.counts_beside_graphs or not beside)
 
     def _call_lines(self, run: Run) -> list[tuple[int, str]]:
         """CALL lines of one launch. Source: NCCL src/misc/argcheck.cc, src/group.cc, src/collectives.cc."""
@@ -167,11 +180,13 @@ class Observer:
 
     def _number_launches(self, step: Step) -> None:
         """Correlation ids: CUPTI counts API calls per process, in the order of the calls."""
-        calls: dict[int, list[tuple[int, Run | ComputeRun]]] = defaultdict(list)
+        calls: dict[int, list[tuple[int, Run | ComputeRun | GraphLaunch]]] = defaultdict(list)
+        for launched in step.graph_launches:
+            calls[self.cluster.workers[launched.rank].process.pid].append((launched.api_start_ns, launched))
         for run in step.runs:
-            if run.launches:
+            if run.calls_launch and run.replay is None:
                 calls[self.cluster.workers[run.rank].process.pid].append((run.api_start_ns, run))
-        for compute in step.computes:
+        for compute in (each for each in step.computes if each.replay is None):
             calls[self.cluster.workers[compute.rank].process.pid].append((compute.api_start_ns, compute))
         for pid, own in calls.items():
             own.sort(key=lambda call: call[0])
@@ -179,45 +194,62 @@ class Observer:
                 # Event records and stream waits of PyTorch lie between two launches.
                 self._correlation[pid] += 2 + at_ns % 3
                 call.correlation_id = self._correlation[pid]
+        everything: list[Run | ComputeRun] = [*step.runs, *step.computes]
+        for replayed in everything:
+            if replayed.replay is not None:
+                replayed.correlation_id = replayed.replay.correlation_id
 
     def _capture(self, step: Step, lost: set[int]) -> None:
-        traits = self.config.traits
         for run in step.runs:
             worker = self.cluster.workers[run.rank]
             seen = self.captures[worker.node]
             tid = worker.autograd_tid if run.launch.autograd else worker.main_tid
-            if self.config.nvtx:
-                seen.ranges.extend(_ranges(run, tid))
-            if not run.launches:
-                continue
-            number = run.correlation_id
-            seen.apis.append(
-                ApiSeen(
-                    run.api_start_ns,
-                    run.api_end_ns,
-                    run.rank,
-                    tid,
-                    number,
-                    traits.launch_api,
-                    traits.launch_event_class,
-                )
-            )
-            if run.start_ns is None or run.end_ns is None or id(run) in lost:
-                continue
-            launch = run.launch
-            stream = launch.endpoint.stream_id
-            seen.kernels.append(
-                KernelSeen(
-                    run.start_ns, run.end_ns, run.rank, stream, number, launch.kernel, launch.grid, launch.block, True
-                )
-            )
+            if run.stage is not Stage.REPLAYED:
+                if self.config.nvtx:
+                    seen.ranges.extend(_ranges(run, tid))
+                if run.calls_launch:
+                    seen.apis.append(self._launch_call(run, tid))
+            if run.launches and id(run) not in lost and self._shows(run):
+                self._capture_kernel(run)
         for compute in step.computes:
-            self._capture_compute(compute)
+            if self._shows(compute):
+                self._capture_compute(compute)
+        self._capture_graphs(step)
         if self.config.nvtx:
             for worker, begins, ends in zip(self.cluster.workers, step.begins_ns, step.ends_ns, strict=True):
                 text = f"iteration {step.iteration}"
                 self.captures[worker.node].ranges.append(
                     RangeSeen(begins, ends, worker.rank, worker.main_tid, text, False)
+                )
+
+    def _shows(self, run: Run | ComputeRun) -> bool:
+        """Whether nsys records its kernel: those of graphs only where it traces nodes."""
+        return run.replay is None or self.config.cuda_graph_trace == "node"
+
+    def _launch_call(self, run: Run, tid: int) -> ApiSeen:
+        traits = self.config.traits
+        times = (run.api_start_ns, run.api_end_ns)
+        return ApiSeen(*times, run.rank, tid, run.correlation_id, traits.launch_api, traits.launch_event_class)
+
+    def _capture_kernel(self, run: Run) -> None:
+        if run.start_ns is None or run.end_ns is None:
+            return
+        launch, node = run.launch, None if run.node is None else run.node.id
+        place = (run.rank, launch.endpoint.stream_id, run.correlation_id)
+        self.captures[self.cluster.workers[run.rank].node].kernels.append(
+            KernelSeen(run.start_ns, run.end_ns, *place, launch.kernel, launch.grid, launch.block, True, node)
+        )
+
+    def _capture_graphs(self, step: Step) -> None:
+        spans = _spans(step)
+        for launched in step.graph_launches:
+            worker = self.cluster.workers[launched.rank]
+            seen, number = self.captures[worker.node], launched.correlation_id
+            times = (launched.api_start_ns, launched.api_end_ns)
+            seen.apis.append(ApiSeen(*times, launched.rank, worker.main_tid, number, GRAPH_LAUNCH_API, 0))
+            if self.config.cuda_graph_trace == "graph" and id(launched) in spans:
+                seen.graphs.append(
+                    GraphSeen(*spans[id(launched)], launched.rank, _COMPUTE_STREAM, number, launched.graph)
                 )
 
     def _capture_compute(self, compute: ComputeRun) -> None:
@@ -226,36 +258,73 @@ class Observer:
         tid = worker.autograd_tid if compute.autograd else worker.main_tid
         name = _COMPUTE_KERNELS[compute.kernel]
         begins = compute.api_start_ns
-        seen.apis.append(ApiSeen(begins, begins + 4_000, compute.rank, tid, number, "cudaLaunchKernel_v7000", 0))
-        seen.kernels.append(
-            KernelSeen(compute.start_ns, compute.end_ns, compute.rank, _COMPUTE_STREAM, number, name, 512, 256, False)
+        if compute.replay is None:
+            seen.apis.append(ApiSeen(begins, begins + 4_000, compute.rank, tid, number, "cudaLaunchKernel_v7000", 0))
+        place = (compute.rank, _COMPUTE_STREAM, number)
+        node = None if compute.node is None else compute.node.id
+        seen.kernels.append(KernelSeen(compute.start_ns, compute.end_ns, *place, name, 512, 256, False, node))
+
+    def replays(self, step: Step) -> list[tuple[Cell, ...]]:
+        """The truth about every kernel that a graph launched in a step, after `observe`."""
+        return [self._replay_row(run) for run in step.runs if run.replay is not None and run.launches]
+
+    def _replay_row(self, run: Run) -> tuple[Cell, ...]:
+        if run.replay is None or run.node is None or run.captured is None:
+            raise AssertionError("a replay has a graph launch, a node and a captured call")
+        worker, endpoint = self.cluster.workers[run.rank], run.launch.endpoint
+        clock = self.cluster.nodes[worker.node].clock
+        start, end = run.start_ns, run.end_ns
+        covered = start is not None and end is not None and self._windows.covers(start)
+        cut = covered and start is not None and end is not None and self._windows.cuts(start, end)
+        return (
+            worker.process.host,
+            worker.process.pid,
+            run.rank,
+            endpoint.group.comm_id,
+            run.iteration,
+            run.captured.launch_id,
+            run.replay.replay,
+            run.replay.graph,
+            run.node.id,
+            run.correlation_id,
+            run.launch.kernel,
+            endpoint.stream_id,
+            covered,
+            cut,
+            covered and id(run) in self._lost,
+            clock.host_ns(start) if start is not None else None,
+            clock.host_ns(end) if end is not None else None,
+            start,
+            end,
+            _wait_ns(run),
+            run.transfer_ns,
+            _busbw(run),
         )
 
     def _rows(
         self,
         asked: list[_Asked],
+        asked_runs: list[Run],
         places: dict[int, tuple[str, int]],
         lost: set[int],
         torn: set[int],
         kernels_lost: set[int],
     ) -> list[tuple[Cell, ...]]:
         rows: list[tuple[Cell, ...]] = []
-        launch_ids: dict[int, int] = {}
+        first_replays = {id(run.captured): run for run in asked_runs if run.captured is not None}
         for nth, each in enumerate(asked):
-            run = each.run
-            if run.launches and id(run) not in launch_ids:
+            if each.run.calls_launch and each.run.launch_id is None:
                 self._launch_ids += 1
-                launch_ids[id(run)] = self._launch_ids
+                each.run.launch_id = self._launch_ids
+            run = first_replays.get(id(each.run), each.run)
             line = places[nth][1] if nth in places else None
-            rows.append(
-                self._row(each, line, nth in lost, nth in torn, launch_ids.get(id(run)), id(run) in kernels_lost)
-            )
+            rows.append(self._row(each, run, line, nth in lost, nth in torn, id(run) in kernels_lost))
         return rows
 
     def _row(
-        self, each: _Asked, line: int | None, lost: bool, torn: bool, launch_id: int | None, kernel_lost: bool
+        self, each: _Asked, run: Run, line: int | None, lost: bool, torn: bool, kernel_lost: bool
     ) -> tuple[Cell, ...]:
-        run, operation = each.run, each.operation
+        operation, launch_id = each.operation, each.run.launch_id
         launch, endpoint = run.launch, run.launch.endpoint
         worker, group = self.cluster.workers[run.rank], endpoint.group
         clock = self.cluster.nodes[worker.node].clock
@@ -308,6 +377,8 @@ class Observer:
             run.transfer_ns,
             run.modelled_ns,
             _busbw(run),
+            each.run.stage is Stage.CAPTURED,
+            None if run.node is None else run.node.id,
         )
 
     def _sum_up(self, step: Step, operations: int, lost: int, torn: int) -> None:
@@ -315,6 +386,9 @@ class Observer:
         counts["operations"] += operations
         counts["operation_lines_dropped"] += lost
         counts["operation_lines_torn"] += torn
+        if step.graph_launches:
+            counts["graph_launches"] += len(step.graph_launches)
+            counts["replays"] += sum(run.launches and run.replay is not None for run in step.runs)
         counts["launches"] += sum(run.launches for run in step.runs)
         counts["kernels"] += sum(run.end_ns is not None for run in step.runs)
         ends = [end for end in step.ends_ns if end is not None]
@@ -348,6 +422,17 @@ def _ranges(run: Run, tid: int) -> list[RangeSeen]:
         at = run.call_ns + nth * _GROUP_STEP_NS
         ranges.append(RangeSeen(at - 800, at + 900, rank, tid, f"nccl{operation.op}", True))
     return [*ranges, RangeSeen(run.group_end_ns, over, rank, tid, "ncclGroupEnd", True)]
+
+
+def _spans(step: Step) -> dict[int, tuple[int, int]]:
+    """When the first kernel of each graph launch began and its last one ended, by the launch."""
+    spans: dict[int, tuple[int, int]] = {}
+    everything: list[Run | ComputeRun] = [*step.runs, *step.computes]
+    for run in everything:
+        if run.replay is not None and run.start_ns is not None and run.end_ns is not None:
+            begins, ends = spans.get(id(run.replay), (run.start_ns, run.end_ns))
+            spans[id(run.replay)] = (min(begins, run.start_ns), max(ends, run.end_ns))
+    return spans
 
 
 def _wait_ns(run: Run) -> int | None:

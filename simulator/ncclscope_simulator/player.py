@@ -20,7 +20,7 @@ from ncclscope_simulator.observation import Observer
 from ncclscope_simulator.program import build_programs
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timing import Step, Timeline
-from ncclscope_simulator.truth import OperationsFile, Tally, job, write_job
+from ncclscope_simulator.truth import REPLAY_COLUMNS, RowsFile, Tally, job, write_job
 
 _EXPORT_NS: Final = 200_000_000
 """How long the export of a chunk takes."""
@@ -73,7 +73,10 @@ class Player:
         self._observer = Observer(config, self._cluster, self._endpoints, self._captures, self._tally)
         self._windows = Windows.of(config)
         self._logs: dict[str, _Log] = {}
-        self._truth = OperationsFile(out / "truth" / "operations.parquet")
+        self._truth = RowsFile(out / "truth" / "operations.parquet")
+        self._replays: RowsFile | None = None
+        if config.cuda_graphs is not None:
+            self._replays = RowsFile(out / "truth" / "replays.parquet", REPLAY_COLUMNS)
         self._iteration = 0
         self._last_event_ns = config.start_ns
         self._stalled = False
@@ -124,6 +127,8 @@ class Player:
         for log in self._logs.values():
             log.close()
         self._truth.close()
+        if self._replays is not None:
+            self._replays.close()
         self._write_job()
         self._finished = True
 
@@ -146,6 +151,8 @@ class Player:
         lines, rows = self._observer.observe(step)
         self._queue(lines)
         self._truth.append(rows)
+        if self._replays is not None:
+            self._replays.append(self._observer.replays(step))
         self._last_event_ns = max(self._last_event_ns, _last_event(step))
         self._iteration += 1
         if step.stalled:

@@ -90,6 +90,11 @@ def _tables(year: int) -> dict[str, str]:
     tables["CUPTI_ACTIVITY_KIND_KERNEL"] = _KERNEL.format(
         green="greenContextId INTEGER, " if year >= 2023 else "", more=_KERNEL_2026 if year >= 2026 else ""
     )
+    tables["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"] = (
+        "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL, "
+        f"{'greenContextId INTEGER, ' if year >= 2023 else ''}streamId INTEGER NOT NULL, correlationId INTEGER, "
+        "globalPid INTEGER, graphId INTEGER NOT NULL, graphExecId INTEGER NOT NULL"
+    )
     tables["ThreadNames"] = "nameId INTEGER NOT NULL, priority INTEGER, globalTid INTEGER"
     tables["TARGET_INFO_GPU"] = (
         "vmId INTEGER NOT NULL, id INTEGER NOT NULL, name TEXT, busLocation TEXT, isDiscrete INTEGER, "

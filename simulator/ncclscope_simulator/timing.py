@@ -19,6 +19,7 @@ import numpy as np
 
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.faults import Fault
+from ncclscope_simulator.graphs import INSTANTIATE_NS, LAUNCH_NS, GraphLaunch, Node, Stage, segments
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.operations import Launch, Meeting
 from ncclscope_simulator.program import Act, Action
@@ -66,10 +67,24 @@ class Run:
     pair_end_ns: int = 0
     peers_start_ns: int = 0
     correlation_id: int = 0
+    stage: Stage = Stage.EAGER
+    node: Node | None = None
+    """Its place in a CUDA graph."""
+    replay: GraphLaunch | None = None
+    """The graph launch that ran it."""
+    captured: Run | None = None
+    """Of a replay: the call that was captured."""
+    launch_id: int | None = None
+    """Its number in the truth; of a replay that of the call."""
 
     @property
     def launches(self) -> bool:
-        """Whether NCCL launches a kernel for it."""
+        """Whether a kernel runs for it: not for the call that is captured, but for each of its replays."""
+        return self.calls_launch and self.stage is not Stage.CAPTURED
+
+    @property
+    def calls_launch(self) -> bool:
+        """Whether NCCL has a kernel for it: what is captured is launched into the graph."""
         return self.launch.meeting is not Meeting.NOBODY
 
 
@@ -84,6 +99,8 @@ class ComputeRun:
     kernel: str
     autograd: bool
     correlation_id: int = 0
+    node: Node | None = None
+    replay: GraphLaunch | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +115,8 @@ class Step:
     """For each rank, when its host began the step."""
     ends_ns: list[int | None]
     """For each rank, when its host was done with it; None where it hangs."""
+    graph_launches: list[GraphLaunch]
+    """Of all ranks; of one rank in order."""
 
     @property
     def stalled(self) -> bool:
@@ -119,6 +138,21 @@ class _Place:
     gpu_ns: int
     at: int = 0
     waits_for: Run | None = None
+    replay: GraphLaunch | None = None
+    """The graph launch that runs its actions now."""
+
+
+@dataclass(slots=True)
+class _Captured:
+    """The graphs of one rank, as they were captured last."""
+
+    calls: dict[int, Run] = field(default_factory=dict[int, Run])
+    """By the index of its action: each call."""
+    nodes: dict[int, Node] = field(default_factory=dict[int, Node])
+    begins: dict[int, int] = field(default_factory=dict[int, int])
+    """By the index of the action that it begins with: the graph's number."""
+    ends: set[int] = field(default_factory=set[int])
+    replays: int = 0
 
 
 @dataclass(slots=True)
@@ -140,6 +174,10 @@ class Timeline:
     _drawn: int = field(init=False, default=0)
     _iteration: int = field(init=False, default=0)
     _ready: deque[int] = field(init=False)
+    _captured: list[_Captured] = field(init=False)
+    _graphs: list[int] = field(init=False)
+    """For each rank, how many graphs it has captured."""
+    _graph_launches: list[GraphLaunch] = field(init=False)
 
     def __post_init__(self) -> None:
         ranks = range(len(self.programs))
@@ -147,6 +185,8 @@ class Timeline:
         self._tails = [{} for _ in ranks]
         self._calls = [{} for _ in ranks]
         self._arrived, self._pairs = {}, {}
+        self._captured, self._graphs = [_Captured() for _ in ranks], [0 for _ in ranks]
+        self._graph_launches = []
 
     def begin_at(self, rank: int, host_ns: int) -> None:
         """Says when a rank's start-up was over."""
@@ -162,11 +202,15 @@ class Timeline:
         random = np.random.default_rng([self.config.seed, iteration, 1])
         self._normal, self._uniform = random.standard_normal(_BLOCK).tolist(), random.random(_BLOCK).tolist()
         self._iteration, self._runs, self._computes = iteration, [], []
+        self._graph_launches = []
         begins = [place.host_ns for place in self._places]
         self._ready = deque(range(len(self.programs)))
         stops = self._stops(iteration)
         for place in self._places:
             place.at, place.waits_for = 0, None
+        if self.config.stage(iteration) is Stage.CAPTURED:
+            for rank in range(len(self.programs)):
+                self._capture(rank)
         while self._ready:
             rank = self._ready.popleft()
             self._go(rank, stops.get(rank, len(self.programs[rank])))
@@ -174,7 +218,101 @@ class Timeline:
         ends = [place.host_ns if over else None for place, over in zip(self._places, done, strict=True)]
         for place in self._places:  # The data loader and the logging between steps.
             place.host_ns += int(self.config.step_seconds * 0.02e9 * (1 + 0.2 * self._random()))
-        return Step(iteration=iteration, runs=self._runs, computes=self._computes, begins_ns=begins, ends_ns=ends)
+        return Step(
+            iteration=iteration,
+            runs=self._runs,
+            computes=self._computes,
+            begins_ns=begins,
+            ends_ns=ends,
+            graph_launches=self._graph_launches,
+        )
+
+    def _capture(self, rank: int) -> None:
+        """Calls everything that graphs shall hold, while nothing runs; all but the last collective of the step."""
+        program, place = self.programs[rank], self._places[rank]
+        issues = [at for at, action in enumerate(program) if action.act is Act.ISSUE][:-1]
+        made = self._captured[rank] = _Captured()
+        for begin, end in segments(issues, self.config.graphs_per_step):
+            # Ranks that share a process share its numbers.
+            made.begins[begin] = 1 + self._graphs[rank] * self.config.gpus + rank % self.config.gpus
+            self._graphs[rank] += 1
+            made.ends.add(end)
+            for at in range(begin, end):
+                self._capture_action(rank, place, at, made)
+        place.host_ns += INSTANTIATE_NS * len(made.begins)
+
+    def _capture_action(self, rank: int, place: _Place, at: int, made: _Captured) -> None:
+        action = self.programs[rank][at]
+        graph = next(reversed(made.begins.values()))
+        if action.act is Act.COMPUTE:
+            place.host_ns += _COMPUTE_ENQUEUE_NS
+        elif action.act is Act.ISSUE and action.launch is not None:
+            run = made.calls[at] = self._call(rank, place, action.launch, place.host_ns + 3_000)
+            run.stage = Stage.CAPTURED
+            if action.launch.meeting is Meeting.NOBODY:
+                return
+        else:
+            return
+        made.nodes[at] = Node(graph, sum(node.graph == graph for node in made.nodes.values()))
+
+    def _call(self, rank: int, place: _Place, launch: Launch, call: int) -> Run:
+        """The host calls NCCL, launch by launch or under capture."""
+        group_end = call + (len(launch.operations) * _GROUP_STEP_NS if launch.grouped else 0)
+        api_start = group_end + _ENQUEUE_NS
+        api_end = api_start + _API_NS + int(2_000 * self._random())
+        run = Run(
+            launch=launch,
+            rank=rank,
+            iteration=self._iteration,
+            call_ns=call,
+            group_end_ns=group_end,
+            api_start_ns=api_start,
+            api_end_ns=api_end,
+            ready_ns=max(api_end + _LAUNCH_LATENCY_NS, place.gpu_ns),
+            previous=None,
+        )
+        self._runs.append(run)
+        place.host_ns = api_end + 2_000
+        return run
+
+    def _enter_graph(self, rank: int, place: _Place) -> None:
+        """Launches the graph that begins with the next action, or leaves the one that is over."""
+        made = self._captured[rank]
+        if place.at in made.ends:
+            place.replay = None
+        if place.at not in made.begins or self.config.stage(self._iteration) is Stage.EAGER:
+            return
+        begins = max(place.host_ns + 3_000, place.gpu_ns - int(self.config.launch_lead_us * 1000))
+        place.replay = GraphLaunch(
+            rank=rank,
+            graph=made.begins[place.at],
+            replay=made.replays // len(made.begins),
+            api_start_ns=begins,
+            api_end_ns=begins + LAUNCH_NS,
+        )
+        made.replays += 1
+        self._graph_launches.append(place.replay)
+        place.host_ns = place.replay.api_end_ns + 2_000
+
+    def _replay(self, rank: int, place: _Place, launch: Launch, replay: GraphLaunch) -> Run:
+        made = self._captured[rank]
+        run = Run(
+            launch=launch,
+            rank=rank,
+            iteration=self._iteration,
+            call_ns=replay.api_start_ns,
+            group_end_ns=replay.api_start_ns,
+            api_start_ns=replay.api_start_ns,
+            api_end_ns=replay.api_end_ns,
+            ready_ns=max(replay.ready_ns, place.gpu_ns),
+            previous=None,
+            stage=Stage.REPLAYED,
+            node=made.nodes.get(place.at),
+            replay=replay,
+            captured=made.calls[place.at],
+        )
+        self._runs.append(run)
+        return run
 
     def _stops(self, iteration: int) -> dict[int, int]:
         """Ranks that hang in this step, with the action at which they stop: in the middle."""
@@ -191,6 +329,7 @@ class Timeline:
             place.waits_for = None
             place.at += 1
         while place.at < stop:
+            self._enter_graph(rank, place)
             waits_for = self._act(rank, place, program[place.at])
             if waits_for is not None:
                 place.waits_for = waits_for
@@ -214,6 +353,8 @@ class Timeline:
                 return tail
             place.gpu_ns = max(place.gpu_ns, 0 if tail is None or tail.end_ns is None else tail.end_ns)
         elif act is Act.SYNCHRONISE:
+            if place.replay is not None:
+                return None
             place.host_ns = max(place.host_ns, place.gpu_ns) + _SYNCHRONISE_NS
         else:
             self._lose_time(rank, place, action)
@@ -230,20 +371,27 @@ class Timeline:
                 place.gpu_ns = max(place.gpu_ns, place.host_ns) + int(fault.ms * 1e6)
 
     def _compute(self, rank: int, place: _Place, action: Action) -> None:
-        place.host_ns = max(place.host_ns, place.gpu_ns - int(self.config.launch_lead_us * 1000))
-        start = max(place.gpu_ns, place.host_ns + _COMPUTE_ENQUEUE_NS + _LAUNCH_LATENCY_NS)
+        replay = place.replay
+        if replay is None:
+            place.host_ns = max(place.host_ns, place.gpu_ns - int(self.config.launch_lead_us * 1000))
+            start = max(place.gpu_ns, place.host_ns + _COMPUTE_ENQUEUE_NS + _LAUNCH_LATENCY_NS)
+        else:
+            start = max(place.gpu_ns, replay.ready_ns)
         end = start + int(action.duration_ns * (1.0 + 0.01 * self._noise()))
         self._computes.append(
             ComputeRun(
                 rank=rank,
-                api_start_ns=place.host_ns + 2_000,
+                api_start_ns=place.host_ns + 2_000 if replay is None else replay.api_start_ns,
                 start_ns=start,
                 end_ns=end,
                 kernel=action.kernel,
                 autograd=action.autograd,
+                node=None if replay is None else self._captured[rank].nodes[place.at],
+                replay=replay,
             )
         )
-        place.host_ns += _COMPUTE_ENQUEUE_NS
+        if replay is None:
+            place.host_ns += _COMPUTE_ENQUEUE_NS
         place.gpu_ns = end
 
     def _issue(self, rank: int, place: _Place, action: Action) -> Run | None:
@@ -251,23 +399,11 @@ class Timeline:
         launch = action.launch
         if launch is None:
             raise AssertionError("an ISSUE action carries a launch")
-        call = max(place.host_ns + 3_000, place.gpu_ns - int(self.config.launch_lead_us * 1000))
-        group_end = call + (len(launch.operations) * _GROUP_STEP_NS if launch.grouped else 0)
-        api_start = group_end + _ENQUEUE_NS
-        api_end = api_start + _API_NS + int(2_000 * self._random())
-        run = Run(
-            launch=launch,
-            rank=rank,
-            iteration=self._iteration,
-            call_ns=call,
-            group_end_ns=group_end,
-            api_start_ns=api_start,
-            api_end_ns=api_end,
-            ready_ns=max(api_end + _LAUNCH_LATENCY_NS, place.gpu_ns),
-            previous=None,
-        )
-        self._runs.append(run)
-        place.host_ns = api_end + 2_000
+        if place.replay is not None:
+            run = self._replay(rank, place, launch, place.replay)
+        else:
+            called = max(place.host_ns + 3_000, place.gpu_ns - int(self.config.launch_lead_us * 1000))
+            run = self._call(rank, place, launch, called)
         if not run.launches:
             return None
         self._enter_stream(run)

@@ -64,8 +64,40 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("transfer_ns", "int64"),
     ("modelled_transfer_ns", "int64"),
     ("busbw_bytes_per_second", "float64"),
+    ("captured", "bool"),
+    ("graph_node_id", "int64"),
 )
-"""Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none."""
+"""Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none.
+
+The kernel of a captured operation is that of its graph's first replay.
+"""
+
+REPLAY_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("host", "string"),
+    ("pid", "int64"),
+    ("rank", "int32"),
+    ("comm_id", "string"),
+    ("iteration", "int32"),
+    ("launch_id", "int64"),
+    ("replay", "int64"),
+    ("graph", "int64"),
+    ("graph_node_id", "int64"),
+    ("correlation_id", "int64"),
+    ("kernel", "string"),
+    ("stream_id", "int64"),
+    ("covered", "bool"),
+    ("cut", "bool"),
+    ("lost", "bool"),
+    ("start_ns", "int64"),
+    ("end_ns", "int64"),
+    ("start_true_ns", "int64"),
+    ("end_true_ns", "int64"),
+    ("wait_ns", "int64"),
+    ("transfer_ns", "int64"),
+    ("busbw_bytes_per_second", "float64"),
+)
+"""Columns of `truth/replays.parquet`: one row per kernel of every graph launch; `launch_id` is that of the captured
+operations in `truth/operations.parquet`. The file is written where there are graphs."""
 
 Cell = int | float | str | bool | None
 
@@ -76,13 +108,14 @@ def size_class(size: int) -> str:
 
 
 @dataclass(slots=True)
-class OperationsFile:
-    """Appends rows to the parquet file as they come; it stands under its name once it is closed.
+class RowsFile:
+    """Appends rows to a parquet file as they come; it stands under its name once it is closed.
 
     Raises ModuleNotFoundError, with a sentence, where pyarrow is missing: it comes with the extra `service`.
     """
 
     path: Path
+    columns: tuple[tuple[str, str], ...] = COLUMNS
     _rows: list[tuple[Cell, ...]] = field(default_factory=list[tuple[Cell, ...]])
     _writer: Any = None
     _arrow: Any = None
@@ -97,12 +130,12 @@ class OperationsFile:
                 "the truth of a simulated job is a parquet file: pip install 'ncclscope[service]'"
             ) from error
         types: dict[str, Any] = {"bool": self._arrow.bool_()}
-        fields = [(name, types.get(kind) or getattr(self._arrow, kind)()) for name, kind in COLUMNS]
+        fields = [(name, types.get(kind) or getattr(self._arrow, kind)()) for name, kind in self.columns]
         self._schema = self._arrow.schema(fields)
         self._writer = parquet.ParquetWriter(str(self._temporary()), self._schema)
 
     def append(self, rows: list[tuple[Cell, ...]]) -> None:
-        """Adds rows in the order of `COLUMNS`."""
+        """Adds rows in the order of `columns`."""
         self._rows.extend(rows)
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()

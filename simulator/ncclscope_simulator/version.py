@@ -50,6 +50,11 @@ class Traits:
     op_count: str
     """What moves opCount: `never`, `network` (plans with proxy work) or `plan` (every plan).
     Source: NCCL src/proxy.cc ncclProxyStart."""
+    counts_beside_graphs: bool
+    """Plain plans without network work move opCount while a CUDA graph with NCCL work is alive; not in 2.13 to 2.23,
+    where they go through a host callback then. Source: NCCL src/enqueue.cc ncclLaunchPrepare, persistentRefs."""
+    every_replay_counts: bool
+    """A replay moves opCount without network work too (2.12). Source: src/enqueue.cc hostStreamPlanTask."""
     pointer_of_send: str
     """The column in which a Send shows its buffer: `send` up to 2.11, `recv` from 2.12. Source: src/enqueue.cc."""
     bytes_logged: bool
@@ -115,6 +120,8 @@ def traits(text: str) -> Traits:
         version=version,
         cuda="11.1" if minor < 10 else "11.8" if minor < 18 else "12.4" if minor < 27 else "12.9",
         op_count=_op_count(minor),
+        counts_beside_graphs=not 13 <= minor <= 23,
+        every_replay_counts=minor == 12,
         pointer_of_send="send" if minor < 12 else "recv",
         bytes_logged=minor < 22,
         tuning=_tuning(minor),
