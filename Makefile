@@ -5,7 +5,7 @@
 PYTHON ?= python3
 DEMO ?=
 
-.PHONY: demo test test-slow matrix bench lock clean
+.PHONY: demo test test-slow fuzz matrix bench lock clean
 
 demo: .venv/service
 	.venv/bin/ncclscope demo $(DEMO)
@@ -17,6 +17,10 @@ test: .venv/dev
 test-slow: .venv/dev
 	tools/test-programs
 	.venv/bin/python -m pytest -m slow
+	tools/fuzz-log 20
+
+fuzz: .venv/dev
+	tools/fuzz-log
 
 matrix: .venv/dev
 	tools/matrix

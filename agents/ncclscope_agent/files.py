@@ -367,7 +367,7 @@ class LogFollower:
             return False
         key, position = self._where(followed, print_of_head)
         source = Source(kind=self._kind, name=self._patterns.name(followed.path), key=key)
-        followed.reader = self._reader(source, position)
+        followed.reader = self._reader(source, position, followed.handle)
         if position.end:
             followed.reader.learn(self._before(followed.handle, position.end))
             if data_after(followed.handle, position.end) > position.end:
@@ -375,12 +375,13 @@ class LogFollower:
         followed.tail.start(position.end, head)
         return True
 
-    def _reader(self, source: Source, position: Position) -> NcclLogReader | InspectorReader:
+    def _reader(self, source: Source, position: Position, handle: int) -> NcclLogReader | InspectorReader:
         if self._kind is SourceKind.INSPECTOR:
             return InspectorReader(source, begin=position.end, line=position.end_line)
         return NcclLogReader(
             source,
             zone_offset_ns=self._zone_offset_ns,
+            written_near_ns=os.fstat(handle).st_mtime_ns,
             begin=position.end,
             line=position.end_line,
             max_line_bytes=self._limits.max_line_bytes,

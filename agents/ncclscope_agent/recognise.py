@@ -20,8 +20,10 @@ _REPORT_ENDINGS: Final = (".nsys-rep", ".qdrep")
 
 _NCCL_LINE: Final = re.compile(
     rb"NCCL (?:INFO|WARN|CALL|TRACE) |NCCL version \d{1,4}\.\d{1,4}\.\d{1,4}| Bytes -> Algo |=== System : max"
+    rb"|ProcessGroupNCCL\.cpp:\d{1,6}\] |Watchdog caught collective operation timeout: WorkNCCL\("
 )
-"""Words that stand in lines of NCCL only. Notes with pasted lines hold them too, and are read as logs."""
+"""Words that stand in lines of NCCL and of PyTorch's watchdog over it only. Notes with pasted lines hold them too, and
+are read as logs."""
 _INSPECTOR: Final = re.compile(rb'\s{0,16}\{"header": ?\{')
 _INSPECTOR_LATER: Final = re.compile(rb'\n\s{0,16}\{"header": ?\{[^\n]{1,4096}"inspector_output_format_version"')
 _INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
@@ -36,7 +38,7 @@ class FileKind(StrEnum):
     """What a file is to us."""
 
     NCCL_LOG = "nccl_log"
-    """Holds at least one line of NCCL, whatever else it holds: job output, or notes with pasted lines."""
+    """Holds at least one line of NCCL or of PyTorch about it, whatever else: job output, or notes with pasted lines."""
     NSYS_SQLITE = "nsys_sqlite"
     """An SQLite database; whether nsys wrote it shows when it is opened."""
     NSYS_REPORT = "nsys_report"

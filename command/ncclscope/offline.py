@@ -79,6 +79,13 @@ def _zone(log_timezone: str | None) -> int:
         raise ConfigError(f"--log-timezone: {error}") from error
 
 
+def _changed_ns(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 class _Reading:
     """One pass over the files: logs first, since exports may have to be told whose they are."""
 
@@ -107,7 +114,9 @@ class _Reading:
         """Feeds every log."""
         for found in self._logs:
             source = Source(kind=SourceKind.NCCL_LOG, name=found.name, key=str(found.path))
-            self._read_lines(found, NcclLogReader(source, zone_offset_ns=self._zone_offset_ns))
+            near_ns = _changed_ns(found.path)
+            reader = NcclLogReader(source, zone_offset_ns=self._zone_offset_ns, written_near_ns=near_ns)
+            self._read_lines(found, reader)
 
     def read_dumps(self) -> None:
         """Feeds every dump of NCCL Inspector."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope_agent.sources import log_stamp
-from ncclscope_agent.sources.log_stamp import StampLayout
+from ncclscope_agent.sources.log_stamp import Clock, StampLayout
 from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -97,13 +97,13 @@ def test_many_stamps_at_once_read_as_each_alone(
     stamps = [text(time) for time in times]
     example = log_stamp.AT_START.match(stamps[0])
     assert example is not None
-    layout = StampLayout(example, 5)
+    layout = StampLayout(example, Clock(5))
     if spoiled is not None:
         at = spoiled % len(stamps[-1])
         stamps[-1] = stamps[-1][:at] + b"\xff" + stamps[-1][at + 1 :]
     read = layout.read(stamps)
     alone = [log_stamp.AT_END.match(stamp) for stamp in stamps]
-    assert read.tolist() == [NO_TIME_NS if one is None else log_stamp.stamp_ns(one, 5) for one in alone]
+    assert read.tolist() == [NO_TIME_NS if one is None else log_stamp.stamp_ns(one, Clock(5)) for one in alone]
 
 
 @given(time=_TIMES)
@@ -111,4 +111,4 @@ def test_a_stamp_agrees_with_the_calendar(time: datetime) -> None:
     found = log_stamp.AT_START.match(f"[{time:%Y-%m-%d %H:%M:%S}.{time.microsecond:06d}] ".encode())
     assert found is not None
     since = time - datetime(1970, 1, 1)
-    assert log_stamp.stamp_ns(found, 0) == since // timedelta(microseconds=1) * 1000
+    assert log_stamp.stamp_ns(found, Clock()) == since // timedelta(microseconds=1) * 1000

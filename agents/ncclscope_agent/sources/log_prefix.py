@@ -264,7 +264,10 @@ def _record(
 def _stamp_before(line: bytes, host_at: int) -> re.Match[bytes] | None:
     if line[host_at - 1 : host_at] not in {b" ", b"]"}:
         return None
-    return log_stamp.AT_END.search(line, max(0, host_at - log_stamp.LONGEST), host_at)
+    found = log_stamp.in_front(line, host_at)
+    if found is None and (other := log_stamp.in_other_form(line, host_at)) is not None:
+        found = other if _is_clean(line[: other.start()]) else None
+    return found
 
 
 def _is_clean(before: bytes) -> bool:

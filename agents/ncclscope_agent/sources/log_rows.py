@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from ncclscope_agent.sources import log_lines, log_stamp
-from ncclscope_agent.sources.log_stamp import StampLayout
+from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
 from ncclscope_agent.sources.text_columns import read_hexadecimals
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns, no_rows
@@ -31,26 +31,29 @@ class LoggedTimes:
         self._pad(rows)
         self._known.append(time_ns)
 
-    def settle(self, layout: StampLayout, zone_offset_ns: int, rows: int) -> int:
+    def settle(self, layout: StampLayout | OtherLayout, clock: Clock, rows: int) -> Counter[str]:
         """Reads the stamps that wait: they are those of the last of so many rows.
 
-        Returns how many of them are no stamp but a torn piece of an operation line.
+        Returns how many of them are no stamp but a torn piece of an operation line, or a stamp whose time cannot be
+        told, by reason.
         """
         stamps = self.stamps
+        doubts = Counter[str]()
         if not stamps:
-            return 0
+            return doubts
         self._pad(rows - len(stamps))
         times = layout.read(stamps)
-        torn = 0
         for at in np.flatnonzero(times == NO_TIME_NS):
-            found = log_stamp.AT_END.search(stamps[at])
+            stamp = stamps[at]
+            found = log_stamp.in_front(stamp, len(stamp)) or log_stamp.in_other_form(stamp, len(stamp))
             if found is not None:
-                times[at] = log_stamp.stamp_ns(found, zone_offset_ns)
-            elif log_lines.has_fragment(stamps[at]):
-                torn += 1
+                times[at] = log_stamp.stamp_ns(found, clock)
+                doubts["time_unknown"] += times[at] == NO_TIME_NS
+            elif log_lines.has_fragment(stamp):
+                doubts["torn"] += 1
         self._known.frombytes(times.tobytes())
         stamps.clear()
-        return torn
+        return doubts
 
     def column(self, rows: int) -> array[int]:
         """The time of each row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
@@ -91,11 +94,9 @@ class Gathered:
         self.lines.append(line)
         self.op_counts.append(op_count)
 
-    def settle_times(self, layout: StampLayout, zone_offset_ns: int) -> None:
+    def settle_times(self, layout: StampLayout | OtherLayout, clock: Clock) -> None:
         """Reads the stamps that wait for it, before stamps of another form come or the batch ends."""
-        torn = self.times.settle(layout, zone_offset_ns, len(self.templates))
-        if torn:
-            self.skipped["torn"] += torn
+        self.skipped.update(self.times.settle(layout, clock, len(self.templates)))
 
     def operations(self) -> Columns:
         """One row per operation line (OPERATION_ROW), in the order of the file.

@@ -1,8 +1,8 @@
 """Time stamps in front of log lines, as UTC nanoseconds.
 
-Reads what `NCCL_DEBUG_TIMESTAMP_FORMAT` gives for `[%F %T] ` (the default from NCCL 2.26 on) and its
+Reads at speed what `NCCL_DEBUG_TIMESTAMP_FORMAT` gives for `[%F %T] ` (the default from NCCL 2.26 on) and its
 relatives: `T` or `_` for the blank, one to nine digits of the second, a zone (`Z`, `%z`, `+02:00`), with
-and without brackets. Left out on purpose: formats without year or date, and locale names of months.
+and without brackets. All other forms are `stamp_forms.py`'s, at about 5 us each.
 NCCL prints local time, so without a zone in the stamp the source's own is taken.
 
 NCCL 2.26.2 prints wrong digits of the second (its divisor is 10**6 instead of 10**9); the stamp does not
@@ -14,12 +14,14 @@ say its version, so such times are off by up to a second.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_agent.sources import stamp_forms
 from ncclscope_wire.terms import NO_TIME_NS
 
 _STAMP: Final = (
@@ -41,17 +43,36 @@ _YEARS: Final = range(1970, 2262)
 """Years whose nanoseconds fit in 64 bits."""
 
 
-def stamp_ns(match: re.Match[bytes], zone_offset_ns: int) -> int:
-    """UTC nanoseconds of a matched stamp; NO_TIME_NS where it is no time of any calendar.
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What a log's stamps leave out."""
 
-    `zone_offset_ns` is what local time is ahead of UTC; a zone in the stamp itself wins over it.
-    """
+    zone_offset_ns: int = 0
+    """What local time is ahead of UTC; a zone in the stamp itself wins over it."""
+    near_ns: int | None = None
+    """A time near to which the log was written, for stamps without a year or with an order that must be guessed."""
+
+
+def in_front(line: bytes, end: int) -> re.Match[bytes] | None:
+    """A stamp of `[%F %T] ` or a relative that ends at `end`."""
+    return AT_END.search(line, max(0, end - LONGEST), end)
+
+
+def in_other_form(line: bytes, end: int) -> re.Match[bytes] | None:
+    """A stamp of another form that ends at `end`. It may be text: it counts where the line begins with it only."""
+    return stamp_forms.AT_END.search(line, max(0, end - stamp_forms.LONGEST), end)
+
+
+def stamp_ns(match: re.Match[bytes], clock: Clock) -> int:
+    """UTC nanoseconds of a matched stamp; NO_TIME_NS where it is no time of any calendar, or cannot be told."""
+    if match.re is stamp_forms.AT_END:
+        return stamp_forms.time_ns(match, clock.zone_offset_ns, clock.near_ns)
     year, month, day, hour, minute, second = (int(part) for part in match.group(2, 3, 4, 5, 6, 7))
     days = _days_of(year, month, day)
     if days is None or hour > 23 or minute > 59 or second > 60:
         return NO_TIME_NS
     zone: bytes | None = match.group("zone")
-    ahead_ns = zone_offset_ns if zone is None else _zone_ns(zone.lstrip())
+    ahead_ns = clock.zone_offset_ns if zone is None else _zone_ns(zone.lstrip())
     fraction: bytes = match.group("fraction") or b""
     whole_seconds = ((days * 24 + hour) * 60 + minute) * 60 + second
     return whole_seconds * _NS + int(fraction.ljust(9, b"0")) - ahead_ns
@@ -70,12 +91,13 @@ class StampLayout:
     `example` is a stamp of this form: all but the digits of its time recur in every other one.
     """
 
-    def __init__(self, example: re.Match[bytes], zone_offset_ns: int) -> None:
+    def __init__(self, example: re.Match[bytes], clock: Clock) -> None:
         stamp: bytes = example["stamp"]
         zone: bytes | None = example["zone"]
         fraction: bytes = example["fraction"] or b""
         self.length: Final = len(stamp)
-        self._zone_offset_ns = zone_offset_ns if zone is None else _zone_ns(zone.lstrip())
+        self._zone_offset_ns = clock.zone_offset_ns if zone is None else _zone_ns(zone.lstrip())
+        self._clock = Clock(self._zone_offset_ns)
         begin = example.start("stamp")
         numbers = ("year", "month", "day", "hour", "minute", "second")
         at = [column - begin for name in numbers for column in range(*example.span(name))]
@@ -118,7 +140,7 @@ class StampLayout:
     def _read_minute(self, first: bytes, text: NDArray[np.uint8]) -> NDArray[np.int64] | None:
         """The same where all are of the first one's minute, and well; else None. Most stamps that are tailed are."""
         found = AT_START.fullmatch(first) if self._shape_of(first) == self._shape else None
-        first_ns = NO_TIME_NS if found is None else stamp_ns(found, self._zone_offset_ns)
+        first_ns = NO_TIME_NS if found is None else stamp_ns(found, self._clock)
         digits = text[:, self._moving] - np.uint8(48)
         is_good = text == text[0]
         is_good[:, self._seconds] = digits[:, :2] <= _HIGHEST_SECOND
@@ -132,6 +154,26 @@ class StampLayout:
     def _shape_of(self, stamp: bytes) -> bytes:
         """What recurs in all stamps of this form: all but the digits of its time."""
         return stamp[: self._moving.stop].translate(_ANY_DIGIT) + stamp[self._moving.stop :]
+
+
+class OtherLayout:
+    """The same for stamps of `stamp_forms.py`, one by one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def read(self, stamps: list[bytes]) -> NDArray[np.int64]:
+        """UTC nanoseconds of many stamps; NO_TIME_NS where one is of no such form, or cannot be told."""
+        return np.fromiter((self._read(stamp) for stamp in stamps), dtype=np.int64, count=len(stamps))
+
+    def _read(self, stamp: bytes) -> int:
+        found = stamp_forms.AT_END.match(stamp)
+        return NO_TIME_NS if found is None else stamp_ns(found, self._clock)
+
+
+def layout_of(example: re.Match[bytes], clock: Clock) -> StampLayout | OtherLayout:
+    """The layout of a source whose stamps look like this one."""
+    return OtherLayout(clock) if example.re is stamp_forms.AT_END else StampLayout(example, clock)
 
 
 def _days(digits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

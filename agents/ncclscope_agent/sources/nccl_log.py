@@ -22,6 +22,7 @@ from ncclscope_agent.sources.known_lines import KnownLines
 from ncclscope_agent.sources.launcher_wrapping import Unwrapped, Unwrapper
 from ncclscope_agent.sources.line_cutter import HOLE, LineCutter
 from ncclscope_agent.sources.log_prefix import KnownHosts, LogRecord, RecordEnd, cut_line
+from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
 from ncclscope_agent.sources.shapes import Shapes
 from ncclscope_wire.batch import Batch
@@ -52,7 +53,8 @@ class NcclLogReader:
     """Reads one log from bytes in any cuts; the same bytes give the same rows however they are cut.
 
     `begin` and `line` say where in the file the first byte stands, for resuming: bytes and physical lines
-    in front of it. `zone_offset_ns` is what the log's local time is ahead of UTC. A line longer than
+    in front of it. `zone_offset_ns` is what the log's local time is ahead of UTC, `written_near_ns` a time within two
+    weeks of its stamps, if one is known: it tells a year that is missing (`stamp_forms.py`). A line longer than
     `max_line_bytes` (2,048 at least) is skipped and counted. Nothing raises, whatever the bytes are.
     """
 
@@ -61,6 +63,7 @@ class NcclLogReader:
         source: Source,
         *,
         zone_offset_ns: int = 0,
+        written_near_ns: int | None = None,
         begin: int = 0,
         line: int = 0,
         max_line_bytes: int = MAX_LINE_BYTES,
@@ -77,7 +80,7 @@ class NcclLogReader:
         self._unwrapper = Unwrapper(self._max_line_bytes)
         self._hosts = KnownHosts()
         self._known = KnownLines(max_templates)
-        self._records = RecordReader(self._known, zone_offset_ns=zone_offset_ns)
+        self._records = RecordReader(self._known, clock=Clock(zone_offset_ns, written_near_ns))
 
     @property
     def position(self) -> int:
@@ -297,7 +300,7 @@ class NcclLogReader:
         """Reads a line without a prefix: a version line of NCCL up to 2.21, or text."""
         at = line.find(b"NCCL version ")
         before = line[: max(at, 0)]
-        stamp = log_stamp.AT_END.search(before[-log_stamp.LONGEST :])
+        stamp = log_stamp.in_front(before, len(before)) or log_stamp.in_other_form(before, len(before))
         if stamp is not None:
             before = before[: len(before) - len(stamp[0])]
         seen = []

@@ -10,7 +10,7 @@ from ncclscope_agent.sources.known_lines import KnownHead, KnownLines
 from ncclscope_agent.sources.log_prefix import LogRecord, RecordEnd, Writer
 from ncclscope_agent.sources.log_records import OperationHead
 from ncclscope_agent.sources.log_rows import Gathered
-from ncclscope_agent.sources.log_stamp import StampLayout
+from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
 from ncclscope_agent.sources.other_records import OtherRecords
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -21,10 +21,10 @@ _LONGEST_HEAD: Final = 1024
 class RecordReader:
     """Reads the records of one log, in their order; keeps its dictionaries, and makes clean lines known.
 
-    `zone_offset_ns` is what the log's local time is ahead of UTC.
+    `clock` says what the log's stamps leave out.
     """
 
-    def __init__(self, known: KnownLines, *, zone_offset_ns: int) -> None:
+    def __init__(self, known: KnownLines, *, clock: Clock) -> None:
         self.gathered = Gathered()
         self.strings = Strings()
         self.threads = Threads(self.strings)
@@ -32,9 +32,9 @@ class RecordReader:
         self.others = OtherRecords()
         self.stamp_length = 0
         """Bytes of the stamp with which the latest operation lines began."""
-        self._layout: StampLayout | None = None
+        self._layout: StampLayout | OtherLayout | None = None
         self._known = known
-        self._zone_offset_ns = zone_offset_ns
+        self._clock = clock
 
     def take_gathered(self) -> Gathered:
         """What was read since this was last asked."""
@@ -84,9 +84,9 @@ class RecordReader:
             self.gathered.skipped["out_of_range"] += 1
             return
         template = self.templates.add(packed)
-        time_ns = NO_TIME_NS if record.stamp is None else log_stamp.stamp_ns(record.stamp, self._zone_offset_ns)
+        time_ns = self._time_ns(record)
         self._settle_times()
-        self.gathered.add_operation(template, line, head[2], time_ns)
+        self.gathered.add_operation(template, line, head[2], NO_TIME_NS if time_ns is None else time_ns)
         if record.is_clean and record.end is RecordEnd.LINE and is_lookup_form(record):
             self._remember_operation(text, record, operation_head, template)
 
@@ -110,12 +110,12 @@ class RecordReader:
         """Expects the stamps of the next lines to have the form of this operation line's."""
         if stamp_length(record) == self.stamp_length:
             return
-        self._layout = StampLayout(record.stamp, self._zone_offset_ns) if record.stamp else None
+        self._layout = log_stamp.layout_of(record.stamp, self._clock) if record.stamp else None
         self.stamp_length = stamp_length(record)
 
     def _settle_times(self) -> None:
         if self._layout is not None:
-            self.gathered.settle_times(self._layout, self._zone_offset_ns)
+            self.gathered.settle_times(self._layout, self._clock)
 
     def _read_tuning(self, text: bytes, record: LogRecord, line: int) -> bool:
         if b" Bytes -> " not in record.message[:128]:
@@ -143,8 +143,11 @@ class RecordReader:
     def _time_ns(self, record: LogRecord) -> int | None:
         if record.stamp is None:
             return None
-        time_ns = log_stamp.stamp_ns(record.stamp, self._zone_offset_ns)
-        return None if time_ns == NO_TIME_NS else time_ns
+        time_ns = log_stamp.stamp_ns(record.stamp, self._clock)
+        if time_ns == NO_TIME_NS:
+            self.gathered.skipped["time_unknown"] += 1
+            return None
+        return time_ns
 
     def _read_version(self, record: LogRecord, line: int) -> bool:
         if record.end is not RecordEnd.LINE or not record.message.startswith(b"NCCL version "):
