@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
+from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.kernel_name import parse_kernel_name
 from ncclscope_service.rows import Match
 from ncclscope_service.store import Ids, Store
@@ -38,9 +40,9 @@ class Alignment:
 
     def feed_operations(self, operations: Ids) -> None:
         """New operations, already placed in their communicators, in log order."""
-        processes = self._processes_of(operations)
-        for process in np.unique(processes).tolist():
-            mine = operations[processes == process]
+        processes = self._store.operations.take(operations, "process")["process"]
+        for process, at in groups(processes):
+            mine = operations[at]
             if process in self._aligners:
                 self._feed(process, mine)
             else:
@@ -49,9 +51,8 @@ class Alignment:
     def feed_kernels(self, kernels: Ids) -> None:
         """New kernel records, of any processes, in any order."""
         rows = self._store.kernels.take(kernels)
-        for process in np.unique(rows["process"]).tolist():
-            chosen = rows["process"] == process
-            self._aligner(process).feed_kernels(self._kernel_columns(kernels[chosen], rows[chosen]))
+        for process, chosen in groups(rows["process"]):
+            self._aligner(process).feed_kernels(self._kernel_columns(kernels[chosen], whole_rows.taken(rows, chosen)))
             self._touched.add(process)
 
     def feed_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
@@ -98,7 +99,7 @@ class Alignment:
             self._not_captured[process] = [ids[len(decided) :]]
         at = self._store.operations.at(decided)
         table = self._store.operations.rows
-        one_rank = self._store.templates_of(table[at])["nranks"] == 1
+        one_rank = self._store.operation_templates.take(table["template"][at], "nranks")["nranks"] == 1
         table["match"][at] = np.where(one_rank, Match.NO_KERNEL, Match.NOT_COVERED)
         table["confidence"][at] = 1.0
         return decided
@@ -114,10 +115,6 @@ class Alignment:
     def _feed(self, process: int, operations: Ids) -> None:
         self._aligners[process].feed_operations(self._operation_columns(operations))
         self._touched.add(process)
-
-    def _processes_of(self, operations: Ids) -> NDArray[np.int32]:
-        processes: NDArray[np.int32] = self._store.templates_of(self._store.operations.take(operations))["process"]
-        return processes
 
     def _operation_columns(self, operations: Ids) -> Columns:
         rows = self._store.operations.take(operations)
@@ -137,7 +134,7 @@ class Alignment:
 
     def _kernel_columns(self, kernels: Ids, rows: Columns) -> Columns:
         templates = self._store.kernel_templates_of(rows)
-        names, inverse = np.unique(templates["name"], return_inverse=True)
+        names, inverse = distinct(templates["name"])
         parsed = np.asarray([self._parsed_name(name) for name in names.tolist()], np.int64).reshape(-1, 2)[inverse]
         computed: dict[str, _Column] = {
             "id": kernels,
@@ -160,12 +157,13 @@ class Alignment:
         table["confidence"][at] = matches["confidence"]
         found = matches["kernel"] != NO_NUMBER
         at, matches = at[found], matches[found]
-        launches, first, inverse = np.unique(matches["launch"], return_index=True, return_inverse=True)
+        launches, inverse = distinct(matches["launch"])
+        first = firsts(matches["launch"])
         ids = self._launches + np.arange(len(launches))
         self._launches += len(launches)
         table["launch"][at] = ids[inverse]
         table["kernel"][at] = matches["kernel"]
-        own = kernels.take(matches["kernel"])
+        own = kernels.take(matches["kernel"], "start_ns", "end_ns", "censored")
         for name in ("start_ns", "end_ns", "censored"):
             table[name][at] = own[name]
         kernel_at = kernels.at(matches["kernel"][first])

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from ncclscope_service.clock import SAME_HOST_SIGMA_NS, ClockCheck, ClockEstimator, to_true
 from ncclscope_service.detect.clock_fault import is_trusted
-from ncclscope_service.measuring import Hosts, KernelMatrix
+from ncclscope_service.distinct import firsts, groups
+from ncclscope_service.kernel_matrix import KernelMatrix
+from ncclscope_service.measuring import Hosts
 from ncclscope_service.rows import HostClock, Match
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
@@ -54,18 +56,19 @@ class Clocks:
 
     def learn(self, kernels: KernelMatrix) -> None:
         """Takes the N-to-N collectives of these that were seen whole on two hosts or more."""
-        codes = self._store.templates_of(kernels.reference)["op"]
         ranks = np.flatnonzero(kernels.hosts >= 0)
-        launches = kernels.reference["launch"]
-        first_of_launch = np.zeros(len(launches), bool)
-        first_of_launch[np.unique(launches, return_index=True)[1]] = True
-        sound = kernels.agrees(self._store) & kernels.overlap_on_each_host()
-        chosen = np.flatnonzero(_ALL_TO_ALL[codes] & first_of_launch & sound)
-        if not len(chosen) or len(np.unique(kernels.hosts[ranks])) < 2:
+        if len(np.unique(kernels.hosts[ranks])) < 2:
             return
-        whole = kernels.present[chosen][:, ranks] & ~kernels.cells["censored"][chosen][:, ranks]
-        starts = np.where(whole, kernels.times("start_ns")[chosen][:, ranks], NO_TIME_NS)
-        ends = np.where(whole, kernels.times("end_ns")[chosen][:, ranks], NO_TIME_NS)
+        first_of_launch = np.zeros(len(kernels.launch), bool)
+        first_of_launch[firsts(kernels.launch)] = True
+        sound = kernels.agrees & kernels.overlap_on_each_host()
+        chosen = np.flatnonzero(_ALL_TO_ALL[kernels.op] & first_of_launch & sound)
+        if not len(chosen):
+            return
+        cells = np.ix_(chosen, ranks)
+        whole = kernels.present[cells] & ~kernels.censored[cells]
+        starts = np.where(whole, kernels.start_ns[cells], NO_TIME_NS)
+        ends = np.where(whole, kernels.end_ns[cells], NO_TIME_NS)
         durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max)
         self._estimator.add(kernels.hosts[ranks].tolist(), starts, ends, durations.min(axis=1))
 
@@ -87,13 +90,14 @@ class Clocks:
         table = self._store.operations
         at = table.at(operations)
         at = at[table.rows["match"][at] == Match.MATCHED]
-        rows = table.rows[at]
-        hosts = self._hosts.of_processes()[rows["process"]]
-        for host, clock in self._by_host.items():
-            mine = hosts == host
+        for host, mine in groups(self._hosts.of_processes()[table.rows["process"][at]]):
+            clock = self._by_host.get(host)
+            if clock is None:
+                continue
+            own = at[mine]
             for source, target in (("start_ns", "start_true_ns"), ("end_ns", "end_true_ns")):
-                table.rows[target][at[mine]] = to_true(rows[source][mine], clock)
-            table.rows["clock_uncertainty_ns"][at[mine]] = round(clock.sigma_ns)
+                table.rows[target][own] = to_true(table.rows[source][own], clock)
+            table.rows["clock_uncertainty_ns"][own] = round(clock.sigma_ns)
 
     def sigma_ns(self) -> NDArray[np.float64]:
         """Uncertainty of each host's clock; infinite where it is not known."""

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.detect.blind import HostSight
 from ncclscope_service.detect.context import Context, Group
@@ -20,7 +21,8 @@ from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.detect.hang import PROGRESS
 from ncclscope_service.detect.mismatch import CALL
-from ncclscope_service.rows import Communicator, Match
+from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
+from ncclscope_service.rows import Communicator, Match, Member
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -28,6 +30,10 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _STRIDE_NS: Final = 1_000_000_000
+
+_LOGGED: Final = (
+    "process", "member", "template", "coll_seq", "pair_seq", "message_bytes", "logged_at_ns", "observed_at_ns"
+)  # fmt: skip
 
 ProgressKey = tuple[int, int, int, int]
 """communicator, sender, receiver, rank."""
@@ -62,21 +68,20 @@ class Detection:
 
     def count_logged(self, operations: Ids) -> None:
         """New operations, placed in their communicators."""
-        rows = self._store.operations.take(operations)
-        processes, amounts = np.unique(rows["process"], return_counts=True)
-        for process, amount in zip(processes.tolist(), amounts.tolist(), strict=True):
-            self._sights[self._store.processes[process].host].operations += amount
+        rows = self._store.operations.take(operations, *_LOGGED)
+        for process, mine in groups(rows["process"]):
+            self._sights[self._store.processes[process].host].operations += len(mine)
         times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
         timed = times != NO_TIME_NS
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
-        self._note_progress(rows[timed], times[timed])
+        self._note_progress(whole_rows.kept(rows, timed), times[timed])
         self._feed_calls(rows, times)
 
     def count_decided(self, operations: Ids) -> None:
         """Operations whose match was decided."""
-        rows = self._store.operations.take(operations)
-        for process in np.unique(rows["process"]).tolist():
-            matches = rows["match"][rows["process"] == process]
+        rows = self._store.operations.take(operations, "process", "match")
+        for process, mine in groups(rows["process"]):
+            matches = rows["match"][mine]
             sight = self._sights[self._store.processes[process].host]
             sight.matched += int(np.count_nonzero(matches == Match.MATCHED))
             sight.covered += int(np.count_nonzero((matches == Match.MATCHED) | (matches == Match.UNMATCHED)))
@@ -198,22 +203,20 @@ class Detection:
         return torn
 
     def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
-        templates = self._store.templates_of(rows)
-        keys = np.zeros(len(rows), [("member", "<i4"), ("op", "<u1"), ("peer", "<i4")])
+        templates = self._store.templates_of(rows, "op", "root")
         collective = rows["coll_seq"] != NO_NUMBER
-        keys["member"] = rows["member"]
-        keys["op"] = np.where(collective, 0, templates["op"])
-        keys["peer"] = np.where(collective, NO_NUMBER, templates["root"])
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        counts = np.zeros(len(distinct), np.int64)
+        ops = np.where(collective, 0, templates["op"])
+        peers = np.where(collective, NO_NUMBER, templates["root"])
+        keys, inverse = distinct_together(rows["member"], ops, peers)
+        counts = np.zeros(len(keys[0]), np.int64)
         np.maximum.at(counts, inverse, np.where(collective, rows["coll_seq"], rows["pair_seq"]) + 1)
-        newest = np.full(len(distinct), NO_TIME_NS, np.int64)
+        newest = np.full(len(keys[0]), NO_TIME_NS, np.int64)
         np.maximum.at(newest, inverse, times)
-        for key, count, at_ns in zip(distinct.tolist(), counts.tolist(), newest.tolist(), strict=True):
-            self._note(key, count, at_ns)
+        columns = (each.tolist() for each in (*keys, counts, newest))
+        for member, op, peer, count, at_ns in zip(*columns, strict=True):
+            self._note(self._store.members[member], op, peer, count, at_ns)
 
-    def _note(self, key: tuple[int, int, int], count: int, at_ns: int) -> None:
-        member, op, peer = self._store.members[key[0]], key[1], key[2]
+    def _note(self, member: Member, op: int, peer: int, count: int, at_ns: int) -> None:
         if member.rank is None or (peer != NO_NUMBER and op not in (_SEND, _RECV)) or peer == member.rank:
             return
         sender, receiver = NO_NUMBER, NO_NUMBER
@@ -224,28 +227,32 @@ class Detection:
 
     def _feed_calls(self, rows: Columns, times: NDArray[np.int64]) -> None:
         collective = rows["coll_seq"] != NO_NUMBER
-        rows, times = rows[collective], times[collective]
+        rows, times = whole_rows.kept(rows, collective), times[collective]
         calls = np.zeros(len(rows), CALL)
-        members = [self._store.members[member] for member in rows["member"].tolist()]
-        calls["communicator"] = [of.communicator for of in members]
-        calls["rank"] = [NO_NUMBER if of.rank is None else of.rank for of in members]
+        found, inverse = distinct(rows["member"])
+        members = [self._store.members[member] for member in found.tolist()]
+        calls["communicator"] = np.asarray([of.communicator for of in members], np.int32)[inverse]
+        calls["rank"] = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in members], np.int32)[inverse]
         calls["coll_seq"] = rows["coll_seq"]
-        calls["op"] = self._store.templates_of(rows)["op"]
+        calls["op"] = self._store.templates_of(rows, "op")["op"]
         calls["message_bytes"] = rows["message_bytes"]
         calls["logged_ns"] = times
-        jobs = np.asarray(self._store.process_job, dtype=object)[rows["process"]] if len(rows) else np.empty(0, object)
-        for job in sorted(set(jobs.tolist())):
-            mine = calls[(jobs == job) & (calls["rank"] >= 0)]
-            self._jobs[job].detectors.feed_calls(mine, self._minimal_context(job, mine))
+        for job, mine in self._by_job(rows["process"]):
+            ranked = whole_rows.taken(calls, mine[calls["rank"][mine] >= 0])
+            self._jobs[job].detectors.feed_calls(ranked, self._minimal_context(job, ranked))
+
+    def _by_job(self, processes: NDArray[np.int32]) -> list[tuple[str, NDArray[np.intp]]]:
+        """The rows of each job, jobs by name."""
+        found, inverse = distinct(processes)
+        names = [self._store.process_job[process] for process in found.tolist()]
+        jobs, of_process = np.unique(names, return_inverse=True)
+        return [(str(jobs[job]), mine) for job, mine in groups(of_process[inverse])] if len(found) else []
 
     def _minimal_context(self, job: str, calls: Columns) -> Context:
         """Groups of just these calls: enough to compare them with those of other ranks."""
         return Context(
             job=job,
-            groups={
-                index: self._group(self._store.communicators[index])
-                for index in np.unique(calls["communicator"]).tolist()
-            },
+            groups={index: self._group(self._store.communicators[index]) for index in values_of(calls["communicator"])},
             lossy_hosts=self._lossy_hosts(),
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.distinct import groups
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -59,15 +60,16 @@ class Iterations:
         self._read_new_marks()
         if not self._marks or not len(operations):
             return
-        rows = self._store.operations.take(operations)
-        processes = self._store.templates_of(rows)["process"]
-        times = self._enqueued_at(rows)
-        for process, marks in self._marks.items():
-            chosen = np.flatnonzero((processes == process) & (times != NO_TIME_NS))
-            if not len(chosen):
+        rows = self._store.operations.take(operations, "process", "logged_at_ns", "kernel")
+        enqueued_at = self._enqueued_at(rows)
+        for process, mine in groups(rows["process"]):
+            marks = self._marks.get(process)
+            if marks is None:
                 continue
-            at = np.searchsorted(marks.starts_ns, times[chosen], side="right") - 1
-            inside = (at >= 0) & (times[chosen] <= marks.valid_until_ns()[np.maximum(at, 0)])
+            chosen = mine[enqueued_at[mine] != NO_TIME_NS]
+            times = enqueued_at[chosen]
+            at = np.searchsorted(marks.starts_ns, times, side="right") - 1
+            inside = (at >= 0) & (times <= marks.valid_until_ns()[np.maximum(at, 0)])
             positions = self._store.operations.at(operations[chosen[inside]])
             self._store.operations.rows["iteration"][positions] = marks.numbers[at[inside]]
 
@@ -84,7 +86,7 @@ class Iterations:
         """Host time of the launch call, else of the log line."""
         times: NDArray[np.int64] = rows["logged_at_ns"].copy()
         with_kernel = np.flatnonzero(rows["kernel"] >= self._store.kernels.first)
-        launched = self._store.kernels.take(rows["kernel"][with_kernel])["launch_start_ns"]
+        launched = self._store.kernels.take(rows["kernel"][with_kernel], "launch_start_ns")["launch_start_ns"]
         times[with_kernel] = np.where(launched != NO_TIME_NS, launched, times[with_kernel])
         return times
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import model_limits
+from ncclscope_service.distinct import distinct, distinct_together, groups
 from ncclscope_service.rows import Communicator, LimitReference, Member
 from ncclscope_service.store import Store
 from ncclscope_service.topology import Bottleneck, Machine
@@ -29,6 +30,8 @@ from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen
 _BUS_ID_BITS: Final = (1 << 40) - 1
 """Above them 2.30 says which of several ranks on a GPU it is."""
 _PAIRWISE: Final = (OPERATION_CODES["Send"], OPERATION_CODES["Recv"])
+_IS_PAIRWISE: Final = np.isin(np.arange(256), _PAIRWISE)
+"""By code."""
 _FEW_PEERS: Final = 2
 """Neighbours in a pipeline; a launch with more is an all-to-all."""
 
@@ -102,11 +105,11 @@ class Limits:
         found = np.isfinite(model)
         rows["limit"][found] = model[found]
         rows["limit_reference"][found] = LimitReference.NCCL_MODEL
-        pairwise = np.isin(self._store.templates_of(rows)["op"], _PAIRWISE)
+        pairwise = _IS_PAIRWISE[self._store.templates_of(rows, "op")["op"]]
         self._fill_collectives(rows, np.flatnonzero(~pairwise))
         pairs = np.flatnonzero(pairwise)
-        for member, mine in _grouped(rows["member"][pairs], pairs):
-            self._fill_pairs(rows, mine, self._store.members[member])
+        for member, mine in groups(rows["member"][pairs]):
+            self._fill_pairs(rows, pairs[mine], self._store.members[member])
 
     def series_limit(self, communicator: int, op: int) -> float:
         """The limit by topology of all operations of a kind in a communicator; NaN where there is not one for all."""
@@ -237,20 +240,22 @@ class Limits:
         if not len(at):
             return
         of_member = np.asarray([member.communicator for member in self._store.members], np.int64)
-        for index, mine in _grouped(of_member[rows["member"][at]], at):
-            self._set(rows, mine, self._store.communicators[index].bottleneck)
+        for index, mine in groups(of_member[rows["member"][at]]):
+            self._set(rows, at[mine], self._store.communicators[index].bottleneck)
 
     def _fill_pairs(self, rows: Columns, mine: NDArray[np.intp], member: Member) -> None:
         """Sends and receives: limited by their two ends, but launches with many peers by all links together."""
         communicator = self._store.communicators[member.communicator]
-        peers = self._store.templates_of(rows[mine])["root"]
-        exchanges = np.unique(np.stack([rows["launch"][mine], peers.astype(np.int64)]), axis=1)
-        launches, peers_of = np.unique(exchanges[0], return_counts=True)
-        many = np.isin(rows["launch"][mine], launches[peers_of > _FEW_PEERS])
+        peers = self._store.operation_templates.take(rows["template"][mine], "root")["root"]
+        launches = rows["launch"][mine]
+        (exchanges, _), _ = distinct_together(launches, peers)
+        found_launches, place = distinct(exchanges)
+        many = np.bincount(place, minlength=len(found_launches))[distinct(launches)[1]] > _FEW_PEERS
         self._set(rows, mine[many], communicator.bottleneck)
-        for peer in np.unique(peers[~many]).tolist():
+        few = mine[~many]
+        for peer, ours in groups(peers[~many]):
             found = None if member.rank is None else self._pair(communicator, member.rank, peer)
-            self._set(rows, mine[~many & (peers == peer)], found)
+            self._set(rows, few[ours], found)
 
     def _set(self, rows: Columns, at: NDArray[np.intp], bottleneck: Bottleneck | None) -> None:
         if bottleneck is None or not len(at):
@@ -258,15 +263,6 @@ class Limits:
         rows["limit"][at] = bottleneck.bytes_per_second
         rows["limit_reference"][at] = LimitReference.TOPOLOGY
         rows["bottleneck"][at] = self._store.strings.index_of(bottleneck.name)
-
-
-def _grouped(keys: NDArray[np.integer], at: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Positions by key: each key once, with those of `at` that have it."""
-    distinct, inverse = np.unique(keys, return_inverse=True)
-    ordered = at[np.argsort(inverse, kind="stable")]
-    ends = np.cumsum(np.bincount(inverse, minlength=len(distinct)))
-    for key, end, begin in zip(distinct.tolist(), ends.tolist(), [0, *ends.tolist()[:-1]], strict=False):
-        yield key, ordered[begin:end]
 
 
 def _kind_of(communicator: Communicator, part: _Part, port: int) -> tuple[object, ...]:

@@ -6,15 +6,16 @@ to the rows of every rank and to one `rows.COLLECTIVE` per launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth, measure, rows
-from ncclscope_service.clock import SAME_HOST_SIGMA_NS
+from ncclscope_service import bandwidth, kernel_matrix, measure, rows, whole_rows
+from ncclscope_service.distinct import distinct, firsts
 from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
+from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measure import ExchangeMeasures, Measures
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store
@@ -27,87 +28,10 @@ _ROOTED = np.array(
 _ROOT_SENDS = np.zeros(256, bool)
 _ROOT_SENDS[[OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]]] = True
 
+_OF_SIDES: Final = ("process", "launch", "start_ns", "end_ns", "start_true_ns", "censored", "message_bytes")
+
 _SKEW_NS = 20_000.0
 """Ranks of one collective end up to 10 us apart between nodes; twice that is still one collective."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelMatrix:
-    """Kernels of K collectives on the R ranks of their communicator."""
-
-    joined: JoinedCollectives
-    present: NDArray[np.bool_]
-    """K x R: the rank has a kernel for it."""
-    cells: Columns
-    """K x R operation rows; only where present."""
-    hosts: NDArray[np.int32]
-    """R: index of each rank's host; NO_NUMBER where the rank was never seen."""
-
-    def times(self, name: str) -> NDArray[np.int64]:
-        """K x R times of that column; NO_TIME_NS where there is no kernel."""
-        times: NDArray[np.int64] = np.where(self.present, self.cells[name], NO_TIME_NS)
-        return times
-
-    def refresh(self, known: Store) -> None:
-        """Takes the times on the reference clock anew, after clocks were estimated."""
-        rows = known.operations.take(self.joined.operations[self.present])
-        for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns"):
-            self.cells[name][self.present] = rows[name]
-
-    def agrees(self, known: Store) -> NDArray[np.bool_]:
-        """K: all ranks that were seen did the same operation with as many bytes.
-
-        Where they differ, lines were lost and the numbers have slipped, or the job itself is wrong.
-        """
-        reference = self.reference
-        codes = np.zeros(self.present.shape, np.uint8)
-        codes[self.present] = known.templates_of(self.cells[self.present])["op"]
-        same_op = codes == known.templates_of(reference)["op"][:, None]
-        same_size = self.cells["message_bytes"] == reference["message_bytes"][:, None]
-        agree: NDArray[np.bool_] = ((same_op & same_size) | ~self.present).all(axis=1)
-        return agree
-
-    def overlaps(self, starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], slack_ns: float) -> NDArray[np.bool_]:
-        """K: no rank ended before another started, within `slack_ns`; true where fewer than two times are known.
-
-        In an N-to-N collective every output needs every input, so kernels that do not overlap are not of one.
-        """
-        known = (starts_ns != NO_TIME_NS) & (ends_ns != NO_TIME_NS)
-        latest = np.where(known, starts_ns, np.iinfo(np.int64).min // 2).max(axis=1)
-        earliest = np.where(known, ends_ns, np.iinfo(np.int64).max // 2).min(axis=1)
-        overlap: NDArray[np.bool_] = (known.sum(axis=1) < 2) | (latest - earliest <= slack_ns)
-        return overlap
-
-    def overlap_on_each_host(self) -> NDArray[np.bool_]:
-        """K: kernels that share a host's clock overlap, which needs no other clock. Cut ends say nothing."""
-        overlap = np.ones(len(self.present), bool)
-        starts = self.times("start_ns")
-        ends = np.where(self.cells["censored"], NO_TIME_NS, self.times("end_ns"))
-        for host in np.unique(self.hosts[self.hosts >= 0]).tolist():
-            ranks = np.flatnonzero(self.hosts == host)
-            if len(ranks) > 1:
-                overlap &= self.overlaps(starts[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
-        return overlap
-
-    def take(self, chosen: NDArray[np.intp]) -> KernelMatrix:
-        """These collectives only."""
-        return KernelMatrix(
-            joined=JoinedCollectives(
-                communicator=self.joined.communicator,
-                coll_seq=self.joined.coll_seq[chosen],
-                operations=self.joined.operations[chosen],
-            ),
-            present=self.present[chosen],
-            cells=self.cells[chosen],
-            hosts=self.hosts,
-        )
-
-    @property
-    def reference(self) -> Columns:
-        """K operation rows: for each collective, that of the first rank that has a kernel for it."""
-        first = self.present.argmax(axis=1)
-        reference: Columns = self.cells[np.arange(len(first)), first]
-        return reference
 
 
 class Hosts:
@@ -139,15 +63,12 @@ class Measuring:
     def gather(self, joined: JoinedCollectives) -> KernelMatrix:
         """The kernels of joined collectives."""
         known = self._store
-        present = joined.operations != NO_NUMBER
-        cells = np.zeros(joined.operations.shape, rows.OPERATION)
-        cells[present] = known.operations.take(joined.operations[present])
         host_of = self._hosts.of_processes()
         hosts = np.full(joined.operations.shape[1], NO_NUMBER, np.int32)
         for rank, member in (known.communicators[joined.communicator].members or {}).items():
             if 0 <= rank < len(hosts):
                 hosts[rank] = host_of[known.members[member].process]
-        return KernelMatrix(joined=joined, present=present, cells=cells, hosts=hosts)
+        return kernel_matrix.gather(known, joined, hosts)
 
     def measure(
         self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]
@@ -158,10 +79,8 @@ class Measuring:
         launches that also hold Send or Recv, whose bandwidth nothing defines.
         """
         kernels = self._believable(kernels, slack_ns)
-        reference = kernels.reference
-        codes = self._store.templates_of(reference)["op"]
-        leading, moved, weighted = self._launch_bytes(kernels, reference, codes, mixed)
-        rooted = _ROOTED[codes]
+        leading, moved, weighted = self._launch_bytes(kernels, mixed)
+        rooted = _ROOTED[kernels.op]
         results = np.empty(0, rows.COLLECTIVE)
         for chosen in (np.flatnonzero(~rooted), np.flatnonzero(rooted)):
             if not len(chosen):
@@ -171,21 +90,17 @@ class Measuring:
                 measures = self._measure_rooted(part, moved[chosen], weighted[chosen], sigma_ns)
             else:
                 measures = measure.measure_all_to_all(
-                    part.times("start_ns"),
-                    part.times("end_ns"),
-                    part.cells["censored"],
-                    moved[chosen],
-                    weighted[chosen],
+                    part.start_ns, part.end_ns, part.censored, moved[chosen], weighted[chosen]
                 )
             self._write_back(part, measures)
-            new = _collectives(part, measures, codes[chosen], moved[chosen])
-            results = np.concatenate([results, new[leading[chosen] & (measures.transfer_ns >= 0)]])
+            new = _collectives(part, measures, moved[chosen])
+            results = whole_rows.joined([results, whole_rows.kept(new, leading[chosen] & (measures.transfer_ns >= 0))])
         return results
 
     def sides_of(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64]) -> Columns:
         """Both sides (exchanges.SIDE) of Send/Recv pairs, each as its own rank sees it."""
-        table = self._store.operations
-        cells = np.stack([table.take(sends), table.take(receives)], axis=1)
+        both = np.stack([sends, receives], axis=1)
+        cells = self._store.operations.take(both.ravel(), *_OF_SIDES).reshape(both.shape)
         hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = measure.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
         sides = np.zeros(cells.shape, SIDE)
@@ -195,7 +110,7 @@ class Measuring:
         # A duration is the host's own: on the reference clock it would be off by the drift.
         own_end = cells["start_true_ns"] + (cells["end_ns"] - cells["start_ns"])
         sides["end_true_ns"] = np.where(known, own_end, NO_TIME_NS)
-        sides["operation"] = np.stack([sends, receives], axis=1)
+        sides["operation"] = both
         sides["peer_start_true_ns"] = cells["start_true_ns"][:, ::-1]
         sides["uncertainty_ns"] = uncertainty[:, None]
         sides["bytes"] = np.maximum(cells["message_bytes"], 0)
@@ -226,7 +141,7 @@ class Measuring:
         self._write(at, "busbw", np.where(defined, measures.busbw[of], np.nan))
         self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
         self._write(at, "ranks_seen", np.full(len(at), 2))
-        rows = self._store.operations.take(exchanges.first_operations())
+        rows = self._store.operations.take(exchanges.first_operations(), "member", "template", "confidence")
         return _exchange_rows(self._store, rows, exchanges, measures)
 
     def _believable(self, kernels: KernelMatrix, slack_ns: NDArray[np.float64]) -> KernelMatrix:
@@ -235,35 +150,34 @@ class Measuring:
         When a line is lost, numbers slip and kernels of different collectives meet under one number: a wrong bandwidth
         would be worse than none.
         """
-        agrees = kernels.agrees(self._store)
-        rooted = _ROOTED[self._store.templates_of(kernels.reference)["op"]]
+        rooted = _ROOTED[kernels.op]
         overlaps = kernels.overlap_on_each_host()
         slack = _SKEW_NS + float(np.max(slack_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
-        ends = np.where(kernels.cells["censored"], NO_TIME_NS, kernels.times("end_true_ns"))
-        overlaps &= kernels.overlaps(kernels.times("start_true_ns"), ends, slack)
-        believable = agrees & (overlaps | rooted)
+        ends = np.where(kernels.censored, NO_TIME_NS, kernels.end_true_ns)
+        overlaps &= kernel_matrix.overlaps(kernels.start_true_ns, ends, slack)
+        believable = kernels.agrees & (overlaps | rooted)
         if believable.all():
             return kernels
         self._store.skipped["unjoinable_collective"] += int(np.count_nonzero(~believable))
         return kernels.take(np.flatnonzero(believable))
 
     def _launch_bytes(
-        self, kernels: KernelMatrix, reference: Columns, codes: NDArray[np.uint8], mixed: set[int]
+        self, kernels: KernelMatrix, mixed: set[int]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]:
         """Per collective: is it the first of its launch, and the launch's sum of S and of S x factor."""
         size = self._store.communicators[kernels.joined.communicator].size
-        factors = bandwidth.factor(codes, np.full(len(codes), size, np.int32))
-        moved = reference["message_bytes"].astype(np.int64)
+        factors = bandwidth.factor(kernels.op, np.full(len(kernels.op), size, np.int32))
+        moved = kernels.message_bytes
         weighted = np.where(moved >= 0, moved * factors, np.nan)
-        launches, first, inverse = np.unique(reference["launch"], return_index=True, return_inverse=True)
+        launches, inverse = distinct(kernels.launch)
         total = np.zeros(len(launches), np.int64)
         np.add.at(total, inverse, np.maximum(moved, 0))
         weight = np.zeros(len(launches))
         np.add.at(weight, inverse, weighted)
         if mixed:
             weight[np.isin(launches, list(mixed))] = np.nan
-        leading = np.zeros(len(reference), bool)
-        leading[first] = True
+        leading = np.zeros(len(moved), bool)
+        leading[firsts(kernels.launch)] = True
         return leading, total[inverse], weight[inverse]
 
     def _measure_rooted(
@@ -273,16 +187,15 @@ class Measuring:
         weighted: NDArray[np.float64],
         sigma_ns: NDArray[np.float64],
     ) -> Measures:
-        templates = self._store.templates_of(part.reference)
-        starts = part.times("start_true_ns")
+        starts = part.start_true_ns
         # A duration is the host's own: on the reference clock it would be off by the drift.
-        own = part.times("end_ns") - part.times("start_ns")
+        own = part.end_ns - part.start_ns
         return measure.measure_rooted(
             starts,
             np.where(starts == NO_TIME_NS, NO_TIME_NS, starts + own),
-            part.cells["censored"],
-            templates["root"],
-            _ROOT_SENDS[templates["op"]],
+            part.censored,
+            part.root,
+            _ROOT_SENDS[part.op],
             part.hosts,
             np.where(part.hosts >= 0, sigma_ns[part.hosts], np.inf),
             moved,
@@ -313,7 +226,7 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches = np.zeros(len(operations), rows.COLLECTIVE)
     launches["communicator"] = communicator_of[operations["member"]]
     launches["coll_seq"] = NO_NUMBER
-    launches["op"] = known.templates_of(operations)["op"]
+    launches["op"] = known.templates_of(operations, "op")["op"]
     launches["size_class"] = classify(exchanges.moved_bytes)
     launches["message_bytes"] = exchanges.moved_bytes
     launches["ranks_seen"] = 1
@@ -327,7 +240,7 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches["blame_ns"] = NO_NUMBER
     launches["busbw"] = measures.busbw
     launches["confidence"] = operations["confidence"]
-    return launches[(measures.transfer_ns >= 0) & np.isfinite(measures.busbw)]
+    return whole_rows.kept(launches, (measures.transfer_ns >= 0) & np.isfinite(measures.busbw))
 
 
 def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -335,20 +248,20 @@ def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(durations < 0, NO_TIME_NS, durations)
 
 
-def _collectives(part: KernelMatrix, measures: Measures, codes: NDArray[np.uint8], moved: NDArray[np.int64]) -> Columns:
+def _collectives(part: KernelMatrix, measures: Measures, moved: NDArray[np.int64]) -> Columns:
     """One rows.COLLECTIVE for each."""
-    starts, ends = part.times("start_true_ns"), part.times("end_true_ns")
+    starts, ends = part.start_true_ns, part.end_true_ns
     some = np.where(starts == NO_TIME_NS, np.iinfo(np.int64).max, starts).min(axis=1, initial=np.iinfo(np.int64).max)
     last = np.where(measures.last_rank >= 0, measures.last_rank, ends.argmax(axis=1))
-    collectives = np.zeros(len(codes), rows.COLLECTIVE)
+    collectives = np.zeros(len(moved), rows.COLLECTIVE)
     collectives["communicator"] = part.joined.communicator
     collectives["coll_seq"] = part.joined.coll_seq
-    collectives["op"] = codes
+    collectives["op"] = part.op
     collectives["size_class"] = classify(moved)
     collectives["message_bytes"] = moved
     collectives["ranks_seen"] = measures.ranks_seen
     collectives["first_start_true_ns"] = np.where(some == np.iinfo(np.int64).max, NO_TIME_NS, some)
-    collectives["end_true_ns"] = ends[np.arange(len(codes)), last]
+    collectives["end_true_ns"] = ends[np.arange(len(moved)), last]
     collectives["transfer_ns"] = measures.transfer_ns
     collectives["spread_ns"] = measures.spread_ns
     collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
@@ -356,7 +269,6 @@ def _collectives(part: KernelMatrix, measures: Measures, codes: NDArray[np.uint8
     collectives["last_rank"] = measures.last_rank
     collectives["blame_ns"] = measures.blame_ns
     collectives["busbw"] = measures.busbw
-    confidences = np.where(part.present, part.cells["confidence"], np.float32(1))
     # With ranks missing the transfer is an upper bound, and the last arriver may be one that was not seen.
-    collectives["confidence"] = confidences.min(axis=1, initial=1.0) * measures.ranks_seen / part.present.shape[1]
+    collectives["confidence"] = part.confidence.min(axis=1, initial=1.0) * measures.ranks_seen / part.present.shape[1]
     return collectives

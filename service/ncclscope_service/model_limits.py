@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, nccl_model
+from ncclscope_service.distinct import distinct_together, firsts, values_of
 from ncclscope_service.nccl_model import Group
 from ncclscope_service.rows import Communicator
 from ncclscope_service.store import Store
@@ -34,14 +35,13 @@ def expected_busbw(known: Store, rows: Columns) -> NDArray[np.float64]:
         return expected
     of_member = np.asarray([member.communicator for member in known.members], np.int64)
     asked = np.zeros(len(rows), _ASKED)
-    asked["communicator"], asked["op"] = of_member[rows["member"]], known.templates_of(rows)["op"]
+    asked["communicator"], asked["op"] = of_member[rows["member"]], known.templates_of(rows, "op")["op"]
     asked["bytes"], asked["algorithm"], asked["protocol"] = rows["message_bytes"], rows["algorithm"], rows["protocol"]
     usable = np.isin(asked["communicator"], list(known.tuning_tables)) & np.isin(asked["op"], MODELLED)
-    distinct, inverse = np.unique(asked[usable], return_inverse=True)
-    groups = {
-        index: _group(known, known.communicators[index]) for index in np.unique(distinct["communicator"]).tolist()
-    }
-    rates = [_expected(known, each, groups[int(each["communicator"])]) for each in distinct]
+    _, inverse = distinct_together(*(asked[name][usable] for name in _ASKED.names or ()))
+    different = asked[usable][firsts(inverse)]
+    groups = {index: _group(known, known.communicators[index]) for index in values_of(different["communicator"])}
+    rates = [_expected(known, each, groups[int(each["communicator"])]) for each in different]
     expected[usable] = np.asarray(rates, np.float64)[inverse]
     return expected
 

@@ -17,11 +17,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth, parallelism, ranks
+from ncclscope_service import bandwidth, parallelism, ranks, whole_rows
 from ncclscope_service.alignment import Alignment
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
 from ncclscope_service.detection import Detection
+from ncclscope_service.distinct import distinct, distinct_together, groups
 from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
@@ -41,6 +42,14 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
+_IS_PAIRWISE: Final = np.isin(np.arange(256), (_SEND, _RECV))
+"""By code."""
+_OF_TEMPLATE: Final = ("process", "op", "count", "data_type", "nranks", "root")
+_REPORTED: Final = ("member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch")
+_LIMITED: Final = (
+    "member", "template", "message_bytes", "algorithm", "protocol", "launch", "limit", "limit_reference", "bottleneck"
+)  # fmt: skip
+"""Columns that limits are told from, and in which they are written."""
 _SECOND_NS: Final = 1_000_000_000
 _MIXED_REMEMBERED: Final = 100_000
 _A_GUESS: Final = 0.5
@@ -214,15 +223,16 @@ class Pipeline:
         return self._tuning.unattached
 
     def _add_operations(self, operations: Columns) -> Ids:
-        templates = self.store.templates_of(operations)
+        templates = self.store.templates_of(operations, *_OF_TEMPLATE)
         operations["process"] = templates["process"]
         operations["message_bytes"] = bandwidth.message_bytes(
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
         ids = self.store.operations.append(operations)
         self._series.count_logged(ids)
-        p2p = np.isin(templates["op"], (_SEND, _RECV))
-        for member, peer in set(zip(operations["member"][p2p].tolist(), templates["root"][p2p].tolist(), strict=True)):
+        p2p = np.flatnonzero(_IS_PAIRWISE[templates["op"]])
+        (members, peers), _ = distinct_together(operations["member"][p2p], templates["root"][p2p])
+        for member, peer in zip(members.tolist(), peers.tolist(), strict=True):
             self._peers.setdefault(member, set()).add(peer)
         return ids
 
@@ -297,11 +307,11 @@ class Pipeline:
 
     def _hear_all(self, arrivals: _Arrivals, now_ns: int) -> None:
         for operations in arrivals.operations:
-            rows = self.store.operations.take(operations)
+            rows = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
             times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
-            for process in np.unique(rows["process"]).tolist():
+            for process, mine in groups(rows["process"]):
                 life = self._hear(process, now_ns)
-                life.last_line_ns = max(life.last_line_ns, int(times[rows["process"] == process].max()))
+                life.last_line_ns = max(life.last_line_ns, int(times[mine].max()))
         for capture, processes in arrivals.captures:
             for process in processes.values():
                 life = self._hear(process, now_ns)
@@ -320,33 +330,35 @@ class Pipeline:
 
     def _report(self, decided: Ids, now_ns: int) -> None:
         """Tells the joins what was decided, and finishes what they need not wait for."""
-        rows = self.store.operations.take(decided)
+        rows = self.store.operations.take(decided, *_REPORTED)
         # A guess is worth showing, but nothing may be measured, and no clock be set, by it.
         matched = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS)
         collective = rows["coll_seq"] != NO_NUMBER
-        self._note_mixed(rows[matched], collective[matched])
+        self._note_mixed(rows["launch"][matched], collective[matched])
         waiting = np.zeros(len(decided), bool)
-        for member in np.unique(rows["member"]).tolist():
-            mine = np.flatnonzero((rows["member"] == member) & collective)
-            waiting[mine] = self._report_member(member, decided[mine], rows[mine], matched[mine], now_ns)
+        for member, placed in groups(rows["member"]):
+            mine = placed[collective[placed]]
+            waiting[mine] = self._report_member(member, decided[mine], rows["coll_seq"][mine], matched[mine], now_ns)
         pairs = np.flatnonzero(matched & ~collective)
-        waiting[pairs] = self._report_pairs(decided[pairs], rows[pairs], now_ns)
+        waiting[pairs] = self._report_pairs(decided[pairs], whole_rows.taken(rows, pairs), now_ns)
         self._exchanges.expect(rows["launch"][pairs[waiting[pairs]]])
         waiting &= matched
         self._finish(decided[~waiting])
         if waiting.any():
             self._unjoined.append((now_ns, decided[waiting]))
 
-    def _note_mixed(self, rows: Columns, collective: NDArray[np.bool_]) -> None:
+    def _note_mixed(self, launches: NDArray[np.int64], collective: NDArray[np.bool_]) -> None:
         """Remembers launches that hold collectives as well as sends: nothing defines their bandwidth."""
-        mixed = np.intersect1d(rows["launch"][~collective], rows["launch"][collective])
-        self._mixed.update(mixed.tolist())
+        found, inverse = distinct(launches)
+        collectives = np.bincount(inverse[collective], minlength=len(found))
+        others = np.bincount(inverse[~collective], minlength=len(found))
+        self._mixed.update(found[(collectives > 0) & (others > 0)].tolist())
         if len(self._mixed) > _MIXED_REMEMBERED:
             oldest = np.sort(np.asarray(list(self._mixed)))[: len(self._mixed) - _MIXED_REMEMBERED // 2]
             self._mixed.difference_update(oldest.tolist())
 
     def _report_member(
-        self, member: int, operations: Ids, rows: Columns, matched: NDArray[np.bool_], now_ns: int
+        self, member: int, operations: Ids, coll_seq: NDArray[np.int64], matched: NDArray[np.bool_], now_ns: int
     ) -> bool:
         """Reports one member's collectives; False where no other rank can be waited for."""
         of = self.store.members[member]
@@ -358,7 +370,7 @@ class Pipeline:
                 communicator.index,
                 communicator.size,
                 of.rank,
-                coll_seq=rows["coll_seq"],
+                coll_seq=coll_seq,
                 operations=operations,
                 has_kernel=matched,
                 now_ns=now_ns,
@@ -367,23 +379,22 @@ class Pipeline:
 
     def _report_pairs(self, operations: Ids, rows: Columns, now_ns: int) -> NDArray[np.bool_]:
         """Reports sends and receives; tells which of them wait for their other side."""
-        templates = self.store.templates_of(rows)
-        members = [self.store.members[member] for member in rows["member"].tolist()]
-        own = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in members], np.int32)
+        templates = self.store.templates_of(rows, "op", "root")
+        found, inverse = distinct(rows["member"])
+        members = [self.store.members[member] for member in found.tolist()]
+        own = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in members], np.int32)[inverse]
         peers = templates["root"]
         receives = templates["op"] == _RECV
-        usable: NDArray[np.bool_] = (
-            np.isin(templates["op"], (_SEND, _RECV)) & (own >= 0) & (peers >= 0) & (own != peers)
-        )
+        usable: NDArray[np.bool_] = _IS_PAIRWISE[templates["op"]] & (own >= 0) & (peers >= 0) & (own != peers)
         sides = np.zeros(len(rows), PAIR_SIDE)
-        sides["communicator"] = [of.communicator for of in members]
+        sides["communicator"] = np.asarray([of.communicator for of in members], np.int32)[inverse]
         sides["sender"] = np.where(receives, peers, own)
         sides["receiver"] = np.where(receives, own, peers)
         sides["pair_seq"] = rows["pair_seq"]
         sides["is_receiver"] = receives
         sides["operation"] = operations
         sides["reported_at_ns"] = now_ns
-        self._pair_join.report(sides[usable])
+        self._pair_join.report(whole_rows.kept(sides, usable))
         return usable
 
     def _measure(self, now_ns: int, *, final: bool, decided: Ids) -> Columns:
@@ -409,8 +420,8 @@ class Pipeline:
         if len(exchanges.operations):
             added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
             joined_ids.append(exchanges.operations)
-        measured = np.concatenate(added)
-        measured = measured[np.argsort(measured["end_true_ns"], kind="stable")]
+        measured = whole_rows.joined(added)
+        measured = whole_rows.taken(measured, np.argsort(measured["end_true_ns"], kind="stable"))
         self.store.collectives.append(measured)
         self._series.count_joined(measured)
         self._finish(np.concatenate(joined_ids))
@@ -425,7 +436,7 @@ class Pipeline:
         while self._unjoined and (final or now_ns - self._unjoined[0][0] > self.settings.patience_ns):
             _, operations = self._unjoined.popleft()
             operations = operations[operations >= self.store.operations.first]
-            rows = self.store.operations.take(operations)
+            rows = self.store.operations.take(operations, "finished", "launch", "coll_seq")
             left = ~rows["finished"]
             self._finish(operations[left])
             self._exchanges.forget(rows["launch"][left & (rows["coll_seq"] == NO_NUMBER)])
@@ -435,11 +446,9 @@ class Pipeline:
         table = self.store.operations
         at = table.at(operations)
         at = at[~table.rows["finished"][at]]
-        rows = table.rows[at]
-        measured = rows["match"] == Match.MATCHED
-        matched_at = at[measured]
+        matched_at = at[table.rows["match"][at] == Match.MATCHED]
         if len(matched_at):
-            limited = rows[measured]
+            limited = whole_rows.columns(table.rows, matched_at, _LIMITED)
             limited["limit"] = self._series.baseline_of(limited)
             limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
             self._limits.fill(limited)

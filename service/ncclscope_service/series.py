@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows
+from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
@@ -25,6 +26,8 @@ _RECENT_WINDOWS: Final = 60
 _KEPT_WINDOWS: Final = 600
 """Ten minutes with data: enough for a baseline, and a bound on memory."""
 _BASELINE_QUANTILE: Final = 0.9
+_KEY: Final = ("member", "template", "message_bytes")
+"""Columns of an operation that tell its series."""
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class SeriesBook:
 
     def count_logged(self, operations: Ids) -> None:
         """Operations that were read from a log: each exactly once."""
-        chosen = self._store.operations.take(operations)
+        chosen = self._store.operations.take(operations, *_KEY)
         series = self._series_of(chosen)
         table = self._store.series.rows
         np.add.at(table["operations"], series, 1)
@@ -53,7 +56,7 @@ class SeriesBook:
 
     def count_measured(self, operations: Ids) -> None:
         """Operations whose kernel is known and whose measures are settled: each exactly once."""
-        chosen = self._store.operations.take(operations)
+        chosen = self._store.operations.take(operations, *_KEY, "start_ns", "end_ns", "wait_ns")
         series = self._series_of(chosen)
         duration = chosen["end_ns"] - chosen["start_ns"]
         waits = chosen["wait_ns"] != NO_TIME_NS
@@ -96,12 +99,12 @@ class SeriesBook:
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
         usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)
         starts = times_ns // _WINDOW_NS
-        for index in np.unique(series[usable]).tolist():
-            mine = usable & (series == index)
+        starts, busbw = starts[usable], busbw[usable]
+        for index, mine in groups(series[usable]):
             windows = self._windows.setdefault(index, _Windows())
-            for start in np.unique(starts[mine]).tolist():
+            for start, together in groups(starts[mine]):
                 windows.starts.append(start)
-                windows.busbw.append(float(np.median(busbw[mine & (starts == start)])))
+                windows.busbw.append(float(np.median(busbw[mine[together]])))
             self._refresh(index, windows)
 
     def _refresh(self, index: int, windows: _Windows) -> None:
@@ -115,7 +118,7 @@ class SeriesBook:
     def _series_of(self, operations: Columns) -> NDArray[np.int64]:
         members = operations["member"].astype(np.int64)
         communicator_of = np.asarray([member.communicator for member in self._store.members], np.int64)
-        codes = self._store.templates_of(operations)["op"]
+        codes = self._store.templates_of(operations, "op")["op"]
         return self._rows_of(communicator_of[members], codes, classify(operations["message_bytes"]))
 
     def _rows_of(
@@ -125,10 +128,10 @@ class SeriesBook:
         classes: NDArray[np.uint8],
     ) -> NDArray[np.int64]:
         """Row of `Store.series` for each; made where it is new."""
-        keys = (communicators << 16) | (codes.astype(np.int64) << 8) | classes.astype(np.int64)
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        found = np.asarray([self._row_of(key) for key in distinct.tolist()], np.int64)
-        return found[inverse] if len(found) else np.empty(0, np.int64)
+        keys, inverse = distinct_together(communicators, codes, classes)
+        packed = (keys[0].astype(np.int64) << 16) | (keys[1].astype(np.int64) << 8) | keys[2].astype(np.int64)
+        found = np.asarray([self._row_of(key) for key in packed.tolist()], np.int64)
+        return found[inverse]
 
     def _row_of(self, key: int) -> int:
         index = self._index.get(key)

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rows
+from ncclscope_service import rows, whole_rows
 from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -128,7 +128,7 @@ class Table:
     def append(self, new: Columns) -> Ids:
         """Adds rows and returns their ids."""
         self._reserve(len(new))
-        self._rows[self._end : self._end + len(new)] = new
+        whole_rows.put(self._rows, self._end, new)
         first_id = self.next_id
         self._end += len(new)
         return np.arange(first_id, first_id + len(new), dtype=np.int64)
@@ -139,14 +139,16 @@ class Table:
         assert len(positions) == 0 or positions.min() >= 0, "a row was asked for after it was dropped"
         return positions
 
-    def take(self, ids: Ids) -> Columns:
-        """A copy of these rows."""
-        return self.rows[self.at(ids)]
+    def take(self, ids: Ids, *names: str) -> Columns:
+        """A copy of these rows; of these columns only, where some are named: rows are wide, and columns cheap."""
+        if names:
+            return whole_rows.columns(self.rows, self.at(ids), names)
+        return whole_rows.taken(self.rows, self.at(ids))
 
     def copy(self) -> Table:
         """A table of its own with the same rows and ids."""
         copied = Table(self.dtype)
-        copied._rows = self.rows.copy()
+        copied._rows = whole_rows.copied(self.rows)
         copied._end = len(copied._rows)
         copied.first = self.first
         return copied
@@ -163,7 +165,7 @@ class Table:
         kept = self._end - self._begin
         capacity = max(_FIRST_CAPACITY, 2 * (kept + amount))
         grown = np.empty(capacity, dtype=self.dtype)
-        grown[:kept] = self._rows[self._begin : self._end]
+        whole_rows.put(grown, 0, self.rows)
         self._rows, self._begin, self._end = grown, 0, kept
 
 
@@ -287,12 +289,10 @@ class Store:
                 setattr(copied, each.name, copy(value))
         return copied
 
-    def templates_of(self, operations: Columns) -> Columns:
-        """The operation template of each of these operations."""
-        templates: Columns = self.operation_templates.rows[operations["template"]]
-        return templates
+    def templates_of(self, operations: Columns, *names: str) -> Columns:
+        """The operation template of each of these operations; these columns of it only, where some are named."""
+        return self.operation_templates.take(operations["template"], *names)
 
-    def kernel_templates_of(self, kernels: Columns) -> Columns:
-        """The kernel template of each of these kernels."""
-        templates: Columns = self.kernel_templates.rows[kernels["template"]]
-        return templates
+    def kernel_templates_of(self, kernels: Columns, *names: str) -> Columns:
+        """The kernel template of each of these kernels; these columns of it only, where some are named."""
+        return self.kernel_templates.take(kernels["template"], *names)

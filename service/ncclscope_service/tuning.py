@@ -14,12 +14,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
+from ncclscope_service.distinct import groups
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS, UNKNOWN_OPERATION
 
 _LOOK_BACK: Final = 256
 """Operations of a process that may wait for their TUNING line: a group is planned, and printed, as a whole."""
+
+_NONE: Final = np.empty(0, np.int64)
+
+_CANDIDATE: Final = np.dtype([("line", "<i8"), ("tid", "<u4"), ("op", "<u1"), ("bytes", "<u8"), ("share_bytes", "<u8")])
+"""An operation that may be spoken of."""
 
 
 class TuningJoin:
@@ -33,27 +40,26 @@ class TuningJoin:
 
     def feed(self, operations: Ids, tunings: Columns) -> None:
         """New operations (store rows, one source, line order) and the TUNING lines of the same batch."""
-        rows = self._store.operations.take(operations)
-        processes = self._store.templates_of(rows)["process"]
-        for process in np.unique(np.concatenate([processes, tunings["process"]])).tolist():
-            waiting = self._waiting.get(process, np.empty(0, np.int64))
-            candidates = np.concatenate([waiting, operations[processes == process]])
+        processes = self._store.operations.take(operations, "process")["process"]
+        added = {process: operations[at] for process, at in groups(processes)}
+        said = {process: whole_rows.taken(tunings, at) for process, at in groups(tunings["process"])}
+        for process in sorted(added.keys() | said.keys()):
+            waiting = self._waiting.get(process, _NONE)
+            candidates = np.concatenate([waiting, added.get(process, _NONE)])
             candidates = candidates[candidates >= self._store.operations.first]
-            mine = tunings[tunings["process"] == process]
-            if len(mine):
-                candidates = self._attach(candidates, mine)
+            if process in said:
+                candidates = self._attach(candidates, said[process])
             self._waiting[process] = candidates[-_LOOK_BACK:]
 
     def _attach(self, candidates: Ids, tunings: Columns) -> Ids:
         """Attaches one process's lines; gives the candidates that still wait."""
-        rows = self._store.operations.take(candidates)
-        templates = self._store.templates_of(rows)
-        share = self._share_bytes(rows, templates)
+        known = self._known(candidates)
+        before = np.searchsorted(known["line"], tunings["line"]) - 1
+        at = _directly_before(known, tunings, before)
         free = np.ones(len(candidates), bool)
-        chosen = np.searchsorted(rows["line"], tunings["line"]) - 1
-        at = np.full(len(tunings), NO_NUMBER, np.int64)
-        for index, last in enumerate(chosen.tolist()):
-            found = _latest_fit(tunings[index], last, rows, templates, share, free)
+        free[at[at >= 0]] = False
+        for index in np.flatnonzero(at < 0).tolist():
+            found = _latest_fit(known, tunings[index], int(before[index]), free)
             if found is not None:
                 at[index] = found
                 free[found] = False
@@ -65,31 +71,46 @@ class TuningJoin:
             table[name][positions] = tunings[name][hit]
         return candidates[free]
 
-    def _share_bytes(self, rows: Columns, templates: Columns) -> NDArray[np.int64]:
-        """One rank's share of each message."""
+    def _known(self, candidates: Ids) -> Columns:
+        rows = self._store.operations.take(candidates, "line", "template", "message_bytes")
+        templates = self._store.templates_of(rows, "tid", "op", "nranks")
+        known = np.empty(len(candidates), _CANDIDATE)
+        known["line"], known["tid"], known["op"] = rows["line"], templates["tid"], templates["op"]
+        known["bytes"] = rows["message_bytes"]
         scaled = rows["message_bytes"] // np.maximum(templates["nranks"], 1)
-        return np.where(np.isin(templates["op"], _SCALED), scaled, rows["message_bytes"])
+        known["share_bytes"] = np.where(_SCALES[templates["op"]], scaled, rows["message_bytes"])
+        return known
 
 
-_SCALED = tuple(code for code, operation in enumerate(OPERATIONS) if operation.scales_with_ranks)
-"""Codes of the operations whose message size is count x size x nranks."""
+_SCALES: Final = np.array(
+    [code < len(OPERATIONS) and OPERATIONS[code].scales_with_ranks for code in range(256)], dtype=np.bool_
+)
+"""By code: whether the message size of an operation is count x size x nranks."""
 
 
-def _latest_fit(
-    tuning: np.void,
-    last: int,
-    rows: Columns,
-    templates: Columns,
-    share: NDArray[np.int64],
-    free: NDArray[np.bool_],
-) -> int | None:
-    """The latest operation before a line that it fits."""
-    for index in range(last, max(-1, last - _LOOK_BACK), -1):
-        if (
-            free[index]
-            and templates["tid"][index] == tuning["tid"]
-            and tuning["op"] in (templates["op"][index], UNKNOWN_OPERATION)
-            and tuning["bytes"] in (rows["message_bytes"][index], share[index])
-        ):
-            return index
-    return None
+def _directly_before(known: Columns, tunings: Columns, before: NDArray[np.intp]) -> NDArray[np.int64]:
+    """For each line the operation just before it, where it fits; else NO_NUMBER.
+
+    It has that operation to itself: lines before it come after earlier operations.
+    """
+    is_first = np.ones(len(before), bool)
+    is_first[1:] = before[1:] > np.maximum.accumulate(before)[:-1]
+    at = np.flatnonzero(is_first & (before >= 0))
+    own, line = whole_rows.taken(known, before[at]), whole_rows.taken(tunings, at)
+    fits = own["tid"] == line["tid"]
+    fits &= (own["op"] == line["op"]) | (line["op"] == UNKNOWN_OPERATION)
+    fits &= (own["bytes"] == line["bytes"]) | (own["share_bytes"] == line["bytes"])
+    found = np.full(len(before), NO_NUMBER, np.int64)
+    found[at[fits]] = before[at[fits]]
+    return found
+
+
+def _latest_fit(known: Columns, tuning: np.void, last: int, free: NDArray[np.bool_]) -> int | None:
+    """The latest free operation up to `last` that a line fits."""
+    begin = max(0, last - _LOOK_BACK + 1)
+    near = known[begin : last + 1]
+    fits = free[begin : last + 1] & (near["tid"] == tuning["tid"])
+    fits &= (near["op"] == tuning["op"]) | (tuning["op"] == UNKNOWN_OPERATION)
+    fits &= (near["bytes"] == tuning["bytes"]) | (near["share_bytes"] == tuning["bytes"])
+    found = np.flatnonzero(fits)
+    return begin + int(found[-1]) if len(found) else None

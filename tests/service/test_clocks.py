@@ -9,7 +9,8 @@ from service.log_batches import BASE_NS, PERIOD_NS, rank_batches
 from ncclscope_service.clock import SAME_HOST_SIGMA_NS
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.join import JoinedCollectives
-from ncclscope_service.measuring import Hosts, KernelMatrix, Measuring
+from ncclscope_service.kernel_matrix import KernelMatrix
+from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.terms import NO_TIME_NS
@@ -148,8 +149,8 @@ def test_clocks_that_contradict_what_was_seen_are_not_trusted() -> None:
     service = _Service()
     service.clocks.learn(service.kernels())
     disagreeing = service.kernels()
-    disagreeing.cells["end_ns"][:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
-    disagreeing.cells["start_ns"][:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
+    disagreeing.end_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
+    disagreeing.start_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
     service.clocks.learn(disagreeing)
     service.clocks.estimate(0)
     assert not service.clocks.is_trusted()

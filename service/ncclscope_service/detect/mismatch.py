@@ -13,8 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, names_of_ranks
+from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
@@ -65,14 +67,9 @@ class Mismatch:
     def feed(self, calls: Columns, context: Context) -> None:
         """Takes collectives as they were called (`CALL`); of each rank in order."""
         self._context = context
-        order = np.lexsort((calls["coll_seq"], calls["rank"], calls["communicator"]))
-        rows = calls[order]
-        if not len(rows):
-            return
-        changes = (np.diff(rows["communicator"]) != 0) | (np.diff(rows["rank"]) != 0)
-        begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
-        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(rows)], strict=True):
-            self._compare(rows[begin:end])
+        _, of_rank = distinct_together(calls["communicator"], calls["rank"])
+        for _, mine in groups(of_rank):
+            self._compare(whole_rows.taken(calls, mine))
 
     def findings(self, now_ns: int) -> list[Finding]:
         """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives."""
@@ -90,8 +87,7 @@ class Mismatch:
         return self._ledger.findings()
 
     def _compare(self, rows: Columns) -> None:
-        known = rows["message_bytes"] >= 0
-        rows = rows[known]
+        rows = whole_rows.kept(rows, rows["message_bytes"] >= 0)
         for begin in range(0, len(rows), _WINDOW):
             self._compare_window(self._sequences[int(rows["communicator"][0])], rows[begin : begin + _WINDOW])
 
@@ -106,8 +102,8 @@ class Mismatch:
         others = ~is_new & (sequence.seqs[places] == seqs)
         agrees = others & (sequence.calls[places] == calls)
         sequence.agreeing[places[agrees]] += 1
-        disputed = np.array([int(seq) in sequence.disputes for seq in seqs[agrees]], dtype=np.bool_)
-        for at in np.flatnonzero(agrees)[disputed].tolist():
+        disputed = np.isin(seqs, list(sequence.disputes)) if sequence.disputes else np.zeros(len(seqs), np.bool_)
+        for at in np.flatnonzero(agrees & disputed).tolist():
             sequence.disputes[int(seqs[at])].ranks_by_call[int(calls[at])].add(rank)
         for at in np.flatnonzero(others & ~agrees)[:8].tolist():
             self._dispute(sequence, int(seqs[at]), int(places[at]), rank, int(calls[at]), int(rows["logged_ns"][at]))
