@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.align import ProcessAligner, blank_kernels, blank_operations
+from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
@@ -98,7 +99,7 @@ class Recorder:
             row["count"], row["root"], row["op_count"] = call.count, call.peer, op_count
             row["one_rank"] = call.one_rank
             row["logged_at_ns"] = at_ns // 1000 * 1000 if stamps else NO_TIME_NS
-            row["group"] = group if groups else NO_NUMBER
+            row["group"] = NO_NUMBER if not groups else ALONE if group == NO_NUMBER else group
         kernels = blank_kernels(len(self.kernels))
         ends: dict[int, int] = {}
         for index, (tid, at_ns, call, stream_id) in enumerate(self.kernels):

@@ -54,6 +54,7 @@ class Batch:
 
     operations: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_ROW))
     tunings: Columns = field(default_factory=lambda: no_rows(tables.TUNING_ROW))
+    call_marks: Columns = field(default_factory=lambda: no_rows(tables.CALL_MARK))
     kernels: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_ROW))
     ranges: Columns = field(default_factory=lambda: no_rows(tables.RANGE_ROW))
     busy: Columns = field(default_factory=lambda: no_rows(tables.BUSY_ROW))
@@ -81,6 +82,7 @@ DICTIONARY_TABLES = {
 ROW_TABLES = {
     "operations": tables.OPERATION_ROW,
     "tunings": tables.TUNING_ROW,
+    "call_marks": tables.CALL_MARK,
     "kernels": tables.KERNEL_ROW,
     "ranges": tables.RANGE_ROW,
     "busy": tables.BUSY_ROW,

@@ -67,6 +67,22 @@ TUNING_ROW: Final = np.dtype(
 )
 """One TUNING line `N Bytes -> ...`."""
 
+CALL_MARK: Final = np.dtype(
+    [
+        ("thread", "<u4"),  # index into THREAD; any where the kind is CALLS_TORN
+        ("line", "<u4"),
+        ("kind", "<u1"),  # CALLS_BEGIN, GROUP_START, GROUP_END or CALLS_TORN
+    ]
+)
+"""What CALL lines say about groups: 9 bytes, and none where the log has no CALL lines."""
+
+CALLS_BEGIN: Final = 0
+"""The first CALL line of a process: from here on its groups are known."""
+GROUP_START: Final = 1
+GROUP_END: Final = 2
+CALLS_TORN: Final = 3
+"""A line was torn or left out here, which may have been a CALL line of any thread of this source."""
+
 KERNEL_TEMPLATE: Final = np.dtype(
     [
         ("host", "<u4"),  # string

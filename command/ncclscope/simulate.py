@@ -45,12 +45,15 @@ class _Given(TypedDict):
     launch_lead_us: float
     timestamps: bool | None
     calls: bool
+    stuck_op_count: bool
+    coalesce: bool
     split: bool | None
     nvtx: bool
     cuda_graphs: int | None
     graphs_per_step: int
     recapture_every: int | None
     cuda_graph_trace: str
+    nvtx_payload: bool
     process_per_node: bool
 
 
@@ -93,6 +96,8 @@ class _Given(TypedDict):
 @click.option("--launch-lead-us", default=400.0, help="How far hosts enqueue ahead of their GPUs.")
 @click.option("--timestamps/--no-timestamps", default=None, help="Stamp log lines.  [default: from NCCL 2.26.2 on]")
 @click.option("--calls", is_flag=True, help="CALL lines, which show group boundaries.")
+@click.option("--stuck-op-count", is_flag=True, help="opCount stands still in a node, as beside a CUDA graph.")
+@click.option("--coalesce", is_flag=True, help="Gradients of all layers in one group.")
 @click.option("--split/--no-split", default=None, help="Groups by ncclCommSplit.  [default: from NCCL 2.18 on]")
 @click.option("--nvtx/--no-nvtx", default=True, help="NVTX ranges in the exports.")
 @click.option(
@@ -110,6 +115,7 @@ class _Given(TypedDict):
     type=click.Choice(GRAPH_TRACES),
     help="As nsys's: a graph launch as a whole, or its kernels.",
 )
+@click.option("--nvtx-payload", is_flag=True, help="Payloads of NCCL's ranges, as nsys export --include-blobs=true.")
 @click.option("--process-per-node", is_flag=True, help="One process for all GPUs of a node, a thread for each.")
 @click.option("--live", is_flag=True, help="Write in real time, from now on, until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after so many seconds.")
@@ -177,12 +183,15 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             launch_lead_us=given["launch_lead_us"],
             timestamps=given["timestamps"],
             calls=given["calls"],
+            stuck_op_count=given["stuck_op_count"],
+            coalesce=given["coalesce"],
             split=given["split"],
             nvtx=given["nvtx"],
             cuda_graphs=given["cuda_graphs"],
             graphs_per_step=given["graphs_per_step"],
             recapture_every=given["recapture_every"],
             cuda_graph_trace=given["cuda_graph_trace"],
+            nvtx_payload=given["nvtx_payload"],
             process_per_node=given["process_per_node"],
         )
     except ValueError as error:

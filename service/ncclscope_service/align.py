@@ -44,7 +44,7 @@ ALIGN_OPERATION: Final = np.dtype(
         ("logged_at_ns", "<i8"),  # stamp in the line, host clock; NO_TIME_NS
         ("observed_at_ns", "<i8"),  # arrival at the agent; NO_TIME_NS
         ("channels", "<i2"),  # of its TUNING line; NO_NUMBER
-        ("group", "<i8"),  # operations with one number were in one group (CALL lines, NVTX); NO_NUMBER
+        ("group", "<i8"),  # as rows.OPERATION
         ("one_rank", "?"),
     ]
 )
@@ -164,6 +164,8 @@ class ProcessAligner:
     _stamped_until_ns: int = NO_TIME_NS
     _newest_start_ns: int = NO_TIME_NS
     _longest_queue_ns: int = 0
+    _knows_groups: bool = False
+    """Whether the log tells groups, as far as its first operation shows."""
     _is_timed: bool | None = None
     _is_threaded: bool = True
     _replayed: int = 0
@@ -191,6 +193,8 @@ class ProcessAligner:
         """Takes further operations (ALIGN_OPERATION) in log order."""
         if len(rows) == 0:
             return
+        if self._operations == 0:
+            self._knows_groups = int(rows["group"][0]) != NO_NUMBER
         silent = self._translator.feed(rows)
         self._emit(silent, NO_NUMBER, NO_NUMBER, Match.NO_KERNEL, 1.0)
         self._operations += len(rows)
@@ -263,7 +267,7 @@ class ProcessAligner:
 
     def _track(self, tid: int) -> Track:
         if tid not in self._tracks:
-            self._tracks[tid] = Track(self._lanes, may_coalesce=self._collapses)
+            self._tracks[tid] = Track(self._lanes, knows_groups=self._knows_groups, may_coalesce=self._collapses)
         return self._tracks[tid]
 
     def _kernels_known_until(self, *, final: bool) -> int:
@@ -442,7 +446,7 @@ class ProcessAligner:
     @property
     def _collapses(self) -> bool:
         """Whether Sends and Receives may have been fused without the log telling."""
-        return self._translator.rules.counting is not Counting.PER_PLAN
+        return self._translator.rules.counting is not Counting.PER_PLAN and not self._knows_groups
 
     def _merge_tracks(self) -> None:
         """From now on the process is one thread: kernels are launched by threads that log nothing."""

@@ -121,7 +121,6 @@ class Alignment:
         templates = self._store.templates_of(rows)
         computed: dict[str, _Column] = {
             "id": operations,
-            "group": np.full(len(rows), NO_NUMBER, np.int64),
             "one_rank": templates["nranks"] == 1,
             "device": self._devices()[rows["member"]],
         }

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows, store
+from ncclscope_service.call_groups import CallGroups
 from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns
@@ -57,6 +58,10 @@ class _Dictionaries:
     operation_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     kernel_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     range_templates: Columns = field(default_factory=lambda: np.empty(0, store.RANGE))
+    call_groups: CallGroups = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.call_groups = CallGroups(self.source)
 
 
 class Intake:
@@ -101,7 +106,7 @@ class Intake:
         return Arrived(
             job=job,
             source=source,
-            operations=_operations(batch, dictionaries, source),
+            operations=self._operations(batch, dictionaries, source),
             events=batch.communicators,
             event_processes=tuple(self.process(job, event.host, event.pid) for event in batch.communicators),
             tunings=_tunings(batch, dictionaries),
@@ -228,6 +233,22 @@ class Intake:
             resolved[name] = batch.busy[name]
         self._store.busy.append(resolved)
 
+    def _operations(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
+        operations = _operations(batch, known, source)
+        if known.call_groups.is_idle and not len(batch.call_marks):
+            return operations
+        templates = self._store.operation_templates.rows[operations["template"]]
+        marks = batch.call_marks
+        operations["group"] = known.call_groups.feed(
+            threads=templates["process"].astype(np.int64) << 32 | templates["tid"],
+            lines=operations["line"],
+            calls=operations["template"],
+            marks=marks,
+            mark_threads=known.thread_process[marks["thread"]].astype(np.int64) << 32
+            | known.thread_tid[marks["thread"]],
+        )
+        return operations
+
     def _kernels(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
         kernels = np.zeros(len(batch.kernels), rows.KERNEL)
         kernels["source"] = source
@@ -319,6 +340,7 @@ _UNKNOWN_NUMBERS = (
     "kernel",
     "limit_reference",
     "bottleneck",
+    "group",
 )
 _UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
 

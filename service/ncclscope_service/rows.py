@@ -44,6 +44,7 @@ OPERATION: Final = np.dtype(
         ("message_bytes", "<i8"),  # nccl-tests' S; NO_NUMBER where the data type is not known
         ("logged_at_ns", "<i8"),
         ("observed_at_ns", "<i8"),
+        ("group", "<i8"),  # operations of one ncclGroupStart/End share it; call_groups.ALONE; NO_NUMBER
         ("iteration", "<i4"),
         ("algorithm", "<i1"),
         ("protocol", "<i1"),

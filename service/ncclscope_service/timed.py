@@ -117,6 +117,8 @@ class GroupVotes:
 class TimedTrack:
     """Pairs the launches of one thread with its kernels by time."""
 
+    knows_groups: bool = False
+    """What is launched together is known, so that each launch given here is one."""
     votes: GroupVotes = field(default_factory=GroupVotes)
     _delays: list[int] = field(default_factory=list[int])
     _units: int = 0
@@ -158,7 +160,7 @@ class TimedTrack:
         """
         joins = np.zeros(len(launches), dtype=bool)
         before, after = _neighbours(launches["lane"])
-        if len(before) == 0:
+        if len(before) == 0 or self.knows_groups:
             return joins
         gaps = launches["time_ns"][after] - launches["time_ns"][before]
         keys, prior = _keys_and_prior(launches, before, after, gaps)
@@ -207,6 +209,8 @@ class TimedTrack:
         doubtful = self._is_doubtful(launches, launch_burst, kernel_burst, delay, is_anchor)
         believed = is_anchor & ~doubtful
         in_group, share = self._grouped(launches, launch_burst, anchor_of, believed)
+        if self.knows_groups:
+            in_group &= False
         chosen = believed | in_group
         paired[chosen] = kernels["position"][first[chosen]]
         confidence[chosen] = np.where(in_group[chosen], share[chosen], 0.99)

@@ -131,6 +131,8 @@ class Track:
     is_at_border: bool = False
     """The next pending kernel is behind a hole in what was recorded, and can be placed now."""
     _resumes: Resumption = field(default_factory=Resumption)
+    knows_groups: bool = False
+    """What is launched together is known."""
     may_coalesce: bool = False
     """Whether collectives may have been launched together without the log telling."""
     _used: int = 0
@@ -140,6 +142,9 @@ class Track:
     _losses: Losses = field(default_factory=Losses)
     _divider: Divider = field(default_factory=Divider)
     _kinds: dict[int, Kind] = field(default_factory=dict[int, Kind])
+
+    def __post_init__(self) -> None:
+        self._timed.knows_groups = self.knows_groups
 
     def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         """Takes further launches in call order; `ids` are the operations their begin and end point into."""

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.signatures import Signatures
 from ncclscope_wire.batch import Columns
@@ -30,6 +31,9 @@ Version = tuple[int, int, int]
 GROUP_SPAN: Final = 64
 """Operations of one thread within which a group must lie to be recognised by its opCount; the largest groups seen
 in training are all-to-alls of 2 x 32 calls. A value that stays longer is not counting."""
+
+_GROUP_LIMIT: Final = 65_536
+"""Operations of one thread within which a known group must end."""
 
 _FLOATING_TYPES: Final = frozenset({"float16", "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2"})
 _P2P: Final = frozenset(OPERATION_CODES[name] for name in ("Send", "Recv"))
@@ -182,6 +186,8 @@ class Translator:
     _lane_devices: list[int] = field(init=False, default_factory=list[int])
     _pending: Columns = field(init=False)
     _calls: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    _newest_groups: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    """The group of the last operation of each thread."""
     _stuck: dict[int, int] = field(init=False, default_factory=dict[int, int])
     """The opCount at which a member (communicator in this process) was seen not to count."""
 
@@ -213,7 +219,7 @@ class Translator:
         for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns"):
             rows[name] = operations[name]
         rows["signature"] = signature
-        rows["call"] = self._count_calls(rows["tid"])
+        rows["call"] = self._count_calls(rows["tid"], rows["group"])
         launches = self._decisions["launches"][signature]
         new = rows if launches.all() else rows[launches]
         self._pending = new if len(self._pending) == 0 else np.concatenate([self._pending, new])
@@ -277,7 +283,7 @@ class Translator:
         averages = self.rules.one_rank_average_launches and reduction == _AVG and is_floating
         return {self.rules.one_rank} if averages or reduction >= _FIRST_USER_REDUCTION else set()
 
-    def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _count_calls(self, tids: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
         """The running number of each operation among those of its thread."""
         calls = np.empty(len(tids), dtype=np.int64)
         for tid in np.unique(tids).tolist():
@@ -285,6 +291,7 @@ class Translator:
             first = self._calls.get(tid, 0)
             calls[of_thread] = np.arange(first, first + len(of_thread))
             self._calls[tid] = first + len(of_thread)
+            self._newest_groups[tid] = int(groups[of_thread[-1]])
         return calls
 
     def _units(
@@ -304,7 +311,9 @@ class Translator:
         known = rows["group"][starts] != NO_NUMBER
         moves_on = ends_by_successor & (last["op_count"] != np.append(rows["op_count"][starts[1:]], 0))
         counts = ~known & self._counts(rows[starts], moves_on, lengths)
-        closed = final | ends_by_successor | far_behind
+        closed = final | ends_by_successor | (far_behind & ~known) | (newest - 1 - last["call"] > _GROUP_LIMIT)
+        groups = np.array([self._newest_groups[tid] for tid in last["tid"].tolist()], dtype=np.int64)
+        closed |= known & ((last["group"] == ALONE) | (last["group"] != groups))
         closed |= ~known & ~self._may_count(rows[starts]) | (~known & (lengths > GROUP_SPAN))
         joined = known | counts
         self._remember_stuck(rows[starts], lengths, known)
@@ -317,12 +326,14 @@ class Translator:
         """Whether an operation may be of the same launch as the one before it on the same member."""
         same: NDArray[np.bool_] = (before["member"] == after["member"]) & (before["tid"] == after["tid"])
         same &= before["group"] == after["group"]
-        in_group = after["group"] != NO_NUMBER
+        # All of a group are enqueued before any of it is launched: where opCount moved, a group's end was lost.
+        in_group = (after["group"] >= 0) & (before["op_count"] == after["op_count"])
         if self.rules.counting is Counting.NEVER:
             same &= in_group
             return same
         near = after["call"] - before["call"] <= GROUP_SPAN
         counted = (before["op_count"] == after["op_count"]) & near & ~self._is_stuck(after)
+        counted &= after["group"] == NO_NUMBER
         same &= in_group | counted
         return same
 

@@ -61,6 +61,8 @@ class RangeSeen:
     text: str
     nccl: bool
     """In NCCL's domain, as a registered string; else in the default domain."""
+    payload: bytes | None = None
+    """binaryData."""
 
 
 @dataclass(slots=True)

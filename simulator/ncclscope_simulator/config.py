@@ -72,6 +72,10 @@ class SimulationConfig:
     """Time stamps in front of log lines; None: where the version can."""
     calls: bool = False
     """CALL lines, which show group boundaries (2.13 on)."""
+    stuck_op_count: bool = False
+    """opCount stands still inside a node, as in 2.13 to 2.23 while a CUDA graph with NCCL work is alive."""
+    coalesce: bool = False
+    """The gradients of all layers go out in one group, and so do the parameters of zero1."""
     split: bool | None = None
     """Groups are made by ncclCommSplit from the world; None: where the version can."""
     nvtx: bool = True
@@ -84,6 +88,8 @@ class SimulationConfig:
     """Steps after which the graphs are destroyed and captured anew; None: never."""
     cuda_graph_trace: str = "graph"
     """nsys's option of that name: `graph` records a launch as a whole, which is nsys's default; `node` its kernels."""
+    nvtx_payload: bool = False
+    """NCCL's ranges carry their payload, as `nsys export --include-blobs=true` writes it (nsys from 2025 on)."""
     process_per_node: bool = False
     """One process drives all GPUs of a node, a thread for each, in place of one process per GPU."""
     hang_seconds: float = 10.0
@@ -197,6 +203,10 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
         ),
         (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
         (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),
+        (
+            not config.nvtx_payload or (config.nvtx and config.nsys >= "2025"),
+            f"nvtx_payload needs nvtx and an nsys whose exports have binaryData (2025 on), not {config.nsys}",
+        ),
         (duty, f"capture {config.capture!r} is not full, none or duty:F with F above 0 and at most 1"),
         (
             config.chunk_seconds is None or config.chunk_seconds >= 0.1,

@@ -15,6 +15,7 @@ from ncclscope_simulator.cluster import Cluster, Node, bus_id, stable_hash
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.groups import Endpoint
 from ncclscope_simulator.kernel_names import demangled_name
+from ncclscope_simulator.nvtx_payload import nccl_domain
 from ncclscope_simulator.schema import Schema, schema_of
 
 _VM: Final = 1 << 48
@@ -24,7 +25,7 @@ _DEFAULT_DOMAIN: Final = 0
 _NO_PROCESS: Final = -144115188075855872
 """The pseudo process 0xFE00000000000000 of diagnostics, as SQLite shows it."""
 
-Value = int | str | float | None
+Value = int | str | float | bytes | None
 
 
 def global_pid(pid: int) -> int:
@@ -138,6 +139,8 @@ class _Chunk:
                 ("EXPORT_PARAM_TIME_SHIFT", "0"),
                 ("EXPORT_CONFIG_TIME_SHIFT", "0"),
             ]
+        if self.schema.product_version >= "2026":
+            rows.append(("EXPORT_PARAM_INCLUDE_BLOBS", str(self.writer.config.nvtx_payload).lower()))
         return rows
 
     def _relative(self, true_ns: int) -> int:
@@ -178,12 +181,12 @@ class _Chunk:
     def _nvtx(self, ranges: list[RangeSeen]) -> Iterator[tuple[Value, ...]]:
         if not self.writer.config.nvtx:
             return
-        blank = (None,) * (8 + ("binaryData" in self.schema.tables["NVTX_EVENTS"]))
+        has_blobs = "binaryData" in self.schema.tables["NVTX_EVENTS"]
+        blank = (None,) * (8 + has_blobs)
         domains: dict[int, int] = {}
         since = self._relative(self.writer.nccl_since_ns)
         for process in self.writer.node.processes:
-            # NVTX numbers domains per process in the order of creation: NCCL's is not always the first.
-            domains[process.pid] = 1 + process.pid // 2 % 2
+            domains[process.pid] = nccl_domain(process.pid)
             for number in range(1, domains[process.pid] + 1):
                 name = "NCCL" if number == domains[process.pid] else "MPI"
                 thread = global_tid(process.pid, process.pid)
@@ -203,7 +206,7 @@ class _Chunk:
                 None,
                 self.strings.id(text) if each.nccl else None,
                 domain,
-                *blank,
+                *(blank if each.payload is None else (*blank[:-1], each.payload)),
             )
 
     def _runtime(self, seen: Capture) -> Iterator[tuple[Value, ...]]:

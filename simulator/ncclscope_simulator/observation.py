@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +17,7 @@ from ncclscope_simulator.damage import Line, Written, damage
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import GRAPH_LAUNCH_API, GraphLaunch, Stage
 from ncclscope_simulator.groups import Endpoint
+from ncclscope_simulator.nvtx_payload import nccl_domain, payload
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.startup import Said
 from ncclscope_simulator.timing import ComputeRun, Run, Step
@@ -120,9 +122,9 @@ class Observer:
                 own.extend(
                     Line(at, self._call_text(run.rank, tid, at, text), pid) for at, text in self._call_lines(run)
                 )
-            if run.launch.tuning is not None:
-                at = run.api_start_ns - 2_000
-                own.append(Line(at, self._text(run.rank, tid, at, run.launch.tuning), pid))
+            for nth, tuning in enumerate(run.launch.tunings, -len(run.launch.tunings)):
+                at = run.api_start_ns - 1_000 + nth * 1_000 // len(run.launch.tunings)
+                own.append(Line(at, self._text(run.rank, tid, at, tuning), pid))
             if run.launches and self._counts(run):
                 endpoint.op_count += 1
         for own in lines.values():
@@ -132,6 +134,8 @@ class Observer:
     def _counts(self, run: Run) -> bool:
         """Whether a launch, or a replay, moves opCount. Source: NCCL src/proxy.cc ncclProxyStart, by version."""
         traits = self.config.traits
+        if self.config.stuck_op_count and not run.launch.network:
+            return False
         if traits.op_count == "never" or run.launch.network:
             return traits.op_count != "never"
         if run.stage is Stage.REPLAYED:
@@ -206,7 +210,7 @@ class Observer:
             tid = worker.autograd_tid if run.launch.autograd else worker.main_tid
             if run.stage is not Stage.REPLAYED:
                 if self.config.nvtx:
-                    seen.ranges.extend(_ranges(run, tid))
+                    seen.ranges.extend(self._ranges(run, tid))
                 if run.calls_launch:
                     seen.apis.append(self._launch_call(run, tid))
             if run.launches and id(run) not in lost and self._shows(run):
@@ -251,6 +255,36 @@ class Observer:
                 seen.graphs.append(
                     GraphSeen(*spans[id(launched)], launched.rank, _COMPUTE_STREAM, number, launched.graph)
                 )
+
+    def _ranges(self, run: Run, tid: int) -> Iterator[RangeSeen]:
+        """NCCL's NVTX ranges: one per API call; the launch lies in the call itself, of a group in ncclGroupEnd."""
+        launch, rank = run.launch, run.rank
+        over = run.api_end_ns + 1_000
+        if not launch.grouped:
+            yield self._call_range(run, launch.operations[0], run.call_ns - 1_500, over, tid)
+            return
+        nested = self.config.traits.nested_p2p_groups
+        yield RangeSeen(run.call_ns - 2_000, run.call_ns - 1_200, rank, tid, "ncclGroupStart", True)
+        for nth, operation in enumerate(launch.operations):
+            at = run.call_ns + nth * _GROUP_STEP_NS
+            yield self._call_range(run, operation, at - 800, at + 900, tid)
+            if nested and operation.op in {"Send", "Recv"}:
+                yield RangeSeen(at - 500, at - 300, rank, tid, "ncclGroupStart", True)
+                yield RangeSeen(at + 500, at + 700, rank, tid, "ncclGroupEnd", True)
+        yield RangeSeen(run.group_end_ns, over, rank, tid, "ncclGroupEnd", True)
+
+    def _call_range(self, run: Run, operation: Operation, begin_ns: int, end_ns: int, tid: int) -> RangeSeen:
+        content = None
+        if self.config.nvtx_payload:
+            worker, group = self.cluster.workers[run.rank], run.launch.endpoint.group
+            content = payload(
+                operation,
+                group,
+                version=self.config.traits.version,
+                seed=self.config.seed,
+                domain=nccl_domain(worker.process.pid),
+            )
+        return RangeSeen(begin_ns, end_ns, run.rank, tid, f"nccl{operation.op}", True, content)
 
     def _capture_compute(self, compute: ComputeRun) -> None:
         worker = self.cluster.workers[compute.rank]
@@ -409,19 +443,6 @@ def _asked(run: Run, operation: Operation, tid: int, at_ns: int, log: str) -> _A
     endpoint.seq += 1
     endpoint.coll_seq += operation.collective
     return asked
-
-
-def _ranges(run: Run, tid: int) -> list[RangeSeen]:
-    """NCCL's NVTX ranges: one per API call; the launch lies in the call itself, of a group in ncclGroupEnd."""
-    launch, rank = run.launch, run.rank
-    over = run.api_end_ns + 1_000
-    if not launch.grouped:
-        return [RangeSeen(run.call_ns - 1_500, over, rank, tid, f"nccl{launch.operations[0].op}", True)]
-    ranges = [RangeSeen(run.call_ns - 2_000, run.call_ns - 1_200, rank, tid, "ncclGroupStart", True)]
-    for nth, operation in enumerate(launch.operations):
-        at = run.call_ns + nth * _GROUP_STEP_NS
-        ranges.append(RangeSeen(at - 800, at + 900, rank, tid, f"nccl{operation.op}", True))
-    return [*ranges, RangeSeen(run.group_end_ns, over, rank, tid, "ncclGroupEnd", True)]
 
 
 def _spans(step: Step) -> dict[int, tuple[int, int]]:

@@ -6,7 +6,7 @@ Source: NCCL src/enqueue.cc taskAppend, scheduleCollTasksToPlan, scheduleP2pTask
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from math import ceil
 
@@ -92,8 +92,8 @@ class Launch:
     kernel: str
     grid: int
     block: int
-    tuning: str | None
-    """The TUNING line that communicator rank 0 prints; None elsewhere."""
+    tunings: tuple[str, ...]
+    """The TUNING lines that communicator rank 0 prints; none elsewhere."""
     bus_bytes: float
     """Bytes that bus bandwidth counts: S x factor, or the larger of bytes sent and received."""
     peers: tuple[tuple[int, bool, int], ...]
@@ -103,7 +103,7 @@ class Launch:
     network: bool
     """NCCL's proxy has work: data crosses nodes."""
     size_bytes: int
-    """message_bytes of the largest operation."""
+    """message_bytes of the largest operation; of all, where collectives are coalesced."""
 
 
 class Buffers:
@@ -152,7 +152,7 @@ class Builder:
         meeting = Meeting.NOBODY if group.size == 1 else Meeting.ROOT if op == "Broadcast" else Meeting.EVERYBODY
         grid = self._channels(group, size)
         per_rank = count * dtype.bytes
-        tuning = None
+        tunings: tuple[str, ...] = ()
         if endpoint.comm_rank == 0 and group.size > 1 and op != "AlltoAll":
             tuning = log_lines.tuning(
                 traits,
@@ -164,6 +164,7 @@ class Builder:
                 time_us=_model_us(self.config, group, op, size),
                 channels=grid,
             )
+            tunings = () if tuning is None else (tuning,)
         return Launch(
             endpoint=endpoint,
             operations=(operation,),
@@ -173,12 +174,26 @@ class Builder:
             kernel=kernel_name(traits, op, dtype, algorithm, protocol),
             grid=grid,
             block=_THREADS[protocol],
-            tuning=tuning,
+            tunings=tunings,
             bus_bytes=size * bus_factor(op, group.size),
             peers=(),
             root=group.members[root] if meeting is Meeting.ROOT else None,
             network=group.spans_nodes,
             size_bytes=size,
+        )
+
+    @staticmethod
+    def coalesced(launches: list[Launch]) -> Launch:
+        """Collectives of one kind and communicator in one group: one kernel. Of one, itself in a group of its own."""
+        last = launches[-1]
+        return replace(
+            last,
+            operations=tuple(operation for launch in launches for operation in launch.operations),
+            grouped=True,
+            grid=max(launch.grid for launch in launches),
+            tunings=tuple(tuning for launch in launches for tuning in launch.tunings),
+            bus_bytes=sum(launch.bus_bytes for launch in launches),
+            size_bytes=sum(launch.size_bytes for launch in launches),
         )
 
     def all_to_all(self, group: Group, *, name: str, count: int, dtype: DataType, autograd: bool) -> Launch:
@@ -223,7 +238,7 @@ class Builder:
             kernel=kernel_name(self.config.traits, "Send", dtype, "RING", "SIMPLE"),
             grid=min(8, max(1, len(peers)) * max(1, min(4, ceil(size / _BYTES_PER_CHANNEL)))),
             block=_THREADS["SIMPLE"],
-            tuning=None,
+            tunings=(),
             bus_bytes=float(max(sent, received)),
             peers=peers,
             root=None,

@@ -76,6 +76,8 @@ class _Program:
         self._stage = coordinates(config, rank)[2]
         self._half: DataType = BFLOAT16 if config.traits.bfloat16 else FLOAT16
         self._actions: list[Action] = []
+        self._waiting: list[Launch] = []
+        """Gradients of layers that go out with the first layer's."""
         blocks = 6 * config.layers * (config.microbatches + config.pp - 1)
         self._block_ns = int(config.step_seconds * 0.9e9 / blocks)
         self._tokens = config.sequence * config.hidden
@@ -201,6 +203,11 @@ class _Program:
             launch = self._collective("DP", "ReduceScatter", f"g{layer}", count // dp, FLOAT32, red, autograd=True)
         else:
             launch = self._collective("DP", "AllReduce", f"g{layer}", count, FLOAT32, red, autograd=True)
+        if self._config.coalesce:
+            self._waiting.append(launch)
+            if layer:
+                return
+            launch, self._waiting = self._builder.coalesced(self._waiting), []
         self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
 
     def _finish_gradients(self) -> None:
@@ -210,9 +217,13 @@ class _Program:
             self._launch(self._collective("EMBEDDING", "AllReduce", "embedding", count, FLOAT32, SUM))
         self._compute(self._block_ns, autograd=False)
         if self._config.zero1:
-            for layer in range(self._config.layers):
-                part = self._layer_parameters() // self._config.dp
-                self._launch(self._collective("DP", "AllGather", f"p{layer}", part, self._half, 0))
+            part = self._layer_parameters() // self._config.dp
+            gathers = [
+                self._collective("DP", "AllGather", f"p{layer}", part, self._half, 0)
+                for layer in range(self._config.layers)
+            ]
+            for launch in [self._builder.coalesced(gathers)] if self._config.coalesce else gathers:
+                self._launch(launch)
 
     def _collective(
         self, parallelism: str, op: str, name: str, count: int, dtype: DataType, red: int, *, autograd: bool = False

@@ -350,3 +350,36 @@ def test_any_bytes_give_rows_or_counts(pieces: list[bytes]) -> None:
 def test_a_hostile_line_takes_no_longer_than_another(piece: bytes) -> None:
     log = read_log(piece * (60_000 // len(piece)) + b" NCCL version 1.1.1\n")
     assert log.end_line == 1
+
+
+def test_call_lines_tell_where_groups_begin_and_end() -> None:
+    call = "node17:41822:41903 NCCL CALL "
+    lines = [
+        f"{call}ncclGroupStart()",
+        operation_line(),
+        f"{call}ncclAllReduce(0,0,1,7,0,0,0x1,0x2)",
+        f"{call}ncclGroupEnd()",
+    ]
+    data = ("\n".join([operation_line(), *lines * 3]) + "\n").encode()
+    reader = NcclLogReader(SOURCE)
+    batches = [*reader.feed(data[:300]), *reader.feed(data[300:]), *reader.flush()]
+    marks = [(int(row["line"]), int(row["kind"])) for batch in batches for row in batch.call_marks]
+    begins = [(2, tables.CALLS_BEGIN)]
+    assert marks == begins + [
+        mark for first in (2, 6, 10) for mark in ((first, tables.GROUP_START), (first + 3, tables.GROUP_END))
+    ]
+    assert sum(batch.counts.understood.get("call", 0) for batch in batches) == 9
+
+
+def test_a_torn_line_among_call_lines_is_marked() -> None:
+    call = "node17:41822:41903 NCCL CALL "
+    torn = operation_line()[:90] + operation_line()
+    data = "\n".join([torn, f"{call}ncclGroupStart()", operation_line(), torn, f"{call}ncclGroupEnd()", ""]).encode()
+    reader = NcclLogReader(SOURCE)
+    marks = [row for batch in (*reader.feed(data), *reader.flush()) for row in batch.call_marks.tolist()]
+    assert [(line, kind) for _, line, kind in marks] == [
+        (2, tables.CALLS_BEGIN),
+        (2, tables.GROUP_START),
+        (4, tables.CALLS_TORN),
+        (5, tables.GROUP_END),
+    ]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from ncclscope_service.align import blank_operations
+from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.translate import GROUP_SPAN, Counting, Translator, rules_of
 from ncclscope_wire.batch import Columns
@@ -149,3 +150,27 @@ def test_a_rare_communicator_does_not_hold_its_thread_up() -> None:
     rows["op_count"][1:] = np.arange(199)
     translator.feed(rows)
     assert len(translator.launches(final=False)[0]) > 190
+
+
+def test_sends_that_are_known_to_be_in_no_group_are_launched_alone() -> None:
+    translator = Translator(rules_of("2.28.3"))
+    translator.feed(operations("Send", "Recv", "Send", group=[ALONE, 4, 4]))
+    launches, ids = translator.launches(final=True)
+    assert [ids[row["begin"] : row["end"]].tolist() for row in launches] == [[0], [1, 2]]
+    assert not launches["is_open"].any()
+
+
+def test_a_known_group_may_be_larger_than_any_that_op_count_tells() -> None:
+    size = 4 * GROUP_SPAN
+    rows = operations(*["Send"] * size, *["Recv"] * size, group=2, member=[0] * size + [1] * size)
+    translator = Translator(rules_of("2.28.3"))
+    found: list[int] = []
+    for begin in range(0, len(rows), 50):
+        translator.feed(rows[begin : begin + 50])
+        launches, _ = translator.launches(final=begin + 50 >= len(rows))
+        found += (launches["end"] - launches["begin"]).tolist()
+    assert found == [size, size]
+
+
+def test_a_known_group_ends_where_op_count_moves() -> None:
+    assert launched("2.18.3", operations("Send", "Send", "Send", group=3, op_count=[1, 1, 2])) == [[0, 1], [2]]

@@ -31,6 +31,8 @@ class KnownLines:
         self.heads: dict[bytes, KnownHead] = {}
         self.tunings: dict[bytes, bytes] = {}
         """Packed rows of TUNING lines."""
+        self.calls: dict[bytes, tuple[int, int] | None] = {}
+        """CALL lines: thread and kind of what they say about groups (tables.CALL_MARK); None: nothing."""
         self.writers: dict[bytes, Writer] = {}
         """By the prefix in front of ` NCCL INFO `."""
         self.templates = 0
@@ -73,6 +75,12 @@ class KnownLines:
         if len(self.tunings) >= self._max_lines:
             self.tunings.clear()
         self.tunings[text] = packed
+
+    def add_call(self, text: bytes, mark: tuple[int, int] | None) -> None:
+        """Remembers a whole CALL line."""
+        if len(self.calls) >= self._max_lines:
+            self.calls.clear()
+        self.calls[text] = mark
 
     def add_writer(self, prefix: bytes, writer: Writer) -> None:
         """Remembers a clean prefix."""

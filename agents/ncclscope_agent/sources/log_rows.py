@@ -79,6 +79,10 @@ class Gathered:
         self.times = LoggedTimes()
         self.tunings: list[bytes] = []
         self.tuning_lines = array("I")
+        self.call_marks: list[tuple[int, int, int]] = []
+        """Thread, line and kind (tables.CALL_MARK)."""
+        self.calls = 0
+        """CALL lines that are known by their bytes."""
         self.communicators: list[CommunicatorEvent] = []
         self.versions: list[VersionSeen] = []
         self.facts: list[Fact] = []
@@ -123,6 +127,10 @@ class Gathered:
         rows["line"] = np.frombuffer(self.tuning_lines, dtype=np.uint32)
         return rows
 
+    def mark_rows(self) -> Columns:
+        """What CALL lines say about groups (CALL_MARK), in the order of the file."""
+        return np.array(self.call_marks, dtype=tables.CALL_MARK) if self.call_marks else no_rows(tables.CALL_MARK)
+
     def gaps(self, name: str) -> tuple[SourceGap, ...]:
         """The gap that holes in the log `name` leave, if there were any."""
         if not self.released_bytes:
@@ -135,7 +143,7 @@ class Gathered:
 
     def counts(self, operations: int) -> Counts:
         """How many records were read, by family, and left out, by reason."""
-        understood = dict(self.understood)
+        understood = dict(self.understood + Counter(call=self.calls))
         for family, rows in (("operation", operations), ("tuning", len(self.tunings))):
             if rows:
                 understood[family] = rows

@@ -157,6 +157,7 @@ class NcclLogReader:
         add_template, add_line = gathered.templates.append, gathered.lines.append
         add_op_count, add_stamp = gathered.op_counts.append, gathered.times.stamps.append
         find_head, tunings, new_template = self._known.heads.get, self._known.tunings, self._records.new_template
+        calls = self._known.calls
         skip = self._records.stamp_length
         number = before_first = self._line
         for number, text in enumerate(lines, before_first + 1):
@@ -178,6 +179,12 @@ class NcclLogReader:
             elif text[skip:] in tunings:
                 gathered.tunings.append(tunings[text[skip:]])
                 gathered.tuning_lines.append(number)
+                continue
+            elif text[skip:] in calls:
+                said = calls[text[skip:]]
+                gathered.calls += 1
+                if said is not None:
+                    gathered.call_marks.append((said[0], number, said[1]))
                 continue
             self._line = number
             self._read_line(text)
@@ -236,6 +243,7 @@ class NcclLogReader:
     def _skip_overlong(self, text: bytes) -> None:
         """Counts a line that is too long, or that has a hole: both its ends are torn then."""
         is_released = HOLE in text
+        self._records.tear(self._line)
         self._records.gathered.skipped["released" if is_released else "too_long"] += 1
         self._records.gathered.released_bytes += len(text) * is_released
 
@@ -271,7 +279,7 @@ class NcclLogReader:
     def _read_records(self, text: bytes, line: bytes, end: RecordEnd) -> None:
         cut = cut_line(line, self._hosts, end)
         if cut.lost or log_lines.has_fragment(cut.rest):
-            self._records.others.tear()
+            self._records.tear(self._line)
         if cut.lost:
             self._records.gathered.skipped["torn" if log_lines.has_fragment(line) else "no_prefix"] += cut.lost
         elif log_lines.has_fragment(cut.rest):
@@ -291,7 +299,7 @@ class NcclLogReader:
         if self._records.others.read_text(line, self._line, self._records.gathered, is_whole=is_whole):
             return
         if log_lines.has_fragment(line):
-            self._records.others.tear()
+            self._records.tear(self._line)
             self._records.gathered.skipped["torn"] += 1
         else:
             self._records.gathered.skipped["not_nccl"] += 1
@@ -333,6 +341,7 @@ class NcclLogReader:
             operation_templates=self._records.templates.take_new(),
             operations=operations,
             tunings=gathered.tuning_rows(),
+            call_marks=gathered.mark_rows(),
             communicators=tuple(gathered.communicators),
             versions=tuple(gathered.versions),
             facts=tuple(gathered.facts),

@@ -18,8 +18,6 @@ from ncclscope_agent.sources.shapes import Shapes
 from ncclscope_agent.sources.topology_lines import TopologyLines
 from ncclscope_agent.sources.tuning_table import TuningTable
 
-_CALLS_KNOWN: Final = 4096
-"""Calls that are remembered by their text, about 150 bytes each."""
 _PATHS: Final = (b"GPU/", b"NET/", b"CPU/", b"NVS/")
 
 
@@ -31,17 +29,12 @@ class OtherRecords:
         self.tuning_table = TuningTable()
         self.shapes: Shapes | None = None
         """Where the shapes of lines without a family are kept, if somebody wants them."""
-        self._known_calls: set[bytes] = set()
-        """Whole calls that were read: buffers recur, and so do calls."""
         self._matrix_of: Writer | None = None
         """Who printed the title of a matrix in the line before; its rows have no prefix."""
 
     def read(self, record: LogRecord, line: int, logged_at_ns: int | None, gathered: Gathered) -> None:
         """Reads one record into what is gathered, and counts it under its family or the reason it was left out."""
         self._matrix_of = None
-        if record.level == b"CALL" and record.message in self._known_calls:
-            gathered.understood["call"] += 1
-            return
         if record.end is not RecordEnd.LINE:
             self.tear()
         elif self._read_block(record, line, gathered):

@@ -12,10 +12,14 @@ from ncclscope_agent.sources.log_records import OperationHead
 from ncclscope_agent.sources.log_rows import Gathered
 from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
 from ncclscope_agent.sources.other_records import OtherRecords
+from ncclscope_wire import tables
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _LONGEST_HEAD: Final = 1024
 """Lines known by their bytes are not measured again: head, opCount and tail stay below the least limit."""
+
+_GROUP_CALLS: Final = {b"ncclGroupStart()": tables.GROUP_START, b"ncclGroupEnd()": tables.GROUP_END}
+"""*Source:* NCCL `src/group.cc`: the first is printed when the group is open, the second when all of it is launched."""
 
 
 class RecordReader:
@@ -32,6 +36,8 @@ class RecordReader:
         self.others = OtherRecords()
         self.stamp_length = 0
         """Bytes of the stamp with which the latest operation lines began."""
+        self._calling: set[tuple[str, int]] = set()
+        """Processes of which CALL lines were read."""
         self._layout: StampLayout | OtherLayout | None = None
         self._known = known
         self._clock = clock
@@ -52,7 +58,18 @@ class RecordReader:
         elif record.level != b"INFO" or not (
             self._read_tuning(text, record, line) or self._read_event(record, line) or self._read_version(record, line)
         ):
+            understood = self.gathered.understood["call"]
             self.others.read(record, line, self._time_ns(record), self.gathered)
+            if record.end is not RecordEnd.LINE:
+                self.tear(line)
+            elif self.gathered.understood["call"] > understood:
+                self._mark_call(text, record, line)
+
+    def tear(self, line: int) -> None:
+        """A line was torn: what is open across lines may have lost it."""
+        self.others.tear()
+        if self._calling:
+            self.gathered.call_marks.append((0, line, tables.CALLS_TORN))
 
     def new_template(self, head: KnownHead, tail: bytes) -> int | None:
         """The template of a tail not seen before behind this head; None where it must be read with care."""
@@ -70,13 +87,27 @@ class RecordReader:
         self._known.add_template(head, tail, index)
         return index
 
+    def _mark_call(self, text: bytes, record: LogRecord, line: int) -> None:
+        """Notes what a CALL line says about groups, and makes a clean one known by its bytes."""
+        writer = record.writer
+        thread = self.threads.index(writer.host, writer.pid, writer.tid)
+        if (writer.host, writer.pid) not in self._calling:
+            self._calling.add((writer.host, writer.pid))
+            self.gathered.call_marks.append((thread, line, tables.CALLS_BEGIN))
+        kind = _GROUP_CALLS.get(record.message)
+        mark = None if kind is None else (thread, kind)
+        if mark is not None:
+            self.gathered.call_marks.append((thread, line, mark[1]))
+        if record.is_clean and stamp_length(record) == self.stamp_length and is_lookup_form(record):
+            self._known.add_call(text[self.stamp_length :], mark)
+
     def _read_operation(self, text: bytes, record: LogRecord, line: int) -> None:
         message = record.message
         head = log_lines.OPERATION_HEAD.match(message)
         tail = log_lines.OPERATION_TAIL.match(message, head.end()) if head else None
         if head is None or tail is None or not log_records.is_whole_operation(tail, message, record.end):
             self.gathered.skipped["torn"] += 1
-            self.others.tear()
+            self.tear(line)
             return
         operation_head = self._operation_head(record.writer, head[1])
         packed = log_records.pack_template(operation_head, tail)
