@@ -33,6 +33,7 @@ class _Given(TypedDict):
     iterations: int | None
     seed: int
     layers: int
+    interleave: int
     microbatches: int
     hidden: int
     sequence: int
@@ -75,6 +76,7 @@ class _Given(TypedDict):
 @click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
 @click.option("--seed", default=0, help="Equal seeds give equal files.")
 @click.option("--layers", default=2, help="Layers per pipeline stage.")
+@click.option("--interleave", default=1, help="Chunks of layers per stage, each stage in turn; 1: plain 1F1B.")
 @click.option("--microbatches", default=4, help="Microbatches per step.")
 @click.option("--hidden", default=2048, help="Hidden size: message sizes follow.")
 @click.option("--sequence", default=2048, help="Sequence length: message sizes follow.")
@@ -171,6 +173,7 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             iterations=10 if iterations is None and not live else iterations,
             seed=given["seed"],
             layers=given["layers"],
+            interleave=given["interleave"],
             microbatches=given["microbatches"],
             hidden=given["hidden"],
             sequence=given["sequence"],

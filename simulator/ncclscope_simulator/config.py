@@ -52,6 +52,9 @@ class SimulationConfig:
     seed: int = 0
     layers: int = 2
     """Transformer layers per pipeline stage."""
+    interleave: int = 1
+    """Chunks of layers per pipeline stage (Megatron's virtual stages); 1: none. Divides layers; microbatches are a
+    multiple of pp then."""
     microbatches: int = 4
     hidden: int = 2048
     sequence: int = 2048
@@ -178,7 +181,7 @@ def _complaints(config: SimulationConfig) -> list[str]:
 
 
 def _shape_complaints(config: SimulationConfig) -> list[str]:
-    small = ("nodes", "gpus", "tp", "pp", "dp", "ep", "layers", "microbatches", "hidden", "sequence")
+    small = ("nodes", "gpus", "tp", "pp", "dp", "ep", "layers", "interleave", "microbatches", "hidden", "sequence")
     complaints = [
         f"{name} must be at least 1, not {getattr(config, name)}" for name in small if getattr(config, name) < 1
     ]
@@ -200,6 +203,14 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
         (
             config.hidden % config.tp == 0 and config.sequence % config.tp == 0,
             f"hidden and sequence must be multiples of tp={config.tp}",
+        ),
+        (
+            config.interleave == 1 or (config.pp > 1 and config.layers % config.interleave == 0),
+            f"interleave={config.interleave} needs pp > 1 and must divide layers={config.layers}",
+        ),
+        (
+            config.interleave == 1 or config.microbatches % config.pp == 0,
+            f"with interleave, microbatches={config.microbatches} must be a multiple of pp={config.pp}",
         ),
         (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
         (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),

@@ -17,6 +17,7 @@ from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import AVG, BFLOAT16, FLOAT16, FLOAT32, INT64, MAX, SUM, DataType
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
+from ncclscope_simulator.interleaving import Exchange, Interleaving
 from ncclscope_simulator.operations import Buffers, Builder, Launch
 
 _VOCABULARY = 32_000
@@ -84,7 +85,10 @@ class _Program:
 
     def build(self) -> list[Action]:
         self._add(Action(act=Act.LATE, every="step"))
-        self._pipeline()
+        if self._config.interleave > 1:
+            self._interleaved_pipeline()
+        else:
+            self._pipeline()
         self._finish_gradients()
         self._launch(self._collective("WORLD", "AllReduce", "norm", 1, FLOAT32, MAX))
         self._add(Action(act=Act.SYNCHRONISE))
@@ -111,6 +115,30 @@ class _Program:
             self._backward(last=nth == warm_up - 1)
             self._transfer(send_before=True)
 
+    def _interleaved_pipeline(self) -> None:
+        """1F1B with several chunks of layers on each rank."""
+        config = self._config
+        layers = config.layers // config.interleave
+        for step in Interleaving(self._stage, config.pp, config.interleave, config.microbatches).steps():
+            if isinstance(step, Exchange):
+                self._exchange_with_neighbours(step)
+                continue
+            own = range(step.chunk * layers, (step.chunk + 1) * layers)
+            if step.backward:
+                self._backward(last=step.is_last, layers=own)
+            else:
+                self._forward(own, outer=step.chunk in {0, config.interleave - 1})
+
+    def _exchange_with_neighbours(self, exchange: Exchange) -> None:
+        before, after = (self._stage - 1) % self._config.pp, (self._stage + 1) % self._config.pp
+        wanted = (
+            (exchange.send_previous, "Send", before),
+            (exchange.receive_previous, "Recv", before),
+            (exchange.send_next, "Send", after),
+            (exchange.receive_next, "Recv", after),
+        )
+        self._send_and_receive([(op, peer) for asked, op, peer in wanted if asked])
+
     def _transfer(
         self,
         *,
@@ -119,7 +147,7 @@ class _Program:
         send_after: bool = False,
         receive_after: bool = False,
     ) -> None:
-        """One batch of Sends and Recvs with the stages before and after this one; Megatron synchronises after it."""
+        """One batch of Sends and Recvs with the stages before and after this one."""
         first, last = self._stage == 0, self._stage == self._config.pp - 1
         pairs: list[tuple[str, int]] = []
         if send_before and not first:
@@ -130,6 +158,10 @@ class _Program:
             pairs.append(("Send", self._stage + 1))
         if receive_after and not last:
             pairs.append(("Recv", self._stage + 1))
+        self._send_and_receive(pairs)
+
+    def _send_and_receive(self, pairs: list[tuple[str, int]]) -> None:
+        """One batch, of stages; Megatron synchronises after it."""
         if not pairs:
             return
         share = self._config.tp if self._config.sequence_parallelism else 1
@@ -139,18 +171,20 @@ class _Program:
         self._launch(launch)
         self._add(Action(act=Act.SYNCHRONISE))
 
-    def _forward(self) -> None:
+    def _forward(self, layers: range | None = None, *, outer: bool = True) -> None:
+        """One microbatch through layers (None: all of the stage); `outer`: those next to embedding or loss."""
         self._add(Action(act=Act.LATE, every="microbatch"))
-        if self._config.tp > 1 and self._stage in {0, self._config.pp - 1}:
+        if outer and self._config.tp > 1 and self._stage in {0, self._config.pp - 1}:
             self._launch(
                 self._collective("TP", "Broadcast", "batch", _BROADCAST_TOKENS * self._config.sequence, INT64, 0)
             )
-        for layer in range(self._config.layers):
+        for layer in range(self._config.layers) if layers is None else layers:
             self._add(Action(act=Act.LATE, every="layer"))
             self._block(f"f{layer}a", backward=False)
             self._experts(f"f{layer}", backward=False)
             self._block(f"f{layer}m", backward=False)
-        if self._stage == self._config.pp - 1:
+        is_end = layers is None or layers.stop == self._config.layers
+        if is_end and self._stage == self._config.pp - 1:
             self._loss()
 
     def _loss(self) -> None:
@@ -159,8 +193,8 @@ class _Program:
             for name, red in (("max", MAX), ("predicted", SUM), ("sum", SUM)):
                 self._launch(self._collective("TP", "AllReduce", f"loss.{name}", self._config.sequence, FLOAT32, red))
 
-    def _backward(self, *, last: bool) -> None:
-        for layer in reversed(range(self._config.layers)):
+    def _backward(self, *, last: bool, layers: range | None = None) -> None:
+        for layer in reversed(range(self._config.layers) if layers is None else layers):
             self._block(f"b{layer}m", backward=True)
             self._experts(f"b{layer}", backward=True)
             self._block(f"b{layer}a", backward=True)
