@@ -7,7 +7,7 @@ Across processes a communicator is known by
 - the printed commId (equal on all ranks; when one rank gets the same commId again, as successive splits of one
   colour do from 2.18 to 2.22, the second communicator is `<commId>#2`);
 - for splits without one (2.23 on): parent, split count, colour: `<parent>/<count>/<colour>`;
-- else nothing joins it, and it stands for itself under a `~` name.
+- else nothing joins it, and it stands for itself under a `~` name until `identification` finds its other ranks.
 
 Source: NCCL `src/init.cc` (Init and Destroy lines), `ncclCommInitChildComm` (split count).
 """
@@ -156,7 +156,7 @@ class Communicators:
         of = self._store.processes[process]
         epoch = self._epochs[process, pointer]
         digest = hashlib.blake2b(f"{of.host}:{of.pid}:{pointer:x}:{epoch}".encode(), digest_size=6).hexdigest()
-        return self._named(f"~{digest}", job, nranks, Identity.INFERRED)
+        return self._named(f"~{digest}", job, nranks, Identity.INFERRED, identity_confidence=0.0)
 
     def _comm_id_of(self, member: int) -> str:
         return self._store.communicators[self._store.members[member].communicator].comm_id
@@ -168,6 +168,7 @@ class Communicators:
         size: int,
         identity: Identity,
         *,
+        identity_confidence: float = 1.0,
         parent_comm_id: str | None = None,
         split_count: int | None = None,
         color: int | None = None,
@@ -182,6 +183,7 @@ class Communicators:
                     comm_id=name,
                     size=size,
                     identity=identity,
+                    identity_confidence=identity_confidence,
                     parent_comm_id=parent_comm_id,
                     split_count=split_count,
                     color=color,

@@ -132,7 +132,7 @@ class Detection:
             job=job,
             groups={
                 communicator.index: self._group(communicator)
-                for communicator in known.communicators
+                for communicator in known.listed_communicators()
                 if communicator.job == job and communicator.size > 1
             },
             clock_sigma_ns=clocks.worst_sigma_ns(),

@@ -78,7 +78,7 @@ class Limits:
     def refresh(self) -> None:
         """Looks anew at what has changed: members, blocks, and which groups share a network port."""
         store = self._store
-        for communicator in store.communicators:
+        for communicator in store.listed_communicators():
             members = communicator.members or {}
             known = self._known.get(communicator.index)
             seen = store.topologies_seen
@@ -86,7 +86,7 @@ class Limits:
                 parts = self._parts(communicator, members) if len(members) == communicator.size else ()
                 self._known[communicator.index] = _Known(len(members), seen, parts)
         self._share()
-        for communicator in store.communicators:
+        for communicator in store.listed_communicators():
             parts = self._known[communicator.index].parts
             communicator.bottleneck = self._narrowest(communicator.index, parts) if communicator.size > 1 else None
             communicator.model_limit = model_limits.large_messages(self._store, communicator)
@@ -185,7 +185,7 @@ class Limits:
                 self._sharing[communicator.index][part.host, port] = count
 
     def _port_uses(self) -> Iterator[tuple[Communicator, _Part, int]]:
-        for communicator in self._store.communicators:
+        for communicator in self._store.listed_communicators():
             parts = self._known[communicator.index].parts
             if communicator.parallelism is not None and len(parts) > 1:
                 for part in parts:

@@ -98,7 +98,7 @@ def gather(
     window = window_until(now_ns)
     operations = recent_operations(store)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
-    own_labels = _communicators_with_own_labels(store.communicators)
+    own_labels = _communicators_with_own_labels(store.listed_communicators())
     collected = _Collected()
     _add_series(collected, store, aliases, own_labels)
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
@@ -247,7 +247,7 @@ def _add_communicators(
     jobs: Sequence[str],
 ) -> None:
     waits = recent_wait_ratio(recent_collectives(store), len(store.communicators), window).tolist()
-    for each in store.communicators:
+    for each in store.listed_communicators():
         if each.index not in own_labels:
             continue
         alias, parallelism = aliases[each.index], each.parallelism or _UNKNOWN
@@ -255,7 +255,7 @@ def _add_communicators(
         about = (each.comm_id, str(each.size), parallelism, str(each.identity), str(len(hosts_of(store, each))))
         collected.add("ncclscope_communicator_info", 1, each.job, alias, *about)
     for job in jobs:
-        indices = [each.index for each in store.communicators if each.job == job]
+        indices = [each.index for each in store.listed_communicators() if each.job == job]
         collected.add("ncclscope_communicators", len(indices), job)
         collected.add("ncclscope_communicators_summed", sum(index not in own_labels for index in indices), job)
 

@@ -289,7 +289,7 @@ class _Makers:
         """One job's view."""
         store = self._store
         processes = [index for index, job in enumerate(store.process_job) if job == name]
-        communicators = [each for each in store.communicators if each.job == name]
+        communicators = [each for each in store.listed_communicators() if each.job == name]
         mix = self._mix(communicators)
         shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
         return JobView(

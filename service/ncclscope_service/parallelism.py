@@ -69,7 +69,7 @@ def assign_parallelism(known: Store, peers: Mapping[int, int], sizes: Sizes | No
     """
     traffic = _traffic(known)
     by_job: dict[str, list[Communicator]] = defaultdict(list)
-    for communicator in known.communicators:
+    for communicator in known.listed_communicators():
         by_job[communicator.job].append(communicator)
     for communicators in by_job.values():
         _assign_job(known, communicators, traffic, peers, sizes or Sizes())

@@ -24,6 +24,7 @@ from ncclscope_service.communicators import Communicators
 from ncclscope_service.detection import Detection
 from ncclscope_service.distinct import distinct, distinct_together, groups
 from ncclscope_service.exchanges import ExchangeBook
+from ncclscope_service.identification import Identification
 from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
@@ -134,6 +135,9 @@ class Pipeline:
         self._tables = TablesJoin(self.store)
         self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)
+        self._identification = Identification(
+            self.store, self._series, settle_ns=self.settings.settle_ns, gpus_per_node=self.settings.gpus_per_node
+        )
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
         self._lives: dict[int, _Life] = {}
@@ -141,6 +145,8 @@ class Pipeline:
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) that have a kernel and wait for the other ranks."""
+        self._unidentified: deque[tuple[int, Ids]] = deque()
+        """(when decided, operations) of members whose communicator is not found yet."""
         self._marks: deque[_Mark] = deque()
         self._numbered: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) whose iteration later marks may still tell."""
@@ -241,7 +247,7 @@ class Pipeline:
         decided = self._align(now_ns, final=final)
         self._assign_iterations(decided, now_ns)
         self._detection.count_decided(decided)
-        self._report(decided, now_ns)
+        self._report(self._identified(decided, now_ns, final=final), now_ns)
         measured = self._measure(now_ns, final=final, decided=decided)
         self._finish_unjoined(now_ns, final=final)
         if final:
@@ -281,6 +287,26 @@ class Pipeline:
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
         return decided
+
+    def _identified(self, decided: Ids, now_ns: int, *, final: bool) -> Ids:
+        """Finds communicators that nothing names; gives the operations that need not wait for that any more."""
+        if self._identification.advance(now_ns, final=final):
+            self._communicators.changed = True
+            self._group(now_ns, final=final)
+        is_open = self._identification.is_open()
+        if not len(self._unidentified) and not is_open.any():
+            return decided
+        ready = [np.empty(0, np.int64)]
+        waiting, self._unidentified = self._unidentified, deque()
+        for at_ns, operations in [*waiting, (now_ns, decided)]:
+            here = operations[operations >= self.store.operations.first]
+            waits = is_open[self.store.operations.take(here)["member"]]
+            if final or now_ns - at_ns > self.settings.patience_ns:
+                waits[:] = False
+            ready.append(here[~waits])
+            if waits.any():
+                self._unidentified.append((at_ns, here[waits]))
+        return np.concatenate(ready)
 
     def _ended_processes(self, now_ns: int) -> list[int]:
         """Processes that have said all: their communicators ended, and captures reach past their last line.

@@ -183,6 +183,10 @@ class Communicator:
     comm_id: str
     size: int
     identity: Identity
+    identity_confidence: float = 1.0
+    """How sure it is that its members are one; below 1 where that was inferred, 0 while its other ranks are unknown."""
+    absorbed_by: int | None = None
+    """The communicator that its only member was found to belong to: this one is then listed no more."""
     parent_comm_id: str | None = None
     split_count: int | None = None
     color: int | None = None

@@ -7,7 +7,7 @@ second with data; the baseline is the best that the series has shown, as the 90t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from ncclscope_service import rows
 from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.size_class import classify
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
+
+_Integers = NDArray[np.integer]
 
 _WINDOW_NS: Final = 1_000_000_000
 _RECENT_WINDOWS: Final = 60
@@ -28,6 +30,9 @@ _KEPT_WINDOWS: Final = 600
 _BASELINE_QUANTILE: Final = 0.9
 _KEY: Final = ("member", "template", "message_bytes")
 """Columns of an operation that tell its series."""
+_TOLD_BY: Final = ("communicator", "op", "size_class")
+_RECENT: Final = ("busbw", "baseline", "limit")
+_COUNTED: Final = tuple(name for name in rows.SERIES.names or () if name not in (*_TOLD_BY, *_RECENT))
 
 
 @dataclass(slots=True)
@@ -87,6 +92,25 @@ class SeriesBook:
         baselines: NDArray[np.float64] = self._store.series.rows["baseline"][series]
         return baselines
 
+    def absorb(self, into: Mapping[int, int]) -> None:
+        """Adds what was counted for some communicators to others, by index; of recent bandwidth theirs is kept."""
+        old = self._store.series.rows.copy()
+        for index in into:
+            old["communicator"][old["communicator"] == index] = into[index]
+        keys = _packed(old["communicator"], old["op"], old["size_class"])
+        distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        merged = old[first]
+        for name in _COUNTED:
+            merged[name] = 0
+            np.add.at(merged[name], inverse, old[name])
+        for name in _RECENT:
+            known = np.flatnonzero(np.isfinite(old[name]))
+            merged[name][inverse[known]] = old[name][known]
+        self._store.series = Table(rows.SERIES)
+        self._store.series.append(merged)
+        self._index = {key: row for row, key in enumerate(distinct.tolist())}
+        self._windows = {int(inverse[row]): windows for row, windows in self._windows.items()}
+
     def set_limits(self, limit_of: Callable[[int, int], float]) -> None:
         """Sets the limit by topology of every series, from its communicator and operation."""
         table = self._store.series.rows
@@ -129,8 +153,7 @@ class SeriesBook:
     ) -> NDArray[np.int64]:
         """Row of `Store.series` for each; made where it is new."""
         keys, inverse = distinct_together(communicators, codes, classes)
-        packed = (keys[0].astype(np.int64) << 16) | (keys[1].astype(np.int64) << 8) | keys[2].astype(np.int64)
-        found = np.asarray([self._row_of(key) for key in packed.tolist()], np.int64)
+        found = np.asarray([self._row_of(key) for key in _packed(*keys).tolist()], np.int64)
         return found[inverse]
 
     def _row_of(self, key: int) -> int:
@@ -142,3 +165,8 @@ class SeriesBook:
                 fresh[name] = np.nan
             index = self._index[key] = int(self._store.series.append(fresh)[0])
         return index
+
+
+def _packed(communicators: _Integers, codes: _Integers, classes: _Integers) -> NDArray[np.int64]:
+    """One number for each (communicator, operation, size class)."""
+    return (communicators.astype(np.int64) << 16) | (codes.astype(np.int64) << 8) | classes.astype(np.int64)

@@ -289,6 +289,10 @@ class Store:
                 setattr(copied, each.name, copy(value))
         return copied
 
+    def listed_communicators(self) -> list[Communicator]:
+        """All communicators but those that were absorbed by another."""
+        return [each for each in self.communicators if each.absorbed_by is None]
+
     def templates_of(self, operations: Columns, *names: str) -> Columns:
         """The operation template of each of these operations; these columns of it only, where some are named."""
         return self.operation_templates.take(operations["template"], *names)

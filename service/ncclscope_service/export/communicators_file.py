@@ -65,6 +65,7 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
         "split_count": communicator.split_count,
         "color": communicator.color,
         "identity": communicator.identity.value,
+        "identity_confidence": communicator.identity_confidence,
         "operations": int(done.operations[index]),
         "bytes": int(done.bytes[index]),
         "first_ns": time_or_none(int(done.first_ns[index])),

@@ -119,6 +119,7 @@ COMMUNICATORS: Final = pa.schema(
         ("split_count", pa.int64()),
         ("color", pa.int64()),
         ("identity", _TEXT),
+        ("identity_confidence", pa.float64()),
         ("operations", pa.int64()),
         ("bytes", pa.int64()),
         ("first_ns", _NS),

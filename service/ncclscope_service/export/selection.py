@@ -80,7 +80,7 @@ def select(
     operations = _part(store.operations.rows, in_job, ("end_ns", "logged_at_ns", "observed_at_ns"), since_ns)
     kernels = _part(store.kernels.rows, in_job, ("end_ns",), since_ns)
     ranges = _part(store.ranges.rows, in_job, ("end_ns", "start_ns"), since_ns)
-    communicators = tuple(c for c in store.communicators if job is None or c.job == job)
+    communicators = tuple(c for c in store.listed_communicators() if job is None or c.job == job)
     collectives = store.collectives.rows
     is_ours = np.isin(collectives["communicator"], [c.index for c in communicators])
     if since_ns is not None:
