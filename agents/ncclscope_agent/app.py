@@ -60,6 +60,11 @@ class Follower(Protocol):
         """What was read so far."""
         ...
 
+    @property
+    def has_more(self) -> bool:
+        """The last poll took its share and left something that is ready to be read: ask again at once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
@@ -92,7 +97,8 @@ class Agent:
         self._flush_seconds = flush_seconds
         self._wall_ns = wall_ns
         self._link = Link(session, link, health=self.health, wall_ns=wall_ns)
-        self._stopping = anyio.Event()
+        self._is_stopping = False
+        self._naps: set[anyio.CancelScope] = set()
         self._reading = anyio.CancelScope()
         self._waiting = 0
 
@@ -107,8 +113,10 @@ class Agent:
 
     def stop(self) -> None:
         """Asks for the end: a last look at all files, then everything is handed over within the deadline."""
-        if not self._stopping.is_set():
-            self._stopping.set()
+        if not self._is_stopping:
+            self._is_stopping = True
+            for nap in self._naps:
+                nap.cancel()
             self._reading.deadline = min(self._reading.deadline, anyio.current_time() + self._flush_seconds)
             self._link.tell_change()
 
@@ -147,7 +155,7 @@ class Agent:
         is_last_look = False
         release_at = float("inf") if once else 0.0
         while not is_last_look:
-            is_last_look = self._stopping.is_set()
+            is_last_look = self._is_stopping
             generation = await self._follow_generation(known, generation)
             if generation == 0:
                 return
@@ -161,8 +169,18 @@ class Agent:
                 is_last_look = self._session.generation == generation
             elif not is_last_look:
                 pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
-                with anyio.move_on_after(pause):
-                    await self._stopping.wait()
+                await self._nap(pause)
+
+    async def _nap(self, seconds: float) -> None:
+        """Waits so long, or until `stop`. The scope has no deadline: to be cancelled costs far more than to sleep."""
+        if self._is_stopping:
+            return
+        with anyio.CancelScope() as nap:
+            self._naps.add(nap)
+            try:
+                await anyio.sleep(seconds)
+            finally:
+                self._naps.discard(nap)
 
     async def _release(self, known: Followed, generation: int, due: float) -> float:
         """Has the space of what was applied given back, once that is due; returns when it is due again."""
@@ -175,7 +193,7 @@ class Agent:
     async def _follow_generation(self, known: Followed, generation: int) -> int:
         """Waits for the service's first word, and begins anew where it asked for that. 0: stopped before it."""
         while self._session.generation == 0:
-            if self._stopping.is_set():
+            if self._is_stopping:
                 return 0
             await self._link.wait_for_change()
         if self._session.generation != generation:
@@ -217,7 +235,7 @@ def next_pause(pause: float, known: Followed, *, read_something: bool, busy_seco
     Not at all while it is behind; else the shortest time that keeps to the share of a core, and longer and longer
     while nothing comes.
     """
-    if read_something and known.follower.statistics().has_more:
+    if read_something and known.follower.has_more:
         return 0.0
     shortest = max(known.tick_min_seconds, busy_seconds / _BUSY_SHARE)
     wanted = shortest if read_something else max(shortest, pause * _SLOWDOWN)

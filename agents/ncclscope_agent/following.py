@@ -67,7 +67,12 @@ class FollowedLogs:
         """What was read so far; files whose space is not given back are among what was skipped."""
         known = self._follower.statistics()
         refused = {f"release_{reason}": files for reason, files in self._releaser.statistics().refused.items()}
-        return replace(known, has_more=self._follower.has_more, skipped={**known.skipped, **refused})
+        return replace(known, skipped={**known.skipped, **refused})
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the last poll left something unread: it is to be asked again at once."""
+        return self._follower.has_more
 
     def _tell_what_matches(self) -> None:
         """Says that nothing matches a pattern, once, and when something does. A typing error shows like this."""
@@ -115,6 +120,11 @@ class FollowedExports:
     def statistics(self) -> FollowerStatistics:
         """As of the end of the last poll, since this is asked on another thread than the poll runs on."""
         return self._statistics
+
+    @property
+    def has_more(self) -> bool:
+        """Never: a poll reads all that is there."""
+        return False
 
     def _applied(self, key: str) -> int | None:
         known = self._positions.get(key)

@@ -27,8 +27,6 @@ class FollowerStatistics:
     bytes_read_total: int = 0
     lag_bytes: int = 0
     """Seen at the last look, and not read yet."""
-    has_more: bool = False
-    """The last poll took its share and left something that is ready to be read: ask again at once."""
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
     """Lines, records and files that were skipped, by reason."""
 

@@ -34,7 +34,7 @@ class LinkSettings:
     connect_seconds: float = 10.0
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0
-    """After so long without a word the connection is given up."""
+    """After so long without a word the connection is given up, at the next heartbeat."""
     first_retry_seconds: float = 0.25
     last_retry_seconds: float = 15.0
     """Waiting doubles from the first to the last, each time times a random 0.5 to 1."""
@@ -73,16 +73,21 @@ class Link:
         self._health = health
         self._wall_ns = wall_ns
         self._jitter = jitter
-        self._something_to_send = anyio.Event()
-        self._changed = anyio.Event()
+        self._something_to_send: anyio.Event | None = None
+        self._changed: anyio.Event | None = None
+        self._heard_at = 0.0
         self._last_failure: str | None = None
 
     def nudge(self) -> None:
         """There may be something to send. Call it on the event loop after `offer` and `finish`."""
-        self._something_to_send.set()
+        if self._something_to_send is not None:
+            self._something_to_send.set()
+            self._something_to_send = None
 
     async def wait_for_change(self) -> None:
         """Returns when the service has said something, the connection was lost, or `tell_change` was called."""
+        if self._changed is None:
+            self._changed = anyio.Event()
         await self._changed.wait()
 
     async def run(self) -> None:
@@ -100,8 +105,7 @@ class Link:
     async def _wait_or_closed(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             while not self._session.is_closed:
-                self._something_to_send = anyio.Event()
-                await self._something_to_send.wait()
+                await self._wait_for_nudge()
 
     async def _run_connection(self) -> None:
         try:
@@ -142,39 +146,47 @@ class Link:
 
     async def _send(self, stream: ByteStream) -> None:
         while True:
-            self._something_to_send = anyio.Event()
             if data := self._session.to_send():
                 await stream.send(data)
             elif self._session.is_closed:
                 return
             else:
-                await self._something_to_send.wait()
+                await self._wait_for_nudge()
+
+    async def _wait_for_nudge(self) -> None:
+        self._something_to_send = anyio.Event()
+        await self._something_to_send.wait()
 
     async def _receive(self, stream: ByteStream) -> None:
         while True:
-            with anyio.fail_after(self._settings.silence_seconds):
-                data = await stream.receive(_RECEIVE_BYTES)
+            data = await stream.receive(_RECEIVE_BYTES)
+            self._heard_at = anyio.current_time()
             was = self._session.state
             self._session.on_bytes(data)
             if was is SessionState.HELLO_SENT and self._session.state is SessionState.STREAMING:
                 self._on_welcome()
             self.tell_change()
-            self.nudge()
 
     async def _beat(self, _: ByteStream) -> None:
+        """Says that we live, and looks whether the service does: one timer for both, none for each receipt."""
+        self._heard_at = anyio.current_time()
         while True:
             await anyio.sleep(self._settings.heartbeat_seconds)
+            if anyio.current_time() - self._heard_at >= self._settings.silence_seconds:
+                raise TimeoutError
             self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
             self.nudge()
 
     def tell_change(self) -> None:
         """Wakes all who wait for a change: they look at the session and at what else they wait for."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def _on_welcome(self) -> None:
         self._last_failure = None
         self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
+        self.nudge()
         _log.info("connected", service=self._address, generation=self._session.generation)
 
     def _on_failure(self, why: str) -> None:

@@ -43,7 +43,7 @@ class FakeFollower:
         return []
 
     def statistics(self) -> FollowerStatistics:
-        return FollowerStatistics(files=1, lines_total=self.at, has_more=self.has_more)
+        return FollowerStatistics(files=1, lines_total=self.at)
 
     def _batch(self, now_wall_ns: int) -> Batch:
         begin, self.at = self.at, min(self.rows, self.at + self.per_batch)
