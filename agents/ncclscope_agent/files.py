@@ -26,6 +26,7 @@ from ncclscope_agent.recognise import FileKind, recognise
 from ncclscope_agent.release import LogReleaser, data_after
 from ncclscope_agent.sources.inspector import DUMP_MARK, InspectorReader
 from ncclscope_agent.sources.nccl_log import MAX_LINE_BYTES, MAX_TEMPLATES, NcclLogReader
+from ncclscope_agent.sources.text_batches import TextBatch, batches_of
 from ncclscope_agent.tail import Decision, FileIdentity, Tail, Verdict
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
@@ -145,7 +146,7 @@ class LogFollower:
             self._nudged.clear()
             self._scan()
             self._scanned_ns = now_wall_ns
-        batches: list[Batch] = []
+        read: list[TextBatch | Batch] = []
         budget = self._limits.bytes_per_poll
         self._was_cut_short = False
         order = list(self._followed.values())
@@ -155,9 +156,9 @@ class LogFollower:
                 self._was_cut_short = True
                 break
             before = self._bytes_read
-            batches += self._take_turn(followed, now_wall_ns, budget)
+            read += self._take_turn(followed, now_wall_ns, budget)
             budget -= self._bytes_read - before
-        return self._counted(batches)
+        return self._counted(batches_of(read))
 
     def reset(self, positions: Mapping[str, Position]) -> None:
         """Forgets all files, dictionaries too, and goes on at these positions. Gives nothing."""
@@ -175,12 +176,12 @@ class LogFollower:
         A last line without a newline is read if it is whole, and each source gets its last batch. An agent
         that stops while the job goes on does not call this: it leaves unfinished lines to the next one.
         """
-        batches: list[Batch] = []
+        read: list[TextBatch | Batch] = []
         for followed in list(self._followed.values()):
-            batches += self._read_to_the_end(followed, now_wall_ns)
+            read += self._read_to_the_end(followed, now_wall_ns)
             if followed.tail.identity in self._followed:
                 self._drop(followed)
-        return self._counted(batches)
+        return self._counted(batches_of(read))
 
     def release(self, applied: Mapping[str, int], releaser: LogReleaser) -> int:
         """Has the space of what was applied given back; returns how many bytes that were.
@@ -219,7 +220,8 @@ class LogFollower:
 
     def _counted(self, batches: list[Batch]) -> list[Batch]:
         for batch in batches:
-            self._skipped.update(batch.counts.skipped)
+            if batch.counts.skipped:
+                self._skipped.update(batch.counts.skipped)
         return batches
 
     # Finding files
@@ -260,21 +262,21 @@ class LogFollower:
 
     # Reading one
 
-    def _take_turn(self, followed: _Followed, now_ns: int, budget: int) -> list[Batch]:
+    def _take_turn(self, followed: _Followed, now_ns: int, budget: int) -> list[TextBatch | Batch]:
         try:
             if followed.reader is None and not self._begin(followed):
                 return []
             status = os.fstat(followed.handle)
             decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
-            batches: list[Batch] = []
+            batches: Sequence[TextBatch | Batch] = ()
             if decision.verdict is Verdict.READ:
                 decision, batches = self._read(followed, now_ns, min(budget, self._limits.bytes_per_turn))
         except OSError:
             self._skipped["file_unreadable"] += 1
-            decision, batches = followed.tail.give_up(), []
-        return batches + self._carry_out(followed, decision, now_ns)
+            decision, batches = followed.tail.give_up(), ()
+        return [*batches, *self._carry_out(followed, decision, now_ns)]
 
-    def _read(self, followed: _Followed, now_ns: int | None, most: int) -> tuple[Decision, list[Batch]]:
+    def _read(self, followed: _Followed, now_ns: int | None, most: int) -> tuple[Decision, Sequence[TextBatch | Batch]]:
         data = os.pread(followed.handle, most, followed.tail.offset)
         if data.startswith(b"\0") and followed.tail.offset >= tail.HEAD_BYTES and (hole := followed.hole_bytes()):
             return self._pass_over(followed, hole)
@@ -284,11 +286,11 @@ class LogFollower:
         self._was_cut_short |= len(data) >= most
         self._bytes_read += len(data)
         lines = followed.reader.line
-        batches = followed.reader.feed(data, now_ns)
+        batches = followed.reader.read(data, now_ns)
         self._lines += followed.reader.line - lines
         return decision, batches
 
-    def _pass_over(self, followed: _Followed, hole: int) -> tuple[Decision, list[Batch]]:
+    def _pass_over(self, followed: _Followed, hole: int) -> tuple[Decision, Sequence[TextBatch | Batch]]:
         """Goes on behind a hole without reading its zeros: they may be many more than the disk has room for."""
         self._was_cut_short = True
         decision = followed.tail.on_hole(hole, followed.head(), followed.size())
@@ -296,7 +298,7 @@ class LogFollower:
             followed.reader.feed_zeros(hole)
         return decision, []
 
-    def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[Batch]:
+    def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[TextBatch | Batch]:
         if decision.verdict is Verdict.BEGIN_ANEW:
             batches = self._end(followed, decision, now_ns)
             followed.tail = Tail(followed.tail.identity, grace_ns=self._limits.grace_ns)
@@ -311,31 +313,31 @@ class LogFollower:
             return batches
         return []
 
-    def _end(self, followed: _Followed, decision: Decision, now_ns: int | None) -> list[Batch]:
+    def _end(self, followed: _Followed, decision: Decision, now_ns: int | None) -> list[TextBatch | Batch]:
         """The last batch of a source, which says why it ends."""
         if followed.reader is None:
             return []
         lines = followed.reader.line
-        batches = followed.reader.flush(now_ns)
+        last = followed.reader.read_last(now_ns)
         self._lines += followed.reader.line - lines
         self._remember_end(followed.reader)
         if decision.reason is None:
-            return batches
+            return [last]
         gap = SourceGap(
             reason=decision.reason,
             amount=decision.lost_bytes,
             unit="bytes",
             detail=_DETAILS[decision.reason].format(name=followed.reader.source.name, lost=decision.lost_bytes),
         )
-        return [*batches[:-1], replace(batches[-1], gaps=(gap,))]
+        return [replace(last, gaps=(*last.gaps, gap))]
 
     def _remember_end(self, reader: NcclLogReader | InspectorReader) -> None:
         if len(self._ends) >= _REMEMBERED_ENDS:
             self._ends.clear()
         self._ends[reader.source.key] = Position(end=reader.position, end_line=reader.line)
 
-    def _read_to_the_end(self, followed: _Followed, now_ns: int | None) -> list[Batch]:
-        batches: list[Batch] = []
+    def _read_to_the_end(self, followed: _Followed, now_ns: int | None) -> list[TextBatch | Batch]:
+        batches: list[TextBatch | Batch] = []
         decision = Decision(verdict=Verdict.FINISH)
         try:
             if followed.reader is None and not self._begin(followed, is_complete=True):

@@ -143,6 +143,14 @@ class InspectorReader:
             batches.append(self._batch(self._position + size, observed_at_ns, is_last=False))
         return batches
 
+    def read(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
+        """As the reader of logs has it: nothing is left to be read together with other files."""
+        return self.feed(data, observed_at_ns)
+
+    def read_last(self, observed_at_ns: int | None = None) -> Batch:
+        """As the reader of logs has it."""
+        return self.flush(observed_at_ns)[0]
+
     def tear(self) -> None:
         """Says, before the first `feed`, that `begin` lies in a hole: the first line is torn."""
         self._cutter.tear()

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_agent.sources import log_lines, log_stamp
 from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
-from ncclscope_agent.sources.text_columns import read_hexadecimals
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns, no_rows
 from ncclscope_wire.facts import Fact
@@ -31,20 +31,16 @@ class LoggedTimes:
         self._pad(rows)
         self._known.append(time_ns)
 
-    def settle(self, layout: StampLayout | OtherLayout, clock: Clock, rows: int) -> Counter[str]:
-        """Reads the stamps that wait: they are those of the last of so many rows.
+    def settle(self, times: NDArray[np.int64], clock: Clock, rows: int) -> Counter[str]:
+        """Takes the times of the stamps that wait, as their layout read them: those of the last of so many rows.
 
         Returns how many of them are no stamp but a torn piece of an operation line, or a stamp whose time cannot be
         told, by reason.
         """
-        stamps = self.stamps
+        self._pad(rows - len(self.stamps))
         doubts = Counter[str]()
-        if not stamps:
-            return doubts
-        self._pad(rows - len(stamps))
-        times = layout.read(stamps)
         for at in np.flatnonzero(times == NO_TIME_NS):
-            stamp = stamps[at]
+            stamp = self.stamps[at]
             found = log_stamp.in_front(stamp, len(stamp)) or log_stamp.in_other_form(stamp, len(stamp))
             if found is not None:
                 times[at] = log_stamp.stamp_ns(found, clock)
@@ -52,7 +48,7 @@ class LoggedTimes:
             elif log_lines.has_fragment(stamp):
                 doubts["torn"] += 1
         self._known.frombytes(times.tobytes())
-        stamps.clear()
+        self.stamps.clear()
         return doubts
 
     def column(self, rows: int) -> array[int]:
@@ -72,7 +68,10 @@ _NO_TIME: Final = array("q", [NO_TIME_NS])
 class Gathered:
     """Rows, records and counts since the last batch. Appended to from the reader's inner loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: StampLayout | OtherLayout | None, clock: Clock) -> None:
+        self.layout = layout
+        """The form of the stamps that wait."""
+        self._clock = clock
         self.templates = array("I")
         self.lines = array("I")
         self.op_counts: list[bytes] = []
@@ -98,26 +97,18 @@ class Gathered:
         self.lines.append(line)
         self.op_counts.append(op_count)
 
-    def settle_times(self, layout: StampLayout | OtherLayout, clock: Clock) -> None:
-        """Reads the stamps that wait for it, before stamps of another form come or the batch ends."""
-        self.skipped.update(self.times.settle(layout, clock, len(self.templates)))
+    def settle_times(self) -> None:
+        """Reads the stamps that wait, before stamps of another form come."""
+        if self.times.stamps and self.layout is not None:
+            self.take_times(self.layout.read(self.times.stamps))
 
-    def operations(self) -> Columns:
-        """One row per operation line (OPERATION_ROW), in the order of the file.
+    def take_times(self, times: NDArray[np.int64]) -> None:
+        """Takes the times of the stamps that wait."""
+        self.skipped.update(self.times.settle(times, self._clock, len(self.templates)))
 
-        A line known by its bytes but for an opCount that is no number was torn: it is counted here.
-        """
-        if not self.templates:
-            return no_rows(tables.OPERATION_ROW)
-        rows = np.empty(len(self.templates), dtype=tables.OPERATION_ROW)
-        rows["template"] = np.frombuffer(self.templates, dtype=np.uint32)
-        rows["line"] = np.frombuffer(self.lines, dtype=np.uint32)
-        rows["op_count"], good = read_hexadecimals(self.op_counts)
-        rows["logged_at_ns"] = np.frombuffer(self.times.column(len(rows)), dtype=np.int64)
-        if good is None:
-            return rows
-        self.skipped["torn"] += int(np.count_nonzero(~good))
-        return rows[good]
+    def time_column(self) -> array[int]:
+        """The time of each operation row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
+        return self.times.column(len(self.templates))
 
     def tuning_rows(self) -> Columns:
         """One row per TUNING line (TUNING_ROW), in the order of the file."""

@@ -35,7 +35,6 @@ LONGEST: Final = 48
 """No stamp of these forms is longer, in bytes."""
 
 _ANY_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
-_HIGHEST_SECOND: Final = np.array([5, 9], dtype=np.uint8)
 _NS: Final = 1_000_000_000
 _DAY_NS: Final = 86_400 * _NS
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
@@ -108,9 +107,9 @@ class StampLayout:
         self._others = np.frombuffer(stamp, dtype=np.uint8)[self._other_columns]
         # What moves within a minute: two digits, and with a point between them those of the fraction.
         second = example.start("second") - begin
-        self._seconds = slice(second, second + 2)
-        self._fraction = slice(second + 3, second + 3 + len(fraction)) if fraction else slice(0, 0)
-        self._moving = slice(second, max(self._seconds.stop, self._fraction.stop))
+        self._moving = slice(second, second + (3 + len(fraction) if fraction else 2))
+        self._lowest = np.frombuffer(stamp.translate(_ANY_DIGIT), dtype=np.uint8)[self._moving]
+        self._range = np.array([5, 9] + [0] * bool(fraction) + [9] * len(fraction), dtype=np.uint8)
         self._shape = self._shape_of(stamp)
         self._clock_ns = np.array(
             [36_000 * _NS, 3_600 * _NS, 600 * _NS, 60 * _NS, 10 * _NS, _NS]
@@ -119,6 +118,11 @@ class StampLayout:
         )
         point = np.zeros(1 if fraction else 0, dtype=np.int64)
         self._moving_ns = np.concatenate([self._clock_ns[4:6], point, self._clock_ns[6:]])
+
+    @property
+    def form(self) -> tuple[bytes, Clock]:
+        """Layouts of the same form read the same stamps, and the same times from them."""
+        return self._shape, self._clock
 
     def read(self, stamps: list[bytes]) -> NDArray[np.int64]:
         """UTC nanoseconds of many stamps, each `length` bytes; NO_TIME_NS where one has another form."""
@@ -141,13 +145,14 @@ class StampLayout:
         """The same where all are of the first one's minute, and well; else None. Most stamps that are tailed are."""
         found = AT_START.fullmatch(first) if self._shape_of(first) == self._shape else None
         first_ns = NO_TIME_NS if found is None else stamp_ns(found, self._clock)
-        digits = text[:, self._moving] - np.uint8(48)
-        is_good = text == text[0]
-        is_good[:, self._seconds] = digits[:, :2] <= _HIGHEST_SECOND
-        is_good[:, self._fraction] = digits[:, 3:] <= 9
-        if first_ns == NO_TIME_NS or not is_good.all():
+        if first_ns == NO_TIME_NS:
             return None
-        moved_ns: NDArray[np.int64] = digits.astype(np.int64) @ self._moving_ns
+        moved = text[:, self._moving] - self._lowest  # what is lower wraps to more than its range
+        begin, end = self._moving.start, self._moving.stop
+        recurs = (text[:, :begin] == text[0, :begin]).all() and (text[:, end:] == text[0, end:]).all()
+        if not recurs or not (moved <= self._range).all():
+            return None
+        moved_ns: NDArray[np.int64] = moved.astype(np.int64) @ self._moving_ns
         times: NDArray[np.int64] = moved_ns + (first_ns - moved_ns[0])
         return times
 
@@ -161,6 +166,11 @@ class OtherLayout:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+
+    @property
+    def form(self) -> tuple[bytes, Clock]:
+        """As of a `StampLayout`: what is read depends on the clock only."""
+        return b"", self._clock
 
     def read(self, stamps: list[bytes]) -> NDArray[np.int64]:
         """UTC nanoseconds of many stamps; NO_TIME_NS where one is of no such form, or cannot be told."""

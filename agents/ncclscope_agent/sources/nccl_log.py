@@ -25,6 +25,7 @@ from ncclscope_agent.sources.log_prefix import KnownHosts, LogRecord, RecordEnd,
 from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
 from ncclscope_agent.sources.shapes import Shapes
+from ncclscope_agent.sources.text_batches import TextBatch, batches_of
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source
 
@@ -120,8 +121,16 @@ class NcclLogReader:
 
     def feed(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
         """The batches of the lines that these bytes finish; none where they finish no line."""
+        return batches_of(self.read(data, observed_at_ns))
+
+    def flush(self, observed_at_ns: int | None = None) -> list[Batch]:
+        """The last batch: the file is at its end, and a last line without a newline is read if it is whole."""
+        return batches_of([self.read_last(observed_at_ns)])
+
+    def read(self, data: bytes, observed_at_ns: int | None = None) -> list[TextBatch]:
+        """The same as `feed`, for numbers to be read together with those of other logs."""
         cut = self._cutter.feed(data)
-        batches: list[Batch] = []
+        batches: list[TextBatch] = []
         for at in range(0, len(cut.lines), self._lines_per_batch):
             some = cut.lines[at : at + self._lines_per_batch]
             excess = cut.first_line_excess if at == 0 else 0
@@ -139,15 +148,15 @@ class NcclLogReader:
         """The same as `feed` of so many zeros, in no time: a hole in the file."""
         self._cutter.feed_zeros(count)
 
-    def flush(self, observed_at_ns: int | None = None) -> list[Batch]:
-        """The last batch: the file is at its end, and a last line without a newline is read if it is whole."""
+    def read_last(self, observed_at_ns: int | None = None) -> TextBatch:
+        """The same as `flush`, for numbers to be read together with those of other logs."""
         end = self._position + self._cutter.unfinished_bytes
         last = self._cutter.take_unfinished()
         if last is not None:
             self._line += 1
             self._read_unterminated(last)
             self._add_excess(last, end - self._position - len(last))
-        return [self._batch(end, observed_at_ns, is_last=True)]
+        return self._batch(end, observed_at_ns, is_last=True)
 
     # Lines
 
@@ -322,14 +331,13 @@ class NcclLogReader:
 
     # Batches
 
-    def _batch(self, end: int, observed_at_ns: int | None, *, is_last: bool) -> Batch:
+    def _batch(self, end: int, observed_at_ns: int | None, *, is_last: bool) -> TextBatch:
         if is_last:
             self._records.others.finish()
         gathered = self._records.take_gathered()
         gathered.skipped.update(self._records.others.take_dropped())
         begin, self._position = self._position, end
-        operations = gathered.operations()
-        return Batch(
+        return TextBatch(
             source=self.source,
             begin=begin,
             end=end,
@@ -339,16 +347,9 @@ class NcclLogReader:
             strings=self._records.strings.take_new(),
             threads=self._records.threads.take_new(),
             operation_templates=self._records.templates.take_new(),
-            operations=operations,
-            tunings=gathered.tuning_rows(),
-            call_marks=gathered.mark_rows(),
-            communicators=tuple(gathered.communicators),
-            versions=tuple(gathered.versions),
-            facts=tuple(gathered.facts),
             topologies=self._records.others.topology.take(),
             tuning_tables=self._records.others.tuning_table.take(),
-            gaps=gathered.gaps(self.source.name),
-            counts=gathered.counts(len(operations)),
+            gathered=gathered,
         )
 
 

@@ -10,7 +10,7 @@ from ncclscope_agent.sources.known_lines import KnownHead, KnownLines
 from ncclscope_agent.sources.log_prefix import LogRecord, RecordEnd, Writer
 from ncclscope_agent.sources.log_records import OperationHead
 from ncclscope_agent.sources.log_rows import Gathered
-from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
+from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.other_records import OtherRecords
 from ncclscope_wire import tables
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -29,7 +29,7 @@ class RecordReader:
     """
 
     def __init__(self, known: KnownLines, *, clock: Clock) -> None:
-        self.gathered = Gathered()
+        self.gathered = Gathered(None, clock)
         self.strings = Strings()
         self.threads = Threads(self.strings)
         self.templates = Templates()
@@ -38,14 +38,12 @@ class RecordReader:
         """Bytes of the stamp with which the latest operation lines began."""
         self._calling: set[tuple[str, int]] = set()
         """Processes of which CALL lines were read."""
-        self._layout: StampLayout | OtherLayout | None = None
         self._known = known
         self._clock = clock
 
     def take_gathered(self) -> Gathered:
-        """What was read since this was last asked."""
-        self._settle_times()
-        gathered, self.gathered = self.gathered, Gathered()
+        """What was read since this was last asked; its stamps and opCounts are still text."""
+        gathered, self.gathered = self.gathered, Gathered(self.gathered.layout, self._clock)
         return gathered
 
     def read(self, text: bytes, record: LogRecord, line: int) -> None:
@@ -116,7 +114,7 @@ class RecordReader:
             return
         template = self.templates.add(packed)
         time_ns = self._time_ns(record)
-        self._settle_times()
+        self.gathered.settle_times()
         self.gathered.add_operation(template, line, head[2], NO_TIME_NS if time_ns is None else time_ns)
         if record.is_clean and record.end is RecordEnd.LINE and is_lookup_form(record):
             self._remember_operation(text, record, operation_head, template)
@@ -141,12 +139,8 @@ class RecordReader:
         """Expects the stamps of the next lines to have the form of this operation line's."""
         if stamp_length(record) == self.stamp_length:
             return
-        self._layout = log_stamp.layout_of(record.stamp, self._clock) if record.stamp else None
+        self.gathered.layout = log_stamp.layout_of(record.stamp, self._clock) if record.stamp else None
         self.stamp_length = stamp_length(record)
-
-    def _settle_times(self) -> None:
-        if self._layout is not None:
-            self.gathered.settle_times(self._layout, self._clock)
 
     def _read_tuning(self, text: bytes, record: LogRecord, line: int) -> bool:
         if b" Bytes -> " not in record.message[:128]:

@@ -29,7 +29,12 @@ _BLANK: Final = 32
 
 def read_hexadecimals(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.bool_] | None]:
     """The values of hexadecimal texts, and which of them are hexadecimal numbers of 64 bits at all; None: all."""
-    padded = b"".join(map(bytes.rjust, texts, repeat(_HEX_DIGITS), repeat(b"0")))
+    lengths = set(map(len, texts))
+    if len(lengths) == 1:
+        zeros = b"0" * (_HEX_DIGITS - lengths.pop())
+        padded = zeros + zeros.join(texts)
+    else:
+        padded = b"".join(map(bytes.rjust, texts, repeat(_HEX_DIGITS), repeat(b"0")))
     if len(padded) == len(texts) * _HEX_DIGITS and all(texts) and not padded.translate(None, _HEX_BYTES):
         return np.frombuffer(unhexlify(padded), dtype=">u8").astype(np.uint64), None
     good = np.array([0 < len(text) <= _HEX_DIGITS and not text.translate(None, _HEX_BYTES) for text in texts])

@@ -1,0 +1,121 @@
+"""Batches of logs whose stamps and opCounts are still text, and reading these together.
+
+An agent that follows a node's logs gets a hundred lines of each at a time. Columns of so few rows cost by the step
+and not by the row, the more so for a process whose code has left the caches while it slept. So readers leave their
+numbers as text, and those of all files are read in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_agent.sources.log_rows import Gathered
+from ncclscope_agent.sources.log_stamp import Clock
+from ncclscope_agent.sources.text_columns import read_hexadecimals
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch, Columns, no_rows
+from ncclscope_wire.records import Source, SourceGap
+from ncclscope_wire.topology import TopologySeen, TuningTableSeen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBatch:
+    """What a `Batch` will hold; its operations are in `gathered`, as text."""
+
+    source: Source
+    begin: int
+    end: int
+    end_line: int
+    is_last: bool
+    observed_at_ns: int | None
+    strings: tuple[str, ...]
+    threads: Columns
+    operation_templates: Columns
+    topologies: tuple[TopologySeen, ...]
+    tuning_tables: tuple[TuningTableSeen, ...]
+    gathered: Gathered
+    gaps: tuple[SourceGap, ...] = ()
+    """Those that whoever followed the log knows; what the log itself tells is in `gathered`."""
+
+
+def batches_of(read: Sequence[TextBatch | Batch]) -> list[Batch]:
+    """These batches with their numbers read, in the same order; their operations are parts of one table."""
+    together = [text.gathered for text in read if isinstance(text, TextBatch)]
+    _settle_times(together)
+    operations = iter(_operations(together))
+    return [_batch(text, next(operations)) if isinstance(text, TextBatch) else text for text in read]
+
+
+def _settle_times(together: Sequence[Gathered]) -> None:
+    """Reads the stamps that still wait; those of one form in one go."""
+    waiting: dict[tuple[bytes, Clock], list[Gathered]] = {}
+    for gathered in together:
+        if gathered.times.stamps and gathered.layout is not None:
+            waiting.setdefault(gathered.layout.form, []).append(gathered)
+    for alike in waiting.values():
+        layout = alike[0].layout
+        assert layout is not None, "stamps wait, and their form is not known"
+        times = layout.read(list(chain.from_iterable(gathered.times.stamps for gathered in alike)))
+        at = 0
+        for gathered in alike:
+            begin, at = at, at + len(gathered.times.stamps)
+            gathered.take_times(times[begin:at])
+
+
+def _operations(together: Sequence[Gathered]) -> list[Columns]:
+    """One row per operation line (OPERATION_ROW), in the order of the file, for each.
+
+    A line known by its bytes but for an opCount that is no number was torn: it is counted there.
+    """
+    ends = np.cumsum([len(gathered.templates) for gathered in together]).tolist()
+    if not ends or not ends[-1]:
+        return [no_rows(tables.OPERATION_ROW) for _ in together]
+    rows = np.empty(ends[-1], dtype=tables.OPERATION_ROW)
+    rows["template"] = np.frombuffer(b"".join([gathered.templates for gathered in together]), dtype=np.uint32)
+    rows["line"] = np.frombuffer(b"".join([gathered.lines for gathered in together]), dtype=np.uint32)
+    rows["logged_at_ns"] = np.frombuffer(b"".join([gathered.time_column() for gathered in together]), dtype=np.int64)
+    op_counts = list(chain.from_iterable([gathered.op_counts for gathered in together]))
+    rows["op_count"], good = read_hexadecimals(op_counts)
+    parts = [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    return parts if good is None else _without_torn(together, parts, good)
+
+
+def _without_torn(together: Sequence[Gathered], parts: Sequence[Columns], good: NDArray[np.bool_]) -> list[Columns]:
+    whole: list[Columns] = []
+    at = 0
+    for gathered, part in zip(together, parts, strict=True):
+        begin, at = at, at + len(part)
+        whole.append(part[good[begin:at]])
+        if torn := len(part) - len(whole[-1]):
+            gathered.skipped["torn"] += torn
+    return whole
+
+
+def _batch(text: TextBatch, operations: Columns) -> Batch:
+    gathered = text.gathered
+    return Batch(
+        source=text.source,
+        begin=text.begin,
+        end=text.end,
+        end_line=text.end_line,
+        is_last=text.is_last,
+        observed_at_ns=text.observed_at_ns,
+        strings=text.strings,
+        threads=text.threads,
+        operation_templates=text.operation_templates,
+        operations=operations,
+        tunings=gathered.tuning_rows(),
+        call_marks=gathered.mark_rows(),
+        communicators=tuple(gathered.communicators),
+        versions=tuple(gathered.versions),
+        facts=tuple(gathered.facts),
+        topologies=text.topologies,
+        tuning_tables=text.tuning_tables,
+        gaps=(*gathered.gaps(text.source.name), *text.gaps),
+        counts=gathered.counts(len(operations)),
+    )
