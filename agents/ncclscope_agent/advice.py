@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from ncclscope_agent.stamp_trial import Trial, try_format
 from ncclscope_agent.volume import LogLook
 
 DEFAULT_LOG_FILE: Final = "/tmp/nccl.%h.%p.log"
@@ -324,26 +325,35 @@ def _on_stamp_format(version: NcclVersion, environment: Mapping[str, str]) -> It
         yield from _on_given_format(version, name, found)
 
 
+_BAD_TRIALS: Final = {
+    Trial.NOT_TOLD: (
+        "a stamp without year, month, day and time, or without a blank behind it, does not tell when: use %F and %T"
+    ),
+    Trial.WRONG: "hours of the afternoon look like those of the morning: use %T",
+    Trial.NOT_READ: "the host cannot be told from the stamp in front of it: end it with a blank or a bracket",
+}
+
+
 def _on_given_format(version: NcclVersion, name: str, found: str) -> Iterator[Remark]:
     digits = [int(number) for number in re.findall(r"%([1-9])f", found.replace("%%", ""))]
-    has_date = "%F" in found or all(part in found for part in ("%Y", "%m", "%d"))
-    has_time = "%T" in found or all(part in found for part in ("%H", "%M", "%S"))
+    trial = try_format(found, blanks=version > _STAMPS)
     if version == _STAMPS and digits:
         worse = ", and %7f to %9f end the process by a division by zero" if max(digits) > 6 else ""
         yield _remark(Verdict.CHANGE, name, found, f"2.26.2 prints wrong digits of the second{worse}: leave them out")
     elif len(digits) > 1:
         yield _remark(Verdict.CHANGE, name, found, "NCCL replaces digits of the second (%1f to %9f) once only")
-    elif not has_date or not has_time:
-        yield _remark(
-            Verdict.CHANGE, name, found, "a stamp without year, month, day and time does not tell when: use %F and %T"
-        )
+    elif trial in _BAD_TRIALS:
+        yield _remark(Verdict.CHANGE, name, found, _BAD_TRIALS[trial])
+    elif trial is Trial.TOLD_BY_FILE:
+        text = "year, or order of the date, is told by the file's last change only: use %F"
+        yield _remark(Verdict.NOTE, name, found, text)
     elif not digits and version > _STAMPS:
         yield _remark(Verdict.NOTE, name, found, "whole seconds only: %6f gives microseconds")
     else:
         yield _remark(Verdict.RIGHT, name, found, "date, time and enough digits")
     if version == _STAMPS and "_" in found:
         yield _remark(Verdict.NOTE, name, found, "2.26.2 prints `_` as it is; 2.26.3 and later write a blank")
-    if not re.search(r"%z", found):
+    if not re.search(r"%[zs]", found):
         yield _remark(
             Verdict.NOTE, name, found, "NCCL prints local time without its zone: tell the agent by --log-timezone"
         )

@@ -760,8 +760,9 @@ class TorchTimeout(Fact):
     rank: Rank
     sequence: Size
     operation: Name
-    elements_in: Size
-    elements_out: Size
+    elements_in: Size | None = None
+    """Up to PyTorch 2.0 it prints the shape instead."""
+    elements_out: Size | None = None
     timeout_ms: Size
     ran_ms: Size
     group: Name | None = None

@@ -214,6 +214,8 @@ def test_levels_that_leave_out_info_leave_operations_without_a_time() -> None:
         ("2.26.2", "[%F %T.%6f] ", "wrong digits of the second: leave"),
         ("2.26.2", "[%F %T.%9f] ", "division by zero"),
         ("2.27.5", "%T ", "without year"),
+        ("2.27.5", "%F_%T.%6f", "without a blank behind"),
+        ("2.27.5", "%F_%I:%M:%S_", "look like those of the morning"),
         ("2.27.5", "", "turns time stamps off"),
         ("2.27.5", "%F %T" + "x" * 251, "over 255"),
         ("2.27.5", "%F %T.%3f %6f", "once only"),
@@ -223,6 +225,13 @@ def test_a_stamp_that_cannot_be_used_must_change(nccl: str, value: str, why: str
     ((about, text),) = changed(nccl, DEBUG_TIMESTAMP_FORMAT=value)
     assert about == "NCCL_DEBUG_TIMESTAMP_FORMAT"
     assert why in text
+
+
+@pytest.mark.parametrize(
+    "value", ["%s.%6f ", "%c_", "%F_%r_", "%Y%m%d-%H%M%S ", "[%F %T.%6f]", "%FT%T%z ", "%b %d %T ", "%D %T "]
+)
+def test_a_stamp_that_the_reader_understands_is_left_as_it_is(value: str) -> None:
+    assert changed("2.27.5", DEBUG_TIMESTAMP_FORMAT=value) == []
 
 
 def test_ranges_that_are_turned_off_matter_where_exports_are_used() -> None:

@@ -133,3 +133,9 @@ def test_the_tail_of_a_torn_record_is_not_joined_to_a_head() -> None:
     log = read_log(lines(INIT, first[:120] + second, first[120:]))
     assert [operation["count"] for operation in log.operations] == [2]
     assert log.skipped == {"torn": 2}
+
+
+def test_a_line_of_blanks_in_front_of_a_record_is_read_in_no_time() -> None:
+    """Found by fuzzing: blanks could be taken apart in as many ways as there are."""
+    line = "[1,0]" + "\t" * 65 + "<stdout>:node17:[1,1]<stdout>:node17:41822:41903 [2] NCCL INFO Using network IB\n"
+    assert read_log(line.encode() * 3).end_line == 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +43,8 @@ def totals(batches: list[Batch]) -> tuple[dict[str, int], dict[str, int], list[o
             understood[name] = understood.get(name, 0) + amount
         for name, amount in batch.counts.skipped.items():
             skipped[name] = skipped.get(name, 0) + amount
-    records: list[object] = [record for batch in batches for record in (*batch.communicators, *batch.facts)]
+    records: list[object] = [record for batch in batches for record in batch.communicators]
+    records += [fact for batch in batches for fact in batch.facts]
     return understood, skipped, records, sum(len(batch.operations) for batch in batches)
 
 
@@ -58,11 +60,22 @@ def check(data: bytes) -> None:
         decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
 
 
+def seeds_of_samples() -> Iterator[str]:
+    """The written samples; the same with stamps of other forms; and torn ones, behind a launcher's tags and without."""
+    texts = [sample.text for sample in samples()]
+    yield from texts
+    for number, text in enumerate(texts):
+        yield ("03/02/26 11:20:33 ", "Mon Mar  2 11:20:33 2026 ", "1772450433.004217 ")[number % 3] + text
+        other, at = texts[number - 1], len(text) * (number % 7 + 1) // 8
+        yield f"{text}\n{text[:at]}{other}\n{text[at:]}"
+        yield f"[1,0]<stdout>:{text[:at]}[1,1]<stdout>:{other}\n[1,0]<stdout>:{text[at:]}"
+
+
 def main() -> None:
     """Fuzzes until the time is over; the arguments are libFuzzer's."""
     with tempfile.TemporaryDirectory() as seeds:
-        for number, sample in enumerate(samples()):
-            (Path(seeds) / str(number)).write_bytes(b"\x80" + sample.text.encode() + b"\n")
+        for number, text in enumerate(seeds_of_samples()):
+            (Path(seeds) / str(number)).write_bytes(b"\x80" + text.encode() + b"\n")
         atheris.Setup([*sys.argv, seeds], check)
         atheris.Fuzz()
 

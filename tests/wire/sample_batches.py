@@ -9,6 +9,7 @@ import numpy as np
 from agent.family_samples import facts_of, samples
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
 
 from ncclscope_wire import tables
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
@@ -23,6 +24,8 @@ from ncclscope_wire.records import (
     SourceKind,
     VersionSeen,
 )
+from ncclscope_wire.terms import ALGORITHMS, PROTOCOLS
+from ncclscope_wire.topology import TopologySeen, TuningCell, TuningTableSeen
 
 TEXTS = st.text(max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -96,6 +99,26 @@ COUNTS = st.builds(
 
 FACTS: SearchStrategy[Fact] = st.sampled_from([fact for sample in samples() for fact in facts_of(sample.text)])
 """A fact of each form that is read."""
+BLOCKS: SearchStrategy[TopologySeen] = st.sampled_from([block_of(text) for text in (TWO_PAIRS, SWITCHED, MESH)])
+_CELLS = st.builds(
+    TuningCell,
+    function=TEXTS,
+    algorithm=st.sampled_from(ALGORITHMS),
+    protocol=st.sampled_from(PROTOCOLS),
+    latency_us=st.floats(0, 1e6),
+    bytes_per_second=st.integers(0, 10**15),
+)
+TUNING_TABLES = st.builds(
+    TuningTableSeen,
+    host=TEXTS,
+    pid=UINT32,
+    tid=UINT32,
+    line=st.integers(0, 2**53),
+    cells=st.lists(_CELLS, max_size=3).map(tuple),
+    max_threads=st.lists(
+        st.tuples(st.sampled_from(ALGORITHMS), st.sampled_from(PROTOCOLS), st.integers(0, 1024)), max_size=3
+    ).map(tuple),
+)
 
 
 @st.composite
@@ -125,6 +148,8 @@ def batches(draw: st.DrawFn) -> Batch:
         versions=draw(st.lists(VERSIONS, max_size=2).map(tuple)),
         captures=draw(st.lists(CAPTURES, max_size=2).map(tuple)),
         facts=draw(st.lists(FACTS, max_size=3).map(tuple)),
+        topologies=draw(st.lists(BLOCKS, max_size=1).map(tuple)),
+        tuning_tables=draw(st.lists(TUNING_TABLES, max_size=2).map(tuple)),
         gaps=draw(st.lists(GAPS, max_size=2).map(tuple)),
         counts=draw(COUNTS),
     )

@@ -303,10 +303,12 @@ FAILURES: Final[tuple[Family, ...]] = (
     ),
 )
 
-_GROUP: Final = r"\[PG (?:ID )?(?P<group_id>\d+)(?: PG GUID \d+)?(?:\((?P<group>[^()]{1,100})\))? Rank (?P<rank>\d+)\]"
+_GROUP: Final = (
+    r"\[PG (?:ID )?(?P<group_id>\d+)(?: PG GUID \w{1,64})?(?: ?\((?P<group>[^()]{1,100})\))? Rank (?P<rank>\d+)\]"
+)
 _WORK: Final = (
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w{1,40}),"
-    r" NumelIn=(?P<elements_in>\d+), NumelOut=(?P<elements_out>\d+), Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
+    r" (?:NumelIn=(?P<elements_in>\d+), NumelOut=(?P<elements_out>\d+)|TensorShape=\[[\d, ]{0,200}\]), Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
     r" ran for (?P<ran_ms>\d+) milliseconds before timing out\."
 )
 

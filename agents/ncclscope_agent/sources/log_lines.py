@@ -76,7 +76,8 @@ VERSION: Final = re.compile(
 
 LAUNCHER_TAG: Final = re.compile(
     rb"(?:\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[))?"  # mpirun --timestamp-output
-    rb"(?:\[[\w,.@|/-]{1,80}\](?:<\w{1,16}>)?:? ?|\(\w[^()]{0,120}\) ?|[\w.@-]{1,80}: ?"
-    rb"|[ \t]{1,16}|\x1b\[[\d;]{0,8}m){0,8}"
+    rb"(?:\[[\w,.@|/-]{1,80}\](?:<\w{1,16}>)?+:?+ ?+|\(\w[^()]{0,120}\) ?+|[\w.@-]{1,80}: ?+"
+    rb"|[ \t]{1,16}+|\x1b\[[\d;]{0,8}m){0,8}"
 )
-"""What mpirun, srun -l, torchrun, pdsh, kubectl and Ray put in front of each line, also several of them."""
+"""What mpirun, srun -l, torchrun, pdsh, kubectl and Ray put in front of each line, also several of them. Possessive,
+because a line of blanks would be taken apart in billions of ways."""

@@ -28,6 +28,9 @@ _HOST_LIMIT: Final = 64
 """HOST_NAME_MAX of Linux."""
 _SEPARATORS: Final = frozenset(bytes([byte]) for byte in b" \t\r\0\"'`]):>}|,;=*") | {b""}
 """What may stand in front of a host without being a part of it."""
+_SIGHTINGS_WHERE_TORN: Final = 8
+_STREAMS: Final = frozenset({b"<stdout>", b"<stderr>", b"<stddiag>"})
+"""The end of a tag of mpirun, which stands in front of a torn `pid:tid` like a host."""
 _KNOWN_LIMIT: Final = 4096
 """Processes whose hosts are remembered; beyond it learning starts afresh."""
 
@@ -89,21 +92,38 @@ class KnownHosts:
     def __init__(self) -> None:
         self._by_pid: dict[int, tuple[bytes, ...]] = {}
         self._all: dict[bytes, None] = {}
-        self._doubtful: set[tuple[bytes, int]] = set()
+        self._doubtful: dict[int, dict[bytes, int]] = {}
+        self.has_tears = False
+        """Whether torn lines were seen: the same tear may come again and again then."""
 
     def learn_if_certain(self, token: bytes, pid: int) -> bool:
         """Learns the token that begins a line as a host, unless it may be text glued to a host.
 
-        `4node17` where `node17` is known may be a piece of a torn line in front of it, or a host of its
-        own. It is the latter when it comes again from the same process.
+        `4node17` where `node17` is known may be a piece of a torn line in front of it, and `17` the rest of a name that
+        was torn. It is a host of its own when it comes again from the same process; where lines are
+        torn, or the process is known under the longer name, when it comes again and again and the other name does not.
         """
-        if token not in self._all and self.of_file(token) is not None and (token, pid) not in self._doubtful:
+        needed = self._sightings_needed(token, pid)
+        if needed:
             if len(self._doubtful) >= _KNOWN_LIMIT:
                 self._doubtful.clear()
-            self._doubtful.add((token, pid))
-            return False
+            sightings = self._doubtful.setdefault(pid, {})
+            seen = sightings.get(token, 0) + 1
+            if len(sightings) < _HOST_LIMIT:
+                sightings[token] = seen
+            if seen < needed:
+                return False
         self.learn(token, pid)
         return True
+
+    def _sightings_needed(self, token: bytes, pid: int) -> int:
+        if any(host != token and host.endswith(token) for host in self._by_pid.get(pid, ())):
+            return _SIGHTINGS_WHERE_TORN
+        if token in self._all:
+            return 0
+        if any(host.endswith(token) for host in self._all) or self.of_file(token) is not None:
+            return _SIGHTINGS_WHERE_TORN if self.has_tears else 2
+        return 0
 
     def learn(self, host: bytes, pid: int) -> None:
         """Remembers that this process runs on this host."""
@@ -117,7 +137,10 @@ class KnownHosts:
 
     def of_process(self, token: bytes, pid: int) -> bytes | None:
         """The known host of that process with which the token ends; None where there is none."""
-        return _longest_end(token, self._by_pid.get(pid, ()))
+        known = _longest_end(token, self._by_pid.get(pid, ()))
+        if known is not None:
+            self._doubtful.pop(pid, None)
+        return known
 
     def of_file(self, token: bytes) -> bytes | None:
         """The known host of any process with which the token ends; None where there is none."""
@@ -194,7 +217,7 @@ def _prefix(line: bytes, marker: re.Match[bytes], floor: int) -> _Prefix | None:
     before = line[lowest : writer.start()]
     token = before[len(before.rstrip(log_lines.HOST_BYTES)) :]
     pid, tid = int(writer[1]), int(writer[2])
-    if between is None or not token or max(pid, tid) >= 2**32:
+    if between is None or not token or token in _STREAMS or max(pid, tid) >= 2**32:
         return None
     device = between[1]
     return _Prefix(

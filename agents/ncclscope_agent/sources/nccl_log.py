@@ -26,6 +26,7 @@ from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
 from ncclscope_agent.sources.shapes import Shapes
 from ncclscope_agent.sources.text_batches import TextBatch, batches_of
+from ncclscope_agent.sources.torn_records import TornRecords
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source
 
@@ -81,6 +82,7 @@ class NcclLogReader:
         self._unwrapper = Unwrapper(self._max_line_bytes)
         self._hosts = KnownHosts()
         self._known = KnownLines(max_templates)
+        self._torn = TornRecords(self._known, self._hosts)
         self._records = RecordReader(self._known, clock=Clock(zone_offset_ns, written_near_ns))
 
     @property
@@ -211,6 +213,11 @@ class NcclLogReader:
         if unwrapped is not None:
             self._read_unwrapped(unwrapped)
             return
+        if self._torn.is_open and (joined := self._torn.join(_trimmed(text), self._line)) is not None:
+            self._records.gathered.skipped["rejoined"] += 1
+            self._line -= 1
+            self._read_lines([joined])
+            return
         if self._read_known_writer(text):
             return
         text = text.lstrip(b"\0")
@@ -289,11 +296,16 @@ class NcclLogReader:
         cut = cut_line(line, self._hosts, end)
         if cut.lost or log_lines.has_fragment(cut.rest):
             self._records.tear(self._line)
+            self._hosts.has_tears |= bool(cut.records)  # else it may be a host that is not believed yet
         if cut.lost:
             self._records.gathered.skipped["torn" if log_lines.has_fragment(line) else "no_prefix"] += cut.lost
         elif log_lines.has_fragment(cut.rest):
             self._records.gathered.skipped["torn"] += 1
-        for record in cut.records:
+        records = cut.records
+        if self._torn.open(line, cut, self._line, self._records.stamp_length):
+            self._records.tear(self._line)
+            records = records[-1:]
+        for record in records:
             self._records.read(text, record, self._line)
             if len(cut.records) == 1 and record.is_clean and record.end is RecordEnd.LINE and not cut.lost:
                 self._remember_writer(text, record)
@@ -309,6 +321,7 @@ class NcclLogReader:
             return
         if log_lines.has_fragment(line):
             self._records.tear(self._line)
+            self._hosts.has_tears = True
             self._records.gathered.skipped["torn"] += 1
         else:
             self._records.gathered.skipped["not_nccl"] += 1
@@ -336,6 +349,7 @@ class NcclLogReader:
             self._records.others.finish()
         gathered = self._records.take_gathered()
         gathered.skipped.update(self._records.others.take_dropped())
+        gathered.skipped.update(self._torn.take_dropped(is_last=is_last))
         begin, self._position = self._position, end
         return TextBatch(
             source=self.source,

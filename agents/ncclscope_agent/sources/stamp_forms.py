@@ -62,6 +62,8 @@ _NS: Final = 1_000_000_000
 _NAMES: Final = {name: number for number, name in enumerate(_MONTH.split(b"|"), 1)}
 _NEAR_NS: Final = 14 * 86_400 * _NS
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
+_EPOCH_SECONDS: Final = range(1_000_000_000, 4_102_444_800)
+"""From 2001, when they have ten digits, to 2100."""
 _UTC_NAMES: Final = frozenset({b"Z", b"UTC", b"GMT"})
 
 
@@ -74,7 +76,8 @@ def time_ns(found: re.Match[bytes], zone_offset_ns: int, near_ns: int | None) ->
     parts = {name.rstrip("0123456789"): text for name, text in found.groupdict().items() if text is not None}
     fraction_ns = int((parts.get("fraction") or parts.get("digits") or b"0").ljust(9, b"0"))
     if "epoch" in parts:
-        return int(parts["epoch"]) * _NS + fraction_ns
+        seconds_since = int(parts["epoch"])
+        return seconds_since * _NS + fraction_ns if seconds_since in _EPOCH_SECONDS else NO_TIME_NS
     seconds = _second_of_day(parts)
     if seconds is None:
         return NO_TIME_NS

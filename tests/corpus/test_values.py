@@ -1,0 +1,274 @@
+"""Values of the corpus, held against regular expressions of this test's own: what a line says is what its record says.
+
+The expressions are looser than the reader's and take every field from its words; they know one line each, and nothing
+of blocks, torn lines or versions. A line is compared where it holds one prefix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from agent.log_samples import SOURCE
+from corpus.conformance import logs_of
+
+from ncclscope_agent.sources.nccl_log import NcclLogReader
+from ncclscope_wire import facts
+from ncclscope_wire.facts import Fact
+from ncclscope_wire.records import CommunicatorEvent
+
+pytestmark = pytest.mark.corpus
+
+_HEAD = r"(?:^|[\s>:|\]])(?P<host>[\w<>-]+):(?P<pid>\d+):(?P<tid>\d+) (?:\[-?\d+\] )?(?:[^\[]\S* )*?NCCL INFO "
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family: the expression, and both sides' values in one order."""
+
+    pattern: str
+    of_text: Callable[[re.Match[str]], object]
+    of_record: Callable[[Fact | CommunicatorEvent], object]
+    least: int
+    """Lines of it that the corpus has, at least."""
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _environment(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.EnvironmentSetting)
+    return record.variable, record.value
+
+
+def _ring_order(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.RingOrder)
+    return record.channel, record.channels, record.ranks
+
+
+def _link(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.ChannelLink)
+    return record.channel, record.connection, record.from_rank, record.to_rank, record.direction, record.transport
+
+
+def _devices(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.ChannelLink)
+    return (record.from_device, record.to_device) if record.devices_are_bus_ids else None
+
+
+def _init(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, CommunicatorEvent)
+    return (
+        record.kind.name,
+        record.pointer,
+        record.rank,
+        record.nranks,
+        record.cuda_device,
+        record.bus_id,
+        record.comm_id,
+    )
+
+
+def _shape(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.CommunicatorShape)
+    ranks = record.rank, record.nranks, record.nodes, record.local_ranks, record.local_rank
+    return record.communicator, *ranks, record.mnnvl
+
+
+def _counts(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.ChannelCounts)
+    return record.collective, record.collnet, record.nvls, record.p2p, record.p2p_per_peer
+
+
+def _search(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.GraphFound)
+    bandwidths = record.intra_gb_per_s, record.inter_gb_per_s
+    return record.pattern, record.cross_nic, record.channels, *bandwidths, record.intra_path, record.inter_path
+
+
+def _network(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.NetworkChosen)
+    return record.network
+
+
+def _thresholds(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.ThreadThresholds)
+    return [number for row in record.rows for number in row]
+
+
+def _start_times(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.StartTimes)
+    return record.rank, record.nranks, record.total_s, record.topo_s, record.connections_s
+
+
+def _split(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.CommunicatorSplit)
+    return record.rank, record.nranks, record.color, record.key, record.previous, record.next
+
+
+def _connected(record: Fact | CommunicatorEvent) -> object:
+    assert isinstance(record, facts.Connected)
+    return record.what
+
+
+_KINDS = {
+    "Init START": "INIT_START",
+    "Init COMPLETE": "INIT_COMPLETE",
+    "Destroy COMPLETE": "DESTROY",
+    "Abort COMPLETE": "ABORT",
+    "Abort START": "ABORT",
+}
+
+
+def _init_of(found: re.Match[str]) -> object:
+    words = found[0].split()
+    after = {name: words[words.index(name) + 1] for name in ("cudaDev", "busId", "commId") if name in words}
+    comm_id = after.get("commId")
+    return (
+        _KINDS[found["event"]],
+        int(found["comm"], 16),
+        int(found["rank"]),
+        int(found["n"]),
+        int(after["cudaDev"]),
+        int(after["busId"], 16) if "busId" in after else None,
+        None if comm_id is None else int(comm_id, 16),
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"-?\d+", text)]
+
+
+FAMILIES: dict[str, Family] = {
+    "environment": Family(
+        r"(?P<name>NCCL_\w+) set by environment to (?P<value>.+?)\.?\s*$",
+        lambda m: (m["name"], m["value"]),
+        _environment,
+        250,
+    ),
+    "ring_order": Family(
+        r"Channel (?P<c>\d+)/(?P<n>\d+) :(?P<ranks>(?: +\d+)+)\s*$",
+        lambda m: (int(m["c"]), int(m["n"]), tuple(_numbers(m["ranks"]))),
+        _ring_order,
+        9_000,
+    ),
+    "channel_link": Family(
+        r"Channel (?P<c>\d+)(?:/(?P<k>\d+))? : (?P<a>\d+)\[(?P<ad>\w+)\] -> (?P<b>\d+)\[(?P<bd>\w+)\]"
+        r"(?: \[(?P<d>send|receive)\])? via (?P<t>P2P|SHM|NET)\S*",
+        lambda m: (int(m["c"]), _number(m["k"]), int(m["a"]), int(m["b"]), m["d"], m["t"]),
+        _link,
+        10_000,
+    ),
+    "bus_ids": Family(
+        r"Channel \d+(?:/\d+)? : \d+\[(?P<a>\w+)\] -> \d+\[(?P<b>\w+)\]",
+        lambda m: (int(m["a"], 16), int(m["b"], 16)),
+        _devices,
+        5_000,
+    ),
+    "init": Family(
+        r".*?\bcomm (?P<comm>0x\w+) rank (?P<rank>\d+) n[rR]anks (?P<n>\d+) cudaDev .*- (?P<event>"
+        + "|".join(_KINDS)
+        + ")",
+        _init_of,
+        _init,
+        2_000,
+    ),
+    "comm_shape": Family(
+        r"comm (?P<c>0x\w+) rank (?P<r>\d+ nRanks \d+ nNodes \d+ localRanks \d+ localRank \d+ MNNVL \d+)\s*$",
+        lambda m: (int(m["c"], 16), *_numbers(m["r"])),
+        _shape,
+        250,
+    ),
+    "channel_counts": Family(
+        r"(?P<a>\d+) coll channels, (?:(?P<b>\d+) collnet channels, )?(?:(?P<c>\d+) nvls channels, )?"
+        r"(?P<d>\d+) p2p channels, (?P<e>\d+) p2p channels per peer",
+        lambda m: tuple(_number(m[name]) for name in "abcde"),
+        _counts,
+        1_500,
+    ),
+    "search": Family(
+        r"Pattern (?P<p>\d+), crossNic (?P<x>\d+), nChannels (?P<n>\d+), \w+ (?P<i>[\d.]+)/(?P<o>[\d.]+),"
+        r" type (?P<a>\w+)/(?P<b>\w+)",
+        lambda m: (int(m["p"]), int(m["x"]), int(m["n"]), float(m["i"]), float(m["o"]), m["a"], m["b"]),
+        _search,
+        190,
+    ),
+    "network": Family(r"Using network (?P<n>.+?)\s*$", lambda m: m["n"], _network, 500),
+    "thresholds": Family(r"threadThresholds (?P<t>.+)$", lambda m: _numbers(m["t"]), _thresholds, 1_000),
+    "start_times": Family(
+        r"Init timings.*?rank (?P<r>\d+) nranks (?P<n>\d+) total (?P<t>[\d.]+) .*topo (?P<p>[\d.]+)"
+        r".*connections (?P<c>[\d.]+)",
+        lambda m: (int(m["r"]), int(m["n"]), float(m["t"]), float(m["p"]), float(m["c"])),
+        _start_times,
+        250,
+    ),
+    "split": Family(
+        r"bootstrapSplit: (?:comm 0x\w+ parent 0x\w+ )?"
+        r"(?P<r>rank \d+ nranks \d+ color -?\d+ key -?\d+ prev \d+ next \d+)",
+        lambda m: tuple(_numbers(m["r"])),
+        _split,
+        1,
+    ),
+    "connected": Family(r"Connected (?P<w>all rings|all trees)\b", lambda m: m["w"], _connected, 300),
+}
+_RECORDS: dict[type[Fact | CommunicatorEvent], str] = {
+    facts.EnvironmentSetting: "environment",
+    facts.RingOrder: "ring_order",
+    facts.ChannelLink: "channel_link",
+    CommunicatorEvent: "init",
+    facts.CommunicatorShape: "comm_shape",
+    facts.ChannelCounts: "channel_counts",
+    facts.GraphFound: "search",
+    facts.NetworkChosen: "network",
+    facts.ThreadThresholds: "thresholds",
+    facts.StartTimes: "start_times",
+    facts.CommunicatorSplit: "split",
+    facts.Connected: "connected",
+}
+
+
+def test_each_value_of_twelve_families_is_the_one_that_its_line_says(corpus: Path) -> None:
+    expressions = {name: re.compile(_HEAD + family.pattern) for name, family in FAMILIES.items()}
+    compared: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    wrong: list[object] = []
+    for path in logs_of(corpus):
+        data = path.read_bytes()
+        records = _records(data)
+        for number, line in enumerate(data.decode("utf-8", "replace").split("\n"), 1):
+            if line.count("NCCL INFO ") != 1:
+                continue
+            for name, expression in expressions.items():
+                found = expression.search(line)
+                record = records.get(("channel_link" if name == "bus_ids" else name, number))
+                value = None if record is None else FAMILIES[name].of_record(record)
+                if found is not None and record is None:
+                    missed[name] += 1
+                if found is None or record is None or value is None:
+                    continue
+                compared[name] += 1
+                said = (found["host"], int(found["pid"]), int(found["tid"]), FAMILIES[name].of_text(found))
+                read = (record.host, record.pid, record.tid, value)
+                if said != read:
+                    wrong.append((name, said, read))
+    assert wrong[:5] == []
+    assert missed == {}
+    assert {name: family.least for name, family in FAMILIES.items() if compared[name] < family.least} == {}, compared
+
+
+def _records(data: bytes) -> dict[tuple[str, int], Fact | CommunicatorEvent]:
+    """The records of a log by family and line; one a line."""
+    reader = NcclLogReader(SOURCE)
+    found: dict[tuple[str, int], Fact | CommunicatorEvent] = {}
+    for batch in [*reader.feed(data), *reader.flush()]:
+        records: list[Fact | CommunicatorEvent] = [*batch.facts, *batch.communicators]
+        for record in records:
+            name = _RECORDS.get(type(record))
+            if name is not None:
+                found[name, record.line] = record
+    return found
