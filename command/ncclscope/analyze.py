@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope_wire.errors import ConfigError
@@ -35,9 +36,16 @@ _NOTHING_READABLE = 3
     metavar="ZONE",
     help="Zone of the stamps in logs: UTC, local, +02:00 or a name. Default: the one that fits the exports, else UTC.",
 )
+@baseline_option
 @size_options
 def analyze(
-    paths: tuple[Path, ...], out: Path, job: str, iterations: str | None, log_timezone: str | None, sizes: Sizes
+    paths: tuple[Path, ...],
+    out: Path,
+    job: str,
+    iterations: str | None,
+    log_timezone: str | None,
+    baselines: tuple[Path, ...],
+    sizes: Sizes,
 ) -> None:
     """Analyze logs and exports of a finished run: what each file under PATHS is, is told by its content.
 
@@ -52,7 +60,9 @@ def analyze(
 
     bounds = _bounds(iterations)
     require_writable(out, "--out")
-    settings = PipelineSettings(sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node)
+    settings = PipelineSettings(
+        sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
+    )
     try:
         run = run_offline(list(paths), job=job, settings=settings, log_timezone=log_timezone, progress=_progress)
     except ConfigError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ncclscope import __version__
+from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 
@@ -35,8 +36,11 @@ from ncclscope.sizes import Sizes, size_options
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder that gets the files of `ncclscope snapshot` when the service is stopped.",
 )
+@baseline_option
 @size_options
-def serve(listen: str, http: str, data: Path, snapshot_on_end: Path | None, sizes: Sizes) -> None:
+def serve(
+    listen: str, http: str, data: Path, snapshot_on_end: Path | None, baselines: tuple[Path, ...], sizes: Sizes
+) -> None:
     """Run the service: agents connect to it; it serves the live page, /metrics and the API."""
     require_service()
     import anyio  # noqa: PLC0415  (the packages of the service are only there now)
@@ -56,7 +60,9 @@ def serve(listen: str, http: str, data: Path, snapshot_on_end: Path | None, size
         http_host=http_host,
         http_port=http_port,
         data=data,
-        pipeline=PipelineSettings(sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node),
+        pipeline=PipelineSettings(
+            sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
+        ),
         snapshot_on_end=snapshot_on_end,
     )
 

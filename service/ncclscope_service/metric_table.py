@@ -151,7 +151,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.GAUGE,
         unit="ratio",
         labels=(*SERIES_LABELS, "reference"),
-        help="Bus bandwidth divided by a named reference: topology (what the wires can do) or baseline (best shown).",
+        help="Bus bandwidth divided by a named reference: topology (what the wires can do) or baseline (measured).",
         bound=f"{_PER_SERIES} x references",
     ),
     Metric(

@@ -17,6 +17,7 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
+from ncclscope_service import baseline_limits
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.communicator_views import recent_wait_ratio, size_class_name
 from ncclscope_service.health import AgentView, ServiceHealth
@@ -221,8 +222,10 @@ def _add_bandwidths(collected: _Collected, store: Store, labels: list[Labels], p
     busbw, baseline, limit = (series[column][is_alone] for column in ("busbw", "baseline", "limit"))
     of_limit = np.divide(busbw, limit, out=np.full(len(own), np.nan), where=limit > 0)
     of_baseline = np.divide(busbw, baseline, out=np.full(len(own), np.nan), where=baseline > 0)
+    measured = baseline_limits.series_busbw(store)[is_alone]
+    of_reference = np.where(np.isnan(measured), of_baseline, busbw / measured)
     collected.add_all("ncclscope_busbw_bytes_per_second", own, busbw.tolist())
-    for reference, ratio in (("topology", of_limit), ("baseline", of_baseline)):
+    for reference, ratio in (("topology", of_limit), ("baseline", of_reference)):
         collected.add_all("ncclscope_efficiency_ratio", [(*each, reference) for each in own], ratio.tolist())
     collected.add_all("ncclscope_bandwidth_drift_ratio", own, (of_baseline - 1).tolist())
 

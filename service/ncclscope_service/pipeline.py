@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth, parallelism, ranks, whole_rows
+from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, whole_rows
 from ncclscope_service.alignment import Alignment
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
@@ -29,6 +29,7 @@ from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
 from ncclscope_service.limits import Limits
+from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
 from ncclscope_service.rows import LimitReference, Match
@@ -65,6 +66,8 @@ class PipelineSettings:
 
     sizes: Sizes = field(default_factory=Sizes)
     gpus_per_node: int | None = None
+    baseline: MeasuredBaseline | None = None
+    """What nccl-tests showed on this machine: the baseline of what it tested, before what the job itself has shown."""
     settle_ns: int = 10 * _SECOND_NS
     """How long ranks that never spoke are waited for before a collective counts as complete without them."""
     patience_ns: int = 120 * _SECOND_NS
@@ -120,7 +123,7 @@ class Pipeline:
 
     def __init__(self, settings: PipelineSettings | None = None) -> None:
         self.settings = settings or PipelineSettings()
-        self.store = Store()
+        self.store = Store(measured_baseline=self.settings.baseline)
         self._intake = Intake(self.store)
         self._communicators = Communicators(self.store)
         self._tuning = TuningJoin(self.store)
@@ -475,7 +478,8 @@ class Pipeline:
         matched_at = at[table.rows["match"][at] == Match.MATCHED]
         if len(matched_at):
             limited = whole_rows.columns(table.rows, matched_at, _LIMITED)
-            limited["limit"] = self._series.baseline_of(limited)
+            measured = baseline_limits.expected_busbw(self.store, limited)
+            limited["limit"] = np.where(np.isnan(measured), self._series.baseline_of(limited), measured)
             limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
             self._limits.fill(limited)
             for name in ("limit", "limit_reference", "bottleneck"):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows, whole_rows
+from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -258,6 +259,8 @@ class Store:
     """How many there are in all."""
     tuning_tables: dict[int, TuningTableSeen] = field(default_factory=dict[int, TuningTableSeen])
     """By communicator."""
+    measured_baseline: MeasuredBaseline | None = None
+    """What nccl-tests showed on this machine, if the user gave its output."""
     clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
     """By host."""
     clock_reference: str | None = None

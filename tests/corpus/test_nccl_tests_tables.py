@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ncclscope_service import bandwidth
+from ncclscope_service.nccl_tests import NcclTests
 from ncclscope_wire.terms import OPERATION_CODES
 
 OPERATIONS = {
@@ -112,3 +113,14 @@ def test_busbw_equals_the_printed_column_of_every_row(corpus: Path) -> None:
         if abs(computed - float(one.busbw)) > tolerance:
             wrong.append(f"{one.where} {one.op} n={one.nranks}: {computed:.3f}, printed {one.busbw}")
     assert wrong == []
+
+
+@pytest.mark.corpus
+def test_the_reader_of_baselines_takes_the_same_rows(corpus: Path) -> None:
+    for path in sorted(path for path in (corpus / "nccl_tests").rglob("*.txt") if path.name != "SOURCE.txt"):
+        apart: Counter[str] = Counter()
+        ours = list(NcclTests(path.name).read(path.read_text(errors="replace").splitlines(), Counter()))
+        theirs = list(measurements(path, apart))
+        assert [(each.message_bytes, round(each.busbw / 1e9, 2)) for each in ours] == [
+            (each.size, round(float(each.busbw), 2)) for each in theirs
+        ], path.name

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from ncclscope_service.baseline_limits import large_messages
 from ncclscope_service.export import schema
 from ncclscope_service.export.communicator_activity import Activity, activity
 from ncclscope_service.export.parquet import write_slices
@@ -76,7 +77,7 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
 
 
 def communicator_limits(store: Store, communicator: int) -> dict[str, float | None]:
-    """Limits by reference in bytes per second: its narrowest cut, what NCCL expects, and the best it has shown."""
+    """Limits by reference, bytes per second: its narrowest cut, what NCCL expects, what nccl-tests or it have shown."""
     series = store.series.rows
     ours = series[series["communicator"] == communicator]
     limits = ours["limit"][np.isfinite(ours["limit"])]
@@ -86,7 +87,7 @@ def communicator_limits(store: Store, communicator: int) -> dict[str, float | No
     return {
         "topology": narrowest if of.bottleneck is None else of.bottleneck.bytes_per_second,
         "nccl_model": of.model_limit,
-        "baseline": float(shown.max()) if len(shown) else None,
+        "baseline": large_messages(store, of) or (float(shown.max()) if len(shown) else None),
     }
 
 

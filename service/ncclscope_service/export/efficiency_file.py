@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service import baseline_limits, model_limits
 from ncclscope_service.export import schema
 from ncclscope_service.export.columns import Column, Values, rates, words_at
 from ncclscope_service.export.operation_view import OperationView
@@ -24,7 +25,6 @@ from ncclscope_service.export.operations_file import (
 )
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.model_limits import expected_busbw
 from ncclscope_service.rows import LimitReference
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Store
@@ -64,9 +64,12 @@ def _tables_of(view: OperationView) -> Iterator[pa.Table]:
     """One table per reference; the limit that stands in the operation's own row goes before the series'."""
     own = view.rows["limit_reference"]
     series = _series_rows(view)
-    model = expected_busbw(view.store, view.rows)
+    model = model_limits.expected_busbw(view.store, view.rows)
+    measured = baseline_limits.expected_busbw(view.store, view.rows)
     for reference in LimitReference:
         limit = np.where(own == reference, view.rows["limit"], np.nan)
+        if reference is LimitReference.BASELINE:
+            limit = np.where(np.isfinite(limit), limit, measured)
         for series_reference, name in _SERIES_LIMITS:
             if reference is series_reference:
                 limit = np.where(np.isfinite(limit), limit, series[name])
