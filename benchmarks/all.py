@@ -11,7 +11,7 @@ from pathlib import Path
 
 RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Lines parsed", "parse_lines.py", ["--repeat", "3"]),
-    ("Operations aligned", "align.py", []),
+    ("Alignment: scores, bounds, counts, speed", "-m benchmarks.alignment", ["--short"]),
     ("The pipeline from batches to measures", "pipeline.py", []),
     ("On the wire", "wire.py", []),
     ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
@@ -24,10 +24,11 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
 
 def main() -> None:
     """Runs them all."""
-    folder = Path(__file__).resolve().parent
+    root = Path(__file__).resolve().parent.parent
     for title, script, arguments in RUNS:
         print(f"\n## {title}\n", flush=True)
-        subprocess.run([sys.executable, str(folder / script), *arguments], check=True)
+        command = script.split() if script.startswith("-m") else [str(root / "benchmarks" / script)]
+        subprocess.run([sys.executable, *command, *arguments], check=True, cwd=root)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def _print_clean(shape: Shape, version: str) -> None:
     if missing:
         print(f"| {shape.name} | {version} | the simulator has no {', '.join(missing)} | | | | |", flush=True)
         return
-    full = SimulationConfig(nccl=version, **{"iterations": 4, "calls": traits(version).calls, **shape.wanted})
+    wanted: dict[str, Any] = {"iterations": 4, "calls": traits(version).calls, **shape.wanted}
+    full = SimulationConfig(nccl=version, **wanted)
     told = score_simulated(full)
     bare = score_simulated(_bare(full))
     bound = bound_of_groups(bare.rows)

@@ -8,7 +8,7 @@ these as operations.parquet; any tool that writes such a file can be scored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,7 @@ class JobScore:
 
 
 @contextmanager
-def simulated(config: SimulationConfig) -> Iterator[Path]:
+def simulated(config: SimulationConfig) -> Generator[Path, None, None]:
     """The folder of a simulated job, which is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="alignment-") as folder:
         write(config, Path(folder) / "job")

@@ -116,7 +116,7 @@ class Recorder:
         drawn = [_symbol(call) for call in self.calls]
         shares = shares or {symbol: amount / len(drawn) for symbol, amount in Counter(drawn).items()}
         operations, kernels = self._operations(), self._kernels()
-        truth = self._truth([list(shares).index(symbol) for symbol in drawn])
+        truth = self._truth([list(shares).index(symbol) for symbol in drawn], operations, kernels)
         self._time(operations, kernels)
         kept_lines = self.rng.random(len(operations)) >= loss.lines
         kept_kernels = self.rng.random(len(kernels)) >= loss.kernels
@@ -133,7 +133,8 @@ class Recorder:
 
     def _operations(self) -> Columns:
         rows = no_operations(len(self.calls))
-        rows["id"], rows["thread"], rows["ranks"] = np.arange(len(rows)), _THREAD, 4
+        # Numbers with gaps everywhere, so that a gap tells no lost line.
+        rows["id"], rows["thread"], rows["ranks"] = np.cumsum(self.rng.geometric(1 / 5, len(rows))), _THREAD, 4
         rows["operation"] = [OPERATION_NAMES.index(call.operation) for call in self.calls]
         for name in ("communicator", "count", "data_type", "peer"):
             rows[name] = [getattr(call, name) for call in self.calls]
@@ -144,7 +145,7 @@ class Recorder:
 
     def _kernels(self) -> Columns:
         rows = no_kernels(len(self.calls))
-        rows["id"], rows["thread"] = np.arange(len(rows)), _THREAD
+        rows["id"], rows["thread"] = self.rng.permutation(len(rows)), _THREAD
         rows["kind"] = [int(kernel_kind(call.operation)) for call in self.calls]
         rows["data_type"] = [kernel_data_type(call.operation, call.data_type) for call in self.calls]
         rows["stream"] = [_FIRST_STREAM_ID + 4 * call.communicator for call in self.calls]
@@ -152,9 +153,9 @@ class Recorder:
         rows["correlation"] = 1000 + np.cumsum(self.rng.geometric(1 / 20, len(rows)))
         return rows
 
-    def _truth(self, symbols: list[int]) -> Columns:
+    def _truth(self, symbols: list[int], operations: Columns, kernels: Columns) -> Columns:
         rows = np.empty(len(self.calls), dtype=TRUTH)
-        rows["operation"] = rows["kernel"] = np.arange(len(rows))
+        rows["operation"], rows["kernel"] = operations["id"], kernels["id"]
         rows["symbol"] = symbols
         meanings: dict[Call, int] = {}
         rows["meaning"] = [meanings.setdefault(replace(call, peer=0), len(meanings)) for call in self.calls]
@@ -205,7 +206,9 @@ def case_of_names(name: str, kernels: Sequence[str], lines: Sequence[str]) -> Ca
     lost_nothing, rng = Loss(lines=0.0, kernels=0.0), np.random.default_rng(0)
     logged = Recorder(rng, stamps=False, calls=[Call(line) for line in lines]).record(lost_nothing, name)
     ran = Recorder(rng, stamps=False, calls=[Call(kernel) for kernel in kernels]).record(lost_nothing, name)
-    return replace(logged, kernels=ran.kernels, truth=logged.truth[:0], shares=())
+    in_order = ran.launched()
+    logged.operations["id"], in_order["id"] = np.arange(len(lines)), np.arange(len(kernels))
+    return replace(logged, kernels=in_order, truth=logged.truth[:0], shares=())
 
 
 def _shares(mix: Mix, known: Knowledge) -> dict[Symbol, float]:

@@ -25,7 +25,7 @@ def print_tests(methods: Sequence[Method] = (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, O
         print(f"| {test.name} | {test.demand} | " + " | ".join(cells) + " |")
 
 
-def print_scenarios(seeds: int, ours: Method = OURS) -> None:
+def print_scenarios(seeds: int, ours: Method = OURS, *, short: bool = False) -> None:
     """The thesis's four scenarios by mix and by what is known; F1 of exact pairs, then ours in detail."""
     print(
         "| known | mix | lost | window | thesis | printed: window, thesis"
@@ -33,7 +33,7 @@ def print_scenarios(seeds: int, ours: Method = OURS) -> None:
     )
     print("|---|---|---|" + "---:|" * 9)
     for known in KNOWLEDGE:
-        for mix in MIXES:
+        for mix in MIXES[::3] if short else MIXES:
             for loss, printed in zip(LOSSES, PRINTED, strict=True):
                 cases = [case for seed in range(seeds) for case in drawn_cases(mix, known, loss, seed=seed)]
                 window, thesis, own = (each.score(cases) for each in (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, ours))
@@ -41,7 +41,7 @@ def print_scenarios(seeds: int, ours: Method = OURS) -> None:
                 beside = f"{printed[0]:.3f}, {printed[1]:.3f}" if known is NAMES else ""
                 print(
                     f"| {known.name} | {mix.name} | {loss.name} | {window.exact.f1:.3f} | {thesis.exact.f1:.3f}"
-                    f" | {beside} | {own.exact.f1:.3f} | {bound} | {_details(own)} |",
+                    f" | {beside} | {own.exact.f1:.3f} | {bound} | {details(own)} |",
                     flush=True,
                 )
 
@@ -55,7 +55,7 @@ def print_runs(seeds: int, ours: Method = OURS) -> None:
         scores = [each.score(cases) for each in (SLIDING_WINDOW, NEEDLEMAN_WUNSCH, ours, BOUND)]
         own = scores[2]
         cells = " | ".join(f"{score.exact.f1:.3f}" for score in scores)
-        print(f"| {loss.name} | {cells} | {_details(own)} | {own.meaning.precision:.3f} |", flush=True)
+        print(f"| {loss.name} | {cells} | {details(own)} | {own.meaning.precision:.3f} |", flush=True)
 
 
 def print_reliability(seeds: int, ours: Method = OURS) -> None:
@@ -82,7 +82,8 @@ def _print_bins(name: str, score: Score) -> None:
     )
 
 
-def _details(score: Score) -> str:
+def details(score: Score) -> str:
+    """Cells: precision, recall, F1 of meaning, calibration error."""
     exact = f"{score.exact.precision:.3f} | {score.exact.recall:.3f}"
     return f"{exact} | {score.meaning.f1:.3f} | {score.calibration_error:.3f}"
 

@@ -106,7 +106,7 @@ class ThreadMemory:
     def recall(self, symbols: NDArray[np.int64], tids: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
         """Threads of the first `amount` kernels, with those of orphans (NO_NUMBER) filled in; remembers them.
 
-        What follows them only helps. NO_NUMBER stays where nothing alike was ever seen.
+        What follows them only helps. NO_NUMBER stays where nothing alike was ever seen and several threads launch.
         """
         past = len(self._symbols)
         symbols = np.concatenate([self._symbols, symbols])
@@ -120,7 +120,7 @@ class ThreadMemory:
 
 
 def _thread_of(symbols: NDArray[np.int64], tids: NDArray[np.int64], orphan: int) -> int:
-    """The thread of an earlier kernel in the same place, the wider its neighbourhood the better."""
+    """The thread of an earlier kernel in the same place, the wider the better; else that of all that are near."""
     for context in (CONTEXT, 8, 4, 2, 1, 0):
         begin, end = orphan - context, orphan + context + 1
         if begin < 0 or end > len(symbols) or orphan <= context:
@@ -136,4 +136,6 @@ def _thread_of(symbols: NDArray[np.int64], tids: NDArray[np.int64], orphan: int)
         if (usable & agree).any():
             values, counts = np.unique(theirs[usable & agree, context], return_counts=True)
             return int(values[counts.argmax()])
-    return NO_NUMBER
+    near = tids[max(0, orphan - CONTEXT) : orphan + CONTEXT + 1]
+    near = np.unique(near[near != NO_NUMBER])
+    return int(near[0]) if len(near) == 1 else NO_NUMBER

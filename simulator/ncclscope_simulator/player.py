@@ -7,20 +7,24 @@ Both give the same files, whatever the steps of `advance` are.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from ncclscope_simulator.capture import Capture, Windows
-from ncclscope_simulator.cluster import build_cluster
+from ncclscope_simulator.cluster import Cluster, build_cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
-from ncclscope_simulator.groups import build_endpoints, build_groups
+from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
 from ncclscope_simulator.observation import Observer
-from ncclscope_simulator.program import build_programs
+from ncclscope_simulator.program import Action, build_programs
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timing import Step, Timeline
 from ncclscope_simulator.truth import REPLAY_COLUMNS, RowsFile, Tally, job, write_job
+
+Programs = Callable[[SimulationConfig, Cluster, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
+"""What each rank does in a step, as `program.build_programs` gives it."""
 
 _EXPORT_NS: Final = 200_000_000
 """How long the export of a chunk takes."""
@@ -58,7 +62,16 @@ class Player:
     Raises ModuleNotFoundError where pyarrow is missing and FileExistsError where the folder already holds a job.
     """
 
-    def __init__(self, config: SimulationConfig, out: Path, start_ns: int | None = None) -> None:
+    def __init__(
+        self,
+        config: SimulationConfig,
+        out: Path,
+        start_ns: int | None = None,
+        *,
+        programs: Programs = build_programs,
+        first: Programs | None = None,
+    ) -> None:
+        """`programs` says what each rank does in a step, `first` in the first one where that differs."""
         self._config = config if start_ns is None else replace(config, start_ns=start_ns)
         self._out = out
         _make_folders(out)
@@ -66,8 +79,9 @@ class Player:
         self._cluster = build_cluster(config)
         self._groups = build_groups(config)
         self._endpoints = build_endpoints(config, self._cluster, self._groups)
-        programs = build_programs(config, self._cluster, self._groups, self._endpoints)
-        self._timeline = Timeline(config, programs, self._groups)
+        self._programs = programs(config, self._cluster, self._groups, self._endpoints)
+        own = self._programs if first is None else first(config, self._cluster, self._groups, self._endpoints)
+        self._timeline = Timeline(config, own, self._groups)
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]
         self._observer = Observer(config, self._cluster, self._endpoints, self._captures, self._tally)
@@ -155,6 +169,7 @@ class Player:
             self._replays.append(self._observer.replays(step))
         self._last_event_ns = max(self._last_event_ns, _last_event(step))
         self._iteration += 1
+        self._timeline.programs = self._programs
         if step.stalled:
             self._stalled = True
             if self._config.iterations is not None:
@@ -213,15 +228,17 @@ class Player:
         write_job(self._out / "truth" / "job.json", content)
 
 
-def write(config: SimulationConfig, out: Path) -> None:
-    """Writes a whole job at once.
+def write(
+    config: SimulationConfig, out: Path, *, programs: Programs = build_programs, first: Programs | None = None
+) -> None:
+    """Writes a whole job at once, with what its ranks do as `Player` takes it.
 
     Raises:
         ValueError: where the job has no last iteration.
     """
     if config.iterations is None:
         raise ValueError("a job that is written at once needs a number of iterations")
-    player = Player(config, out)
+    player = Player(config, out, programs=programs, first=first)
     while not player.over:
         player.advance(player.next_ns)
     player.finish()

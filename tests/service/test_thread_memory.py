@@ -1,0 +1,26 @@
+"""The thread of a kernel whose launch call is in no export."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclscope_service.orphans import CONTEXT, ThreadMemory
+from ncclscope_wire.terms import NO_NUMBER
+
+
+def _recalled(tids: list[int]) -> list[int]:
+    kernels = np.array(tids, dtype=np.int64)
+    found: list[int] = ThreadMemory().recall(np.arange(len(kernels)), kernels, len(kernels)).tolist()
+    return found
+
+
+def test_the_first_kernel_is_of_the_thread_that_launches_all_that_are_near() -> None:
+    assert _recalled([NO_NUMBER, *[7] * CONTEXT]) == [7] * (CONTEXT + 1)
+
+
+def test_where_several_threads_launch_nothing_is_said() -> None:
+    assert _recalled([NO_NUMBER, *[7, 8] * CONTEXT])[0] == NO_NUMBER
+
+
+def test_a_thread_far_away_does_not_count() -> None:
+    assert _recalled([NO_NUMBER, *[7] * (CONTEXT + 1), 8])[0] == 7
