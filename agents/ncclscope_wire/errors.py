@@ -4,7 +4,8 @@
     ├── ConfigError      fix the setting it names; the program does not start
     ├── ProtocolError    this session is closed; other sessions go on
     ├── SourceError      this file cannot be read now; it is tried again or skipped, and counted
-    └── FormatError      this record is skipped and counted
+    ├── FormatError      this record is skipped and counted
+    └── StateError       this snapshot cannot be made or is of no use; the program starts without it
 
 Anything else that is raised is a bug: please report it.
 """
@@ -33,6 +34,10 @@ class SourceError(NcclscopeError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class StateError(NcclscopeError):
+    """The state of a machine cannot be kept, or a snapshot of it cannot be restored: says why."""
 
 
 class FormatError(NcclscopeError):

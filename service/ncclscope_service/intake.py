@@ -7,6 +7,7 @@ comes here is applied.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
@@ -73,7 +74,7 @@ class Intake:
         self._sources: dict[tuple[str, str], int] = {}
         self._dictionaries: dict[int, _Dictionaries] = {}
         self._topologies: Counter[tuple[str, str | None]] = Counter()
-        self._topology_contents: set[int] = set()
+        self._topology_contents: set[bytes] = set()
         self._operation_templates: dict[bytes, int] = {}
         self._kernel_templates: dict[bytes, int] = {}
 
@@ -204,7 +205,7 @@ class Intake:
         known = self._store
         for seen in batch.topologies:
             key = (job, seen.host)
-            content = hash((key, _topology_content(seen)))
+            content = _topology_digest(key, seen)
             if content in self._topology_contents:
                 continue
             if self._topologies[key] >= MAX_TOPOLOGIES:
@@ -263,11 +264,11 @@ class Intake:
         return kernels
 
 
-def _topology_content(seen: TopologySeen) -> tuple[object, ...]:
+def _topology_digest(of: tuple[str, str | None], seen: TopologySeen) -> bytes:
     """What makes a block another one. Ranks do only where it spans hosts, whose bus ids repeat."""
     spans_hosts = len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1
     nodes = tuple((node.kind, node.system, node.local, node.rank if spans_hosts else None) for node in seen.nodes)
-    return nodes, seen.links
+    return hashlib.blake2b(repr((of, nodes, seen.links)).encode(), digest_size=16).digest()
 
 
 def _interned(index: dict[bytes, int], table: store.Table, new: Columns) -> Indices:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, whole_rows
+from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
 from ncclscope_service.alignment import Alignment
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
@@ -174,6 +174,15 @@ class Pipeline:
                 continue  # its times count from 0: it covers nothing that could be named
             processes = {pid: self._intake.process(job, capture.host, pid) for pid in capture.pids}
             self._arrivals.captures.append((capture, processes))
+
+    def snapshot(self) -> bytes:
+        """The whole state, store included, from which `restore` goes on as if nothing had happened."""
+        return state.snapshot(self)
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> Pipeline:
+        """The pipeline of a snapshot, with the settings that it had. Raises StateError where it is of no use."""
+        return state.restore(snapshot, cls())
 
     def advance(self, now_ns: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
         """Works on what came since. `now_ns` is the service's wall clock; `silent_hosts` have agents out of reach."""

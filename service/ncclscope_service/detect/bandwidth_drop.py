@@ -127,8 +127,8 @@ class BandwidthDrop:
                 reference=found.baseline,
                 reference_is_siblings=False,
                 since_ns=found.since_ns,
-                confidence=_STEADY_CONFIDENCE if found.rule is drop.STEADY else _QUICK_CONFIDENCE,
-                baseline_seconds=found.windows * (10 if found.rule is drop.STEADY else 1),
+                confidence=_STEADY_CONFIDENCE if found.rule == drop.STEADY else _QUICK_CONFIDENCE,
+                baseline_seconds=found.windows * (10 if found.rule == drop.STEADY else 1),
             )
             for communicator, found in drops.items()
         }

@@ -1,0 +1,48 @@
+"""A simulated job as the batches that agents would send: logs in portions and exports as they finish, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from ncclscope_agent.sources.nccl_log import NcclLogReader
+from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_simulator import SimulationConfig, write
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.records import Source, SourceKind
+
+SECOND_NS = 1_000_000_000
+
+
+def simulated_batches(config: SimulationConfig, folder: Path, *, portions: int) -> list[Batch]:
+    """Batches of all sources in turns; logs are cut into so many portions."""
+    write(config, folder)
+    logs = [_log_batches(log, portions) for log in sorted((folder / "logs").iterdir())]
+    exports = [_export_batches(host) for host in sorted((folder / "nsys").iterdir())]
+    turns = zip_longest(*logs, *exports)
+    return [batch for batch in chain.from_iterable(turns) if batch is not None]
+
+
+def _log_batches(log: Path, portions: int) -> Iterator[Batch]:
+    data = log.read_bytes()
+    reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name))
+    length = len(data) // portions + 1
+    for begin in range(0, len(data), length):
+        yield from reader.feed(data[begin : begin + length], None)
+    yield from reader.flush()
+
+
+def _export_batches(host: Path) -> Iterator[Batch]:
+    for export in sorted(host.rglob("*.sqlite")):
+        key = f"{host.name}/{export.name}"
+        yield from read_export(export, source=Source(kind=SourceKind.NSYS, name=key, key=key))
+
+
+def advanced(pipeline: Pipeline, batches: list[Batch], *, since: int = 0) -> Pipeline:
+    """The pipeline after these batches, a second of the service's clock each; `since`: how many came before."""
+    for number, batch in enumerate(batches, start=since + 1):
+        pipeline.feed(batch, agent="a", session="s", job="j")
+        pipeline.advance(number * SECOND_NS)
+    return pipeline
