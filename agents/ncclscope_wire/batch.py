@@ -22,9 +22,15 @@ Columns: TypeAlias = NDArray[np.void]
 """A structured array; which dtype it has is said where it is used."""
 
 
+_NO_ROWS: dict[np.dtype[np.void], Columns] = {}
+
+
 def no_rows(dtype: np.dtype[np.void]) -> Columns:
-    """An empty table of that dtype."""
-    return np.empty(0, dtype=dtype)
+    """An empty table of that dtype; the same one each time, since most tables of most batches are empty."""
+    table = _NO_ROWS.get(dtype)
+    if table is None:
+        table = _NO_ROWS[dtype] = np.empty(0, dtype=dtype)
+    return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

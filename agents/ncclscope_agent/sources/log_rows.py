@@ -104,7 +104,9 @@ class Gathered:
 
     def take_times(self, times: NDArray[np.int64]) -> None:
         """Takes the times of the stamps that wait."""
-        self.skipped.update(self.times.settle(times, self._clock, len(self.templates)))
+        doubts = self.times.settle(times, self._clock, len(self.templates))
+        if doubts:
+            self.skipped.update(doubts)
 
     def time_column(self) -> array[int]:
         """The time of each operation row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""

@@ -131,15 +131,18 @@ class NcclLogReader:
 
     def read(self, data: bytes, observed_at_ns: int | None = None) -> list[TextBatch]:
         """The same as `feed`, for numbers to be read together with those of other logs."""
+        fed_to = self._position + self._cutter.unfinished_bytes + len(data)
         cut = self._cutter.feed(data)
+        whole_to = fed_to - self._cutter.unfinished_bytes
         batches: list[TextBatch] = []
         for at in range(0, len(cut.lines), self._lines_per_batch):
             some = cut.lines[at : at + self._lines_per_batch]
             excess = cut.first_line_excess if at == 0 else 0
-            size = sum(map(len, some)) + len(some) + excess
+            is_rest = at + len(some) == len(cut.lines)
+            end = whole_to if is_rest else self._position + sum(map(len, some)) + len(some) + excess
             self._read_lines(some)
             self._add_excess(some[0], excess)
-            batches.append(self._batch(self._position + size, observed_at_ns, is_last=False))
+            batches.append(self._batch(end, observed_at_ns, is_last=False))
         return batches
 
     def tear(self) -> None:
@@ -348,8 +351,9 @@ class NcclLogReader:
         if is_last:
             self._records.others.finish()
         gathered = self._records.take_gathered()
-        gathered.skipped.update(self._records.others.take_dropped())
-        gathered.skipped.update(self._torn.take_dropped(is_last=is_last))
+        for dropped in (self._records.others.take_dropped(), self._torn.take_dropped(is_last=is_last)):
+            if dropped:
+                gathered.skipped.update(dropped)
         begin, self._position = self._position, end
         return TextBatch(
             source=self.source,

@@ -57,7 +57,8 @@ class OtherRecords:
 
     def take_dropped(self) -> Counter[str]:
         """Lines of blocks that were dropped since the last call, by reason."""
-        return self.topology.take_dropped() + self.tuning_table.take_dropped()
+        blocks, tables = self.topology.take_dropped(), self.tuning_table.take_dropped()
+        return blocks + tables if tables else blocks
 
     def read_text(self, text: bytes, line: int, gathered: Gathered, *, is_whole: bool) -> bool:
         """Reads a line without a prefix, where it is one that is known; the last line may not be whole."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def _operations(together: Sequence[Gathered]) -> list[Columns]:
 
     A line known by its bytes but for an opCount that is no number was torn: it is counted there.
     """
-    ends = np.cumsum([len(gathered.templates) for gathered in together]).tolist()
+    ends = list(accumulate(len(gathered.templates) for gathered in together))
     if not ends or not ends[-1]:
         return [no_rows(tables.OPERATION_ROW) for _ in together]
     rows = np.empty(ends[-1], dtype=tables.OPERATION_ROW)
