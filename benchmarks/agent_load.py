@@ -27,6 +27,8 @@ LINE = (
 )
 TEMPLATES = 64
 WRITES_PER_SECOND = 100
+WARM_UP_SECONDS = 6
+"""It starts, too."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ async def measure(folder: Path, port: int, receiver: Receiver, seen: Seen, given
     writer = Writer(folder, seen, files=given.files, rate=given.rate)
     agent = [sys.executable, "-m", "ncclscope", "agent", "--logs", f"{folder}/*.log"]
     async with await anyio.open_process([*agent, "--connect", f"127.0.0.1:{port}"]) as process:
-        await writer.run(3)
+        await writer.run(WARM_UP_SECONDS)
         before = health_of(receiver)
         bytes_before, operations_before = receiver.statistics().bytes_total, seen.operations
         seen.delays_ns.clear()
