@@ -5,7 +5,7 @@ launched, by time where lines carry stamps (`timed`), else by order (`sequence`)
 and a confidence. Incremental: rows may come in any portions, and what is given out never changes. The order of the
 kernels is that of their correlation ids, not of their starts. docs/alignment.md says what is decided how.
 
-Kernels replayed by CUDA graphs have no log line and are left alone.
+Kernels replayed by CUDA graphs have no log line of their own; `graphs` pairs them with what was captured.
 """
 
 from __future__ import annotations
@@ -216,6 +216,15 @@ class ProcessAligner:
             self._longest_queue_ns = max(self._longest_queue_ns, queue)
         self._newest_start_ns = max(self._newest_start_ns, int(rows["start_ns"].max()))
         self._waiting_kernels.append(rows)
+
+    def withdraw(self, operations: NDArray[np.int64]) -> None:
+        """Takes out operations that were captured into a CUDA graph: none of the kernels to come is theirs.
+
+        What was decided of them stays. From now on opCount is not believed, which graphs make stand still or jump.
+        """
+        self._translator.withdraw(operations)
+        for track in self._tracks.values():
+            track.withdraw(operations)
 
     def feed_coverage(self, begin_ns: int, end_ns: int) -> None:
         """Says that this process was recorded between two times of the host clock, all of it fed by now."""

@@ -1,7 +1,8 @@
 """Operations to kernels, over the whole store: one aligner per process, fed with its rows, results written back.
 
 `align.py` decides; here store rows become its columns, and its matches become `match`, `launch`, `kernel`,
-`confidence` and times of the operations, and `launch` of the kernels.
+`confidence` and times of the operations, and `launch` of the kernels. Operations that were captured into CUDA graphs
+are found before (`graph_replays`) and kept from the aligners.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
 from ncclscope_service.distinct import distinct, firsts, groups
+from ncclscope_service.graph_replays import GraphReplays
 from ncclscope_service.kernel_name import parse_kernel_name
 from ncclscope_service.rows import Match
 from ncclscope_service.store import Ids, Store
@@ -34,12 +36,22 @@ class Alignment:
         self._aligners: dict[int, ProcessAligner] = {}
         self._not_captured: dict[int, list[Ids]] = {}
         """Operations of processes of which nothing was captured so far: they need no aligner yet."""
-        self._launches = 0
+        self._kernels: dict[int, list[Columns]] = {}
+        self._coverage: dict[int, list[tuple[int, int]]] = {}
+        self._arrived: list[Ids] = []
+        """Operations since the last `advance`, which may find that they were captured."""
+        self.graphs = GraphReplays(known, version_of, self._operation_columns, self._kernel_columns)
         self._touched: set[int] = set()
         self._name_columns: dict[int, tuple[int, int]] = {}
 
     def feed_operations(self, operations: Ids) -> None:
         """New operations, already placed in their communicators, in log order."""
+        self._arrived.append(operations)
+
+    def _feed_operations(self, operations: Ids) -> None:
+        operations = self.graphs.without_captured(operations)
+        if not len(operations):
+            return
         processes = self._store.operations.take(operations, "process")["process"]
         for process, at in groups(processes):
             mine = operations[at]
@@ -52,25 +64,49 @@ class Alignment:
         """New kernel records, of any processes, in any order."""
         rows = self._store.kernels.take(kernels)
         for process, chosen in groups(rows["process"]):
-            self._aligner(process).feed_kernels(self._kernel_columns(kernels[chosen], whole_rows.taken(rows, chosen)))
+            columns = self._kernel_columns(kernels[chosen], whole_rows.taken(rows, chosen))
+            is_replay = columns["graph_node_id"] != NO_NUMBER
+            if is_replay.any():
+                self.graphs.feed_kernels(process, columns[is_replay])
+                columns = columns[~is_replay]
+            self._kernels.setdefault(process, []).append(columns)
             self._touched.add(process)
 
     def feed_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
         """A finished capture; `processes`: process index by pid, for the pids that it recorded."""
         for process in processes.values():
-            self._aligner(process).feed_coverage(capture.start_ns, capture.end_ns)
+            self._coverage.setdefault(process, []).append((capture.start_ns, capture.end_ns))
             self._touched.add(process)
+
+    def _feed_arrived(self) -> None:
+        """Hands on what has come, but for operations that are known to be captured."""
+        for process, captured in self.graphs.take_captured().items():
+            if process in self._aligners:
+                self._aligners[process].withdraw(captured)
+        arrived, self._arrived = self._arrived, []
+        for operations in arrived:
+            self._feed_operations(operations)
+        kernels, self._kernels = self._kernels, {}
+        coverage, self._coverage = self._coverage, {}
+        for process in sorted({*kernels, *coverage}):
+            aligner = self._aligner(process)
+            for rows in kernels.get(process, ()):
+                aligner.feed_kernels(rows)
+            for begin_ns, end_ns in coverage.get(process, ()):
+                aligner.feed_coverage(begin_ns, end_ns)
 
     def advance(self, *, final: bool = False, ended: Sequence[int] = ()) -> Ids:
         """Decides what can be decided, writes it to the store, and gives the operations that were decided.
 
         Everything of all processes with `final`, and everything of those that have `ended`.
         """
-        decided = [np.empty(0, np.int64)]
+        decided = [self.graphs.advance(final=final, ended=ended)]
+        self._feed_arrived()
         touched = set(self._aligners) if final else self._touched | (set(ended) & set(self._aligners))
         self._touched = set()
         for process in sorted(touched):
             matches = self._aligners[process].advance(final=final or process in ended)
+            matches = matches[~self.graphs.is_captured(process, matches["operation"])]
             if len(matches):
                 self._write(matches)
                 decided.append(matches["operation"])
@@ -85,6 +121,7 @@ class Alignment:
 
         What of them belongs to a process that was captured before is decided with the next `advance`.
         """
+        self._feed_arrived()
         if before is not None:
             for process, aligner in self._aligners.items():
                 aligner.give_up(before)
@@ -93,7 +130,7 @@ class Alignment:
         return np.concatenate([np.empty(0, np.int64), *given_up])
 
     def _give_up(self, process: int, before: int | None = None) -> Ids:
-        ids = np.concatenate(self._not_captured.pop(process))
+        ids = self.graphs.without_captured(np.concatenate(self._not_captured.pop(process)))
         decided = ids if before is None else ids[ids < before]
         if len(decided) < len(ids):
             self._not_captured[process] = [ids[len(decided) :]]
@@ -108,8 +145,11 @@ class Alignment:
         aligner = self._aligners.get(process)
         if aligner is None:
             aligner = self._aligners[process] = ProcessAligner(self._version_of(process))
+            captured = self.graphs.captured_of(process)
+            if len(captured):
+                aligner.withdraw(captured)
             for waiting in self._not_captured.pop(process, ()):
-                self._feed(process, waiting)
+                self._feed(process, self.graphs.without_captured(waiting))
         return aligner
 
     def _feed(self, process: int, operations: Ids) -> None:
@@ -158,8 +198,7 @@ class Alignment:
         at, matches = at[found], matches[found]
         launches, inverse = distinct(matches["launch"])
         first = firsts(matches["launch"])
-        ids = self._launches + np.arange(len(launches))
-        self._launches += len(launches)
+        ids = self._store.new_launches(len(launches))
         table["launch"][at] = ids[inverse]
         table["kernel"][at] = matches["kernel"]
         own = kernels.take(matches["kernel"], "start_ns", "end_ns", "censored")

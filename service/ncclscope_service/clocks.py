@@ -17,7 +17,7 @@ from ncclscope_service.distinct import firsts, groups
 from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measuring import Hosts
 from ncclscope_service.rows import HostClock, Match
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
 
 _ALL_TO_ALL: Final = np.array(
@@ -85,9 +85,12 @@ class Clocks:
         self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
 
-    def correct(self, operations: Ids) -> None:
-        """Sets the times on the reference clock of these operations, where they have a kernel and a clock."""
-        table = self._store.operations
+    def correct(self, operations: Ids, table: Table | None = None) -> None:
+        """Sets the times on the reference clock of these operations, where they have a kernel and a clock.
+
+        `table`: what the ids are of, with the columns of rows.OPERATION; operations where it is None.
+        """
+        table = self._store.operations if table is None else table
         at = table.at(operations)
         at = at[table.rows["match"][at] == Match.MATCHED]
         for host, mine in groups(self._hosts.of_processes()[table.rows["process"][at]]):

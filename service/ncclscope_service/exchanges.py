@@ -72,6 +72,11 @@ class ExchangeBook:
         """Sides (SIDE) that met their other side."""
         self._waiting = np.concatenate([self._waiting, sides])
 
+    def waiting(self) -> Ids:
+        """Operations that met their other side, whose launch is not complete yet."""
+        ids: Ids = self._waiting["operation"]
+        return ids
+
     def forget(self, launches: NDArray[np.int64]) -> None:
         """Launches that will not become complete."""
         gone = np.unique(launches)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ncclscope_service.clock import SAME_HOST_SIGMA_NS
 from ncclscope_service.distinct import values_of
 from ncclscope_service.join import JoinedCollectives
-from ncclscope_service.store import Store
+from ncclscope_service.store import Store, Table
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Times = NDArray[np.int64]
@@ -48,11 +48,11 @@ class KernelMatrix:
     Where they differ, lines were lost and the numbers have slipped, or the job itself is wrong.
     """
 
-    def refresh(self, known: Store) -> None:
-        """Takes the times on the reference clock anew, after clocks were estimated."""
-        at = known.operations.at(self.joined.operations[self.present])
+    def refresh(self, table: Table) -> None:
+        """Takes the times on the reference clock anew from the table of its rows, after clocks were estimated."""
+        at = table.at(self.joined.operations[self.present])
         for name, times in (("start_true_ns", self.start_true_ns), ("end_true_ns", self.end_true_ns)):
-            times[self.present] = known.operations.rows[name][at]
+            times[self.present] = table.rows[name][at]
 
     def overlap_on_each_host(self) -> NDArray[np.bool_]:
         """K: kernels that share a host's clock overlap, which needs no other clock. Cut ends say nothing."""
@@ -90,11 +90,11 @@ class KernelMatrix:
         )
 
 
-def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32]) -> KernelMatrix:
-    """The kernels of joined collectives. `hosts`: index of each rank's host."""
+def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], table: Table) -> KernelMatrix:
+    """The kernels of joined collectives. `hosts`: index of each rank's host; `table`: what their ids are of."""
     present = joined.operations != NO_NUMBER
-    at = known.operations.at(joined.operations[present])
-    rows, templates = known.operations.rows, known.operation_templates.rows
+    at = table.at(joined.operations[present])
+    rows, templates = table.rows, known.operation_templates.rows
     template = rows["template"][at]
     op = _matrix(present, templates["op"][template], np.uint8(0))
     message_bytes = _matrix(present, rows["message_bytes"][at], np.int64(NO_NUMBER))

@@ -18,7 +18,7 @@ from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measure import ExchangeMeasures, Measures
 from ncclscope_service.size_class import classify
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
@@ -54,10 +54,12 @@ class Hosts:
 
 
 class Measuring:
-    """Measures what the join found."""
+    """Measures what the join found: operations, or replays of captured ones."""
 
-    def __init__(self, known: Store, hosts: Hosts) -> None:
+    def __init__(self, known: Store, hosts: Hosts, table: Table | None = None) -> None:
+        """`table`: what the ids of joined operations are of, with the columns of rows.OPERATION."""
         self._store = known
+        self._table = known.operations if table is None else table
         self._hosts = hosts
 
     def gather(self, joined: JoinedCollectives) -> KernelMatrix:
@@ -68,7 +70,7 @@ class Measuring:
         for rank, member in (known.communicators[joined.communicator].members or {}).items():
             if 0 <= rank < len(hosts):
                 hosts[rank] = host_of[known.members[member].process]
-        return kernel_matrix.gather(known, joined, hosts)
+        return kernel_matrix.gather(known, joined, hosts, self._table)
 
     def measure(
         self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]
@@ -100,7 +102,7 @@ class Measuring:
     def sides_of(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64]) -> Columns:
         """Both sides (exchanges.SIDE) of Send/Recv pairs, each as its own rank sees it."""
         both = np.stack([sends, receives], axis=1)
-        cells = self._store.operations.take(both.ravel(), *_OF_SIDES).reshape(both.shape)
+        cells = self._table.take(both.ravel(), *_OF_SIDES).reshape(both.shape)
         hosts = self._hosts.of_processes()[cells["process"]]
         uncertainty = measure.pair_uncertainty(hosts[:, 0], hosts[:, 1], sigma_ns[hosts[:, 0]], sigma_ns[hosts[:, 1]])
         sides = np.zeros(cells.shape, SIDE)
@@ -132,16 +134,16 @@ class Measuring:
             exchanges.uncertainty_ns,
             exchanges.moved_bytes,
         )
-        at = self._store.operations.at(exchanges.operations)
+        at = self._table.at(exchanges.operations)
         of = exchanges.launch_of
-        defined = ~np.isin(self._store.operations.rows["launch"][at], np.asarray(sorted(mixed), np.int64))
+        defined = ~np.isin(self._table.rows["launch"][at], np.asarray(sorted(mixed), np.int64))
         self._write(at, "wait_ns", _times(measures.wait_ns)[of])
         self._write(at, "transfer_ns", _times(measures.transfer_ns)[of])
         self._write(at, "algbw", np.where(defined, measures.busbw[of], np.nan))
         self._write(at, "busbw", np.where(defined, measures.busbw[of], np.nan))
         self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
         self._write(at, "ranks_seen", np.full(len(at), 2))
-        rows = self._store.operations.take(exchanges.first_operations(), "member", "template", "confidence")
+        rows = self._table.take(exchanges.first_operations(), "member", "template", "confidence")
         return _exchange_rows(self._store, rows, exchanges, measures)
 
     def _believable(self, kernels: KernelMatrix, slack_ns: NDArray[np.float64]) -> KernelMatrix:
@@ -204,7 +206,7 @@ class Measuring:
 
     def _write_back(self, part: KernelMatrix, measures: Measures) -> None:
         present = part.present
-        at = self._store.operations.at(part.joined.operations[present])
+        at = self._table.at(part.joined.operations[present])
         shape = present.shape
         self._write(at, "wait_ns", _times(measures.wait_ns[present]))
         self._write(at, "busbw_apparent", measures.busbw_apparent[present])
@@ -217,7 +219,7 @@ class Measuring:
             self._write(at, name, np.broadcast_to(values[:, None], shape)[present])
 
     def _write(self, at: NDArray[np.intp], name: str, values: NDArray[np.generic]) -> None:
-        self._store.operations.rows[name][at] = values
+        self._table.rows[name][at] = values
 
 
 def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, measures: ExchangeMeasures) -> Columns:

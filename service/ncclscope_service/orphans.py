@@ -123,7 +123,7 @@ def _thread_of(symbols: NDArray[np.int64], tids: NDArray[np.int64], orphan: int)
     """The thread of an earlier kernel in the same place, the wider the better; else that of all that are near."""
     for context in (CONTEXT, 8, 4, 2, 1, 0):
         begin, end = orphan - context, orphan + context + 1
-        if begin < 0 or end > len(symbols) or orphan <= context:
+        if end > len(symbols) or (begin if context else orphan) < end - begin:
             continue
         windows = sliding_window_view(symbols[:begin] if context else symbols[:orphan], end - begin)
         same = np.flatnonzero((windows == symbols[begin:end]).all(axis=1))

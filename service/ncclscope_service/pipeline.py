@@ -32,6 +32,7 @@ from ncclscope_service.limits import Limits
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
+from ncclscope_service.replaying import Replaying
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
 from ncclscope_service.store import Ids, Store
@@ -47,7 +48,7 @@ _RECV: Final = OPERATION_CODES["Recv"]
 _IS_PAIRWISE: Final = np.isin(np.arange(256), (_SEND, _RECV))
 """By code."""
 _OF_TEMPLATE: Final = ("process", "op", "count", "data_type", "nranks", "root")
-_REPORTED: Final = ("member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch")
+_REPORTED: Final = ("member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch", "kernel")
 _LIMITED: Final = (
     "member", "template", "message_bytes", "algorithm", "protocol", "launch", "limit", "limit_reference", "bottleneck"
 )  # fmt: skip
@@ -57,6 +58,8 @@ _MIXED_REMEMBERED: Final = 100_000
 _A_GUESS: Final = 0.5
 """Confidence up to which a match is called a guess."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
+_WHOLE_GRAPH: Final = "graph_launch_without_kernels"
+"""A CUDA graph that was launched while nsys recorded graphs as a whole."""
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 
 
@@ -113,6 +116,7 @@ class _Mark:
     at_ns: int
     operations: int
     kernels: int
+    replays: int
     collectives: int
     ranges: int
     busy: int
@@ -141,6 +145,8 @@ class Pipeline:
         self._identification = Identification(
             self.store, self._series, settle_ns=self.settings.settle_ns, gpus_per_node=self.settings.gpus_per_node
         )
+        waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
+        self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
         self._lives: dict[int, _Life] = {}
@@ -170,6 +176,8 @@ class Pipeline:
         if len(arrived.kernels):
             self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))
         for capture in batch.captures:
+            if capture.graph_launches:
+                self.store.skipped[_WHOLE_GRAPH] += capture.graph_launches
             if _SESSION_START in capture.missing:
                 continue  # its times count from 0: it covers nothing that could be named
             processes = {pid: self._intake.process(job, capture.host, pid) for pid in capture.pids}
@@ -229,6 +237,7 @@ class Pipeline:
         used = known.operations.rows["kernel"]
         used = used[used >= 0]
         known.kernels.drop_before(min(old.kernels, int(used.min()) if len(used) else old.kernels))
+        known.replays.drop_before(old.replays)
         known.collectives.drop_before(old.collectives)
         known.ranges.drop_before(old.ranges)
         known.busy.drop_before(old.busy)
@@ -295,6 +304,7 @@ class Pipeline:
         for capture, processes in arrivals.captures:
             self._alignment.feed_capture(capture, processes)
         decided = self._alignment.advance(final=final, ended=self._ended_processes(now_ns))
+        self._replaying.feed(self._alignment.graphs.take_replays(), now_ns)
         held = self._mark_older_than(now_ns - self.settings.hold_ns)
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
@@ -370,7 +380,8 @@ class Pipeline:
         """Tells the joins what was decided, and finishes what they need not wait for."""
         rows = self.store.operations.take(decided, *_REPORTED)
         # A guess is worth showing, but nothing may be measured, and no clock be set, by it.
-        matched = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS)
+        captured = self._is_captured(rows)
+        matched = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS) & ~captured
         collective = rows["coll_seq"] != NO_NUMBER
         self._note_mixed(rows["launch"][matched], collective[matched])
         waiting = np.zeros(len(decided), bool)
@@ -380,10 +391,18 @@ class Pipeline:
         pairs = np.flatnonzero(matched & ~collective)
         waiting[pairs] = self._report_pairs(decided[pairs], whole_rows.taken(rows, pairs), now_ns)
         self._exchanges.expect(rows["launch"][pairs[waiting[pairs]]])
-        waiting &= matched
+        waiting = (waiting & matched) | captured
         self._finish(decided[~waiting])
         if waiting.any():
             self._unjoined.append((now_ns, decided[waiting]))
+
+    def _is_captured(self, rows: Columns) -> NDArray[np.bool_]:
+        """Which of these operations were captured: their replays are joined, not they."""
+        captured = np.zeros(len(rows), bool)
+        found = np.flatnonzero(rows["kernel"] >= self.store.kernels.first)
+        nodes = self.store.kernels.take(rows["kernel"][found], "graph_node_id")
+        captured[found] = nodes["graph_node_id"] != NO_NUMBER
+        return captured
 
     def _note_mixed(self, launches: NDArray[np.int64], collective: NDArray[np.bool_]) -> None:
         """Remembers launches that hold collectives as well as sends: nothing defines their bandwidth."""
@@ -448,7 +467,7 @@ class Pipeline:
         added = [self.store.collectives.rows[:0]]
         joined_ids = [np.empty(0, np.int64)]
         for each in kernels:
-            each.refresh(self.store)
+            each.refresh(self.store.operations)
             added.append(self._measuring.measure(each, sigma_ns, slack_ns, self._mixed))
             joined_ids.append(each.joined.operations[each.present])
         sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
@@ -458,6 +477,9 @@ class Pipeline:
         if len(exchanges.operations):
             added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
             joined_ids.append(exchanges.operations)
+        replayed = self._replaying.measure(self._clocks, members_seen, self._mixed, now_ns, final=final)
+        added.append(replayed.collectives)
+        joined_ids.append(replayed.operations)
         measured = whole_rows.joined(added)
         measured = whole_rows.taken(measured, np.argsort(measured["end_true_ns"], kind="stable"))
         self.store.collectives.append(measured)
@@ -505,6 +527,7 @@ class Pipeline:
                 at_ns=now_ns,
                 operations=known.operations.next_id,
                 kernels=known.kernels.next_id,
+                replays=known.replays.next_id,
                 collectives=known.collectives.next_id,
                 ranges=known.ranges.next_id,
                 busy=known.busy.next_id,
@@ -522,4 +545,4 @@ class Pipeline:
 
     def _old_mark(self, now_ns: int) -> _Mark:
         found = self._mark_older_than(now_ns - self.settings.window_ns)
-        return found or _Mark(at_ns=now_ns, operations=0, kernels=0, collectives=0, ranges=0, busy=0)
+        return found or _Mark(at_ns=now_ns, operations=0, kernels=0, replays=0, collectives=0, ranges=0, busy=0)

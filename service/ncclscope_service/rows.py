@@ -77,6 +77,19 @@ OPERATION: Final = np.dtype(
 """One logged operation."""
 
 
+REPLAYED: Final = np.dtype(
+    [
+        *((name, OPERATION[name]) for name in OPERATION.names or ()),
+        ("operation", "<i8"),  # row id of the captured operation
+        ("captured_launch", "<i8"),  # launch id of the captured operation
+        ("replay", "<i4"),  # k-th launch of its graph that was recorded, from 0
+        ("is_first", "?"),  # the captured operation's row names this kernel
+    ]
+)
+"""One replay of a captured operation: its line's columns, with kernel, times and measures of its own. `launch` is one
+of its own too: the kernel's row id."""
+
+
 class LimitReference(IntEnum):
     """What a limit was taken from; its lower-case name is what outputs print."""
 
@@ -99,7 +112,7 @@ KERNEL: Final = np.dtype(
         ("graph_node_id", "<i8"),
         ("censored", "?"),
         ("launch", "<i8"),  # launch id; NO_NUMBER while or where it has no operation
-        ("replay", "<i4"),  # 0 = first; NO_NUMBER where it has no launch
+        ("replay", "<i4"),  # k-th recorded launch of its graph, 0 outside graphs; NO_NUMBER where it has no launch
     ]
 )
 """One NCCL kernel record."""

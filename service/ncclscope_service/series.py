@@ -53,7 +53,10 @@ class SeriesBook:
 
     def count_logged(self, operations: Ids) -> None:
         """Operations that were read from a log: each exactly once."""
-        chosen = self._store.operations.take(operations, *_KEY)
+        self.count_run(self._store.operations.take(operations, *_KEY))
+
+    def count_run(self, chosen: Columns) -> None:
+        """Rows (rows.OPERATION) of what was asked for, or was run again by a CUDA graph: each exactly once."""
         series = self._series_of(chosen)
         table = self._store.series.rows
         np.add.at(table["operations"], series, 1)
@@ -61,7 +64,10 @@ class SeriesBook:
 
     def count_measured(self, operations: Ids) -> None:
         """Operations whose kernel is known and whose measures are settled: each exactly once."""
-        chosen = self._store.operations.take(operations, *_KEY, "start_ns", "end_ns", "wait_ns")
+        self.count_settled(self._store.operations.take(operations, *_KEY, "start_ns", "end_ns", "wait_ns"))
+
+    def count_settled(self, chosen: Columns) -> None:
+        """As `count_measured`, of rows (rows.OPERATION)."""
         series = self._series_of(chosen)
         duration = chosen["end_ns"] - chosen["start_ns"]
         waits = chosen["wait_ns"] != NO_TIME_NS

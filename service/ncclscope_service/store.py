@@ -245,12 +245,16 @@ class Store:
     kernel_templates: Table = field(default_factory=lambda: Table(KERNEL_TEMPLATE))
     operations: Table = field(default_factory=lambda: Table(rows.OPERATION))
     kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
+    replays: Table = field(default_factory=lambda: Table(rows.REPLAYED))
+    """Of operations that were captured into CUDA graphs."""
     collectives: Table = field(default_factory=lambda: Table(rows.COLLECTIVE))
     series: Table = field(default_factory=lambda: Table(rows.SERIES))
     """One row per (communicator, op, size class); never dropped, bounded by communicators x 13 x 6."""
     ranges: Table = field(default_factory=lambda: Table(RANGE))
     busy: Table = field(default_factory=lambda: Table(BUSY))
 
+    launches: int = 0
+    """Launch ids that were given out."""
     communicators: list[Communicator] = field(default_factory=list[Communicator])
     members: list[Member] = field(default_factory=list[Member])
     captures: list[tuple[int, CaptureSeen]] = field(default_factory=list[tuple[int, CaptureSeen]])
@@ -299,6 +303,11 @@ class Store:
     def listed_communicators(self) -> list[Communicator]:
         """All communicators but those that were absorbed by another."""
         return [each for each in self.communicators if each.absorbed_by is None]
+
+    def new_launches(self, amount: int) -> Ids:
+        """So many launch ids that are not in use yet."""
+        self.launches += amount
+        return np.arange(self.launches - amount, self.launches, dtype=np.int64)
 
     def templates_of(self, operations: Columns, *names: str) -> Columns:
         """The operation template of each of these operations; these columns of it only, where some are named."""

@@ -256,6 +256,19 @@ class Track:
         nothing = np.full(amount, NO_NUMBER, dtype=np.int64)
         return self._take(amount, 0, nothing, np.zeros(amount, np.float32), np.ones(amount, bool))
 
+    def withdraw(self, operations: NDArray[np.int64]) -> None:
+        """Takes these operations out of the pending launches."""
+        gone = np.isin(self.ids, operations)
+        if not gone.any():
+            return
+        kept = np.concatenate([[0], np.cumsum(~gone)])
+        self.ids = self.ids[~gone]
+        launches = self.launches.copy()
+        launches["begin"], launches["end"] = kept[launches["begin"]], kept[launches["end"]]
+        launches = launches[launches["begin"] < launches["end"]]
+        launches["first_op"] = self.ids[launches["begin"]]
+        self.launches = launches
+
     # by time
 
     def _timed_launches(self) -> Columns:

@@ -12,7 +12,7 @@ Source: NCCL `src/enqueue.cc` (taskAppend, ncclLaunchPrepare, hostStreamPlanTask
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -237,6 +237,15 @@ class Translator:
         if not ready.any():
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
         return self._form(pending[ready], unit[ready], is_joined[ready])
+
+    def withdraw(self, operations: NDArray[np.int64]) -> None:
+        """Takes out pending operations that were captured into a CUDA graph, and believes opCount no more.
+
+        *Source:* NCCL `src/enqueue.cc`: a captured plan does not count but its replays may, and in 2.13 to 2.23
+        other plans do not count while a graph is alive.
+        """
+        self.rules = replace(self.rules, counting=Counting.NEVER)
+        self._pending = self._pending[~np.isin(self._pending["id"], operations)]
 
     def _decide(self, new: Columns) -> None:
         decisions = np.empty(len(new), dtype=_DECISION)

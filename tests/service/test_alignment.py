@@ -107,6 +107,7 @@ def test_a_process_is_asked_for_its_version_once_and_only_when_it_is_captured() 
     service.feed(log)
     assert service.asked == {}
     service.feed(export, *rank_batches(0, range(10, 20)))
+    service.alignment.advance()
     assert service.asked == {0: 1}
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ncclscope_service.export import schema
-from ncclscope_service.export.columns import Column, numbers, optional_words_at, plain, times, words_at
+from ncclscope_service.export.columns import Column, numbers, optional_words_at, plain, rates, spans, times, words_at
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.reference_clock import reference_times
 from ncclscope_service.export.selection import Part, Selection
@@ -42,10 +42,12 @@ def kernel_operation(name: str) -> str | None:
 
 def write_kernels(selection: Selection, path: Path) -> None:
     """Writes the file, a slice at a time."""
-    plans = launch_plans(selection.store.kernels.rows)
+    store = selection.store
+    plans = launch_plans(store.kernels.rows)
     positions = selection.kernels.positions
     ours = plans if positions is None else plans[positions]
-    tables = _tables(selection, ours)
+    at = np.arange(len(store.kernels)) if positions is None else positions
+    tables = _tables(selection, ours, kernel_measures(store, store.kernels.first + at))
     write_slices(tables, schema.KERNELS, path)
 
 
@@ -64,6 +66,28 @@ def launch_plans(kernels: Columns) -> NDArray[np.int32]:
     begins = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
     plans[order] = np.arange(len(order)) - begins
     return plans
+
+
+_MEASURES: Final = np.dtype([("wait_ns", "<i8"), ("transfer_ns", "<i8"), ("busbw", "<f8"), ("ranks_seen", "<i4")])
+
+
+def kernel_measures(store: Store, kernels: NDArray[np.int64]) -> Columns:
+    """Wait, transfer, busbw and ranks seen of each of these kernels (row ids): those of an operation that it ran.
+
+    Kernels that CUDA graphs launched have those of the replay.
+    """
+    measures = np.zeros(len(kernels), _MEASURES)
+    measures["wait_ns"] = measures["transfer_ns"] = NO_TIME_NS
+    measures["busbw"] = np.nan
+    for table in (store.operations.rows, store.replays.rows):
+        ran = np.flatnonzero(table["kernel"] >= 0)
+        ran = ran[np.argsort(table["kernel"][ran], kind="stable")]
+        places = np.searchsorted(table["kernel"][ran], kernels)
+        found = np.flatnonzero(places < len(ran))
+        found = found[table["kernel"][ran[places[found]]] == kernels[found]]
+        for name in _MEASURES.names or ():
+            measures[name][found] = table[name][ran[places[found]]]
+    return measures
 
 
 def is_duplicate(part: Part) -> NDArray[np.bool_]:
@@ -113,21 +137,22 @@ def kernel_totals(selection: Selection) -> list[KernelTotal]:
     return sorted(found, key=lambda each: -(each.duration_ns or 0))
 
 
-def _tables(selection: Selection, plans: NDArray[np.int32]) -> Iterator[pa.Table]:
+def _tables(selection: Selection, plans: NDArray[np.int32], measures: Columns) -> Iterator[pa.Table]:
     begin = 0
     for rows in selection.kernels.slices():
-        yield kernels_table(selection.store, rows, plans[begin : begin + len(rows)])
+        own = slice(begin, begin + len(rows))
+        yield kernels_table(selection.store, rows, plans[own], measures[own])
         begin += len(rows)
 
 
-def kernels_table(store: Store, rows: Columns, plans: NDArray[np.int32]) -> pa.Table:
-    """These kernels with the columns of `schema.KERNELS`."""
-    columns = _columns(store, rows, plans)
+def kernels_table(store: Store, rows: Columns, plans: NDArray[np.int32], measures: Columns) -> pa.Table:
+    """These kernels with the columns of `schema.KERNELS`; `plans` and `measures` have a row for each."""
+    columns = _columns(store, rows, plans, measures)
     arrays = [columns[field.name].arrow(field.type) for field in schema.KERNELS]
     return pa.Table.from_arrays(arrays, names=schema.KERNELS.names)
 
 
-def _columns(store: Store, rows: Columns, plans: NDArray[np.int32]) -> dict[str, Column]:
+def _columns(store: Store, rows: Columns, plans: NDArray[np.int32], measures: Columns) -> dict[str, Column]:
     templates = store.kernel_templates_of(rows)
     pids = np.array([process.pid for process in store.processes], dtype=np.int64)
     names = store.strings.values
@@ -149,6 +174,10 @@ def _columns(store: Store, rows: Columns, plans: NDArray[np.int32]) -> dict[str,
         "launch_id": numbers(rows["launch"]),
         "plan": numbers(plans),
         "replay": numbers(rows["replay"]).where(rows["launch"] >= 0),
+        "wait_ns": spans(measures["wait_ns"]),
+        "transfer_ns": spans(measures["transfer_ns"]),
+        "busbw_bytes_per_second": rates(measures["busbw"]),
+        "ranks_seen": numbers(measures["ranks_seen"]).where(measures["ranks_seen"] > 0),
     }
 
 

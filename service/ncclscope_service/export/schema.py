@@ -99,6 +99,10 @@ KERNELS: Final = pa.schema(
         ("launch_id", pa.int64()),
         ("plan", pa.int32()),
         ("replay", pa.int32()),
+        ("wait_ns", _NS),
+        ("transfer_ns", _NS),
+        ("busbw_bytes_per_second", _RATE),
+        ("ranks_seen", pa.int32()),
     ]
 )
 """`kernels.parquet`: one row per NCCL kernel record."""

@@ -214,6 +214,7 @@ def _kernels(selection: Selection) -> object:
         "kernels": len(selection.kernels),
         "with_operation": int(np.count_nonzero(has_launch)),
         "without_operation": int(np.count_nonzero(~has_launch)),
+        "replays": int(np.count_nonzero(selection.kernels.column("replay") > 0)),
         "censored": int(np.count_nonzero(selection.kernels.column("censored"))),
         "duplicates": int(np.count_nonzero(is_duplicate(selection.kernels))),
     }

@@ -33,6 +33,13 @@ _LOG: Final = Track(30, "logged, no kernel")
 _NOT_KNOWN: Final = "not known"
 
 
+_MEASURED: Final = frozenset(
+    {"algbw_GB_per_s", "busbw_GB_per_s", "busbw_apparent_GB_per_s", "bus_factor", "efficiency_ratio", "wait_us"}
+    | {"transfer_us", "ranks_seen", "iteration", "launch_start_ns"}
+)
+"""What the captured operation says of its first replay only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the kernel of a launch was drawn."""
@@ -55,12 +62,23 @@ class ProcessTrace:
     places: dict[int, Place] = field(default_factory=dict[int, Place])
     _templates: list[Arguments] = field(default_factory=list[Arguments])
     _operations: list[str | None] = field(default_factory=list[str | None])
+    _replay_measures: dict[tuple[int, int], Arguments] = field(default_factory=dict[tuple[int, int], Arguments])
+    """Of further replays of captured launches, by launch and start."""
 
     def __post_init__(self) -> None:
         self._templates = kernel_arguments(self.store)
         self._operations = [
             kernel_operation(self.store.strings[int(name)]) for name in self.store.kernel_templates.rows["name"]
         ]
+
+        rows = self.store.replays.rows
+        rows = rows[(rows["replay"] > 0) & (rows["transfer_ns"] >= 0)]
+        columns = (rows[name].tolist() for name in ("captured_launch", "start_ns", "wait_ns", "transfer_ns", "busbw"))
+        for launch, start, wait, transfer, busbw in zip(*columns, strict=True):
+            measures: Arguments = {"transfer_us": transfer / 1000, "busbw_GB_per_s": round(busbw / 1e9, 4)}
+            if wait >= 0:
+                measures["wait_us"] = wait / 1000
+            self._replay_measures[launch, start] = measures
 
     def kernels(self, tracks: ProcessTracks, kernels: ProcessRows) -> Iterator[list[Event]]:
         """The process's kernels with their waits, and the same times by parallelism; batches in order of start."""
@@ -156,7 +174,9 @@ class ProcessTrace:
         for row in np.nonzero(kernels["censored"])[0].tolist():
             arguments[row]["censored"] = True
         for row in np.nonzero(kernels["replay"] > 0)[0].tolist():
-            arguments[row]["replay"] = int(kernels["replay"][row])
+            own = self._replay_measures.get((int(kernels["launch"][row]), int(kernels["start_ns"][row])), {})
+            kept = {name: value for name, value in arguments[row].items() if name not in _MEASURED}
+            arguments[row] = kept | own | {"replay": int(kernels["replay"][row])}
         return arguments
 
     def _group(self, place: int) -> Arguments:

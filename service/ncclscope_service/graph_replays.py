@@ -1,0 +1,181 @@
+"""Operations that were captured into CUDA graphs, over the whole store: one `ProcessGraphs` per process.
+
+`graphs.py` decides; here its decisions become `match`, `launch`, `kernel` and times of the captured operations,
+`launch` and `replay` of the kernels, and a row of `Store.replays` for every replay of every captured operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import rows
+from ncclscope_service.graph_lines import CapturedLaunch
+from ncclscope_service.graphs import ProcessGraphs
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+UNKNOWN_REPLAY: Final = "replay_of_unknown_capture"
+"""Why a kernel of a graph has no operation, as it is counted: its capture is not in the log, or no line fits it."""
+
+_NOTHING: Final = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class _Process:
+    graphs: ProcessGraphs
+    captured: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    """Captured operations, ascending."""
+    new: list[Ids] = field(default_factory=list[Ids])
+    """Those that were not told yet."""
+    operations: dict[int, Columns] = field(default_factory=dict[int, Columns])
+    """Rows of the operations of each captured launch, by the id of the first: they outlive those in the store."""
+    launch_ids: dict[int, int] = field(default_factory=dict[int, int])
+
+
+class GraphReplays:
+    """The CUDA graphs of all processes of a store."""
+
+    def __init__(
+        self,
+        known: Store,
+        version_of: Callable[[int], str | None],
+        operation_columns: Callable[[Ids], Columns],
+        kernel_columns: Callable[[Ids, Columns], Columns],
+    ) -> None:
+        """The last two give the rows of operations and of kernels as aligners want them (align.ALIGN_...)."""
+        self._store = known
+        self._version_of = version_of
+        self._operation_columns = operation_columns
+        self._kernel_columns = kernel_columns
+        self._processes: dict[int, _Process] = {}
+        self._replays: list[Columns] = []
+
+    def feed_kernels(self, process: int, kernels: Columns) -> None:
+        """Kernels of graphs (align.ALIGN_KERNEL) of one process."""
+        if process not in self._processes:
+            self._processes[process] = _Process(ProcessGraphs(self._version_of(process)))
+        self._processes[process].graphs.feed(kernels)
+
+    def captured_of(self, process: int) -> Ids:
+        """The operations of a process that are known to be captured, ascending."""
+        return self._processes[process].captured if process in self._processes else _NOTHING
+
+    def is_captured(self, process: int, operations: Ids) -> NDArray[np.bool_]:
+        """Which of these operations of a process are known to be captured."""
+        return np.isin(operations, self.captured_of(process))
+
+    def without_captured(self, operations: Ids) -> Ids:
+        """Those of these operations, of any processes, that are not known to be captured."""
+        for process in self._processes.values():
+            if len(process.captured):
+                operations = operations[~np.isin(operations, process.captured)]
+        return operations
+
+    def take_captured(self) -> dict[int, Ids]:
+        """Operations that were found to be captured since the last call, by process."""
+        found = {index: np.concatenate(process.new) for index, process in self._processes.items() if process.new}
+        for process in self._processes.values():
+            process.new.clear()
+        return found
+
+    def take_replays(self) -> Columns:
+        """Replays (rows.REPLAYED) that were decided since the last call."""
+        replays, self._replays = self._replays, []
+        return np.concatenate([np.empty(0, rows.REPLAYED), *replays])
+
+    def advance(self, *, final: bool, ended: Collection[int] = ()) -> Ids:
+        """Decides what can be decided; gives the captured operations that nothing had been decided of."""
+        decided = [_NOTHING]
+        for index, process in self._processes.items():
+            if not process.graphs.waits:
+                continue
+            is_over = final or index in ended
+            decided.append(self._look_for_lines(index, process, final=is_over))
+            self._write(process, process.graphs.take(final=is_over))
+        return np.concatenate(decided)
+
+    def _look_for_lines(self, index: int, process: _Process, *, final: bool) -> Ids:
+        table = self._store.operations
+        at = np.flatnonzero(table.rows["process"] == index)
+        if not process.graphs.wants_lines(len(at), final=final):
+            return _NOTHING
+        operations = table.first + at
+        matched = operations[table.rows["match"][at] == Match.MATCHED]
+        found = process.graphs.look_for_lines(
+            self._operation_columns(operations), matched, self._launched(index), final=final
+        )
+        ids = np.concatenate([_NOTHING, *(each.operations for each in found)])
+        undecided: Ids = ids[table.rows["match"][table.at(ids)] == Match.PENDING]
+        for launch in found:
+            self._remember(process, launch)
+        if len(ids):
+            process.new.append(ids)
+            process.captured = np.sort(np.concatenate([process.captured, ids]))
+        return undecided
+
+    def _launched(self, index: int) -> Columns:
+        """The kernels of a process that no graph launched."""
+        table = self._store.kernels
+        at = np.flatnonzero((table.rows["process"] == index) & (table.rows["graph_node_id"] == NO_NUMBER))
+        return self._kernel_columns(table.first + at, table.rows[at])
+
+    def _remember(self, process: _Process, launch: CapturedLaunch) -> None:
+        if len(launch.operations) == 0:
+            return
+        table = self._store.operations
+        at = table.at(launch.operations)
+        table.rows["match"][at], table.rows["confidence"][at] = Match.MATCHED, launch.confidence
+        captured = np.zeros(len(at), rows.REPLAYED)
+        for name in rows.OPERATION.names or ():
+            captured[name] = table.rows[name][at]
+        captured["operation"] = launch.operations
+        captured["finished"] = False
+        captured["ranks_seen"] = 0
+        for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns", "wait_ns", "transfer_ns"):
+            captured[name] = NO_TIME_NS
+        for name in ("algbw", "busbw", "busbw_apparent", "limit"):
+            captured[name] = np.nan
+        first = int(launch.operations[0])
+        process.operations[first] = captured
+        process.launch_ids[first] = int(self._store.new_launches(1)[0])
+
+    def _write(self, process: _Process, replays: Columns) -> None:
+        """Writes what is known of these kernels (graphs.REPLAY), and makes rows of what they ran."""
+        kernels = self._store.kernels
+        unknown = np.count_nonzero(replays["launch"] == NO_NUMBER)
+        if unknown:
+            self._store.skipped[UNKNOWN_REPLAY] += int(unknown)
+        replays = replays[(replays["launch"] != NO_NUMBER) & (replays["kernel"] >= kernels.first)]
+        if len(replays) == 0:
+            return
+        launches = replays["launch"].tolist()
+        launch_ids = np.asarray([process.launch_ids[launch] for launch in launches], np.int64)
+        at = kernels.at(replays["kernel"])
+        kernels.rows["launch"][at], kernels.rows["replay"][at] = launch_ids, replays["replay"]
+        sizes = np.asarray([len(process.operations[launch]) for launch in launches])
+        ran = np.concatenate([process.operations[launch] for launch in launches])
+        of = np.repeat(np.arange(len(replays)), sizes)
+        for name in ("start_ns", "end_ns", "censored"):
+            ran[name] = kernels.rows[name][at][of]
+        ran["kernel"] = ran["launch"] = replays["kernel"][of]
+        ran["captured_launch"] = launch_ids[of]
+        for name in ("replay", "is_first"):
+            ran[name] = replays[name][of]
+        self._name_kernels(ran[ran["is_first"]])
+        self._replays.append(ran)
+
+    def _name_kernels(self, first: Columns) -> None:
+        """Captured operations name the first kernel of their launch that was recorded."""
+        table = self._store.operations
+        first = first[first["operation"] >= table.first]
+        at = table.at(first["operation"])
+        for name in ("kernel", "start_ns", "end_ns", "censored"):
+            table.rows[name][at] = first[name]
+        table.rows["launch"][at] = first["captured_launch"]
