@@ -151,7 +151,7 @@ class ProcessGraphs:
     def _feed_launch(self, kernels: Columns) -> None:
         """Kernels of one launch, by node."""
         correlation, nodes = int(kernels["correlation_id"][0]), kernels["graph_node_id"].tolist()
-        graph = self._graph(nodes)
+        graph = self._graph(correlation, nodes)
         is_new = correlation not in graph.launches
         if graph.number(correlation) == 0 and is_new:
             graph.first_correlation = correlation
@@ -170,9 +170,11 @@ class ProcessGraphs:
                 del graph.seen[next(iter(graph.seen))]
         graph.waiting.append(kernels)
 
-    def _graph(self, nodes: list[int]) -> _Graph:
-        """The graph of these nodes; graphs of which parts were seen apart become one."""
-        known = list({id(graph): graph for node in nodes if (graph := self._graph_of.get(node)) is not None}.values())
+    def _graph(self, correlation: int, nodes: list[int]) -> _Graph:
+        """The graph of this launch and these nodes; graphs of which parts were seen apart become one."""
+        same = [graph for graph in self._graphs if correlation in graph.launches]
+        same += [graph for node in nodes if (graph := self._graph_of.get(node)) is not None]
+        known = list({id(graph): graph for graph in same}.values())
         if not known:
             self._graphs.append(_Graph())
             return self._graphs[-1]

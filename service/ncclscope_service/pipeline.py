@@ -269,6 +269,7 @@ class Pipeline:
         self._assign_iterations(decided, now_ns)
         self._detection.count_decided(decided)
         self._report(self._identified(decided, now_ns, final=final), now_ns)
+        self._replaying.report(self._identification.is_open(), now_ns, final=final)
         measured = self._measure(now_ns, final=final, decided=decided)
         self._finish_unjoined(now_ns, final=final)
         if final:

@@ -62,6 +62,7 @@ class Replaying:
         self._exchanges = ExchangeBook()
         self._patience_ns = patience_ns
         self._unfinished: list[tuple[int, Ids]] = []
+        self._unidentified = np.empty(0, np.int64)
 
     def feed(self, replays: Columns, now_ns: int) -> None:
         """Takes replays (rows.REPLAYED) that were told by the alignment."""
@@ -72,11 +73,19 @@ class Replaying:
         if len(again):
             self._series.count_run(again)
         self._unfinished.append((now_ns, ids))
-        believed = replays["confidence"] > _A_GUESS
-        meetings = self._meetings(ids[believed], replays[believed], now_ns)
+        self._unidentified = np.concatenate([self._unidentified, ids[replays["confidence"] > _A_GUESS]])
+
+    def report(self, is_open: NDArray[np.bool_], now_ns: int, *, final: bool) -> None:
+        """Tells the join of replays; `is_open`: by member, whether its communicator may still prove to be another."""
+        if len(self._unidentified) == 0:
+            return
+        replays = self._table.take(self._unidentified)
+        ready = ~is_open[replays["member"]] | final
+        meetings = self._meetings(self._unidentified[ready], replays[ready], now_ns)
+        self._unidentified = self._unidentified[~ready]
         is_pair = meetings["sender"] != NO_NUMBER
         if is_pair.any():
-            self._exchanges.expect(self._table.take(meetings["id"][is_pair])["launch"])
+            self._exchanges.expect(self._table.take(meetings["id"][is_pair], "launch")["launch"])
         self._join.report(meetings)
 
     def measure(
@@ -137,13 +146,15 @@ class Replaying:
         """Counts what has met its other sides or has waited too long; gives the captured operations it tells of."""
         left: list[tuple[int, Ids]] = []
         finished: list[Ids] = [np.empty(0, np.int64)]
-        waiting = np.concatenate([self._join.pending, self._exchanges.waiting()])
+        waiting = np.concatenate([self._unidentified, self._join.pending, self._exchanges.waiting()])
         for since_ns, ids in self._unfinished:
             is_over = final or now_ns - since_ns > self._patience_ns
             still = np.zeros(len(ids), bool) if is_over else np.isin(ids, waiting)
             finished.append(ids[~still])
             if still.any():
                 left.append((since_ns, ids[still]))
+            if is_over:
+                self._unidentified = self._unidentified[~np.isin(self._unidentified, ids)]
         self._unfinished = left
         done = np.concatenate(finished)
         done = done[done >= self._table.first]
