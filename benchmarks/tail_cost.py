@@ -108,7 +108,7 @@ def written(given: argparse.Namespace, *, stamps: bool) -> Generator[str, None, 
 def follow(pattern: str, name: str, seconds: float) -> str:
     """What the follower takes in this process."""
     settings = AgentSettings()
-    logs = FollowedLogs([pattern], zone_offset_ns=0)
+    logs = FollowedLogs([pattern])
     known = Followed(
         follower=logs, tick_min_seconds=settings.tick_min_seconds, tick_max_seconds=settings.tick_max_seconds
     )

@@ -355,7 +355,10 @@ def _on_given_format(version: NcclVersion, name: str, found: str) -> Iterator[Re
         yield _remark(Verdict.NOTE, name, found, "2.26.2 prints `_` as it is; 2.26.3 and later write a blank")
     if not re.search(r"%[zs]", found):
         yield _remark(
-            Verdict.NOTE, name, found, "NCCL prints local time without its zone: tell the agent by --log-timezone"
+            Verdict.NOTE,
+            name,
+            found,
+            "local time without its zone: where that is neither the node's nor UTC, tell by --log-timezone",
         )
 
 

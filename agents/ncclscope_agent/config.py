@@ -60,8 +60,11 @@ class AgentSettings:
         default="", metadata=_about("Label of the job whose files these are; default: SLURM_JOB_ID, else 'default'.")
     )
     log_timezone: str = field(
-        default="UTC",
-        metadata=_about("Zone of time stamps in logs, which NCCL prints in local time.", unit="UTC|local|±HH:MM|NAME"),
+        default="auto",
+        metadata=_about(
+            "Zone of stamps in logs, which NCCL prints in local time; auto: local or UTC, as a file's change tells.",
+            unit="auto|UTC|local|±HH:MM|NAME",
+        ),
     )
     nsys: str = field(default="nsys", metadata=_about("Command that exports .nsys-rep files.", unit="COMMAND"))
     release_logs: bool = field(
@@ -176,6 +179,17 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
     return f"{host}-{hashlib.blake2s(identity.encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
+def zones_ns(zone: str, *, now_ns: int) -> tuple[int, ...]:
+    """How far local time may be ahead of UTC in logs, the likeliest first: several only with `auto`.
+
+    Raises:
+        ValueError: there is no such zone.
+    """
+    if zone.lower() != "auto":
+        return (zone_offset_ns(zone, now_ns=now_ns),)
+    return tuple(dict.fromkeys([zone_offset_ns("local", now_ns=now_ns), 0]))
+
+
 def zone_offset_ns(zone: str, *, now_ns: int) -> int:
     """How far local time is ahead of UTC in that zone, now.
 
@@ -258,6 +272,6 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
     if settings.silence_seconds < 2 * settings.heartbeat_seconds:
         yield f"--silence-seconds: {settings.silence_seconds} is under two heartbeats of {settings.heartbeat_seconds}"
     try:
-        zone_offset_ns(settings.log_timezone, now_ns=0)
+        zones_ns(settings.log_timezone, now_ns=0)
     except ValueError as fault:
-        yield f"--log-timezone: {fault}; give UTC, local, +02:00 or a name such as Europe/Berlin"
+        yield f"--log-timezone: {fault}; give auto, UTC, local, +02:00 or a name such as Europe/Berlin"

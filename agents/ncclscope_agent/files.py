@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_agent import tail
+from ncclscope_agent import log_zone, tail
 from ncclscope_agent.health import FollowerStatistics
 from ncclscope_agent.paths import PathPatterns, identity_of
 from ncclscope_agent.recognise import FileKind, recognise
@@ -63,13 +63,15 @@ class FollowLimits:
 class _Followed:
     """One open file."""
 
-    def __init__(self, path: Path, handle: int, state: Tail) -> None:
+    def __init__(self, path: Path, handle: int, state: Tail, *, is_zone_open: bool) -> None:
         self.path = path
         self.handle = handle
         self.tail = state
         self.reader: NcclLogReader | InspectorReader | None = None
         self.must_be_new = False
         """It was truncated: a position known for its key is of the content before."""
+        self.is_zone_open = is_zone_open
+        """Its stamps may be of several zones, and none of its operations has been read."""
 
     def head(self) -> bytes:
         return os.pread(self.handle, tail.HEAD_BYTES, 0)
@@ -90,6 +92,8 @@ class LogFollower:
     """Follows all files of a kind that match some patterns, and gives what they say as batches.
 
     `kind` is NCCL_LOG or INSPECTOR; files that are something else are counted and left alone.
+    `zones_ns`: what local time may be ahead of UTC in these logs, the likeliest first; of several, each file's last
+    change tells its own (`log_zone.py`).
     `positions` tells by source key where a source is to be read on; the key is `tail.source_key`.
     Batches of one source are contiguous and in order; a source whose file was truncated, rotated away or
     deleted ends with a batch that has `is_last` and a SourceGap.
@@ -101,13 +105,13 @@ class LogFollower:
         *,
         root: Path | None = None,
         kind: SourceKind = SourceKind.NCCL_LOG,
-        zone_offset_ns: int = 0,
+        zones_ns: Sequence[int] = (0,),
         positions: Mapping[str, Position] = MappingProxyType({}),
         limits: FollowLimits | None = None,
     ) -> None:
         self._patterns = PathPatterns(patterns, root)
         self._kind = kind
-        self._zone_offset_ns = zone_offset_ns
+        self._zones_ns = zones_ns
         self._positions = positions
         self._limits = limits or FollowLimits()
         self._followed: dict[FileIdentity, _Followed] = {}
@@ -254,7 +258,9 @@ class LogFollower:
         if not stat.S_ISREG(status.st_mode) or identity in self._followed:
             os.close(handle)
             return
-        self._followed[identity] = _Followed(path, handle, Tail(identity, grace_ns=self._limits.grace_ns))
+        self._followed[identity] = _Followed(
+            path, handle, Tail(identity, grace_ns=self._limits.grace_ns), is_zone_open=len(self._zones_ns) > 1
+        )
 
     def _drop(self, followed: _Followed) -> None:
         os.close(followed.handle)
@@ -285,10 +291,22 @@ class LogFollower:
             return decision, []
         self._was_cut_short |= len(data) >= most
         self._bytes_read += len(data)
+        if followed.is_zone_open and isinstance(followed.reader, NcclLogReader) and b": opCount " in data:
+            self._tell_zone(followed, followed.reader)
         lines = followed.reader.line
         batches = followed.reader.read(data, now_ns)
         self._lines += followed.reader.line - lines
         return decision, batches
+
+    def _tell_zone(self, followed: _Followed, reader: NcclLogReader) -> None:
+        """Sets the zone of a log before its first operations are read, by what stands at its end now."""
+        status = os.fstat(followed.handle)
+        end = os.pread(followed.handle, log_zone.END_BYTES, max(0, status.st_size - log_zone.END_BYTES))
+        stamp_ns = log_zone.newest_stamp_ns(b"\n" + end, status.st_mtime_ns)
+        followed.is_zone_open = False
+        if stamp_ns is not None:
+            zone = log_zone.zone_that_fits(stamp_ns, status.st_mtime_ns, self._zones_ns)
+            reader.set_zone(self._zones_ns[0] if zone is None else zone)
 
     def _pass_over(self, followed: _Followed, hole: int) -> tuple[Decision, Sequence[TextBatch | Batch]]:
         """Goes on behind a hole without reading its zeros: they may be many more than the disk has room for."""
@@ -382,7 +400,7 @@ class LogFollower:
             return InspectorReader(source, begin=position.end, line=position.end_line)
         return NcclLogReader(
             source,
-            zone_offset_ns=self._zone_offset_ns,
+            zone_offset_ns=self._zones_ns[0],
             written_near_ns=os.fstat(handle).st_mtime_ns,
             begin=position.end,
             line=position.end_line,

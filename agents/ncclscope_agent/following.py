@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from ncclscope_agent.app import Followed
-from ncclscope_agent.config import AgentSettings, zone_offset_ns
+from ncclscope_agent.config import AgentSettings, zones_ns
 from ncclscope_agent.exports import ExportFollower
 from ncclscope_agent.files import LogFollower
 from ncclscope_agent.health import FollowerStatistics
@@ -33,10 +33,10 @@ class FollowedLogs:
     """`files.LogFollower` as the agent wants it, over logs or dumps of NCCL Inspector."""
 
     def __init__(
-        self, patterns: Sequence[str], *, zone_offset_ns: int = 0, kind: SourceKind = SourceKind.NCCL_LOG
+        self, patterns: Sequence[str], *, zones_ns: Sequence[int] = (0,), kind: SourceKind = SourceKind.NCCL_LOG
     ) -> None:
         self._releaser = LogReleaser()
-        self._follower = LogFollower(patterns, kind=kind, zone_offset_ns=zone_offset_ns)
+        self._follower = LogFollower(patterns, kind=kind, zones_ns=zones_ns)
         self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
         """To be started by the owner."""
         self._refresh_at_ns = 0
@@ -144,8 +144,7 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
     """The followers that the settings ask for; their watches run until `resources` are closed."""
     followed: list[Followed] = []
     if settings.logs:
-        zone_ns = zone_offset_ns(settings.log_timezone, now_ns=now_wall_ns)
-        logs = FollowedLogs(settings.logs, zone_offset_ns=zone_ns)
+        logs = FollowedLogs(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
         resources.enter_context(logs.watch)
         followed.append(
             Followed(

@@ -62,7 +62,7 @@ def test_all_faults_are_told_at_once() -> None:
         "--tick-min-seconds: 'soon' is not a number",
         "--logs, --exports or --inspector: at least one is needed, or there is nothing to follow",
         "--connect: 'nowhere' is not HOST:PORT with a port of 1 to 65535",
-        "--log-timezone: 'Mars/Olympus' is no time zone; give UTC, local, +02:00 or a name such as Europe/Berlin",
+        "--log-timezone: 'Mars/Olympus' is no time zone; give auto, UTC, local, +02:00 or a name such as Europe/Berlin",
     ]
 
 

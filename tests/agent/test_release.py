@@ -585,7 +585,7 @@ def test_the_flag_of_the_command_takes_no_value(tmp_path: Path) -> None:
 def test_refusals_are_among_what_the_agent_says_it_skipped(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.write_bytes(lines(0, 20_000))
-    logs = FollowedLogs([str(path)], zone_offset_ns=0)
+    logs = FollowedLogs([str(path)])
     with logs.watch:
         batches = list(logs.poll(SECOND))
         while logs.has_more:

@@ -113,6 +113,10 @@ class NcclLogReader:
         self._records.others.shapes = Shapes()
         return self._records.others.shapes
 
+    def set_zone(self, offset_ns: int) -> None:
+        """From the next bytes on, the log's local time is this far ahead of UTC."""
+        self._records.set_zone(offset_ns)
+
     def learn(self, data: bytes) -> None:
         """Learns the hosts of the file from its beginning, where reading resumes further on. Gives no rows."""
         unwrapper = Unwrapper(self._max_line_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from ncclscope_agent.sources import log_lines, log_records, log_stamp
@@ -40,6 +41,11 @@ class RecordReader:
         """Processes of which CALL lines were read."""
         self._known = known
         self._clock = clock
+
+    def set_zone(self, offset_ns: int) -> None:
+        """From the next record on, local time is this far ahead of UTC; to be called when nothing is gathered."""
+        self._clock = replace(self._clock, zone_offset_ns=offset_ns)
+        self.gathered = Gathered(None, self._clock)
 
     def take_gathered(self) -> Gathered:
         """What was read since this was last asked; its stamps and opCounts are still text."""
