@@ -25,7 +25,10 @@ _SOURCE: Final = Source(kind=SourceKind.NCCL_LOG, name="end", key="end")
 
 
 def newest_stamp_ns(end_of_log: bytes, changed_at_ns: int) -> int | None:
-    """The stamp of the last operation in these bytes, read as UTC; None without one. The first line may be a piece: left out."""
+    """The stamp of the last operation in these bytes but the first line, which may be a piece; None without one.
+
+    As UTC ns, if it were UTC.
+    """
     _, _, lines = end_of_log.partition(b"\n")
     reader = NcclLogReader(_SOURCE, written_near_ns=changed_at_ns)
     stamps = [int(time) for batch in reader.feed(lines) for time in batch.operations["logged_at_ns"].tolist()]
