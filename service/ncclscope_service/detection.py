@@ -104,7 +104,7 @@ class Detection:
         at_ns = self._newest_time(measured) if final else now_ns
         for job in sorted(set(self._store.process_job)):
             context = self._context(job, clocks, step_ns, silent_hosts)
-            mine = measured[np.isin(measured["communicator"], list(context.groups))]
+            mine = whole_rows.kept(measured, np.isin(measured["communicator"], list(context.groups)))
             self._feed_job(self._jobs[job], context, mine, at_ns, clocks, final=final)
         self._store.findings = ordered(
             finding for job in self._jobs.values() for finding in job.detectors.findings(at_ns)
@@ -263,8 +263,8 @@ class Detection:
 
 def _by_second(measured: Columns) -> list[Columns]:
     """Collectives in order of their end, a second at a time; those without a time are left out."""
-    timed = measured[measured["end_true_ns"] != NO_TIME_NS]
-    timed = timed[np.argsort(timed["end_true_ns"], kind="stable")]
+    timed = whole_rows.kept(measured, measured["end_true_ns"] != NO_TIME_NS)
+    timed = whole_rows.taken(timed, np.argsort(timed["end_true_ns"], kind="stable"))
     cuts = np.flatnonzero(np.diff(timed["end_true_ns"] // _STRIDE_NS)) + 1
     return [part for part in np.split(timed, cuts) if len(part)]
 

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
+from ncclscope_service.distinct import distinct, firsts
 from ncclscope_service.store import Ids
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
@@ -70,7 +72,7 @@ class ExchangeBook:
 
     def add(self, sides: Columns) -> None:
         """Sides (SIDE) that met their other side."""
-        self._waiting = np.concatenate([self._waiting, sides])
+        self._waiting = whole_rows.joined([self._waiting, sides])
 
     def waiting(self) -> Ids:
         """Operations that met their other side, whose launch is not complete yet."""
@@ -82,39 +84,41 @@ class ExchangeBook:
         gone = np.unique(launches)
         for launch in gone.tolist():
             self._sizes.pop(launch, None)
-        self._waiting = self._waiting[~np.isin(self._waiting["launch"], gone)]
+        self._waiting = whole_rows.kept(self._waiting, ~np.isin(self._waiting["launch"], gone))
 
     def take_complete(self) -> Exchanges:
         """The launches of which every operation has met its other side."""
-        launches, inverse, amounts = np.unique(self._waiting["launch"], return_inverse=True, return_counts=True)
+        launches, inverse = distinct(self._waiting["launch"])
+        amounts = np.bincount(inverse, minlength=len(launches))
         needed = np.asarray([self._sizes.get(launch, -1) for launch in launches.tolist()], np.int64)
         complete = amounts == needed
         chosen = complete[inverse] if len(launches) else np.zeros(0, bool)
-        sides = self._waiting[chosen]
-        self._waiting = self._waiting[~chosen]
+        sides = whole_rows.kept(self._waiting, chosen)
+        self._waiting = whole_rows.kept(self._waiting, ~chosen)
         for launch in launches[complete].tolist():
             del self._sizes[launch]
         return _exchanges(sides)
 
 
 def _exchanges(sides: Columns) -> Exchanges:
-    launches, first, launch_of = np.unique(sides["launch"], return_index=True, return_inverse=True)
+    launches, launch_of = distinct(sides["launch"])
+    first = firsts(sides["launch"])
     amount = len(launches)
     last_peer = np.full(amount, NO_TIME_NS, np.int64)
-    np.maximum.at(last_peer, launch_of, sides["peer_start_true_ns"])
+    np.maximum.at(last_peer, launch_of, np.ascontiguousarray(sides["peer_start_true_ns"]))
     unknown = np.zeros(amount, bool)
-    np.logical_or.at(unknown, launch_of, sides["peer_start_true_ns"] == NO_TIME_NS)
+    unknown[launch_of[sides["peer_start_true_ns"] == NO_TIME_NS]] = True
     uncertainty = np.zeros(amount)
-    np.maximum.at(uncertainty, launch_of, sides["uncertainty_ns"])
-    moved = np.zeros((2, amount), np.int64)
-    np.add.at(moved, (sides["sends"].astype(np.intp), launch_of), sides["bytes"])
+    np.maximum.at(uncertainty, launch_of, np.ascontiguousarray(sides["uncertainty_ns"]))
+    moved = np.zeros(2 * amount, np.int64)
+    np.add.at(moved, sides["sends"] * amount + launch_of, np.ascontiguousarray(sides["bytes"]))
     return Exchanges(
         start_true_ns=sides["start_true_ns"][first],
         end_true_ns=sides["end_true_ns"][first],
         censored=sides["censored"][first],
         last_peer_start_true_ns=np.where(unknown, NO_TIME_NS, last_peer),
         uncertainty_ns=uncertainty,
-        moved_bytes=moved.max(axis=0, initial=0),
+        moved_bytes=moved.reshape(2, amount).max(axis=0, initial=0),
         operations=sides["operation"],
         launch_of=launch_of,
     )

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.store import Ids
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -173,7 +174,7 @@ class PairJoin:
 
     def report(self, sides: Columns) -> None:
         """Sends and receives (PAIR_SIDE) that have a kernel."""
-        self._waiting = np.concatenate([self._waiting, sides])
+        self._waiting = whole_rows.joined([self._waiting, sides])
 
     def take_ready(self, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
         """(sends, receives): operation rows of the pairs that are complete. Sides that waited too long are dropped."""
@@ -189,7 +190,7 @@ class PairJoin:
                 waiting["communicator"],
             )
         )
-        ordered = waiting[order]
+        ordered = whole_rows.taken(waiting, order)
         same = np.ones(len(ordered) - 1, bool)
         for name in ("communicator", "sender", "receiver", "pair_seq"):
             same &= ordered[name][1:] == ordered[name][:-1]
@@ -199,5 +200,5 @@ class PairJoin:
         left[sends] = False
         left[sends + 1] = False
         left &= now_ns - ordered["reported_at_ns"] <= self._patience_ns
-        self._waiting = np.empty(0, PAIR_SIDE) if final else ordered[left]
+        self._waiting = np.empty(0, PAIR_SIDE) if final else whole_rows.kept(ordered, left)
         return ordered["operation"][sends], ordered["operation"][sends + 1]

@@ -90,12 +90,8 @@ def _likeness(group: Group) -> tuple[Hashable, ...]:
 def _compare(family: list[tuple[Shape, list[Sample]]], already_slow: set[int]) -> list[Verdict]:
     if len(family) < _LEAST_GROUPS:
         return []
-    blocks = np.array(
-        [
-            [np.median([s.level for s in samples[begin : begin + _BLOCK]]) for begin in range(0, len(samples), _BLOCK)]
-            for _, samples in family
-        ]
-    )
+    levels = np.array([[sample.level for sample in samples] for _, samples in family])
+    blocks = np.median(levels.reshape(len(family), _BLOCKS, _BLOCK), axis=2)
     best = np.sort(blocks, axis=0)[-max(_LEAST_HEALTHY, len(family) // 3) :]
     reference = np.median(best, axis=0)
     spread = 1.4826 * np.median(np.abs(best - reference), axis=0)
