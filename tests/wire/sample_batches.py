@@ -128,7 +128,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch(
         source=draw(SOURCES),
         begin=begin,
-        end=begin + draw(st.integers(0, 2**62)),
+        end=begin + draw(st.integers(0, 2**62 - 1)),
         end_line=draw(st.integers(0, 2**62)),
         is_last=draw(st.booleans()),
         observed_at_ns=draw(st.none() | INT64),
