@@ -10,6 +10,9 @@ from ncclscope import node
 from ncclscope_agent.advice import NcclVersion, Remark, Verdict, export_lines
 from ncclscope_agent.volume import LogLook, Rate, Volume
 
+_INSPECTOR: Final = NcclVersion(2, 28, 0)
+"""The first version with the plug-in. *Source:* NCCL `ext-profiler/inspector`."""
+
 _GB: Final = 1e9
 _MOST_PROCESSES: Final = 16
 """As many rows of the table are shown to a person; all are in JSON."""
@@ -74,10 +77,22 @@ def _levels(checked: Checked) -> list[_Level]:
     return [
         _Level(name="logs only", gives="counts, volumes, rates, order, hangs, mismatches", state=logs),
         _Level(
-            name="logs and Inspector", gives="durations as well", state="not recorded: this ncclscope does not read it"
+            name="logs and Inspector",
+            gives="durations, waiting and bandwidth of collectives as well, between captures too",
+            state=_inspector_state(checked.version),
         ),
         _Level(name="logs and nsys", gives="exact kernels, waiting and clocks as well", state=nsys),
     ]
+
+
+def _inspector_state(version: NcclVersion | None) -> str:
+    if version is not None and version < _INSPECTOR:
+        return f"not with NCCL {version}: the plug-in comes with 2.28"
+    return (
+        "possible with NCCL's Inspector plug-in: NCCL_PROFILER_PLUGIN=.../libnccl-profiler-inspector.so, "
+        "NCCL_INSPECTOR_ENABLE=1, NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000, NCCL_INSPECTOR_DUMP_DIR=DIR"
+        "; then agent --inspector 'DIR/*'"
+    )
 
 
 # What is printed

@@ -12,7 +12,16 @@ from typing import Final, TypedDict, Unpack, cast
 
 import click
 
-from ncclscope_simulator import GRAPH_TRACES, NSYS_VERSIONS, ORDERS, Player, SimulationConfig, parse_faults, write
+from ncclscope_simulator import (
+    GRAPH_TRACES,
+    INSPECTOR_FORMATS,
+    NSYS_VERSIONS,
+    ORDERS,
+    Player,
+    SimulationConfig,
+    parse_faults,
+    write,
+)
 
 _LIVE_CHUNK_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -56,6 +65,8 @@ class _Given(TypedDict):
     cuda_graph_trace: str
     nvtx_payload: bool
     process_per_node: bool
+    inspector: str | None
+    inspector_holes: float
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -119,13 +130,18 @@ class _Given(TypedDict):
 )
 @click.option("--nvtx-payload", is_flag=True, help="Payloads of NCCL's ranges, as nsys export --include-blobs=true.")
 @click.option("--process-per-node", is_flag=True, help="One process for all GPUs of a node, a thread for each.")
+@click.option(
+    "--inspector", default=None, type=click.Choice(INSPECTOR_FORMATS), help="NCCL Inspector's dumps, in this format."
+)
+@click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of its records that Inspector loses.")
 @click.option("--live", is_flag=True, help="Write in real time, from now on, until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after so many seconds.")
 def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Given]) -> None:
     """Write a training job's NCCL logs, nsys exports and the truth about them.
 
-    OUT/logs has the logs, OUT/nsys/HOST the exports, OUT/truth what really happened. With --live the job is written
-    as it runs; SIGINT and SIGTERM let the current step end, write the rest and exit with 0.
+    OUT/logs has the logs, OUT/nsys/HOST the exports, OUT/inspector NCCL Inspector's dumps, OUT/truth what really
+    happened. With --live the job is written as it runs; SIGINT and SIGTERM let the current step end, write the rest and
+    exit with 0.
     """
     if seconds is not None and not live:
         raise click.UsageError("--for needs --live")
@@ -196,6 +212,8 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             cuda_graph_trace=given["cuda_graph_trace"],
             nvtx_payload=given["nvtx_payload"],
             process_per_node=given["process_per_node"],
+            inspector=given["inspector"],
+            inspector_holes=given["inspector_holes"],
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error

@@ -71,6 +71,17 @@ def message_bytes(
     return np.where(is_known, safe_counts * each, np.int64(NO_NUMBER))
 
 
+def scaled_bytes(operations: NDArray[np.uint8], each: Bytes, nranks: NDArray[np.int32]) -> Bytes:
+    """S of operations of which count x type size of one rank is known, as NCCL Inspector prints it.
+
+    Source: NCCL `plugins/profiler/inspector/inspector.cc:inspectorComputeOpBw`, the same factors as nccl-tests'.
+    """
+    ranks = np.where(_SCALES[operations], np.maximum(np.asarray(nranks, dtype=np.int64), 1), 1)
+    amounts = np.asarray(each, dtype=np.int64)
+    is_known = (amounts >= 0) & (amounts.astype(np.float64) * ranks < _LARGEST_BYTES) & (operations < len(OPERATIONS))
+    return np.where(is_known, np.where(is_known, amounts, 0) * ranks, np.int64(NO_NUMBER))
+
+
 def factor(operations: NDArray[np.uint8], nranks: NDArray[np.int32]) -> NDArray[np.float64]:
     """busbw / algbw: 2(n-1)/n for AllReduce, (n-1)/n where every rank keeps a part, 1 for Broadcast, Reduce, Send.
 

@@ -17,16 +17,25 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.comm_hash import split_hash
 from ncclscope_service.rows import Communicator, Identity, Member
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS, UNKNOWN_OPERATION
 
+_LOWERED = ("AlltoAll", "Gather", "Scatter")
+"""Become sends and receives. *Source:* NCCL `src/enqueue.cc:taskAppend`."""
+_IS_NUMBERED = np.array(
+    [operation.is_collective and operation.name not in _LOWERED for operation in OPERATIONS]
+    + [False] * (256 - len(OPERATIONS))
+)
+"""Collectives that have a counter of their own, comm->seqNumber. *Source:* NCCL `src/plugin/profiler.cc`."""
 _IS_COLLECTIVE = np.array([operation.is_collective for operation in OPERATIONS] + [False] * (256 - len(OPERATIONS)))
 
 
@@ -36,8 +45,16 @@ class _Counters:
 
     rows: int = 0
     collectives: int = 0
+    kinds: Counter[int] = field(default_factory=Counter[int])
+    """Collectives that NCCL launches, by operation code."""
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
     """By (operation code, peer)."""
+
+
+class _Device(TypedDict):
+    cuda_device: int | None
+    bus_id: int | None
+    nvml_device: int | None
 
 
 class Communicators:
@@ -51,6 +68,7 @@ class Communicators:
         """Members whose Init START was seen and COMPLETE not yet."""
         self._epochs: Counter[tuple[int, int]] = Counter()
         self._by_identity: dict[tuple[str, str], int] = {}
+        self._by_hash: dict[tuple[str, int], int] = {}
         self._ids_seen: Counter[tuple[int, int, int]] = Counter()
         """How often a (process, commId, rank) was initialised."""
         self._splits_of: Counter[int] = Counter()
@@ -79,6 +97,49 @@ class Communicators:
             done = upto
             self._follow(event, process)
         self._place_run(operations[done:])
+
+    def of_hash(self, job: str, comm_hash: int) -> int | None:
+        """The communicator that NCCL knows by this hash; None where no line named it so far."""
+        return self._by_hash.get((job, comm_hash))
+
+    def inspected(self, process: int, comm_hash: int, *, size: int, rank: int) -> int:
+        """The communicator of this hash, made where no log line did, with this process in it as that rank."""
+        job = self._store.process_job[process]
+        index = self._by_hash.get((job, comm_hash))
+        if index is None:
+            index = self._named(f"0x{comm_hash:x}", job, size, Identity.COMM_ID)
+            self._know_hash(index, comm_hash)
+        members = self._store.communicators[index].members
+        if members is not None and rank not in members and rank >= 0:
+            members[rank] = len(self._store.members)
+            # No line gives it a pointer, so nothing is ever placed in it and its end is never told.
+            self._store.members.append(
+                Member(
+                    index=members[rank],
+                    communicator=index,
+                    process=process,
+                    pointer=0,
+                    epoch=0,
+                    rank=rank,
+                    **self._only_device(process),
+                )
+            )
+            self._counters.append(_Counters())
+            self.changed = True
+        return index
+
+    def _only_device(self, process: int) -> _Device:
+        """The device of all communicators of a process, where it drives one."""
+        mine = [self._store.members[member] for member in self._members_of.get(process, ())]
+        if len({member.cuda_device for member in mine}) != 1:
+            return _Device(cuda_device=None, bus_id=None, nvml_device=None)
+        of = mine[0]
+        return _Device(cuda_device=of.cuda_device, bus_id=of.bus_id, nvml_device=of.nvml_device)
+
+    def _know_hash(self, communicator: int, comm_hash: int) -> None:
+        of = self._store.communicators[communicator]
+        of.comm_hash = comm_hash
+        self._by_hash[of.job, comm_hash] = communicator
 
     def has_ended(self, process: int) -> bool:
         """Whether every communicator that this process initialised was destroyed or aborted, and it had one."""
@@ -128,7 +189,7 @@ class Communicators:
         repeat = self._ids_seen[process, comm_id, event.rank]
         name = f"0x{comm_id:x}" if repeat == 1 else f"0x{comm_id:x}#{repeat}"
         parent = None if event.parent is None else self._open.get((process, event.parent))
-        return self._named(
+        index = self._named(
             name,
             job,
             event.nranks,
@@ -136,12 +197,14 @@ class Communicators:
             parent_comm_id=None if parent is None else self._comm_id_of(parent),
             color=event.color,
         )
+        self._know_hash(index, comm_id)
+        return index
 
     def _by_split(self, event: CommunicatorEvent, parent: int, job: str) -> int:
         self._splits_of[parent] += 1
         count = self._splits_of[parent] if event.split_count is None else event.split_count
         parent_id = self._comm_id_of(parent)
-        return self._named(
+        index = self._named(
             f"{parent_id}/{count}/{event.color}",
             job,
             event.nranks,
@@ -150,6 +213,10 @@ class Communicators:
             split_count=count,
             color=event.color,
         )
+        parent_hash = self._store.communicators[self._store.members[parent].communicator].comm_hash
+        if parent_hash is not None and event.color is not None and event.split_count is not None:
+            self._know_hash(index, split_hash(parent_hash, event.split_count, event.color))
+        return index
 
     def _unidentified(self, process: int, pointer: int, nranks: int, job: str) -> int:
         """A communicator that nothing ties to other processes: it stands for this one member only."""
@@ -279,6 +346,11 @@ class Communicators:
         chosen_collectives = chosen[collective]
         operations["coll_seq"][chosen_collectives] = counters.collectives + np.arange(len(chosen_collectives))
         counters.collectives += len(chosen_collectives)
+        numbered = np.flatnonzero(_IS_NUMBERED[codes] & (templates["nranks"] > 1) & (templates["count"] > 0))
+        for code in np.unique(codes[numbered]).tolist():
+            same = numbered[codes[numbered] == code]
+            operations["kind_seq"][chosen[same]] = counters.kinds[code] + np.arange(len(same))
+            counters.kinds[code] += len(same)
         others = np.flatnonzero(~collective)
         if len(others):
             keys = (codes[others].astype(np.int64) << 32) | peers[others].astype(np.uint32).astype(np.int64)

@@ -138,7 +138,8 @@ class GraphReplays:
         captured["operation"] = launch.operations
         captured["finished"] = False
         captured["ranks_seen"] = 0
-        for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns", "wait_ns", "transfer_ns"):
+        captured["inspected"] = False
+        for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns", "wait_ns", "transfer_ns", "inspected_ns"):
             captured[name] = NO_TIME_NS
         for name in ("algbw", "busbw", "busbw_apparent", "limit"):
             captured[name] = np.nan

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rows, store
+from ncclscope_service import bandwidth, rows, store
 from ncclscope_service.call_groups import CallGroups
 from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
@@ -26,6 +26,7 @@ from ncclscope_wire.topology import NodeKind, TopologySeen
 
 Indices = NDArray[np.int32]
 
+_LARGEST_SEQUENCE: Final = 2**62
 MAX_TOPOLOGIES: Final = 256
 """Different system blocks of one host that are kept: one for each set of GPUs that communicate."""
 
@@ -45,6 +46,8 @@ class Arrived:
     """store.TUNING."""
     kernels: Columns
     """rows.KERNEL, not yet in the store."""
+    inspected: Columns
+    """rows.INSPECTED, not yet in the store: communicators are still to be found."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class _Dictionaries:
     operation_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     kernel_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     range_templates: Columns = field(default_factory=lambda: np.empty(0, store.RANGE))
+    inspected_ranks: Columns = field(default_factory=lambda: np.empty(0, rows.INSPECTED))
     call_groups: CallGroups = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +116,7 @@ class Intake:
             event_processes=tuple(self.process(job, event.host, event.pid) for event in batch.communicators),
             tunings=_tunings(batch, dictionaries),
             kernels=self._kernels(batch, dictionaries, source),
+            inspected=_inspected(batch, dictionaries, source),
         )
 
     def _source(self, batch: Batch, agent: str) -> int:
@@ -139,6 +144,8 @@ class Intake:
             self._extend_kernel_templates(known, batch.kernel_templates, job)
         if len(batch.range_templates):
             self._extend_range_templates(known, batch.range_templates, job)
+        if len(batch.inspected_ranks):
+            self._extend_inspected_ranks(known, batch.inspected_ranks, job)
 
     def _host_processes(self, known: _Dictionaries, table: Columns, job: str) -> Indices:
         """The process of each row of a table with host and pid."""
@@ -184,6 +191,18 @@ class Intake:
         resolved["domain"] = known.strings[new["domain"]]
         resolved["text"] = known.strings[new["text"]]
         known.range_templates = np.concatenate([known.range_templates, resolved])
+
+    def _extend_inspected_ranks(self, known: _Dictionaries, new: Columns, job: str) -> None:
+        resolved = np.zeros(len(new), rows.INSPECTED)
+        resolved["source"] = known.source
+        resolved["process"] = self._host_processes(known, new, job)
+        for name in ("comm_hash", "rank", "nranks"):
+            resolved[name] = new[name]
+        for name in ("communicator", "operation"):
+            resolved[name] = NO_NUMBER
+        for name in ("wait_ns", "transfer_ns"):
+            resolved[name] = NO_TIME_NS
+        known.inspected_ranks = np.concatenate([known.inspected_ranks, resolved])
 
     def _apply_records(self, batch: Batch, source: int, job: str) -> None:
         known = self._store
@@ -314,6 +333,19 @@ def _tunings(batch: Batch, known: _Dictionaries) -> Columns:
     return tunings
 
 
+def _inspected(batch: Batch, known: _Dictionaries, source: int) -> Columns:
+    new = batch.inspected
+    if not len(new):
+        return known.inspected_ranks[:0]
+    inspected: Columns = known.inspected_ranks[new["inspected_rank"]].copy()
+    inspected["source"] = source
+    for name in ("line", "op", "timing", "peer", "duration_ns", "dumped_at_ns", "started_at_ns", "busbw"):
+        inspected[name] = new[name]
+    inspected["sequence"] = np.minimum(new["sequence"], np.uint64(_LARGEST_SEQUENCE)).astype(np.int64)
+    inspected["message_bytes"] = bandwidth.scaled_bytes(new["op"], new["bytes"], inspected["nranks"])
+    return inspected
+
+
 _UNKNOWN_TIMES = (
     "logged_at_ns",
     "observed_at_ns",
@@ -324,6 +356,7 @@ _UNKNOWN_TIMES = (
     "clock_uncertainty_ns",
     "wait_ns",
     "transfer_ns",
+    "inspected_ns",
 )
 _UNKNOWN_NUMBERS = (
     "process",
@@ -332,6 +365,7 @@ _UNKNOWN_NUMBERS = (
     "seq",
     "coll_seq",
     "pair_seq",
+    "kind_seq",
     "message_bytes",
     "iteration",
     "algorithm",

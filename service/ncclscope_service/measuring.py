@@ -96,8 +96,17 @@ class Measuring:
                 )
             self._write_back(part, measures)
             new = _collectives(part, measures, moved[chosen])
-            results = whole_rows.joined([results, whole_rows.kept(new, leading[chosen] & (measures.transfer_ns >= 0))])
+            wanted = leading[chosen] & (measures.transfer_ns >= 0) & ~self._is_counted(part)
+            results = whole_rows.joined([results, whole_rows.kept(new, wanted)])
         return results
+
+    def _is_counted(self, part: KernelMatrix) -> NDArray[np.bool_]:
+        """K: what NCCL Inspector told of the collective was counted before its kernels came."""
+        table = self._table
+        counted = np.zeros(part.present.shape, bool)
+        counted[part.present] = table.rows["inspected"][table.at(part.joined.operations[part.present])]
+        by_collective: NDArray[np.bool_] = np.logical_or.reduce(counted, axis=1)
+        return by_collective
 
     def sides_of(self, sends: Ids, receives: Ids, sigma_ns: NDArray[np.float64]) -> Columns:
         """Both sides (exchanges.SIDE) of Send/Recv pairs, each as its own rank sees it."""

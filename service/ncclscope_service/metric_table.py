@@ -178,6 +178,37 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Share of a global rank's kernel time that was waiting, over the last minutes; a late rank waits least.",
         bound=f"the {MAX_RANKS} ranks of a job that wait least or most",
     ),
+    # What NCCL Inspector told
+    Metric(
+        name="ncclscope_inspector_records",
+        kind=Kind.COUNTER,
+        labels=SERIES_LABELS,
+        help="Completed operations that NCCL Inspector reported, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_inspector_kernel_seconds",
+        kind=Kind.COUNTER,
+        unit="seconds",
+        labels=SERIES_LABELS,
+        help="Time that their kernels ran as NCCL Inspector says, waiting for other ranks included, over all ranks.",
+        bound=_PER_SERIES,
+    ),
+    Metric(
+        name="ncclscope_inspector_outcomes",
+        kind=Kind.COUNTER,
+        labels=("job", "outcome"),
+        help="Records of NCCL Inspector by what became of them: with_operation, without_operation, not_gpu_timed.",
+        bound="jobs x 3 outcomes",
+    ),
+    Metric(
+        name="ncclscope_inspector_busbw_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=SERIES_LABELS,
+        help="Bus bandwidth as NCCL Inspector prints it over that of the kernel, both with waiting: 1 is agreement.",
+        bound=_PER_SERIES,
+    ),
     # Who communicates
     Metric(
         name="ncclscope_communicators",

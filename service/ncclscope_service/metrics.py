@@ -105,6 +105,7 @@ def gather(
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
     _add_jobs(collected, store, operations, window, jobs)
     _add_matches(collected, tally)
+    _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
     _add_findings(collected, store, jobs)
     _add_agents(collected, agents)
@@ -211,6 +212,16 @@ def _add_series(collected: _Collected, store: Store, aliases: Aliases, own_label
         ("ncclscope_transfer_seconds", total("transfer_ns", where=joined) * 1e-9),
     ):
         collected.add_all(name, labels, values.tolist())
+    inspected, compared = total("inspected"), total("compared_inspected_ns")
+    for name, values in (
+        ("ncclscope_inspector_records", np.where(inspected > 0, inspected, np.nan)),
+        ("ncclscope_inspector_kernel_seconds", total("inspected_ns", where=inspected) * 1e-9),
+        (
+            "ncclscope_inspector_busbw_ratio",
+            np.divide(total("compared_kernel_ns"), compared, out=np.full(len(labels), np.nan), where=compared > 0),
+        ),
+    ):
+        collected.add_all(name, labels, values.tolist())
     _add_bandwidths(collected, store, labels, position_of_row)
 
 
@@ -283,6 +294,11 @@ def _add_matches(collected: _Collected, tally: Tally) -> None:
         for match in settled:
             amount = tally.matches.get((job, match), 0)
             collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
+
+
+def _add_inspector(collected: _Collected, store: Store) -> None:
+    for (job, outcome), amount in sorted(store.inspector_records.items()):
+        collected.add("ncclscope_inspector_outcomes", amount, job, outcome)
 
 
 def _add_clocks(collected: _Collected, store: Store, now_ns: int) -> None:

@@ -45,8 +45,26 @@ class Level(StrEnum):
     """What a job gives us, and so what can be said about it."""
 
     LOGS_ONLY = "logs only"
+    LOGS_AND_INSPECTOR = "logs and Inspector"
     LOGS_AND_KERNELS = "logs and nsys"
+    LOGS_INSPECTOR_AND_KERNELS = "logs, Inspector and nsys"
+    INSPECTOR_ONLY = "Inspector only"
+    INSPECTOR_AND_KERNELS = "Inspector and nsys"
     KERNELS_ONLY = "kernels only"
+
+
+_LEVELS: Final = {
+    (False, False, False): Level.LOGS_ONLY,
+    (True, False, False): Level.LOGS_ONLY,
+    (True, True, False): Level.LOGS_AND_INSPECTOR,
+    (True, False, True): Level.LOGS_AND_KERNELS,
+    (True, True, True): Level.LOGS_INSPECTOR_AND_KERNELS,
+    (False, True, False): Level.INSPECTOR_ONLY,
+    (False, True, True): Level.INSPECTOR_AND_KERNELS,
+    (False, False, True): Level.KERNELS_ONLY,
+}
+"""By what was seen of a job: operations in logs, records of NCCL Inspector, kernels. A job of which only the start was
+logged is of logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +299,8 @@ class _Makers:
         self._communicators = CommunicatorViews(store, aliases, recent)
         self._with_kernels = jobs_with_kernels(store)
         series = store.series.rows
+        inspected = np.unique(series["communicator"][series["inspected"] > 0]).tolist()
+        self._with_inspector = {store.communicators[index].job for index in inspected if index >= 0}
         self._bytes = np.bincount(
             np.maximum(series["communicator"], 0), weights=series["bytes"], minlength=len(store.communicators)
         ).astype(np.int64)
@@ -311,9 +331,7 @@ class _Makers:
         )
 
     def _level(self, name: str, *, has_operations: bool) -> Level:
-        if name not in self._with_kernels:
-            return Level.LOGS_ONLY
-        return Level.LOGS_AND_KERNELS if has_operations else Level.KERNELS_ONLY
+        return _LEVELS[has_operations, name in self._with_inspector, name in self._with_kernels]
 
     def _mix(self, communicators: Sequence[Communicator]) -> tuple[MixEntry, ...]:
         kinds = list(dict.fromkeys(each.parallelism for each in communicators))
@@ -321,7 +339,7 @@ class _Makers:
         for each in communicators:
             kind_of[each.index] = kinds.index(each.parallelism)
         series = self._store.series.rows
-        own = series[kind_of[series["communicator"]] >= 0]
+        own = series[(kind_of[series["communicator"]] >= 0) & (series["operations"] > 0)]
         keys = (kind_of[own["communicator"]] << 16) | (own["op"].astype(np.int64) << 8) | own["size_class"]
         found, groups = np.unique(keys, return_inverse=True)
         operations = np.bincount(groups, weights=own["operations"], minlength=len(found))

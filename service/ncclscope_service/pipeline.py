@@ -25,6 +25,7 @@ from ncclscope_service.detection import Detection
 from ncclscope_service.distinct import distinct, distinct_together, groups
 from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.identification import Identification
+from ncclscope_service.inspection import Inspection
 from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
@@ -37,6 +38,7 @@ from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.tables_join import TablesJoin
+from ncclscope_service.timing import has_kernel
 from ncclscope_service.tuning import TuningJoin
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
@@ -55,8 +57,6 @@ _LIMITED: Final = (
 """Columns that limits are told from, and in which they are written."""
 _SECOND_NS: Final = 1_000_000_000
 _MIXED_REMEMBERED: Final = 100_000
-_A_GUESS: Final = 0.5
-"""Confidence up to which a match is called a guess."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
@@ -120,6 +120,7 @@ class _Mark:
     collectives: int
     ranges: int
     busy: int
+    inspected: int
 
 
 class Pipeline:
@@ -147,6 +148,7 @@ class Pipeline:
         )
         waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
+        self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
         self._lives: dict[int, _Life] = {}
@@ -173,6 +175,8 @@ class Pipeline:
             self._tuning.feed(ids, arrived.tunings)
             self._detection.count_logged(ids)
             self._arrivals.operations.append(ids)
+            self._inspection.feed_operations(ids)
+        self._inspection.feed(arrived.inspected)
         if len(arrived.kernels):
             self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))
         for capture in batch.captures:
@@ -241,6 +245,7 @@ class Pipeline:
         known.collectives.drop_before(old.collectives)
         known.ranges.drop_before(old.ranges)
         known.busy.drop_before(old.busy)
+        known.inspected.drop_before(max(old.inspected, known.inspected.next_id - self.settings.window_operations))
         while len(self._marks) > 1 and self._marks[1].at_ns <= now_ns - self.settings.window_ns:
             self._marks.popleft()
 
@@ -272,6 +277,7 @@ class Pipeline:
         self._replaying.report(self._identification.is_open(), now_ns, final=final)
         measured = self._measure(now_ns, final=final, decided=decided)
         self._finish_unjoined(now_ns, final=final)
+        measured = whole_rows.joined([measured, self._inspect(now_ns, final=final)])
         if final:
             self._group(now_ns, final=True)
         self._detection.advance(
@@ -382,8 +388,9 @@ class Pipeline:
         rows = self.store.operations.take(decided, *_REPORTED)
         # A guess is worth showing, but nothing may be measured, and no clock be set, by it.
         captured = self._is_captured(rows)
-        matched = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS) & ~captured
+        matched = has_kernel(rows) & ~captured
         collective = rows["coll_seq"] != NO_NUMBER
+        self._inspection.withdraw(decided[matched])
         self._note_mixed(rows["launch"][matched], collective[matched])
         waiting = np.zeros(len(decided), bool)
         for member, placed in groups(rows["member"]):
@@ -488,6 +495,14 @@ class Pipeline:
         self._finish(np.concatenate(joined_ids))
         return measured
 
+    def _inspect(self, now_ns: int, *, final: bool) -> Columns:
+        """Measures by NCCL Inspector's records what no kernels measured; gives the rows.COLLECTIVE that were added."""
+        measured, operations = self._inspection.advance(now_ns, final=final)
+        self.store.collectives.append(measured)
+        self._series.count_joined(measured)
+        self._set_limits(self.store.operations.at(operations))
+        return measured
+
     def _all_operations(self) -> Ids:
         table = self.store.operations
         return np.arange(table.first, table.next_id, dtype=np.int64)
@@ -509,15 +524,23 @@ class Pipeline:
         at = at[~table.rows["finished"][at]]
         matched_at = at[table.rows["match"][at] == Match.MATCHED]
         if len(matched_at):
-            limited = whole_rows.columns(table.rows, matched_at, _LIMITED)
-            measured = baseline_limits.expected_busbw(self.store, limited)
-            limited["limit"] = np.where(np.isnan(measured), self._series.baseline_of(limited), measured)
-            limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
-            self._limits.fill(limited)
-            for name in ("limit", "limit_reference", "bottleneck"):
-                table.rows[name][matched_at] = limited[name]
+            self._set_limits(matched_at)
             self._series.count_measured(table.first + matched_at)
+            self._series.count_compared(table.first + matched_at)
         table.rows["finished"][at] = True
+
+    def _set_limits(self, at: NDArray[np.intp]) -> None:
+        """Sets what the operations at these places can be held against."""
+        if not len(at):
+            return
+        rows = self.store.operations.rows
+        limited = whole_rows.columns(rows, at, _LIMITED)
+        measured = baseline_limits.expected_busbw(self.store, limited)
+        limited["limit"] = np.where(np.isnan(measured), self._series.baseline_of(limited), measured)
+        limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
+        self._limits.fill(limited)
+        for name in ("limit", "limit_reference", "bottleneck"):
+            rows[name][at] = limited[name]
 
     def _mark(self, now_ns: int) -> None:
         if self._marks and now_ns - self._marks[-1].at_ns < _SECOND_NS:
@@ -532,6 +555,7 @@ class Pipeline:
                 collectives=known.collectives.next_id,
                 ranges=known.ranges.next_id,
                 busy=known.busy.next_id,
+                inspected=known.inspected.next_id,
             )
         )
 
@@ -546,4 +570,6 @@ class Pipeline:
 
     def _old_mark(self, now_ns: int) -> _Mark:
         found = self._mark_older_than(now_ns - self.settings.window_ns)
-        return found or _Mark(at_ns=now_ns, operations=0, kernels=0, replays=0, collectives=0, ranges=0, busy=0)
+        return found or _Mark(
+            at_ns=now_ns, operations=0, kernels=0, replays=0, collectives=0, ranges=0, busy=0, inspected=0
+        )

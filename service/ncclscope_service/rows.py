@@ -29,6 +29,13 @@ class Match(IntEnum):
     """NCCL launches none: one rank, nothing to move, copy engine."""
 
 
+class TimingSource(IntEnum):
+    """Where an operation's duration and measures are from; its lower-case name is what outputs print."""
+
+    KERNEL = 0
+    INSPECTOR = 1
+
+
 OPERATION: Final = np.dtype(
     [
         # who: filled by intake and communicators
@@ -41,6 +48,7 @@ OPERATION: Final = np.dtype(
         ("seq", "<i8"),  # k-th row of that member, from 0
         ("coll_seq", "<i8"),  # k-th collective of that member; NO_NUMBER for Send/Recv and one-sided
         ("pair_seq", "<i8"),  # k-th Send (or Recv) with that peer; NO_NUMBER for collectives
+        ("kind_seq", "<i8"),  # k-th collective of its kind that NCCL launches, which is Inspector's coll_sn; NO_NUMBER
         ("message_bytes", "<i8"),  # nccl-tests' S; NO_NUMBER where the data type is not known
         ("logged_at_ns", "<i8"),
         ("observed_at_ns", "<i8"),
@@ -54,6 +62,10 @@ OPERATION: Final = np.dtype(
         ("launch", "<i8"),  # operations that share a kernel share it
         ("kernel", "<i8"),  # row id of the first kernel of its launch
         ("confidence", "<f4"),
+        # NCCL Inspector: filled by inspection
+        ("inspected_ns", "<i8"),  # duration of its kernel as Inspector prints it; NO_TIME_NS
+        ("inspected_confidence", "<f4"),  # that the record is this operation's
+        ("inspected", "?"),  # the measures of its collective were counted from Inspector's records
         # times: filled by align (host clock) and clock (reference clock)
         ("start_ns", "<i8"),
         ("end_ns", "<i8"),
@@ -141,6 +153,34 @@ COLLECTIVE: Final = np.dtype(
 """One launch of collectives that was seen on two ranks or more, joined across the ranks of its communicator; or one
 rank's launch of sends and receives, of which every other side was seen: it has no `coll_seq` and no `last_rank`."""
 
+INSPECTED: Final = np.dtype(
+    [
+        ("source", "<i4"),
+        ("process", "<i4"),
+        ("line", "<i8"),
+        ("comm_hash", "<u8"),
+        ("communicator", "<i4"),  # NO_NUMBER until it is known
+        ("rank", "<i4"),  # communicator rank
+        ("nranks", "<i4"),
+        ("op", "<u1"),
+        ("timing", "<u1"),
+        ("peer", "<i4"),
+        ("sequence", "<i8"),
+        ("message_bytes", "<i8"),  # nccl-tests' S; NO_NUMBER
+        ("duration_ns", "<i8"),  # whole us; NO_TIME_NS
+        ("dumped_at_ns", "<i8"),  # host clock
+        ("started_at_ns", "<i8"),  # host clock; NO_TIME_NS
+        ("busbw", "<f8"),  # as printed
+        ("arrived_at_ns", "<i8"),  # service's clock
+        ("operation", "<i8"),  # row id of the operation that it tells of; NO_NUMBER
+        # measures: filled when the ranks of its collective were joined
+        ("ranks_seen", "<i4"),
+        ("wait_ns", "<i8"),
+        ("transfer_ns", "<i8"),
+    ]
+)
+"""One record of NCCL Inspector: an operation of one rank that has completed."""
+
 SERIES: Final = np.dtype(
     [
         ("communicator", "<i4"),
@@ -160,6 +200,12 @@ SERIES: Final = np.dtype(
         ("busbw", "<f8"),  # median over the last minute with data; NaN before
         ("baseline", "<f8"),  # the best that this series has shown (90th percentile of its windows); NaN
         ("limit", "<f8"),  # by topology; NaN
+        # from NCCL Inspector, over all ranks
+        ("inspected", "<i8"),  # records
+        ("inspected_ns", "<i8"),  # their durations
+        ("compared", "<i8"),  # operations whose kernel is known as well
+        ("compared_kernel_ns", "<i8"),
+        ("compared_inspected_ns", "<i8"),
     ]
 )
 """What a (communicator, operation, size class) has done so far: counters since the start, and recent busbw."""
@@ -210,6 +256,8 @@ class Communicator:
     """Communicator rank to member index, for the ranks that were seen."""
     bottleneck: Bottleneck | None = None
     """Its limit by topology; None where that is not known."""
+    comm_hash: int | None = None
+    """NCCL's own name of it, as printed or made (`comm_hash.py`); None where neither is possible."""
     model_limit: float | None = None
     """Bus bandwidth that NCCL's tuning table gives large messages of its most used operation, bytes per second."""
 

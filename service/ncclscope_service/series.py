@@ -19,7 +19,7 @@ from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _Integers = NDArray[np.integer]
 
@@ -64,13 +64,13 @@ class SeriesBook:
 
     def count_measured(self, operations: Ids) -> None:
         """Operations whose kernel is known and whose measures are settled: each exactly once."""
-        self.count_settled(self._store.operations.take(operations, *_KEY, "start_ns", "end_ns", "wait_ns"))
+        self.count_settled(self._store.operations.take(operations, *_KEY, "start_ns", "end_ns", "wait_ns", "inspected"))
 
     def count_settled(self, chosen: Columns) -> None:
         """As `count_measured`, of rows (rows.OPERATION)."""
         series = self._series_of(chosen)
         duration = chosen["end_ns"] - chosen["start_ns"]
-        waits = chosen["wait_ns"] != NO_TIME_NS
+        waits = (chosen["wait_ns"] != NO_TIME_NS) & ~chosen["inspected"]
         table = self._store.series.rows
         _add(table["matched"], series, np.ones(len(series), np.int64))
         _add(table["duration_ns"], series, duration)
@@ -91,6 +91,45 @@ class SeriesBook:
             collectives["end_true_ns"] == NO_TIME_NS, collectives["first_start_true_ns"], collectives["end_true_ns"]
         )
         self._add_windows(series, times, collectives["busbw"])
+
+    def count_inspected(self, records: Columns) -> None:
+        """Records of NCCL Inspector (rows.INSPECTED) whose communicator is known: each exactly once."""
+        series = self._rows_of(
+            records["communicator"].astype(np.int64), records["op"], classify(records["message_bytes"])
+        )
+        table = self._store.series.rows
+        np.add.at(table["inspected"], series, 1)
+        np.add.at(table["inspected_ns"], series, np.maximum(records["duration_ns"], 0))
+
+    def count_waits(self, records: Columns) -> None:
+        """Of those, the ones that no kernel tells of, whose wait is known: each exactly once."""
+        series = self._rows_of(
+            records["communicator"].astype(np.int64), records["op"], classify(records["message_bytes"])
+        )
+        table = self._store.series.rows
+        np.add.at(table["wait_ns"], series, records["wait_ns"])
+        np.add.at(table["waiting_duration_ns"], series, records["duration_ns"])
+
+    def count_compared(self, operations: Ids) -> None:
+        """Operations of which a kernel and a record of NCCL Inspector are known: each exactly once."""
+        told = self._store.operations.rows["inspected_ns"][self._store.operations.at(operations)]
+        operations = operations[told != NO_TIME_NS]
+        if not len(operations):
+            return
+        chosen = self._store.operations.take(operations)
+        # A kernel that several operations share is longer than what Inspector prints of each. They stand together.
+        launches, at = self._store.operations.rows["launch"], self._store.operations.at(operations)
+        shared = launches[np.maximum(at - 1, 0)] == np.where(at > 0, chosen["launch"], NO_NUMBER)
+        last = len(launches) - 1
+        shared |= launches[np.minimum(at + 1, last)] == np.where(at < last, chosen["launch"], NO_NUMBER)
+        chosen = chosen[
+            ~shared & ~chosen["censored"] & (chosen["start_ns"] != NO_TIME_NS) & (chosen["inspected_ns"] != NO_TIME_NS)
+        ]
+        series = self._series_of(chosen)
+        table = self._store.series.rows
+        np.add.at(table["compared"], series, 1)
+        np.add.at(table["compared_kernel_ns"], series, chosen["end_ns"] - chosen["start_ns"])
+        np.add.at(table["compared_inspected_ns"], series, chosen["inspected_ns"])
 
     def baseline_of(self, operations: Columns) -> NDArray[np.float64]:
         """The baseline of each of these operations' series; NaN where there is none."""

@@ -250,6 +250,7 @@ class Store:
     collectives: Table = field(default_factory=lambda: Table(rows.COLLECTIVE))
     series: Table = field(default_factory=lambda: Table(rows.SERIES))
     """One row per (communicator, op, size class); never dropped, bounded by communicators x 13 x 6."""
+    inspected: Table = field(default_factory=lambda: Table(rows.INSPECTED))
     ranges: Table = field(default_factory=lambda: Table(RANGE))
     busy: Table = field(default_factory=lambda: Table(BUSY))
 
@@ -286,6 +287,9 @@ class Store:
     """By source."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by the reason they were skipped."""
+    inspector_records: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Records of NCCL Inspector by job and what became of them: "with_operation", "without_operation",
+    "not_gpu_timed"."""
     gaps: defaultdict[int, list[SourceGap]] = field(default_factory=lambda: defaultdict(list))
     """By source."""
 

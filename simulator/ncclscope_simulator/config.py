@@ -16,6 +16,9 @@ GRAPH_TRACES: Final = ("graph", "node")
 NSYS_VERSIONS: Final = ("2022.4", "2023.4", "2024.5", "2025.3", "2026.2")
 """The nsys versions whose export schema can be written."""
 
+INSPECTOR_FORMATS: Final = ("v4.0", "v4.2", "v4.3")
+"""The formats in which the Inspector plug-in's dumps can be written."""
+
 ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
 """How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
 
@@ -95,6 +98,10 @@ class SimulationConfig:
     """NCCL's ranges carry their payload, as `nsys export --include-blobs=true` writes it (nsys from 2025 on)."""
     process_per_node: bool = False
     """One process drives all GPUs of a node, a thread for each, in place of one process per GPU."""
+    inspector: str | None = None
+    """Dumps of NCCL's Inspector plug-in in this format, one of `INSPECTOR_FORMATS`; None: it is not loaded."""
+    inspector_holes: float = 0.0
+    """Share of its records that it loses."""
     hang_seconds: float = 10.0
     """How long a job of limited length is still observed after it hangs."""
     start_ns: int = DEFAULT_START_NS
@@ -175,6 +182,8 @@ def _complaints(config: SimulationConfig) -> list[str]:
         complaints.append(f"NCCL {known.text} prints no time stamps: 2.26.2 is the first that does")
     if config.split and not known.splits:
         complaints.append(f"NCCL {known.text} has no ncclCommSplit: 2.18.1 is the first that has")
+    if config.inspector and known.version < (2, 28, 0):
+        complaints.append(f"NCCL {known.text} has no Inspector plug-in: 2.28 is the first that has")
     if config.calls and not known.calls:
         complaints.append(f"NCCL {known.text} has no CALL lines: 2.13 is the first that has")
     return complaints
@@ -236,6 +245,11 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
             config.cuda_graph_trace in GRAPH_TRACES,
             f"cuda_graph_trace {config.cuda_graph_trace!r} is none of {', '.join(GRAPH_TRACES)}",
         ),
+        (
+            config.inspector in {None, *INSPECTOR_FORMATS},
+            f"inspector {config.inspector!r} is none of {', '.join(INSPECTOR_FORMATS)}",
+        ),
+        (0 <= config.inspector_holes < 1, f"inspector_holes must lie in 0 to 1, not {config.inspector_holes}"),
         (config.step_seconds > 0, f"step_seconds must be above 0, not {config.step_seconds}"),
         (config.launch_lead_us >= 0, f"launch_lead_us must not be negative, not {config.launch_lead_us}"),
         (config.hang_seconds >= 0, f"hang_seconds must not be negative, not {config.hang_seconds}"),

@@ -17,6 +17,7 @@ from ncclscope_simulator.damage import Line, Written, damage
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import GRAPH_LAUNCH_API, GraphLaunch, Stage
 from ncclscope_simulator.groups import Endpoint
+from ncclscope_simulator.inspector import Dumped, InspectorDumps
 from ncclscope_simulator.nvtx_payload import nccl_domain, payload
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.startup import Said
@@ -43,6 +44,8 @@ class _Asked:
     seq: int
     coll_seq: int | None
     log: str
+    nth: int
+    """Which operation of its launch."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,7 @@ class Observer:
     endpoints: list[dict[int, Endpoint]]
     captures: list[Capture]
     tally: Tally
+    dumps: InspectorDumps | None = None
     _windows: Windows = field(init=False)
     _correlation: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: 1000))
     _line_numbers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -96,9 +100,11 @@ class Observer:
         self._lost = kernels_lost
         if self.config.duty > 0.0:
             self._capture(step, kernels_lost)
-        rows = self._rows(asked, step.runs, places, lost, torn, kernels_lost)
+        dumped = self.dumps.observe(step) if self.dumps is not None else Dumped({}, set())
+        rows = self._rows(asked, step.runs, places, lost, torn, kernels_lost, dumped.written)
         self._sum_up(step, len(asked), len(lost), len(torn))
-        return {name: result.lines for name, result in written.items()}, rows
+        self.tally.counts["inspected_operations"] += len(dumped.written)
+        return {name: result.lines for name, result in written.items()} | dumped.lines, rows
 
     def _calls(self, step: Step) -> tuple[list[_Asked], dict[str, list[Line]]]:
         asked: list[_Asked] = []
@@ -115,7 +121,7 @@ class Observer:
             first = len(asked)
             for nth, operation in enumerate(run.launch.operations):
                 at = run.call_ns + nth * _GROUP_STEP_NS
-                asked.append(_asked(run, operation, tid, at, worker.process.log_name))
+                asked.append(_asked(run, operation, tid, at, worker.process.log_name, nth))
                 text = f"{operation.before_count}{endpoint.op_count:x}{operation.after_count}"
                 own.append(Line(at, self._text(run.rank, tid, at, text), pid, first + nth))
             if self.config.calls:
@@ -141,6 +147,9 @@ class Observer:
         if run.stage is Stage.REPLAYED:
             return traits.every_replay_counts
         beside = self.config.stage(run.iteration) is not Stage.EAGER
+        # The Inspector plug-in asks for kernel events, for which every plan gets proxy work.
+        if traits.op_count == "network" and self.dumps is not None:
+            return True
         return traits.op_count == "plan" and (traits.counts_beside_graphs or not beside)
 
     def _call_lines(self, run: Run) -> list[tuple[int, str]]:
@@ -343,6 +352,7 @@ class Observer:
         lost: set[int],
         torn: set[int],
         kernels_lost: set[int],
+        inspected: set[tuple[int, int]],
     ) -> list[tuple[Cell, ...]]:
         rows: list[tuple[Cell, ...]] = []
         first_replays = {id(run.captured): run for run in asked_runs if run.captured is not None}
@@ -352,7 +362,8 @@ class Observer:
                 each.run.launch_id = self._launch_ids
             run = first_replays.get(id(each.run), each.run)
             line = places[nth][1] if nth in places else None
-            rows.append(self._row(each, run, line, nth in lost, nth in torn, id(run) in kernels_lost))
+            row = self._row(each, run, line, nth in lost, nth in torn, id(run) in kernels_lost)
+            rows.append((*row, (id(each.run), each.nth) in inspected))
         return rows
 
     def _row(
@@ -436,10 +447,10 @@ class Observer:
                     self.tally.bandwidth(run.launch.endpoint.group.comm_id, op, run.launch.size_bytes, value)
 
 
-def _asked(run: Run, operation: Operation, tid: int, at_ns: int, log: str) -> _Asked:
+def _asked(run: Run, operation: Operation, tid: int, at_ns: int, log: str, nth: int) -> _Asked:
     endpoint = run.launch.endpoint
     coll_seq = endpoint.coll_seq if operation.collective else None
-    asked = _Asked(run, operation, tid, at_ns, endpoint.op_count, endpoint.seq, coll_seq, log)
+    asked = _Asked(run, operation, tid, at_ns, endpoint.op_count, endpoint.seq, coll_seq, log, nth)
     endpoint.seq += 1
     endpoint.coll_seq += operation.collective
     return asked

@@ -17,6 +17,7 @@ from ncclscope_simulator.cluster import Cluster, build_cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
+from ncclscope_simulator.inspector import InspectorDumps
 from ncclscope_simulator.observation import Observer
 from ncclscope_simulator.program import Action, build_programs
 from ncclscope_simulator.startup import shut_down, start_up
@@ -74,8 +75,8 @@ class Player:
         """`programs` says what each rank does in a step, `first` in the first one where that differs."""
         self._config = config if start_ns is None else replace(config, start_ns=start_ns)
         self._out = out
-        _make_folders(out)
         config = self._config
+        _make_folders(out, inspector=config.inspector is not None)
         self._cluster = build_cluster(config)
         self._groups = build_groups(config)
         self._endpoints = build_endpoints(config, self._cluster, self._groups)
@@ -84,7 +85,8 @@ class Player:
         self._timeline = Timeline(config, own, self._groups)
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]
-        self._observer = Observer(config, self._cluster, self._endpoints, self._captures, self._tally)
+        dumps = None if config.inspector is None else InspectorDumps(config, self._cluster, self._groups)
+        self._observer = Observer(config, self._cluster, self._endpoints, self._captures, self._tally, dumps)
         self._windows = Windows.of(config)
         self._logs: dict[str, _Log] = {}
         self._truth = RowsFile(out / "truth" / "operations.parquet")
@@ -244,10 +246,10 @@ def write(
     player.finish()
 
 
-def _make_folders(out: Path) -> None:
+def _make_folders(out: Path, *, inspector: bool) -> None:
     if (out / "truth" / "job.json").exists():
         raise FileExistsError(f"{out} already holds a simulated job; name an empty folder")
-    for name in ("logs", "nsys", "truth"):
+    for name in ("logs", "nsys", "truth", *(["inspector"] if inspector else [])):
         (out / name).mkdir(parents=True, exist_ok=True)
 
 

@@ -66,6 +66,7 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("busbw_bytes_per_second", "float64"),
     ("captured", "bool"),
     ("graph_node_id", "int64"),
+    ("inspected", "bool"),
 )
 """Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none.
 

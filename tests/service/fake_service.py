@@ -310,7 +310,17 @@ class StoreMaker:
             rows["busbw"] = np.median(busbw[-12:]) * np.array([1.0, 0.96][: len(rows)])
             rows["baseline"] = group.busbw * 1.01
             rows["limit"] = group.limit
+            if self._shape.noise == 0.0 and group.parallelism == "DP":
+                self._add_inspector(rows[:1])
         self.store.series.append(rows)
+
+    def _add_inspector(self, rows: np.ndarray[tuple[int], np.dtype[np.void]]) -> None:
+        """Data parallelism is seen by NCCL Inspector as well, half a percent shorter than by nsys."""
+        rows["inspected"] = rows["compared"] = rows["matched"]
+        rows["inspected_ns"] = rows["compared_inspected_ns"] = rows["duration_ns"] * 995 // 1000
+        rows["compared_kernel_ns"] = rows["duration_ns"]
+        for outcome, amount in (("with_operation", 3680), ("without_operation", 12), ("not_gpu_timed", 4)):
+            self.store.inspector_records[self.store.process_job[0], outcome] = amount
 
     def _add_coverage(self) -> None:
         store = self.store

@@ -39,7 +39,7 @@ def job_of(store: Store) -> JobView:
 
 def test_a_job_says_what_it_is_made_of() -> None:
     job = job_of(small_store())
-    assert (job.name, job.level, job.hosts, job.processes) == (fake.JOB, Level.LOGS_AND_KERNELS, 2, 8)
+    assert (job.name, job.level, job.hosts, job.processes) == (fake.JOB, Level.LOGS_INSPECTOR_AND_KERNELS, 2, 8)
     assert job.versions == ("2.28.3",)
     assert job.communicators_known == len(job.communicators)
     assert [each.parallelism for each in job.parallelisms] == ["TP", "DP", "PP", "WORLD"]

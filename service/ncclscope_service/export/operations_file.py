@@ -30,8 +30,9 @@ from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.reference_clock import clock_uncertainties, reference_times
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.rows import LimitReference, Match
+from ncclscope_service.rows import LimitReference, Match, TimingSource
 from ncclscope_service.store import Ids, Store
+from ncclscope_service.timing import durations_ns, timing_confidences, timing_sources
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import (
@@ -48,6 +49,7 @@ from ncclscope_wire.terms import (
 MATCH_NAMES: Final = tuple(None if match is Match.PENDING else match.name.lower() for match in Match)
 """By Match; a row that is still pending has no verdict yet, which is null and none of the four."""
 
+TIMING_SOURCES: Final = tuple(source.name.lower() for source in TimingSource)
 LIMIT_REFERENCES: Final = tuple(reference.name.lower() for reference in LimitReference)
 
 _UNNAMED: Final = [False] * (256 - len(OPERATIONS))
@@ -208,10 +210,9 @@ def _ranks_seen(view: OperationView) -> Column:
 
 
 def _duration(view: OperationView) -> Column:
-    """End minus start of the kernel; a kernel that the capture cut has none."""
-    start, end = view.rows["start_ns"], view.rows["end_ns"]
-    is_known = (start != NO_TIME_NS) & (end != NO_TIME_NS) & ~view.rows["censored"]
-    return Column(np.where(is_known, end, 0) - np.where(is_known, start, 0), is_known)
+    """End minus start of the kernel, else what Inspector says; a kernel that the capture cut has none."""
+    durations = durations_ns(view.rows)
+    return Column(durations, durations != NO_TIME_NS)
 
 
 def _efficiency(view: OperationView) -> Column:
@@ -276,6 +277,8 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "clock_uncertainty_ns": _clock_uncertainty,
     "match": lambda view: optional_words_at(view.rows["match"], MATCH_NAMES),
     "confidence": _confidence,
+    "timing_source": lambda view: words_at(timing_sources(view.rows), TIMING_SOURCES),
+    "timing_confidence": lambda view: rates(timing_confidences(view.rows)),
     "duration_ns": _duration,
     "wait_ns": lambda view: spans(view.rows["wait_ns"]),
     "transfer_ns": lambda view: spans(view.rows["transfer_ns"]),

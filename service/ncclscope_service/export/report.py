@@ -14,6 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from ncclscope_service.export.clocks_file import clocks_document
 from ncclscope_service.export.findings_file import findings_document
+from ncclscope_service.export.inspector_section import has_inspector, inspector_rows
 from ncclscope_service.export.report_data import communicator_rows, report_data
 from ncclscope_service.export.report_text import (
     bandwidth_text,
@@ -35,6 +36,14 @@ _LEVELS: Final = {
     "logs only": "Read from NCCL logs alone: counts, volumes and order. Durations, waiting and bandwidth need "
     "exports of Nsight Systems and are not recorded.",
     "logs and nsys": "Read from NCCL logs and from exports of Nsight Systems: times are those of the GPU kernels.",
+    "logs and Inspector": "Read from NCCL logs and dumps of NCCL Inspector: durations and waiting are Inspector's, "
+    "in whole microseconds; when kernels ran, and the transfer of sends and rooted collectives, are not recorded.",
+    "logs, Inspector and nsys": "Read from NCCL logs, dumps of NCCL Inspector and exports of Nsight Systems: times "
+    "are those of the GPU kernels, and Inspector's where no capture ran.",
+    "Inspector only": "Read from dumps of NCCL Inspector alone: durations and bandwidth by communicator. "
+    "Operations and their order, and what Inspector left out, need NCCL logs and are not recorded.",
+    "Inspector and nsys": "Read from dumps of NCCL Inspector and exports of Nsight Systems: without logs, no kernel "
+    "can be given its size.",
     "nsys only": "Read from exports of Nsight Systems alone: without NCCL logs, no kernel can be given its size.",
     "nothing": "Nothing could be read.",
 }
@@ -126,6 +135,7 @@ def _sections(selection: Selection, sums: Totals, data: dict[str, object]) -> It
         data["bandwidth"],
         f"{caption}. Waiting is not part of it{_limit_note(data['bandwidth'])}.",
     )
+    yield from _inspector_table(selection)
     yield _heading(4, "Who waited")
     yield _figure(
         6,
@@ -265,6 +275,45 @@ def _communicators_table(selection: Selection, sums: Totals) -> str:
         f"<b>Table 2.</b> Communicators, most bytes first. Efficiency is the median busbw against the limit.{rest}"
     )
     return _table(caption, (*columns, *measures), rows)
+
+
+def _inspector_table(selection: Selection) -> Iterator[str]:
+    """What NCCL Inspector told, beside the kernels; nothing where no dump was read."""
+    if not has_inspector(selection):
+        return
+    found = inspector_rows(selection)
+    rows = (
+        (
+            f"<code>{escape(str(row['communicator']))}</code>",
+            cell(row["parallelism"], "not known"),
+            escape(str(row["op"])),
+            cell(row["size_class"]),
+            count_text(row["records"]),
+            span_text(row["duration_ns"]),
+            bandwidth_text(row["busbw"]),
+            count_text(row["compared"]),
+            ratio_text(row["busbw_ratio"]),
+        )
+        for row in found[:MAX_TABLE_ROWS]
+    )
+    columns = (
+        ("Communicator", "text"),
+        ("Parallelism", "text"),
+        ("Operation", "text"),
+        ("Size up to", ""),
+        ("Records", ""),
+        ("Kernel time", ""),
+        ("busbw, median", ""),
+        ("Compared", ""),
+        ("busbw against kernels", ""),
+    )
+    more = len(found) - MAX_TABLE_ROWS
+    rest = f" {more} more are in summary.json." if more > 0 else ""
+    caption = (
+        "<b>Table 5.</b> NCCL Inspector. “busbw against kernels”: its bandwidth, waiting included, over that of the "
+        f"kernels that nsys recorded, where both are known; 100% is agreement.{rest}"
+    )
+    yield _table(caption, columns, rows)
 
 
 def _clocks_table(selection: Selection) -> str:

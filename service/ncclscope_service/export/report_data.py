@@ -48,11 +48,13 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
     """What the table of communicators says, most bytes first; None where not recorded."""
     by_communicator = sums.by(lambda group: group.communicator)
     busbw = _median_busbw(selection)
+    of_records = _median_busbw_of_collectives(selection)
+    waits = _wait_ratios(selection)
     rows: list[dict[str, object]] = []
     for communicator in selection.communicators:
         total = by_communicator.get(communicator.index, Total())
         limit = communicator_limits(selection.store, communicator.index)["topology"]
-        rate = busbw.get(communicator.index)
+        rate = busbw.get(communicator.index, of_records.get(communicator.index))
         rows.append(
             {
                 "communicator": communicator.comm_id,
@@ -64,7 +66,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
                 "busbw": rate,
                 "limit": limit,
                 "efficiency": rate / limit if rate is not None and limit else None,
-                "wait_ratio": total.wait_ratio,
+                "wait_ratio": waits.get(communicator.index) if total.wait_ratio is None else total.wait_ratio,
             }
         )
     return sorted(rows, key=lambda row: -_number(row["bytes"]))
@@ -85,6 +87,24 @@ def _median_busbw(selection: Selection) -> dict[int, float]:
     distinct, begins = np.unique(communicator[order], return_index=True)
     groups = np.split(busbw[order], begins[1:]) if len(distinct) else []
     return {index: float(np.median(group)) for index, group in zip(distinct.tolist(), groups, strict=True)}
+
+
+def _median_busbw_of_collectives(selection: Selection) -> dict[int, float]:
+    """The same of joined collectives, which NCCL Inspector tells of without any logged operation."""
+    communicator, busbw = selection.collectives.column("communicator"), selection.collectives.column("busbw")
+    found = np.unique(communicator[np.isfinite(busbw)]).tolist()
+    return {index: float(np.nanmedian(busbw[communicator == index])) for index in found}
+
+
+def _wait_ratios(selection: Selection) -> dict[int, float]:
+    """Waiting as a share of kernel time by communicator, from the series; where nothing is known there is none."""
+    series = selection.store.series.rows
+    timed = series[series["waiting_duration_ns"] > 0]
+    ratios: dict[int, float] = {}
+    for index in np.unique(timed["communicator"]).tolist():
+        mine = timed[timed["communicator"] == index]
+        ratios[index] = int(mine["wait_ns"].sum()) / int(mine["waiting_duration_ns"].sum())
+    return ratios
 
 
 def _kinds(selection: Selection) -> list[str]:

@@ -58,6 +58,8 @@ OPERATIONS: Final = pa.schema(
         ("clock_uncertainty_ns", _NS),
         ("match", _TEXT),
         ("confidence", pa.float32()),
+        ("timing_source", _TEXT),
+        ("timing_confidence", pa.float32()),
         ("duration_ns", _NS),
         ("wait_ns", _NS),
         ("transfer_ns", _NS),

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.export.inspector_section import inspector_document
 from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.totals import Group, Total, Totals, totals
@@ -19,10 +20,17 @@ from ncclscope_wire.records import CaptureSeen, SourceKind
 NOT_RECORDED: Final = "not recorded"
 """What people read wherever the inputs cannot tell; in files it is null."""
 
-LOGS_ONLY: Final = "logs only"
-LOGS_AND_NSYS: Final = "logs and nsys"
-NSYS_ONLY: Final = "nsys only"
-NOTHING: Final = "nothing"
+LEVELS: Final = {
+    (False, False, False): "nothing",
+    (True, False, False): "logs only",
+    (True, True, False): "logs and Inspector",
+    (True, False, True): "logs and nsys",
+    (True, True, True): "logs, Inspector and nsys",
+    (False, True, False): "Inspector only",
+    (False, True, True): "Inspector and nsys",
+    (False, False, True): "nsys only",
+}
+"""By what was read: logs, dumps of NCCL Inspector, exports of nsys."""
 
 
 def summary_document(selection: Selection, sums: Totals | None = None) -> dict[str, object]:
@@ -46,6 +54,7 @@ def summary_document(selection: Selection, sums: Totals | None = None) -> dict[s
         "totals": _total(sums.all(), has_kernels(selection)),
         "operations": _operations(selection, sums),
         "kernels": _kernels(selection),
+        "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),
         "clocks": {
             "reference": store.clock_reference,
@@ -58,12 +67,7 @@ def summary_document(selection: Selection, sums: Totals | None = None) -> dict[s
 def level(selection: Selection) -> str:
     """Which level of data this is, by the kinds of what was read."""
     kinds = {state.source.kind for state in selection.store.sources}
-    has_logs, has_exports = SourceKind.NCCL_LOG in kinds, SourceKind.NSYS in kinds
-    if has_logs and has_exports:
-        return LOGS_AND_NSYS
-    if has_exports:
-        return NSYS_ONLY
-    return LOGS_ONLY if has_logs else NOTHING
+    return LEVELS[SourceKind.NCCL_LOG in kinds, SourceKind.INSPECTOR in kinds, SourceKind.NSYS in kinds]
 
 
 def has_kernels(selection: Selection) -> bool:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import unescape
 
+from ncclscope_service.export.inspector_section import inspector_document
 from ncclscope_service.export.kernels_file import kernel_totals
 from ncclscope_service.export.report_data import communicator_rows
 from ncclscope_service.export.report_text import bandwidth_text, bytes_text, count_text, ratio_text, span_text
@@ -44,6 +45,7 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     if has_kernels(selection) and not sums.match[Match.MATCHED]:
         yield from _kernels(selection)
         yield ""
+    yield from _inspector(selection)
     yield from _communicators(selection, sums)
     yield ""
     yield from _findings(selection)
@@ -81,6 +83,21 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
         duration = span_text(total.duration_ns if total.timed else None)
         moved = bytes_text(total.bytes if total.sized else None)
         yield f"  {_printable(op):<14}{total.operations:>12,}  {_plain(moved):>14}  kernels {_plain(duration)}"
+
+
+def _inspector(selection: Selection) -> Iterator[str]:
+    """What NCCL Inspector told; nothing where no dump was read."""
+    document = inspector_document(selection)
+    if document is None:
+        return
+    yield f"{document['records']:,} records of NCCL Inspector"
+    yield f"  operations  {document['with_operation']:,} of them are of a logged operation"
+    ratio = document["busbw_ratio"]
+    told = (
+        NOT_RECORDED if ratio is None else f"{ratio_text(ratio)} of the kernels', over {document['compared']:,} of both"
+    )
+    yield f"  busbw       {told}"
+    yield ""
 
 
 def _kernels(selection: Selection) -> Iterator[str]:

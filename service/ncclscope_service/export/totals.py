@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.rows import Match
+from ncclscope_service.rows import Match, TimingSource
+from ncclscope_service.timing import timing_sources
 from ncclscope_wire.batch import Columns
 
 _Key = TypeVar("_Key")
@@ -133,6 +134,8 @@ def _addends(view: OperationView, is_first: NDArray[np.bool_]) -> dict[str, NDAr
     """What each row adds to each sum."""
     rows: Columns = view.rows
     size = operation_column(view, "message_bytes")
+    # What Inspector times has no launch that others share.
+    is_first = is_first | (timing_sources(rows) == TimingSource.INSPECTOR)
     duration = operation_column(view, "duration_ns").where(is_first)
     wait = operation_column(view, "wait_ns").where(duration.is_known)
     transfer = operation_column(view, "transfer_ns").where(is_first)

@@ -76,6 +76,8 @@ CONTRACT = [
     "clock_uncertainty_ns",
     "match",
     "confidence",
+    "timing_source",
+    "timing_confidence",
     "duration_ns",
     "wait_ns",
     "transfer_ns",
