@@ -259,7 +259,13 @@ class ProcessAligner:
         for track in self._tracks.values():
             self._settle(track, self._pair(track, until_ns, final=final))
             while track.is_at_border:
+                left = len(track.launches) + len(track.kernels)
                 self._settle(track, self._pair(track, until_ns, final=final))
+                if len(track.launches) + len(track.kernels) == left:
+                    # Nothing tells where the recording goes on. At the end, the rest has no kernel.
+                    if final:
+                        self._settle(track, track.give_up(len(track.launches)))
+                    break
             self._limit(track)
         self._emit_undecided(final=final)
 
