@@ -84,6 +84,7 @@ def _tables(seeds: int, ours: Method, *, short: bool) -> dict[str, tuple[str, Ca
             partial(tables.print_reliability, seeds, ours),
         ),
         "clean": ("Simulated jobs, clean captures: F1 of exact pairs", partial(captures.print_clean, short=short)),
+        "lossy": ("Simulated jobs with rows lost", partial(captures.print_lossy, iterations=5 if short else 20)),
         "duty": ("Captures of 40 % of the time", partial(captures.print_duty, iterations=60 if short else 120)),
         "counts": ("The thesis's count tables", counts.print_counts),
         "speed": ("Operations aligned per second on one core", partial(speed.print_speed, short=short)),

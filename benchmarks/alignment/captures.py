@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from benchmarks.alignment.jobs import JobScore, score_simulated
 from benchmarks.alignment.open_groups import bound_of_groups
+from benchmarks.alignment.scenarios import LOSSES
 
 from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.version import SHORT_FORMS, traits
 
 ALL: Final = tuple(SHORT_FORMS)
@@ -59,6 +61,23 @@ def print_clean(*, short: bool = False) -> None:
     for shape in SHAPES:
         for version in shape.versions[-1:] if short else shape.versions:
             _print_clean(shape, version)
+
+
+def print_lossy(*, iterations: int = 20) -> None:
+    """A job's own program and streams with rows lost at random, by what is told."""
+    print("| told | NCCL | lost | F1 | precision | recall | meaning right | ECE |")
+    print("|---|---|---|---:|---:|---:|---:|---:|")
+    for told, version, more in _DUTIES:
+        for loss in LOSSES[1:]:
+            faults = (Fault(kind="drop_lines", ratio=loss.lines), Fault(kind="drop_kernels", ratio=loss.kernels))
+            wanted: dict[str, Any] = {"nodes": 1, "gpus": 8, **more}
+            job = score_simulated(SimulationConfig(nccl=version, iterations=iterations, faults=faults, **wanted))
+            exact, meaning = job.score.exact, job.score.meaning
+            print(
+                f"| {told} | {version} | {loss.name} | {exact.f1:.3f} | {exact.precision:.3f} | {exact.recall:.3f}"
+                f" | {meaning.precision:.3f} | {job.score.calibration_error:.3f} |",
+                flush=True,
+            )
 
 
 def print_duty(*, iterations: int = 120) -> None:
