@@ -20,7 +20,7 @@ from ncclscope_service.coverage import Coverage
 from ncclscope_service.orphans import CONTEXT, Placing, ThreadMemory, place_by_time
 from ncclscope_service.rows import Match
 from ncclscope_service.signatures import Signatures
-from ncclscope_service.track import TRACK_KERNEL, UNANCHORED, Lanes, Outcome, Track
+from ncclscope_service.track import TRACK_KERNEL, Lanes, Outcome, Track
 from ncclscope_service.translate import Counting, Translator, rules_of
 from ncclscope_service.unmatched import Undecided
 from ncclscope_wire.batch import Columns
@@ -410,6 +410,7 @@ class ProcessAligner:
         known["lane"] = self._kernel_lanes.number(rows)
         known["is_orphan"] = rows["launch_start_ns"] == NO_TIME_NS
         known["device"] = rows["device_id"]
+        known["duration_ns"] = np.where(rows["censored"], 0, rows["end_ns"] - rows["start_ns"])
         known["kernel_class"], known["data_type"] = rows["kernel_class"], rows["data_type"]
         return known
 
@@ -437,10 +438,6 @@ class ProcessAligner:
         self._is_timed = is_timed
         if len(rows) and not (is_threaded and starts_clean):
             self._merge_tracks()
-            is_anchored = is_timed or self._track(0).agrees_with(
-                self._track_kernels(rows), collapse=self._collapses, enough=True
-            )
-            self._track(0).trust = 1.0 if is_anchored else UNANCHORED
         return True
 
     def _starts_clean(self, rows: Columns, *, final: bool) -> bool | None:

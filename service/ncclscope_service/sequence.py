@@ -1,9 +1,12 @@
-"""Pairs two sequences of symbols: the expected launches of one thread with its kernels, where only order tells.
+"""Pairs two sequences: the expected launches of one thread with its kernels, where only order tells.
 
-Where both agree they are paired by comparing arrays; where they do not, a small gap is looked for that makes them
-agree again, then a window is aligned by Needleman-Wunsch, then a recurring stretch is searched further on (a hole
-in the capture). Every decision needs a fixed amount of what follows, never "what happens to be there", so the
-result does not depend on how the data were cut.
+Where both agree they are paired by comparing arrays. Where they do not, and losses are few, a small gap is looked for
+that makes them agree again; what lies between two places where nothing is in doubt is a dirty window. Where losses are
+many, windows are as long as can be afforded, and end where the probability says that all alignments pass. Every window
+is decided by a pair hidden Markov model (`dirty`). Beyond a hole in the capture the next stretch that fits is searched.
+
+Every decision needs a fixed amount of what follows, never "what happens to be there", so the result does not depend on
+how the data were cut.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ncclscope_service.needleman_wunsch import FORBIDDEN, align
+from ncclscope_service.dirty import WINDOW, Found, SmallWindow, decide_large, decide_small
+from ncclscope_service.evidence import Durations, Losses
+from ncclscope_wire.batch import Columns
 
 Symbols = NDArray[np.int32]
-Positions = NDArray[np.intp]
 Compatible = NDArray[np.bool_]
 """Compatible[launch symbol, kernel symbol]"""
 
@@ -28,105 +32,334 @@ LOOKAHEAD: Final = 16
 LONGEST_WAIT: Final = 128
 """Items of one symbol after which a run is paired although its end, which would tell of a loss, is not seen."""
 
+FIRST_STRAIGHT: Final = 64
+"""So many items must agree before anything is known of losses, else they may agree by chance."""
+
+CERTAIN: Final = 0.99
+"""Confidence of a pair in a stretch that agrees."""
+
+_FIRST_LOOK: Final = 256
+_FEW_SKIPPED: Final = 0.05
+"""Losses are few to begin with if no more than this share of the first items must be left out."""
+
 _BLOCK: Final = 8192
-_GAP: Final = 8
-_RESUME: Final = 12
-_NEAR: Final = 96
+_MARGIN: Final = 8
+"""Items that agree on either side of the place where a dirty window is closed."""
+
+_GAP: Final = 32
+"""Items after which both sides must agree again, where losses are few."""
+
+_RESUMES: Final = (12, 40)
+"""So many items must agree then; more, where with fewer there are several ways."""
+
 _SEED: Final = 12
 _REACH: Final = 65536
-_WORTHWHILE: Final = 0.6
-"""An alignment that pairs less than this is of stretches that do not belong together."""
-
-_WINDOW: Final = 512
-_FEW_LOSSES: Final = 0.1
-"""Up to this share of losses a gap that makes the rest agree is the right one."""
-
-_PRIOR: Final = 20.0
-"""Launches that the first guess of the loss rates weighs."""
-
-_FIRST_GUESSES: Final = ((0.01, 0.01), (0.2, 0.01), (0.01, 0.2), (0.2, 0.2))
+_LONGEST_SMALL: Final = 256
 
 
 @dataclass(slots=True)
-class Losses:
-    """How often kernels and lines are missing on one thread, learnt as it is aligned.
+class Experience:
+    """What pairing one thread has taught so far."""
 
-    The score of an alignment is its log likelihood under these rates, so that a stretch is not bent to match
-    everything where everything cannot match.
+    losses: Losses = field(default_factory=Losses)
+    durations: Durations = field(default_factory=Durations)
+    straight: int = 0
+    """Items that agreed since anything was learnt."""
+    starts: float = 1.0
+    """How sure it is that the first pending launch and kernel began together."""
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Pending launches and kernels of one thread, and the items in which they are compared.
+
+    An item is one launch or kernel, or a run of Sends and Receives of which it is not known how they were grouped.
     """
 
-    kernels: float = 0.01
-    """Share of launches whose kernel is missing."""
-    lines: float = 0.01
-    """Share of kernels whose line is missing."""
-    weight: float = 0.0
-
-    def learn(self, launches: int, kernels: int, pairs: int) -> None:
-        """Takes in an aligned stretch; older ones fade."""
-        if launches == 0 or kernels == 0:
-            return
-        total = min(self.weight, 2000.0) + _PRIOR
-        self.kernels = (self.kernels * total + launches - pairs) / (total + launches)
-        self.lines = (self.lines * total + kernels - pairs) / (total + kernels)
-        self.weight += launches
+    launches: Columns
+    kernels: Columns
+    launch_symbols: Symbols
+    kernel_symbols: Symbols
+    items: NDArray[np.int64]
+    """Where each item of the launches begins, with the end appended."""
+    runs: NDArray[np.int64]
+    """The same of the kernels."""
+    joinable: NDArray[np.bool_]
+    """Launches that may run in the kernel of the launch before them."""
 
 
 @dataclass(slots=True)
 class Decided:
     """What one step decided, as indices from the front of what was pending."""
 
-    launches: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
-    kernels: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
-    confidence: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    pairs: list[Found] = field(default_factory=list[Found])
     launches_used: int = 0
     kernels_used: int = 0
     holes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Ranges of launches that no capture seems to hold."""
 
-    def pair(self, launches: NDArray[np.int64], kernels: NDArray[np.int64], confidence: NDArray[np.float32]) -> None:
-        """Adds pairs, given as indices relative to what is used so far."""
-        self.launches.append(launches + self.launches_used)
-        self.kernels.append(kernels + self.kernels_used)
-        self.confidence.append(confidence)
 
-    def use(self, launches: int, kernels: int) -> None:
-        """Moves past items that are decided."""
-        self.launches_used += launches
-        self.kernels_used += kernels
+class Pairing:
+    """One step of pairing the two sides of a thread from their fronts."""
 
+    def __init__(self, sides: Sides, experience: Experience) -> None:
+        self._sides = sides
+        self._experience = experience
+        self._items, self._runs = sides.items.copy(), sides.runs.copy()
+        self._left = sides.launch_symbols[sides.items[:-1]]
+        self._right = sides.kernel_symbols[sides.runs[:-1]]
+        self._at = (0, 0)
+        """The next item of each side."""
+        self._opened: tuple[int, int] | None = None
+        """Where the dirty window began that is not closed yet."""
+        self._skipped = 0
+        self._small: list[SmallWindow] = []
+        self.decided = Decided()
 
-def pair_sequences(
-    launches: Symbols,
-    kernels: Symbols,
-    compatible: Compatible,
-    *,
-    final: bool,
-    limit: int | None = None,
-    losses: Losses | None = None,
-) -> Decided:
-    """Pairs as much of two sequences from their fronts as is certain by now; all of it with `final`.
+    @property
+    def launches_used(self) -> int:
+        """Launches decided so far."""
+        return int(self._items[(self._opened or self._at)[0]])
 
-    With `limit` it stops at that launch, and looks beyond only for confirmation.
-    """
-    decided = Decided()
-    losses = losses or Losses()
-    while limit is None or decided.launches_used < limit:
-        left = launches[decided.launches_used :]
-        right = kernels[decided.kernels_used :]
+    @property
+    def kernels_used(self) -> int:
+        """Kernels decided so far."""
+        return int(self._runs[(self._opened or self._at)[1]])
+
+    def waiting(self, amount: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the next items of both sides begin, so many at most."""
+        at, to = self._opened or self._at
+        items = self._items[at : min(at + amount, len(self._items) - 1)]
+        return items, self._runs[to : min(to + amount, len(self._runs) - 1)]
+
+    def run(self, compatible: Compatible, *, final: bool, is_closed: bool = False, limit: int | None = None) -> None:
+        """Pairs as much as is certain by now; all of it with `final`.
+
+        With `limit` it stops at that launch and looks beyond only for confirmation. With `is_closed` the kernels are
+        all there are before a hole in what was recorded, though there are more launches.
+        """
+        stop = len(self._left) if limit is None else int(np.searchsorted(self._items, limit))
+        while (self._at[0] < stop or self._opened is not None) and self._is_pending():
+            if not self._step(compatible, stop, final=final, is_closed=is_closed):
+                break
+        self._decide_small(compatible)
+        self.decided.launches_used, self.decided.kernels_used = self.launches_used, self.kernels_used
+
+    def _is_pending(self) -> bool:
+        return self._at[0] < len(self._left) and self._at[1] < len(self._right)
+
+    def _step(self, compatible: Compatible, stop: int, *, final: bool, is_closed: bool) -> bool:
+        """Takes one stretch; False if more data must come first."""
+        left, right = self._left[self._at[0] :], self._right[self._at[1] :]
         shorter = min(len(left), len(right))
-        if shorter == 0:
-            break
-        agreeing = _agreeing(left, right, compatible)
-        settled = agreeing if final and agreeing == shorter else _settled(left, agreeing)
-        if limit is not None:
-            settled = min(settled, limit - decided.launches_used)
+        are_few = self._are_losses_few(left, right, compatible, final=final)
+        if are_few is None:
+            return False
+        if are_few:
+            agreeing = _agreeing(left, right, compatible)
+            if self._take_agreeing(left, agreeing, stop, is_over=final and agreeing == shorter):
+                return True
+            if agreeing == shorter or (not final and shorter < _GAP + _RESUMES[-1] + agreeing):
+                return False
+            if self._skip_gap(left, right, compatible, agreeing):
+                return True
+        return self._take_large(compatible, final=final, is_closed=is_closed)
+
+    def _are_losses_few(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
+        """Whether it is worth while to look for gaps; None if more data must come first."""
+        losses = self._experience.losses
+        if losses.weight:
+            return losses.are_few
+        if _agreeing(left[:FIRST_STRAIGHT], right[:FIRST_STRAIGHT], compatible) >= FIRST_STRAIGHT:
+            losses.learn(FIRST_STRAIGHT, FIRST_STRAIGHT, FIRST_STRAIGHT)
+            are_few: bool | None = True
+        else:
+            are_few = self._look_ahead(left, right, compatible, final=final)
+        self._experience.has_begun |= are_few is True
+        return are_few
+
+    # where both agree
+
+    def _take_agreeing(self, left: Symbols, agreeing: int, stop: int, *, is_over: bool) -> bool:
+        """Closes the dirty window, or takes what agrees; False if neither can be done yet."""
+        if self._opened is not None:
+            behind = _closing(left, agreeing, is_over=is_over)
+            if behind:
+                self._close(behind)
+            return behind > 0
+        settled = min(agreeing if is_over else _settled(left, agreeing), stop - self._at[0])
         if settled:
-            _take(decided, left, settled, certain=True)
-        elif agreeing == shorter or not _repair(decided, left, right, (compatible, losses, agreeing), final=final):
-            break
-    if final and limit is None:
-        decided.use(len(launches) - decided.launches_used, len(kernels) - decided.kernels_used)
-    return decided
+            self._take_straight(settled)
+        return settled > 0
+
+    def _take_straight(self, count: int) -> None:
+        at, to = self._at
+        self.decided.pairs.append(
+            Found(
+                self._items[at : at + count],
+                np.diff(self._items[at : at + count + 1]),
+                self._runs[to : to + count],
+                np.diff(self._runs[to : to + count + 1]),
+                np.full(count, CERTAIN),
+            )
+        )
+        self._at = at + count, to + count
+        self._experience.straight += count
+
+    def _look_ahead(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
+        """Whether the first items agree but for a few small gaps; None if more data must come first."""
+        if not final and min(len(left), len(right)) < _FIRST_LOOK + 2 * (_GAP + _RESUMES[-1]):
+            return None
+        at = to = missing = unlogged = 0
+        while True:
+            agreeing = _agreeing(left[at : at + _FIRST_LOOK], right[to : to + _FIRST_LOOK], compatible)
+            at, to = at + agreeing, to + agreeing
+            if min(at, to) >= _FIRST_LOOK or min(len(left) - at, len(right) - to) < _GAP + _RESUMES[0]:
+                break
+            skipped = _resync(left[at:], right[to:], compatible)
+            if skipped is None or missing + unlogged + max(skipped) / 4 > _FEW_SKIPPED * (max(at, to) + _FIRST_LOOK):
+                return False
+            shift = skipped[0] - skipped[1]
+            at, to, missing, unlogged = (
+                at + skipped[0],
+                to + skipped[1],
+                missing + max(shift, 0),
+                unlogged + max(-shift, 0),
+            )
+        if at < FIRST_STRAIGHT and (missing + unlogged or len(left) - at != len(right) - to):
+            return False
+        self._experience.losses.learn(at, to, at - missing)
+        return True
+
+    def _skip_gap(self, left: Symbols, right: Symbols, compatible: Compatible, agreeing: int) -> bool:
+        """Leaves a few items of one or both sides out if that, and nothing as cheap, makes the rest agree."""
+        begun = self._opened or self._at
+        if self._at[0] + agreeing - begun[0] > _LONGEST_SMALL:
+            return False
+        skipped = _resync(left[agreeing:], right[agreeing:], compatible)
+        if skipped is None:
+            return False
+        self._opened = begun
+        self._skipped += max(skipped[0] - skipped[1], 0)
+        self._at = self._at[0] + agreeing + skipped[0], self._at[1] + agreeing + skipped[1]
+        return True
+
+    def _close(self, behind: int) -> None:
+        """Ends the dirty window so many items further on."""
+        assert self._opened is not None, "only an open window can be closed"
+        (first, to), (at, until) = self._opened, self._at
+        end = at + behind, until + behind
+        launches, straight = end[0] - first, self._experience.straight
+        losses = self._experience.losses
+        pairs = straight + min(launches - self._skipped, end[1] - to)
+        losses.learn(straight + launches, straight + end[1] - to, pairs)
+        self._small.append(SmallWindow((first, end[0]), (to, end[1]), losses.rates()))
+        self._experience.straight, self._skipped = 0, 0
+        self._opened, self._at = None, end
+
+    def _decide_small(self, compatible: Compatible) -> None:
+        for found in decide_small(self._small, self._left, self._right, compatible):
+            self.decided.pairs.append(
+                Found(
+                    self._items[found.launches],
+                    self._items[found.launches + 1] - self._items[found.launches],
+                    self._runs[found.kernels],
+                    self._runs[found.kernels + 1] - self._runs[found.kernels],
+                    found.confidence,
+                )
+            )
+        self._small = []
+
+    # where losses are many
+
+    def _take_large(self, compatible: Compatible, *, final: bool, is_closed: bool) -> bool:
+        begin = self._opened or self._at
+        first, to = int(self._items[begin[0]]), int(self._runs[begin[1]])
+        last, until = int(self._items[-1]), int(self._runs[-1])
+        if not final and min(last - first, until - to) < WINDOW:
+            return False
+        given = self._sides
+        launches, kernels = slice(first, min(last, first + WINDOW)), slice(to, min(until, to + WINDOW))
+        fits = compatible[given.launch_symbols[launches, None], given.kernel_symbols[None, kernels]]
+        large = decide_large(
+            given.launches[launches],
+            given.kernels[kernels],
+            fits,
+            given.joinable[launches],
+            losses=self._experience.losses,
+            durations=self._experience.durations,
+            is_first=not self._experience.has_begun,
+            launches_end=final and last - first <= WINDOW and not is_closed,
+            kernels_end=final and until - to <= WINDOW,
+        )
+        if not large.belongs_together:
+            resumed = self._skip_hole(begin, compatible, final=final)
+            if resumed is not None:
+                return resumed
+        if not self._experience.has_begun:
+            self._experience.starts, self._experience.has_begun = large.starts, True
+        large.learn()
+        self._experience.straight = 0
+        self.decided.pairs.append(large.found.moved(first, to))
+        self._begin_at(begin, first + large.launches_used, to + large.kernels_used)
+        return True
+
+    def _begin_at(self, begin: tuple[int, int], launch: int, kernel: int) -> None:
+        """Goes on at a launch and a kernel, which may be in the middle of a run: its rest is an item."""
+        self._opened, self._skipped = None, 0
+        at = int(np.searchsorted(self._items, launch, side="right")) - 1
+        to = int(np.searchsorted(self._runs, kernel, side="right")) - 1
+        self._items[at], self._runs[to] = launch, kernel
+        self._at = max(at, begin[0]), max(to, begin[1])
+
+    # holes
+
+    def _skip_hole(self, begin: tuple[int, int], compatible: Compatible, *, final: bool) -> bool | None:
+        """Looks further on for the stretch that comes next on the other side.
+
+        True if it was found and the hole was skipped; False if more data must come first; None if there is none.
+        """
+        left, right = self._left[begin[0] :], self._right[begin[1] :]
+        names = compatible.argmax(axis=1).astype(np.int32)
+        found = _find(names[left[:_REACH]], right[: _SEED * 4])
+        if found is not None:
+            skipped = found
+            self.decided.holes.append((int(self._items[begin[0]]), int(self._items[begin[0] + found[0]])))
+        else:
+            found = _find(right, names[left[: _SEED * 4]])
+            if found is None:
+                return None if final or len(left) >= _REACH else False
+            skipped = found[1], found[0]
+        self._opened, self._skipped = None, 0
+        self._at = begin[0] + skipped[0], begin[1] + skipped[1]
+        return True
+
+
+_SHIFTS: Final = np.subtract.outer(np.arange(_GAP + 1), np.arange(_GAP + 1))
+_COSTS: Final = np.abs(_SHIFTS) + np.minimum.outer(np.arange(_GAP + 1), np.arange(_GAP + 1)) / 2
+"""Items that are lost at least, and half of those that may have been."""
+
+
+def _resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
+    """After how many items of each side both agree again; None if they do nowhere near, or in several ways."""
+    for agreeing in _RESUMES:
+        size = _GAP + agreeing
+        if min(len(left), len(right)) < size:
+            return None
+        block = compatible[left[:size, None], right[None, :size]]
+        row, column = block.strides
+        shape = (_GAP + 1, _GAP + 1, agreeing)
+        diagonals = as_strided(block, shape, (row, column, row + column), writeable=False)
+        costs = np.where(diagonals.all(axis=2), _COSTS, np.inf)
+        best = int(costs.argmin())
+        cost = float(costs.flat[best])
+        if cost == np.inf:
+            return None
+        found = divmod(best, _GAP + 1)
+        if not np.any((costs <= cost + 1) & (found[0] - found[1] != _SHIFTS)):
+            return found
+    return None
 
 
 def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
@@ -154,168 +387,14 @@ def _settled(left: Symbols, agreeing: int) -> int:
     return max(0, known - LONGEST_WAIT)
 
 
-def _take(decided: Decided, left: Symbols, count: int, *, certain: bool) -> None:
-    indices = np.arange(count, dtype=np.int64)
-    confidence = np.full(count, 0.99, dtype=np.float32)
-    if not certain:
-        run = _trailing_run(left, count)
-        confidence[count - run :] = 0.5
-    decided.pair(indices, indices, confidence)
-    decided.use(count, count)
-
-
-def _trailing_run(left: Symbols, count: int) -> int:
-    """Length of the run of one symbol that ends before `count`, if the next item continues it; else 0."""
-    if count >= len(left):
-        return 0
-    differs = np.flatnonzero(left[:count][::-1] != left[count])
-    return int(differs[0]) if len(differs) else count
-
-
-def _repair(
-    decided: Decided, left: Symbols, right: Symbols, known: tuple[Compatible, Losses, int], *, final: bool
-) -> bool:
-    """Gets past a disagreement after `agreeing` items; False if more data must come first."""
-    compatible, losses, agreeing = known
-    if losses.kernels + losses.lines < _FEW_LOSSES and _skip_small_gap(decided, left, right, compatible, agreeing):
-        return True
-    if not final and min(len(left), len(right)) < _WINDOW:
-        return False
-    if losses.kernels + losses.lines < _FEW_LOSSES and _align_near(decided, left, right, compatible, losses):
-        return True
-    rows, columns, kept = _align_far(left[:_WINDOW], right[:_WINDOW], compatible, losses)
-    is_poor = kept == 0 or kept < _WORTHWHILE * min(rows[kept - 1], columns[kept - 1])
-    resumed = _skip_hole(decided, left, right, compatible, final=final) if is_poor else None
-    if resumed is not None:
-        return resumed
-    if kept:
-        losses.learn(int(rows[kept - 1]) + 1, int(columns[kept - 1]) + 1, kept)
-        _keep(decided, left, rows[:kept], columns[:kept])
-    else:
-        decided.use(min(len(left), _WINDOW // 2), min(len(right), _WINDOW // 2))
-    return True
-
-
-def _skip_small_gap(decided: Decided, left: Symbols, right: Symbols, compatible: Compatible, agreeing: int) -> bool:
-    """Leaves a few items of one or both sides out if that, and nothing as cheap, makes the rest agree."""
-    size = _GAP + _RESUME
-    if min(len(left), len(right)) < agreeing + size:
-        return False
-    block = compatible[left[agreeing : agreeing + size, None], right[None, agreeing : agreeing + size]]
-    row, column = block.strides
-    diagonals = as_strided(block, (_GAP + 1, _GAP + 1, _RESUME), (row, column, row + column), writeable=False)
-    works = diagonals.all(axis=2)
-    if not works.any():
-        return False
-    costs = np.where(works, _COSTS, 99)
-    best = int(costs.argmin())
-    cost = int(costs.flat[best])
-    if np.count_nonzero(costs <= cost + 1) > 1:
-        return False
-    skipped_left, skipped_right = divmod(best, _GAP + 1)
-    _take(decided, left, agreeing, certain=False)
-    decided.use(skipped_left, skipped_right)
-    return True
-
-
-_COSTS: Final = np.add.outer(np.arange(_GAP + 1), np.arange(_GAP + 1))
-
-
-def _align_near(decided: Decided, left: Symbols, right: Symbols, compatible: Compatible, losses: Losses) -> bool:
-    """Aligns a small window and keeps what lies before the last stretch that agrees without a gap."""
-    left, right = left[:_NEAR], right[:_NEAR]
-    rows, columns, _ = _aligned(left, right, compatible, (losses.kernels, losses.lines))
-    straight = np.diff(rows) + np.diff(columns) == 2
-    lengths = _run_lengths(straight)
-    ends = np.flatnonzero(lengths >= _RESUME)
-    ends = ends[rows[ends] < len(left) - _RESUME]
-    if len(ends) == 0:
-        return False
-    kept = int(ends[-1]) - _RESUME // 2
-    losses.learn(int(rows[kept - 1]) + 1, int(columns[kept - 1]) + 1, kept)
-    _keep(decided, left, rows[:kept], columns[:kept])
-    return True
-
-
-def _align_far(
-    left: Symbols, right: Symbols, compatible: Compatible, losses: Losses
-) -> tuple[Positions, Positions, int]:
-    """Aligns a large window; gives the pairs and how many of them to keep: the first half, unless it is all."""
-    guesses: tuple[tuple[float, float], ...] = ((losses.kernels, losses.lines),)
-    if losses.weight < _WINDOW:
-        guesses = (*guesses, *_FIRST_GUESSES)
-    best = max((_aligned(left, right, compatible, guess) for guess in guesses), key=_worth)
-    rows, columns, _ = best
-    is_all = len(left) < _WINDOW and len(right) < _WINDOW
-    kept = len(rows) if is_all else int(np.searchsorted(np.maximum(rows, columns), _WINDOW // 2))
-    return rows, columns, kept
-
-
-def _worth(alignment: tuple[Positions, Positions, float]) -> float:
-    """Log likelihood per item, so that alignments that end in different places can be compared."""
-    rows, columns, score = alignment
-    return score / (int(rows[-1]) + int(columns[-1]) + 2) if len(rows) else -np.inf
-
-
-def _aligned(
-    left: Symbols, right: Symbols, compatible: Compatible, rates: tuple[float, float]
-) -> tuple[Positions, Positions, float]:
-    """Best alignment and its log likelihood, given the shares of kernels and of lines that are missing."""
-    kernels_lost, lines_lost = (min(max(rate, 1e-3), 0.5) for rate in rates)
-    kept = np.log((1 - kernels_lost) * (1 - lines_lost))
-    agrees = compatible[left[:, None], right[None, :]]
-    scores = np.where(agrees, kept, FORBIDDEN).astype(np.float32)
-    gap_above = np.full(len(left), np.log(kernels_lost), dtype=np.float32)
-    share = np.bincount(right)[right] / len(right)
-    gap_left = (np.log(lines_lost) + np.log(share)).astype(np.float32)
-    rows, columns = align(scores, gap_above, gap_left, is_open_ended=True)
-    if len(rows) == 0:
-        return rows, columns, -np.inf
-    used = np.zeros(len(right), dtype=bool)
-    used[columns] = True
-    score = len(rows) * kept + (int(rows[-1]) + 1 - len(rows)) * np.log(kernels_lost)
-    score += float(gap_left[: columns[-1] + 1][~used[: columns[-1] + 1]].sum())
-    return rows, columns, float(score)
-
-
-def _keep(decided: Decided, left: Symbols, rows: Positions, columns: Positions) -> None:
-    if len(rows) == 0:
-        return
-    confidence = _confidence_of_path(left, rows, columns)
-    decided.pair(rows.astype(np.int64), columns.astype(np.int64), confidence)
-    decided.use(int(rows[-1]) + 1, int(columns[-1]) + 1)
-
-
-def _confidence_of_path(left: Symbols, rows: Positions, columns: Positions) -> NDArray[np.float32]:
-    """High inside straight stretches, low where a neighbour of the same symbol is unpaired: it is as good."""
-    skipped = np.concatenate([[0], np.diff(rows) + np.diff(columns) - 2])
-    near_gap = np.convolve(skipped, np.ones(5))[2:-2] > 0
-    same = np.concatenate([[False], left[rows[1:]] == left[rows[:-1]]])
-    same |= np.concatenate([same[1:], [False]])
-    confidence = np.where(near_gap, np.where(same, 0.4, 0.7), 0.9)
-    return confidence.astype(np.float32)
-
-
-def _skip_hole(decided: Decided, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
-    """Looks further on for the stretch that comes next on the other side.
-
-    True if it was found and the hole was skipped; False if more data must come first; None if there is none.
-    """
-    names = compatible.argmax(axis=1).astype(np.int32)
-    found = _find(names[left], right[: _SEED * 4])
-    if found is not None:
-        at, begin = found
-        decided.holes.append((decided.launches_used, decided.launches_used + at))
-        decided.use(at, begin)
-        return True
-    found = _find(right, names[left[: _SEED * 4]])
-    if found is not None:
-        at, begin = found
-        decided.use(begin, at)
-        return True
-    if final or len(left) >= _REACH:
-        return None
-    return False
+def _closing(left: Symbols, agreeing: int, *, is_over: bool) -> int:
+    """Items after which a dirty window is closed: enough agree on both sides of a change; 0: not yet."""
+    changes = np.flatnonzero(left[_MARGIN : agreeing - _MARGIN + 1] != left[_MARGIN - 1 : agreeing - _MARGIN])
+    if len(changes) and changes[0] + _MARGIN <= LONGEST_WAIT:
+        return _MARGIN + int(changes[0])
+    if agreeing >= LONGEST_WAIT + LOOKAHEAD:
+        return LONGEST_WAIT
+    return agreeing if is_over else 0
 
 
 def _find(text: Symbols, pattern: Symbols) -> tuple[int, int] | None:
@@ -338,11 +417,3 @@ def _seeds(symbols: Symbols) -> NDArray[np.uint64]:
     for offset in range(_SEED):
         hashes = hashes * np.uint64(0x100000001B3) + symbols[offset : offset + len(hashes)].astype(np.uint64)
     return hashes
-
-
-def _run_lengths(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each place, how many True in a row end there."""
-    counts = np.cumsum(flags)
-    breaks = np.maximum.accumulate(np.where(flags, 0, counts))
-    lengths: NDArray[np.int64] = counts - breaks
-    return lengths

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.needleman_wunsch import FORBIDDEN, align
+from ncclscope_service.pair_hmm import Ends, Weights, log_likelihood
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -27,7 +27,14 @@ VOTES: Final = 5
 PATIENCE_NS: Final = 2_000_000_000
 """A lane that launches less than `VOTES` times within this is paired by what there is."""
 
-_ROUNDS: Final = 4
+_ROUNDS: Final = 2
+
+_LOST: Final = 0.15
+"""Share of kernels and of lines that are taken to be lost while streams are told apart."""
+
+
+_RESERVE: Final = 4.0
+"""A lane that is tied to one stream may be so much less likely (logarithm) than one that is on any."""
 
 
 @dataclass(slots=True)
@@ -75,37 +82,47 @@ def votes_by_time(launches: Columns, kernels: Columns, agrees: NDArray[np.bool_]
     return votes
 
 
-def votes_by_order(
+def lanes_by_order(
     lanes: NDArray[np.int32], kernel_lanes: NDArray[np.int32], agrees: NDArray[np.bool_]
 ) -> dict[int, int]:
-    """Lane pairs that make two sequences agree best: aligned, counted, and aligned again by what was counted.
+    """Kernel lanes of the log's lanes that make two sequences likeliest, one lane after the other, the busiest first.
 
-    `agrees[i, j]`: launch i may be kernel j by class, type, device and the lanes known so far.
-    Costs four alignments of the window.
+    `agrees[i, j]`: launch i may be kernel j by class, type, device and the lanes known so far. A lane is left
+    out if several kernel lanes are as likely for it, or none is.
     """
-    if len(lanes) == 0 or len(kernel_lanes) == 0:
-        return {}
-    counts = np.zeros((int(lanes.max()) + 1, int(kernel_lanes.max()) + 1))
-    chance = np.outer(
-        np.bincount(lanes, minlength=counts.shape[0]),
-        np.bincount(kernel_lanes, minlength=counts.shape[1]) / len(kernel_lanes),
+    found: dict[int, int] = {}
+    if min(len(lanes), len(kernel_lanes)) < 2:
+        return found
+    values, amounts = np.unique(lanes, return_counts=True)
+    options = np.unique(kernel_lanes)
+    on_option = options[:, None] == kernel_lanes[None, :]
+    fits = agrees.astype(np.float64)
+    for _ in range(_ROUNDS):
+        for lane in values[np.argsort(-amounts, kind="stable")].tolist():
+            mine = lanes == lane
+            fits[mine] = agrees[mine]
+            tried = np.repeat(fits[:, :, None], len(options) + 1, axis=2)
+            tried[mine, :, :-1] *= on_option.T
+            likely = _likelihoods(tried)
+            best = int(likely[:-1].argmax())
+            second = np.delete(likely[:-1], best).max(initial=-np.inf)
+            found.pop(lane, None)
+            if likely[best] > max(second, likely[-1] - _RESERVE) + 1.0:
+                found[lane] = int(options[best])
+                fits[mine] *= on_option[best]
+    return found
+
+
+def _likelihoods(fits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log likelihood of each of several answers to which launch may be which kernel."""
+    launches, kernels, batch = fits.shape
+    odds = fits / np.maximum(fits.mean(axis=1, keepdims=True), 1e-9)
+    return log_likelihood(
+        Weights(
+            odds * (1 - _LOST) ** 2,
+            np.full((launches, batch), _LOST * (1 - _LOST)),
+            np.full((launches + 1, kernels, batch), _LOST * (1 - _LOST)),
+            np.zeros((launches, batch)),
+        ),
+        Ends(is_open=True),
     )
-    gaps = (np.full(len(lanes), -1.5, dtype=np.float32), np.full(len(kernel_lanes), -1.5, dtype=np.float32))
-    rarity = -np.log(np.maximum(agrees.mean(axis=1), 1e-3))
-    # To begin with, lanes that are used as often belong together.
-    often = np.bincount(lanes, minlength=counts.shape[0]) / len(lanes)
-    kernels_often = np.bincount(kernel_lanes, minlength=counts.shape[1]) / len(kernel_lanes)
-    affinity = -np.abs(np.log((often[:, None] + 0.02) / (kernels_often[None, :] + 0.02)))
-    for turn in range(_ROUNDS):
-        affinity = np.log((counts + 0.5) / (chance + 0.5)) if turn else affinity
-        worth = 2 + rarity[:, None] + affinity[lanes[:, None], kernel_lanes[None, :]]
-        scores = np.where(agrees, worth, FORBIDDEN).astype(np.float32)
-        rows, columns = align(scores, *gaps, is_open_ended=True)
-        counts[:] = 0
-        np.add.at(counts, (lanes[rows], kernel_lanes[columns]), 1)
-    best = counts.argmax(axis=1)
-    return {
-        lane: int(best[lane])
-        for lane in range(counts.shape[0])
-        if counts[lane].sum() > 0 and counts[lane, best[lane]] >= 0.5 * counts[lane].sum()
-    }

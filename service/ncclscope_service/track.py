@@ -12,7 +12,7 @@ from ncclscope_service.coverage import Coverage
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.resumption import Resumption
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.sequence import LOOKAHEAD, Decided, Losses, pair_sequences
+from ncclscope_service.sequence import CERTAIN, FIRST_STRAIGHT, Decided, Experience, Pairing, Sides
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.streams import (
     FREE,
@@ -20,8 +20,8 @@ from ncclscope_service.streams import (
     UNBOUND,
     VOTES,
     LanePairs,
+    lanes_by_order,
     majority,
-    votes_by_order,
     votes_by_time,
 )
 from ncclscope_service.timed import TIMED_KERNEL, TIMED_LAUNCH, GroupVotes, TimedTrack
@@ -39,12 +39,16 @@ TRACK_KERNEL: Final = np.dtype(
         ("kernel_class", "<u1"),
         ("data_type", "<i2"),
         ("is_orphan", "?"),  # its launch call is in no export
+        ("duration_ns", "<i8"),  # 0 where it is not known
     ]
 )
 """One kernel of a thread, in order of launching."""
 
 _LANE_WINDOW: Final = 512
 """Launches and kernels that are aligned to see which stream is which."""
+
+_LANE_SAMPLE: Final = 256
+"""Those of them that are tried with each answer."""
 
 UNANCHORED: Final = 0.5
 """What is believed of pairs that may be off by whole periods."""
@@ -139,7 +143,7 @@ class Track:
     """Launches decided so far."""
     _votes_of_order: GroupVotes = field(default_factory=GroupVotes)
     _timed: TimedTrack = field(default_factory=TimedTrack)
-    _losses: Losses = field(default_factory=Losses)
+    _experience: Experience = field(default_factory=Experience)
     _divider: Divider = field(default_factory=Divider)
     _kinds: dict[int, Kind] = field(default_factory=dict[int, Kind])
 
@@ -221,8 +225,8 @@ class Track:
         if is_border and not final and len(rows) < amount + _LANE_WINDOW:
             return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
         items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
-        decided = self._pair_items(items, runs, is_closed=is_border, final=final)
-        outcome = self._spread(rows, items, runs, decided, kinds)
+        decided = self._paired(rows, kernels, (items, runs), is_closed=is_border, final=final or is_border)
+        outcome = self._spread(rows, decided, kinds)
         self.is_at_border = is_border
         return outcome
 
@@ -337,47 +341,41 @@ class Track:
             _runs(kernels["lane"], is_kernel_p2p, final=final),
         )
 
-    def _pair_items(
-        self, items: NDArray[np.int64], runs: NDArray[np.int64], *, is_closed: bool, final: bool
+    def _paired(
+        self,
+        rows: Columns,
+        kernels: Columns,
+        ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+        *,
+        is_closed: bool,
+        final: bool,
     ) -> Decided:
         """With `is_closed` the kernels are all there are before a hole, though there are more launches."""
-        decided = self._pair_lanes_and_items(items, runs, is_closed=is_closed, final=final or is_closed)
-        if is_closed:
-            decided.use(0, len(runs) - 1 - decided.kernels_used)
-        elif final:
-            decided.use(len(items) - 1 - decided.launches_used, len(runs) - 1 - decided.kernels_used)
-        return decided
-
-    def _pair_lanes_and_items(
-        self, items: NDArray[np.int64], runs: NDArray[np.int64], *, is_closed: bool, final: bool
-    ) -> Decided:
-        left_rows, right_rows = self.launches[items[:-1]], self.kernels[runs[:-1]]
-        left, right = self._launch_symbols(left_rows), self._kernel_symbols(right_rows)
-        decided = Decided()
+        items, runs = ends
+        rows, kernels = rows[: int(items[-1])], kernels[: int(runs[-1])]
+        joinable = np.zeros(len(rows), dtype=bool)
+        joinable[1:] = rows["is_open"][1:] & rows["is_open"][:-1] & (rows["lane"][1:] == rows["lane"][:-1])
+        sides = Sides(rows, kernels, self._launch_symbols(rows), self._kernel_symbols(kernels), items, runs, joinable)
+        pairing = Pairing(sides, self._experience)
         while True:
-            rest = left[decided.launches_used :]
-            limit: int | None = len(rest) if is_closed else None
-            unbound = self.lanes.pairs.kernel_lanes[left_rows["lane"][decided.launches_used :]] == UNBOUND
-            if unbound.any():
-                limit = int(unbound.argmax())
-                if limit == 0:
-                    is_known = self._bind_by_order(
-                        left_rows[decided.launches_used :], right_rows[decided.kernels_used :], final=final
-                    )
-                    if not is_known:
-                        return decided
+            used = pairing.launches_used
+            unbound = self.lanes.pairs.kernel_lanes[rows["lane"][used:]] == UNBOUND
+            limit = used + int(unbound.argmax()) if unbound.any() else None
+            if limit == used:
+                waiting, free = pairing.waiting(_LANE_WINDOW)
+                if self._bind_by_order(rows[waiting], kernels[free], final=final):
                     continue
-            step = pair_sequences(
-                rest,
-                right[decided.kernels_used :],
-                self.lanes.compatible(),
-                final=final,
-                limit=limit,
-                losses=self._losses,
-            )
-            _append(decided, step)
-            if limit is None or step.launches_used == 0 or limit == len(rest):
-                return decided
+                break
+            pairing.run(self.lanes.compatible(), final=final, is_closed=is_closed, limit=limit)
+            if limit is None or pairing.launches_used == used:
+                break
+        decided = pairing.decided
+        decided.launches_used, decided.kernels_used = pairing.launches_used, pairing.kernels_used
+        if is_closed:
+            decided.kernels_used = len(kernels)
+        elif final:
+            decided.launches_used, decided.kernels_used = len(rows), len(kernels)
+        return decided
 
     def _bind_by_order(self, launches: Columns, kernels: Columns, *, final: bool) -> bool:
         """Pairs the lane of the first launch, and others beside it; False if more data must come first."""
@@ -387,15 +385,16 @@ class Track:
         agreeing = table[left[:shorter], right[:shorter]]
         straight = int((~agreeing).argmax()) if not agreeing.all() else shorter
         lane = int(launches["lane"][0])
-        if straight >= 4 * LOOKAHEAD or (final and straight == shorter and shorter):
-            of_lane = launches["lane"][: min(straight, 4 * LOOKAHEAD)] == lane
+        if straight >= FIRST_STRAIGHT or (final and straight == shorter and shorter):
+            of_lane = launches["lane"][: min(straight, FIRST_STRAIGHT)] == lane
             seen = kernels["lane"][: len(of_lane)][of_lane]
             if np.all(seen == seen[0]):
                 self.lanes.pairs.bind(lane, int(seen[0]))
                 return True
         if not final and (len(left) < _LANE_WINDOW or len(right) < _LANE_WINDOW):
             return False
-        found = votes_by_order(launches["lane"][: len(left)], kernels["lane"][: len(right)], table[left][:, right])
+        left, right = left[:_LANE_SAMPLE], right[:_LANE_SAMPLE]
+        found = lanes_by_order(launches["lane"][: len(left)], kernels["lane"][: len(right)], table[left][:, right])
         for one, kernel_lane in found.items():
             if not self.lanes.pairs.is_bound(one):
                 self.lanes.pairs.bind(one, kernel_lane)
@@ -403,40 +402,35 @@ class Track:
             self.lanes.pairs.bind(lane, FREE)
         return True
 
-    def _spread(
-        self, rows: Columns, items: NDArray[np.int64], runs: NDArray[np.int64], decided: Decided, signatures: Columns
-    ) -> Outcome:
-        """From items to launches: those of a run are divided among its kernels."""
-        used, kernels_used = int(items[decided.launches_used]), int(runs[decided.kernels_used])
+    def _spread(self, rows: Columns, decided: Decided, signatures: Columns) -> Outcome:
+        """From pairs to launches: those of a run are divided among its kernels."""
+        used = decided.launches_used
         kernel = np.full(used, NO_NUMBER, dtype=np.int64)
         confidence = np.full(used, 0.9, dtype=np.float32)
         is_hole = np.zeros(used, dtype=bool)
         for begin, end in decided.holes:
-            is_hole[items[begin] : items[end]] = True
-        if decided.launches:
-            left, right = np.concatenate(decided.launches), np.concatenate(decided.kernels)
-            sure = np.concatenate(decided.confidence)
-            size, amount = items[left + 1] - items[left], runs[right + 1] - runs[right]
-            single = (size == 1) & (amount == 1)
-            kernel[items[left[single]]] = runs[right[single]]
-            confidence[items[left[single]]] = sure[single]
+            is_hole[begin:end] = True
+        for found in decided.pairs:
+            single = (found.launch_counts == 1) & (found.kernel_counts == 1)
+            kernel[found.launches[single]] = found.kernels[single]
+            confidence[found.launches[single]] = found.confidence[single]
             for index in np.flatnonzero(~single).tolist():
-                begin, first = int(items[left[index]]), int(runs[right[index]])
-                kinds = self._kinds_of(rows[begin : begin + int(size[index])], signatures)
-                groups, how_sure = self._divider.divide(kinds, int(amount[index]))
+                begin, first = int(found.launches[index]), int(found.kernels[index])
+                kinds = self._kinds_of(rows[begin : begin + int(found.launch_counts[index])], signatures)
+                groups, how_sure = self._divider.divide(kinds, int(found.kernel_counts[index]))
                 kernel[begin : begin + len(groups)] = first + groups
-                confidence[begin : begin + len(groups)] = how_sure * sure[index] / 0.99
-        self._doubt(confidence, int(items[decided.holes[0][0]]) if decided.holes else used)
+                confidence[begin : begin + len(groups)] = how_sure * found.confidence[index] / CERTAIN
+        self._doubt(confidence, decided.holes[0][0] if decided.holes else used)
         if self.may_coalesce:
             self._coalesce(rows[:used], kernel, confidence)
-        return self._take(used, kernels_used, kernel, confidence, is_hole)
+        return self._take(used, decided.kernels_used, kernel, confidence, is_hole)
 
     def _doubt(self, confidence: NDArray[np.float32], hole: int) -> None:
         """Lowers what order says where it may be off by whole periods: a program that repeats fits anywhere."""
-        confidence[:hole] *= self.trust
+        confidence[:hole] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
         if hole < len(confidence):
             self.trust = min(self.trust, UNANCHORED)
-            confidence[hole:] *= self.trust
+            confidence[hole:] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
 
     def _coalesce(self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32]) -> None:
         """Gives collectives whose neighbour has a kernel, time and again, while they have none, that same kernel.
@@ -458,6 +452,7 @@ class Track:
         joined = together & (share > 0.5)
         kernel[after[joined]] = kernel[before[joined]]
         confidence[after[joined]] = share[joined]
+        confidence[before[joined]] = np.maximum(confidence[before[joined]], share[joined])
 
     def _kinds_of(self, rows: Columns, signatures: Columns) -> tuple[Kind, ...]:
         return tuple(
@@ -495,13 +490,6 @@ class Track:
             self._last_correlation = int(self.kernels["correlation_id"][kernels_used - 1])
             self.kernels = self.kernels[kernels_used:].copy()
         return outcome
-
-
-def _append(decided: Decided, step: Decided) -> None:
-    for launches, kernels, confidence in zip(step.launches, step.kernels, step.confidence, strict=True):
-        decided.pair(launches, kernels, confidence)
-    decided.holes.extend((a + decided.launches_used, b + decided.launches_used) for a, b in step.holes)
-    decided.use(step.launches_used, step.kernels_used)
 
 
 def _runs(lanes: NDArray[np.int32], is_p2p: NDArray[np.bool_], *, final: bool) -> NDArray[np.int64]:

@@ -154,6 +154,7 @@ LAUNCH: Final = np.dtype(
         ("data_type", "<i2"),  # as merged_data_type; NO_NUMBER where unknown or mixed
         ("logged_at_ns", "<i8"),  # of its last operation; NO_TIME_NS
         ("is_open", "?"),  # a Send or Recv that may be fused with its neighbours
+        ("message_bytes", "<i8"),  # of all its operations
         ("begin", "<i8"),  # its operations: ids[begin:end]
         ("end", "<i8"),
     ]
@@ -216,7 +217,7 @@ class Translator:
         if len(self.signatures) > known:
             self._decide(self.signatures.rows[known:])
         rows = np.empty(len(operations), dtype=_PENDING)
-        for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns"):
+        for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes"):
             rows[name] = operations[name]
         rows["signature"] = signature
         rows["call"] = self._count_calls(rows["tid"], rows["group"])
@@ -389,6 +390,7 @@ class Translator:
         launches["data_type"] = _common(decisions["data_type"], starts, ends)
         launches["logged_at_ns"] = last["logged_at_ns"]
         launches["is_open"] = of_last["is_p2p"] & ~is_joined[order[starts]]
+        launches["message_bytes"] = np.add.reduceat(rows["message_bytes"][order], starts)
         launches["begin"], launches["end"] = starts, ends
         ids: NDArray[np.int64] = rows["id"][order]
         in_call_order = np.argsort(launches["first_op"], kind="stable")
@@ -405,6 +407,7 @@ _PENDING: Final = np.dtype(
         ("logged_at_ns", "<i8"),
         ("signature", "<i4"),
         ("call", "<i8"),  # its number among the operations of its thread
+        ("message_bytes", "<i8"),
     ]
 )
 

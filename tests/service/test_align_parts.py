@@ -1,72 +1,44 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
-from ncclscope_service.needleman_wunsch import FORBIDDEN, align
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.sequence import pair_sequences
+from ncclscope_service.sequence import Experience, Pairing, Sides
 from ncclscope_service.signatures import Signatures
-from ncclscope_service.streams import majority, votes_by_order
+from ncclscope_service.streams import lanes_by_order, majority
+from ncclscope_service.track import TRACK_KERNEL
+from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.terms import OPERATION_CODES
 
 SEND, RECV = OPERATION_CODES["Send"], OPERATION_CODES["Recv"]
 
 
-def aligned(left: str, right: str, *, is_open_ended: bool = False) -> list[tuple[int, int]]:
-    agrees = np.array([[a == b for b in right] for a in left])
-    scores = np.where(agrees, 2, FORBIDDEN).astype(np.float32)
-    gaps = np.full(len(left), -1, np.float32), np.full(len(right), -1, np.float32)
-    rows, columns = align(scores, *gaps, is_open_ended=is_open_ended)
-    return list(zip(rows.tolist(), columns.tolist(), strict=True))
-
-
-def test_a_missing_letter_is_a_gap() -> None:
-    assert aligned("ABCDE", "ABDE") == [(0, 0), (1, 1), (3, 2), (4, 3)]
-
-
-def test_letters_that_differ_are_never_paired() -> None:
-    assert aligned("AB", "CD") == []
-
-
-def test_empty_sequences_align_to_nothing() -> None:
-    rows, columns = align(np.empty((0, 3), np.float32), np.empty(0, np.float32), np.zeros(3, np.float32))
-    assert len(rows) == len(columns) == 0
-
-
-def test_no_alignment_is_better_than_the_one_found() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        left, right = ("".join(rng.choice(list("ABC"), size)) for size in (7, 6))
-        found = aligned(left, right)
-        score = 3 * len(found)
-        best = max(3 * length for length in range(8) if length <= _longest_common(left, right))
-        assert score == best
-
-
-def _longest_common(left: str, right: str) -> int:
-    table = np.zeros((len(left) + 1, len(right) + 1), int)
-    for i, a in enumerate(left):
-        for j, b in enumerate(right):
-            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
-    return int(table[-1, -1])
+def paired(left: NDArray[np.int32], right: NDArray[np.int32], *, final: bool) -> Pairing:
+    """Both sides as symbols, of which equal ones belong together."""
+    launches, kernels = np.zeros(len(left), dtype=LAUNCH), np.zeros(len(right), dtype=TRACK_KERNEL)
+    items, runs = np.arange(len(left) + 1), np.arange(len(right) + 1)
+    sides = Sides(launches, kernels, left, right, items, runs, np.zeros(len(left), dtype=bool))
+    pairing = Pairing(sides, Experience())
+    pairing.run(np.eye(7, dtype=bool), final=final)
+    return pairing
 
 
 def test_sequences_that_agree_are_paired_but_for_the_newest() -> None:
     symbols = np.arange(100, dtype=np.int32) % 7
-    decided = pair_sequences(symbols, symbols, np.eye(7, dtype=bool), final=False)
-    assert 70 < decided.launches_used < 100
-    assert pair_sequences(symbols, symbols, np.eye(7, dtype=bool), final=True).launches_used == 100
+    assert 70 < paired(symbols, symbols, final=False).launches_used < 100
+    assert paired(symbols, symbols, final=True).launches_used == 100
 
 
 def test_a_long_hole_is_found_by_what_follows_it() -> None:
     rng = np.random.default_rng(0)
     left = rng.integers(0, 7, 5000).astype(np.int32)
     right = np.concatenate([left[:1000], left[3000:]])
-    decided = pair_sequences(left, right, np.eye(7, dtype=bool), final=True)
+    decided = paired(left, right, final=True).decided
     truth = np.concatenate([np.arange(1000), np.arange(3000, 5000)])
-    pairs = np.concatenate(decided.launches)
-    found = truth[np.concatenate(decided.kernels)] == pairs
+    pairs = np.concatenate([each.launches for each in decided.pairs])
+    found = truth[np.concatenate([each.kernels for each in decided.pairs])] == pairs
     assert np.count_nonzero(found) > 2900
     assert decided.holes
 
@@ -103,7 +75,7 @@ def test_lanes_of_equal_kinds_are_told_apart_by_their_order() -> None:
     lanes = rng.choice([0, 1], 300, p=[0.7, 0.3]).astype(np.int32)
     kernel_lanes = (1 - lanes)[rng.random(300) > 0.1]
     agrees = np.ones((len(lanes), len(kernel_lanes)), dtype=bool)
-    assert votes_by_order(lanes, kernel_lanes, agrees) == {0: 1, 1: 0}
+    assert lanes_by_order(lanes, kernel_lanes, agrees) == {0: 1, 1: 0}
 
 
 def test_the_first_of_equals_wins_a_vote() -> None:

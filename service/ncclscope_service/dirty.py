@@ -1,0 +1,244 @@
+"""Decides dirty windows, in which launches and kernels do not simply agree: pairs, and how likely each is.
+
+Small windows lie between two places where nothing is in doubt, and are decided many at once. Large ones are open to
+what follows: they are decided up to the place where the probability says that all alignments pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.evidence import Durations, Losses, odds_of, weights_of
+from ncclscope_service.pair_hmm import CLOSED, Ends, Floats, Indices, Posterior, Weights, most_accurate, posterior
+from ncclscope_wire.batch import Columns
+
+WINDOW: Final = 512
+"""Launches and kernels that are looked at where losses are many."""
+
+_FIRST_GUESS: Final = 0.1
+"""Losses to begin with, before the first window says better."""
+
+_ROUNDS: Final = 8
+"""Rounds of estimating losses from pairs and pairs from losses, where nothing is known yet."""
+
+_SETTLED: Final = 0.002
+"""Losses that change by less are known."""
+
+_KNOWN: Final = 512
+"""Launches after which one round is enough."""
+
+_LATE: Final = 1e-3
+"""Chance that a capture begins after a given launch instead of with the log, or ends before one."""
+
+_SURE: Final = 0.999
+"""A window may end where alignments of this share pass."""
+
+_WORTHWHILE: Final = 0.6
+_MOST_LOST: Final = 0.8
+
+_SMALL_PRICE: Final = 0.45
+_FIRST_PRICE: Final = 0.3
+_PRICE_STEP: Final = 0.02
+_SIZES: Final = (24, 36, 54, 96, 192, 320, 1024)
+_CELLS: Final = 1_000_000
+"""Cells of small windows that are worked on at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Pairs: a stretch of launches with a stretch of kernels each, mostly one with one."""
+
+    launches: NDArray[np.int64]
+    launch_counts: NDArray[np.int64]
+    kernels: NDArray[np.int64]
+    kernel_counts: NDArray[np.int64]
+    confidence: Floats
+
+    def moved(self, launches: int, kernels: int) -> Found:
+        """The same pairs counted from elsewhere."""
+        return Found(
+            self.launches + launches, self.launch_counts, self.kernels + kernels, self.kernel_counts, self.confidence
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SmallWindow:
+    """Items between two places where nothing is in doubt."""
+
+    launches: tuple[int, int]
+    """The first item, and that behind the last."""
+    kernels: tuple[int, int]
+    rates: tuple[float, float]
+    """Shares of kernels and of lines that are lost, as known there."""
+
+
+def decide_small(
+    windows: Sequence[SmallWindow], left: NDArray[np.int32], right: NDArray[np.int32], compatible: NDArray[np.bool_]
+) -> Iterator[Found]:
+    """The pairs of windows, as indices of `left` and `right`, which hold the symbols of the items."""
+    sizes = [max(one.launches[1] - one.launches[0], one.kernels[1] - one.kernels[0]) for one in windows]
+    for shorter, size in zip((-1, *_SIZES), _SIZES, strict=False):
+        of_size = [one for one, own in zip(windows, sizes, strict=True) if shorter < own <= size]
+        amount = max(1, _CELLS // size**2)
+        for begin in range(0, len(of_size), amount):
+            yield _decide_batch(of_size[begin : begin + amount], size, (left, right), compatible)
+
+
+def _decide_batch(
+    windows: Sequence[SmallWindow],
+    size: int,
+    symbols: tuple[NDArray[np.int32], NDArray[np.int32]],
+    compatible: NDArray[np.bool_],
+) -> Found:
+    """Windows of one size; shorter ones end with items that are left out for nothing, in one way only."""
+    pair = np.zeros((size, size, len(windows)))
+    lost_kernel = np.ones((size, len(windows)))
+    lost_line = np.zeros((size + 1, size, len(windows)))
+    lost_line[size] = 1.0
+    for index, one in enumerate(windows):
+        (first, last), (to, until) = one.launches, one.kernels
+        launches, kernels = last - first, until - to
+        kernels_lost, lines_lost = one.rates
+        odds = odds_of(compatible[symbols[0][first:last, None], symbols[1][None, to:until]])
+        pair[:launches, :kernels, index] = odds * ((1 - kernels_lost) * (1 - lines_lost))
+        lost_kernel[:launches, index] = kernels_lost * (1 - lines_lost)
+        lost_line[:, :kernels, index] = 0.0
+        lost_line[: launches + 1, :kernels, index] = lines_lost * (1 - kernels_lost)
+    probable = posterior(Weights(pair, lost_kernel, lost_line, np.zeros_like(lost_kernel)), CLOSED)
+    window, launch, kernel = most_accurate(probable, _SMALL_PRICE)
+    first_launch = np.array([one.launches[0] for one in windows])
+    first_kernel = np.array([one.kernels[0] for one in windows])
+    ones = np.ones(len(window), dtype=np.int64)
+    return Found(
+        launch + first_launch[window], ones, kernel + first_kernel[window], ones, probable.fresh[launch, kernel, window]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """What a large window says, up to where it ends."""
+
+    found: Found
+    launches_used: int
+    kernels_used: int
+    expected: float
+    """Pairs that are expected up to there, as a share of the shorter side."""
+    starts: float
+    """How sure it is that launches and kernels began together."""
+    _given: tuple[Columns, Columns]
+    _losses: Losses
+    _durations: Durations
+    _local: Losses
+    _pairs: Floats
+
+    @property
+    def belongs_together(self) -> bool:
+        """Whether enough pairs are expected, at losses that may be: any two stretches can be bent to match somewhat."""
+        return self.expected >= _WORTHWHILE and self._local.kernels + self._local.lines <= _MOST_LOST
+
+    def learn(self) -> None:
+        """Takes the window into account from now on."""
+        launches, kernels = self.launches_used, self.kernels_used
+        pairs = self._pairs[:launches, :kernels]
+        self._losses.joins = self._local.joins
+        if not self._losses.weight:
+            self._losses.kernels, self._losses.lines = self._local.kernels, self._local.lines
+        self._losses.learn(launches, kernels, float(pairs.sum()))
+        self._durations.learn(self._given[0][:launches], self._given[1][:kernels], pairs)
+
+
+def decide_large(
+    launches: Columns,
+    kernels: Columns,
+    fits: NDArray[np.bool_],
+    joinable: NDArray[np.bool_],
+    *,
+    losses: Losses,
+    durations: Durations,
+    is_first: bool,
+    launches_end: bool,
+    kernels_end: bool,
+) -> Large:
+    """Decides a window from its front.
+
+    `is_first`: the capture may begin within it; `launches_end`, `kernels_end`: none follow the window.
+    """
+    is_all = launches_end and kernels_end
+    ends = Ends(not is_all, _LATE if is_first else 0.0, _LATE)
+    local = Losses(losses.kernels, losses.lines, losses.joins, losses.weight)
+    if not losses.weight or losses.are_few:
+        local.kernels = local.lines = _FIRST_GUESS
+    odds = odds_of(fits)
+    rounds = _ROUNDS if losses.weight < _KNOWN or losses.are_few else 1
+    told = durations.odds(launches, kernels)
+    probable = posterior(weights_of(odds * told, joinable, local), ends)
+    for _ in range(rounds - 1):
+        if not _estimate(local, probable, joinable):
+            break
+        probable = posterior(weights_of(odds * told, joinable, local), ends)
+    rows, columns = _best(probable)
+    launches_used, kernels_used = len(launches), len(kernels)
+    if not is_all:
+        launches_used, kernels_used = _end_of(probable, rows, columns, (launches_end, kernels_end))
+    pairs = probable.fresh[:, :, 0] + probable.joined[:, :, 0]
+    kept = (rows < launches_used) & (columns < kernels_used)
+    rows, columns = rows[kept], columns[kept]
+    ones = np.ones(len(rows), dtype=np.int64)
+    shorter = max(1, min(launches_used, kernels_used))
+    return Large(
+        Found(rows.astype(np.int64), ones, columns.astype(np.int64), ones, pairs[rows, columns]),
+        launches_used,
+        kernels_used,
+        float(probable.fresh[:launches_used, :kernels_used].sum()) / shorter,
+        float(probable.starts[0]),
+        (launches, kernels),
+        losses,
+        durations,
+        local,
+        pairs,
+    )
+
+
+def _estimate(local: Losses, probable: Posterior, joinable: NDArray[np.bool_]) -> bool:
+    """Losses and joins that make what was seen likeliest, with a little of what was believed; False: as before."""
+    before = local.kernels, local.lines, local.joins
+    pairs = float(probable.fresh.sum())
+    joins = float(probable.joined.sum())
+    gone, unlogged = float(probable.lost_kernels[0]), float(probable.lost_lines[0])
+    local.kernels = (gone + 0.05) / (gone + pairs + 1.0)
+    local.lines = (unlogged + 0.05) / (unlogged + pairs + 1.0)
+    if joinable.any():
+        chances = float(probable.fresh[joinable].sum()) + joins
+        local.joins = (joins + 0.3) / (chances + 1.0)
+    return max(abs(a - b) for a, b in zip(before, (local.kernels, local.lines, local.joins), strict=True)) > _SETTLED
+
+
+def _best(probable: Posterior) -> tuple[Indices, Indices]:
+    """The pairs with the highest expected F1: those worth more than half of it (Lipton et al. 2014)."""
+    pairs = probable.fresh + probable.joined
+    wanted = float(pairs.sum())
+    price = _FIRST_PRICE
+    while True:
+        _, rows, columns = most_accurate(probable, price)
+        reached = 2 * float(pairs[rows, columns, 0].sum()) / (len(rows) + wanted) if wanted else 1.0
+        if reached / 2 - price < _PRICE_STEP:
+            return rows, columns
+        price = reached / 2
+
+
+def _end_of(probable: Posterior, rows: Indices, columns: Indices, ended: tuple[bool, bool]) -> tuple[int, int]:
+    """Where the window ends: the last place where all alignments pass, or the one where most do."""
+    passes = probable.passes[:, :, 0]
+    launches, kernels = passes.shape[0] - 1, passes.shape[1] - 1
+    if any(ended):
+        behind = (int(rows[-1]) + 1, int(columns[-1]) + 1) if len(rows) else (0, 0)
+        return (launches if ended[0] else behind[0]), (kernels if ended[1] else behind[1])
+    inner = passes[launches // 4 : launches * 3 // 4 + 1, kernels // 4 : kernels * 3 // 4 + 1]
+    sure = np.argwhere(inner >= min(_SURE, float(inner.max())))
+    row, column = sure[sure.sum(axis=1).argmax()]
+    return int(row) + launches // 4, int(column) + kernels // 4
