@@ -26,6 +26,9 @@ _FIRST_GUESS: Final = 0.1
 _ROUNDS: Final = 8
 """Rounds of estimating losses from pairs and pairs from losses, where nothing is known yet."""
 
+_MORE_LOST: Final = (0.0, 0.06, 0.14, 0.24)
+"""More losses on both sides than fit best, that are thought possible as well."""
+
 _SETTLED: Final = 0.002
 """Losses that change by less are known."""
 
@@ -176,11 +179,13 @@ def decide_large(
     odds = odds_of(fits)
     rounds = _ROUNDS if losses.weight < _KNOWN or losses.are_few else 1
     told = durations.odds(launches, kernels)
-    probable = posterior(weights_of(odds * told, joinable, local), ends)
+    probable = posterior(weights_of(odds * told, joinable, [local]), ends)
     for _ in range(rounds - 1):
         if not _estimate(local, probable, joinable):
             break
-        probable = posterior(weights_of(odds * told, joinable, local), ends)
+        probable = posterior(weights_of(odds * told, joinable, [local]), ends)
+    if rounds > 1:
+        probable = _averaged(odds * told, joinable, local, ends)
     rows, columns = _best(probable)
     launches_used, kernels_used = len(launches), len(kernels)
     if not is_all:
@@ -216,6 +221,29 @@ def _estimate(local: Losses, probable: Posterior, joinable: NDArray[np.bool_]) -
         chances = float(probable.fresh[joinable].sum()) + joins
         local.joins = (joins + 0.3) / (chances + 1.0)
     return max(abs(a - b) for a, b in zip(before, (local.kernels, local.lines, local.joins), strict=True)) > _SETTLED
+
+
+def _averaged(odds: Floats, joinable: NDArray[np.bool_], local: Losses, ends: Ends) -> Posterior:
+    """Probabilities over all that the losses may be, by how likely each is; `local` becomes their mean.
+
+    In runs of equal operations as many losses on both sides as one likes fit, and the fewest fit best.
+    """
+    answers = [
+        Losses(local.kernels + more, local.lines + more, local.joins, local.weight)
+        for more in _MORE_LOST
+        if more == 0 or max(local.kernels, local.lines) + more < _MOST_LOST / 2
+    ]
+    probable = posterior(weights_of(odds, joinable, answers), ends)
+    shares = np.exp(probable.log_likelihood - probable.log_likelihood.max())
+    shares /= shares.sum()
+    local.kernels = float(shares @ [answer.kernels for answer in answers])
+    local.lines = float(shares @ [answer.lines for answer in answers])
+    return Posterior(
+        *((part @ shares)[..., None] for part in (probable.fresh, probable.joined, probable.passes)),
+        *((part @ shares)[None] for part in (probable.lost_kernels, probable.lost_lines)),
+        probable.log_likelihood[:1],
+        (probable.starts @ shares)[None],
+    )
 
 
 def _best(probable: Posterior) -> tuple[Indices, Indices]:

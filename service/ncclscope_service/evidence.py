@@ -6,6 +6,7 @@ that the result does not depend on how the data were cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,15 +70,21 @@ class Losses:
 _FEW: Final = 0.1
 
 
-def weights_of(odds: Floats, joinable: NDArray[np.bool_], losses: Losses) -> Weights:
-    """What the steps of a window are worth; odds[i, j]: how much likelier kernel j is for launch i than anywhere."""
-    kernels_lost, lines_lost = losses.rates()
-    joins = np.where(joinable, losses.joins, 0.0)
-    pair = odds * ((1 - kernels_lost) * (1 - lines_lost) * (1 - joins))[:, None]
-    lost_line = np.full((len(odds) + 1, odds.shape[1], 1), lines_lost * (1 - kernels_lost))
-    return Weights(
-        pair[:, :, None], np.full((len(odds), 1), kernels_lost * (1 - lines_lost)), lost_line, joins[:, None]
-    )
+def weights_of(odds: Floats, joinable: NDArray[np.bool_], answers: Sequence[Losses]) -> Weights:
+    """What the steps of one window are worth under several answers to how much is lost.
+
+    odds[i, j]: how much likelier kernel j is for launch i than anywhere.
+    """
+    rates = np.array([losses.rates() for losses in answers])
+    kernels_lost, lines_lost = rates[:, 0], rates[:, 1]
+    joins = np.where(joinable[:, None], [losses.joins for losses in answers], 0.0)
+    # Of what was called, nothing is seen where line and kernel are both lost.
+    seen = 1 - kernels_lost * lines_lost
+    pair = odds[:, :, None] * ((1 - kernels_lost) * (1 - lines_lost) / seen * (1 - joins))[:, None]
+    lost_kernel = np.broadcast_to(kernels_lost * (1 - lines_lost) / seen, (len(odds), len(answers)))
+    lost_line = np.empty((len(odds) + 1, odds.shape[1], len(answers)))
+    lost_line[:] = lines_lost * (1 - kernels_lost) / seen
+    return Weights(pair, lost_kernel, lost_line, joins)
 
 
 def odds_of(fits: NDArray[np.bool_] | Floats) -> Floats:

@@ -29,7 +29,7 @@ def outcome(streams: int, lines: float, kernels: float) -> tuple[float, NDArray[
     """Mean F1 over jobs, and of every match whether it is right and how sure it is said to be."""
     scores, rights, confidences = [], [], []
     for seed in range(6):
-        sample = lose(drawn(seed, streams=streams), np.random.default_rng(seed), lines=lines, kernels=kernels)
+        sample = lose(drawn(seed, streams=streams), np.random.default_rng(1000 + seed), lines=lines, kernels=kernels)
         matches = align_whole("2.28.3", sample)
         scores.append(f1(sample, matches))
         found = matches[matches["kernel"] != NO_NUMBER]
@@ -77,4 +77,4 @@ def test_in_a_run_of_equal_operations_each_pair_is_called_a_guess() -> None:
         confidences.append(found["confidence"][in_run])
     said, true = np.concatenate(confidences).mean(), np.concatenate(rights).mean()
     assert said < 0.6
-    assert abs(said - true) < 0.25, f"{said:.2f} said, {true:.2f} true"
+    assert abs(said - true) < 0.2, f"{said:.2f} said, {true:.2f} true"
