@@ -112,7 +112,7 @@ def _decide_batch(
         lost_kernel[:launches, index] = kernels_lost * (1 - lines_lost)
         lost_line[:, :kernels, index] = 0.0
         lost_line[: launches + 1, :kernels, index] = lines_lost * (1 - kernels_lost)
-    probable = posterior(Weights(pair, lost_kernel, lost_line, np.zeros_like(lost_kernel)), CLOSED)
+    probable = posterior(Weights(pair, lost_kernel, lost_line, np.zeros_like(lost_kernel)), CLOSED, pairs_only=True)
     window, launch, kernel = most_accurate(probable, _SMALL_PRICE)
     first_launch = np.array([one.launches[0] for one in windows])
     first_kernel = np.array([one.kernels[0] for one in windows])

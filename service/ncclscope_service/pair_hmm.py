@@ -87,8 +87,8 @@ class Ends:
 CLOSED: Final = Ends()
 
 
-def posterior(weights: Weights, ends: Ends = CLOSED) -> Posterior:
-    """Probabilities of all pairs.
+def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False) -> Posterior:
+    """Probabilities of all pairs; with `pairs_only` not of cells and losses, which stay zero.
 
     Costs O(B n m) in n + m steps over arrays; n and m must be at least 2.
     """
@@ -105,15 +105,16 @@ def posterior(weights: Weights, ends: Ends = CLOSED) -> Posterior:
         first, last = max(0, diagonal - kernels), min(launches, diagonal)
         scales = ahead.log_scale[max(0, diagonal - 2) : diagonal + 1] + behind.log_scale[diagonal] - likelihood
         scale = np.exp(scales)
-        here = ahead.total[diagonal, first : last + 1] * scale[-1]
-        passes[_cells(first, last, diagonal, kernels + 1)] = here * behind.total[diagonal, first : last + 1]
+        if not pairs_only:
+            here = ahead.total[diagonal, first : last + 1] * scale[-1]
+            passes[_cells(first, last, diagonal, kernels + 1)] = here * behind.total[diagonal, first : last + 1]
         # What lies on the border of an open end is behind the window: no step leads on from there.
         begin, end = max(1, first + (ends.is_open and diagonal - first == kernels)), last
-        if begin <= end:
+        if begin <= end and not pairs_only:
             above = ahead.total[diagonal - 1, begin - 1 : end] * weights.lost_kernel[begin - 1 : end]
             lost_kernels += (above * behind.total[diagonal, begin : end + 1]).sum(axis=0) * scale[-2]
         begin, end = first, min(last, diagonal - 1, launches - ends.is_open)
-        if begin <= end:
+        if begin <= end and not pairs_only:
             left = ahead.total[diagonal - 1, begin : end + 1] * lost_line[_cells(begin, end, diagonal - 1, kernels)]
             lost_lines += (left * behind.total[diagonal, begin : end + 1]).sum(axis=0) * scale[-2]
         begin, end = max(1, first), min(last, diagonal - 1)

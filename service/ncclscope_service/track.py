@@ -227,7 +227,7 @@ class Track:
         items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
         decided = self._paired(rows, kernels, (items, runs), is_closed=is_border, final=final or is_border)
         outcome = self._spread(rows, decided, kinds)
-        self.is_at_border = is_border
+        self.is_at_border = is_border and amount > 0
         return outcome
 
     def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, final: bool) -> Outcome:

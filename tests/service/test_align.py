@@ -267,3 +267,17 @@ def test_order_alone_is_unsure_of_a_capture_that_begins_in_the_middle() -> None:
     late = Sample(sample.operations, sample.kernels[len(sample.kernels) // 2 + 5 :], sample.truth)
     matches = align_whole("2.21.5", late)
     assert matches["confidence"][matches["match"] == Match.MATCHED].max() <= 0.5
+
+
+def test_kernels_behind_a_hole_for_which_no_line_is_left_end_the_alignment() -> None:
+    sample = sample_of("2.21.5")
+    kernels, middle = sample.kernels.copy(), len(sample.kernels) // 2
+    for name in ("launch_start_ns", "start_ns", "end_ns"):
+        kernels[name][middle:] += 10**9
+    aligner = ProcessAligner("2.21.5")
+    aligner.feed_operations(sample.operations[: len(sample.operations) // 4])
+    aligner.feed_kernels(kernels)
+    for part in (kernels[:middle], kernels[middle:]):
+        aligner.feed_coverage(int(part["launch_start_ns"].min()) - 1, int(part["end_ns"].max()))
+    matches = aligner.advance(final=True)
+    assert len(matches) == len(sample.operations) // 4
