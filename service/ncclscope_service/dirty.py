@@ -239,8 +239,11 @@ def _averaged(odds: Floats, joinable: NDArray[np.bool_], local: Losses, ends: En
     local.kernels = float(shares @ [answer.kernels for answer in answers])
     local.lines = float(shares @ [answer.lines for answer in answers])
     return Posterior(
-        *((part @ shares)[..., None] for part in (probable.fresh, probable.joined, probable.passes)),
-        *((part @ shares)[None] for part in (probable.lost_kernels, probable.lost_lines)),
+        (probable.fresh @ shares)[..., None],
+        (probable.joined @ shares)[..., None],
+        (probable.passes @ shares)[..., None],
+        (probable.lost_kernels @ shares)[None],
+        (probable.lost_lines @ shares)[None],
         probable.log_likelihood[:1],
         (probable.starts @ shares)[None],
     )
