@@ -13,6 +13,8 @@ from typing import Final, TypedDict, Unpack, cast
 import click
 
 from ncclscope_simulator import (
+    CONTEXT_EXCHANGES,
+    EXPERT_DISPATCHERS,
     GRAPH_TRACES,
     INSPECTOR_FORMATS,
     NSYS_VERSIONS,
@@ -36,9 +38,15 @@ class _Given(TypedDict):
     pp: int
     dp: int | None
     ep: int
+    ep_dispatch: str
+    cp: int
+    cp_exchange: str
     order: str
     sequence_parallel: bool | None
     zero1: bool
+    zero2: bool
+    fsdp: bool
+    shared_world: bool
     iterations: int | None
     seed: int
     layers: int
@@ -79,11 +87,27 @@ class _Given(TypedDict):
 @click.option("--pp", default=2, help="Pipeline stages.")
 @click.option("--dp", default=None, type=int, help="Data-parallel replicas.  [default: what the ranks allow]")
 @click.option("--ep", default=1, help="Ranks per expert-parallel group; divides --dp; 1: a dense model.")
+@click.option(
+    "--ep-dispatch",
+    default=EXPERT_DISPATCHERS[0],
+    type=click.Choice(EXPERT_DISPATCHERS),
+    help="How experts get tokens.",
+)
+@click.option("--cp", default=1, help="Ranks that share a sequence (context parallelism); 1: none.")
+@click.option(
+    "--cp-exchange",
+    default=CONTEXT_EXCHANGES[0],
+    type=click.Choice(CONTEXT_EXCHANGES),
+    help="How attention gets keys and values of other ranks.",
+)
 @click.option("--order", default=ORDERS[0], type=click.Choice(ORDERS), help="Which ranks are neighbours, first first.")
 @click.option(
     "--sequence-parallel/--no-sequence-parallel", default=None, help="Sequence parallelism.  [default: where --tp > 1]"
 )
 @click.option("--zero1", is_flag=True, help="ReduceScatter and AllGather in place of the gradients' AllReduce.")
+@click.option("--zero2", is_flag=True, help="As --zero1, with the gradients of every microbatch reduced at once.")
+@click.option("--fsdp", is_flag=True, help="Parameters gathered for each layer and gradients scattered (ZeRO-3, FSDP).")
+@click.option("--shared-world", is_flag=True, help="A dimension that spans the job uses the world's communicator.")
 @click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
 @click.option("--seed", default=0, help="Equal seeds give equal files.")
 @click.option("--layers", default=2, help="Layers per pipeline stage.")
@@ -169,7 +193,7 @@ def configuration_of(arguments: Sequence[str]) -> SimulationConfig:
 
 
 def _config(given: _Given, live: bool) -> SimulationConfig:
-    per_replica = max(1, given["tp"] * given["pp"])
+    per_replica = max(1, given["tp"] * given["pp"] * given["cp"])
     world = given["nodes"] * given["gpus"]
     chunk = given["chunk_seconds"]
     iterations = given["iterations"]
@@ -183,9 +207,15 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             pp=given["pp"],
             dp=max(1, world // per_replica) if given["dp"] is None else given["dp"],
             ep=given["ep"],
+            ep_dispatch=given["ep_dispatch"],
+            cp=given["cp"],
+            cp_exchange=given["cp_exchange"],
             order=given["order"],
             sequence_parallel=given["sequence_parallel"],
             zero1=given["zero1"],
+            zero2=given["zero2"],
+            fsdp=given["fsdp"],
+            shared_world=given["shared_world"],
             iterations=10 if iterations is None and not live else iterations,
             seed=given["seed"],
             layers=given["layers"],

@@ -22,6 +22,12 @@ INSPECTOR_FORMATS: Final = ("v4.0", "v4.2", "v4.3")
 ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
 """How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
 
+EXPERT_DISPATCHERS: Final = ("alltoall", "allgather")
+"""How tokens reach their experts. Source: Megatron-LM `--moe-token-dispatcher-type`."""
+
+CONTEXT_EXCHANGES: Final = ("ring", "allgather")
+"""How attention gets the keys and values of other ranks. Source: Megatron-LM `--cp-comm-type` p2p and all_gather."""
+
 DEFAULT_START_NS: Final = 1_772_449_200_000_000_000
 """2026-03-02T11:00:00Z: where a job that is written at once begins, so that equal seeds give equal bytes."""
 
@@ -44,12 +50,24 @@ class SimulationConfig:
     dp: int = 2
     ep: int = 1
     """Ranks per expert-parallel group; divides dp; 1: a dense model."""
+    ep_dispatch: str = EXPERT_DISPATCHERS[0]
+    """How tokens reach their experts, one of `EXPERT_DISPATCHERS`."""
+    cp: int = 1
+    """Ranks that share a sequence; 1: none. Gradients are reduced over cp x dp ranks then, as in Megatron-LM."""
+    cp_exchange: str = CONTEXT_EXCHANGES[0]
+    """How attention gets the keys and values of other ranks, one of `CONTEXT_EXCHANGES`."""
     order: str = "tp-dp-pp"
     """Which ranks are neighbours, one of `ORDERS`."""
     sequence_parallel: bool | None = None
     """AllGather and ReduceScatter in place of AllReduce within a tensor-parallel group; None: on where tp > 1."""
     zero1: bool = False
     """Gradients by ReduceScatter and parameters by AllGather, in place of AllReduce."""
+    zero2: bool = False
+    """As zero1, with the gradients of every microbatch reduced at once."""
+    fsdp: bool = False
+    """Parameters gathered for every forward and backward, gradients scattered in every backward (ZeRO-3)."""
+    shared_world: bool = False
+    """A dimension that spans the job uses the world's communicator, as PyTorch's DeviceMesh does."""
     iterations: int | None = 10
     """Training steps; None: until told to stop."""
     seed: int = 0
@@ -123,6 +141,11 @@ class SimulationConfig:
         return self.nodes * self.gpus
 
     @property
+    def replicas(self) -> int:
+        """Ranks that reduce one gradient: data-parallel replicas, and those that share their sequences."""
+        return self.dp * self.cp
+
+    @property
     def sequence_parallelism(self) -> bool:
         """Whether sequence parallelism is on."""
         return self.tp > 1 if self.sequence_parallel is None else self.sequence_parallel and self.tp > 1
@@ -190,13 +213,14 @@ def _complaints(config: SimulationConfig) -> list[str]:
 
 
 def _shape_complaints(config: SimulationConfig) -> list[str]:
-    small = ("nodes", "gpus", "tp", "pp", "dp", "ep", "layers", "interleave", "microbatches", "hidden", "sequence")
+    sizes = ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp")
+    small = (*sizes, "layers", "interleave", "microbatches", "hidden", "sequence")
     complaints = [
         f"{name} must be at least 1, not {getattr(config, name)}" for name in small if getattr(config, name) < 1
     ]
     if complaints:
         return complaints
-    replicas = config.tp * config.pp * config.dp
+    ranks = config.tp * config.pp * config.replicas
     duty = config.capture in {"full", "none"} or _duty(config.capture) is not None
     checks = (
         (config.gpus <= 16, f"gpus per node must be at most 16, not {config.gpus}"),
@@ -205,13 +229,13 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
             f"iterations must be at least 1, not {config.iterations}",
         ),
         (
-            config.world == replicas,
-            f"nodes x gpus = {config.world} ranks, but tp x pp x dp = {replicas}; the two must be equal",
+            config.world == ranks,
+            f"nodes x gpus = {config.world} ranks, but tp x pp x dp x cp = {ranks}; the two must be equal",
         ),
         (config.dp % config.ep == 0, f"ep={config.ep} does not divide dp={config.dp}"),
         (
-            config.hidden % config.tp == 0 and config.sequence % config.tp == 0,
-            f"hidden and sequence must be multiples of tp={config.tp}",
+            config.hidden % config.tp == 0 and config.sequence % (config.tp * config.cp) == 0,
+            f"hidden must be a multiple of tp={config.tp}, and sequence of tp x cp",
         ),
         (
             config.interleave == 1 or (config.pp > 1 and config.layers % config.interleave == 0),
@@ -221,6 +245,15 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
             config.interleave == 1 or config.microbatches % config.pp == 0,
             f"with interleave, microbatches={config.microbatches} must be a multiple of pp={config.pp}",
         ),
+        (
+            config.ep_dispatch in EXPERT_DISPATCHERS,
+            f"ep_dispatch {config.ep_dispatch!r} is none of {', '.join(EXPERT_DISPATCHERS)}",
+        ),
+        (
+            config.cp_exchange in CONTEXT_EXCHANGES,
+            f"cp_exchange {config.cp_exchange!r} is none of {', '.join(CONTEXT_EXCHANGES)}",
+        ),
+        (config.zero1 + config.zero2 + config.fsdp <= 1, "zero1, zero2 and fsdp exclude each other"),
         (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
         (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),
         (

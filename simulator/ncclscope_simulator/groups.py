@@ -19,7 +19,7 @@ class Group:
 
     index: int
     parallelism: str
-    """WORLD, TP, DP, PP, EP or EMBEDDING."""
+    """WORLD, TP, DP, OPTIMIZER, PP, EP, CP or EMBEDDING."""
     members: tuple[int, ...]
     """Global ranks by communicator rank."""
     nodes: tuple[int, ...]
@@ -62,18 +62,23 @@ class Endpoint:
 
 
 def coordinates(config: SimulationConfig, rank: int) -> tuple[int, int, int]:
-    """(tensor, data, pipeline) place of a rank. Source: Megatron-LM core/parallel_state.py RankGenerator."""
+    """(tensor, data, pipeline) place of a rank; those that share a sequence are neighbours in data.
+
+    Source: Megatron-LM core/parallel_state.py RankGenerator.
+    """
     tensor, rest = rank % config.tp, rank // config.tp
     if config.order == "tp-dp-pp":
-        return tensor, rest % config.dp, rest // config.dp
-    return tensor, rest // config.pp, rest % config.pp
+        return tensor, rest % config.replicas, rest // config.replicas
+    context, rest = rest % config.cp, rest // config.cp
+    return tensor, context + config.cp * (rest // config.pp), rest % config.pp
 
 
 def rank_at(config: SimulationConfig, tensor: int, data: int, pipeline: int) -> int:
     """The rank at a place; inverse of `coordinates`."""
     if config.order == "tp-dp-pp":
-        return tensor + config.tp * (data + config.dp * pipeline)
-    return tensor + config.tp * (pipeline + config.pp * data)
+        return tensor + config.tp * (data + config.replicas * pipeline)
+    context, data = data % config.cp, data // config.cp
+    return tensor + config.tp * (context + config.cp * (pipeline + config.pp * data))
 
 
 def build_groups(config: SimulationConfig) -> tuple[Group, ...]:
@@ -124,18 +129,33 @@ def _printed_hash(config: SimulationConfig, index: int, color: int | None) -> in
 
 
 def _memberships(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    tensors, datas, stages = range(config.tp), range(config.dp), range(config.pp)
-    yield "WORLD", tuple(range(config.world))
+    everybody = tuple(range(config.world))
+    shared = [
+        (parallelism, members)
+        for parallelism, members in _dimensions(config)
+        if config.shared_world and members == everybody
+    ][:1]
+    yield shared[0] if shared else ("WORLD", everybody)
+    for group in _dimensions(config):
+        if group not in shared:
+            yield group
+
+
+def _dimensions(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    tensors, datas, stages = range(config.tp), range(config.replicas), range(config.pp)
     for p, t in product(stages, tensors):
-        yield "DP", tuple(rank_at(config, t, d, p) for d in datas)
+        yield ("OPTIMIZER" if config.fsdp else "DP"), tuple(rank_at(config, t, d, p) for d in datas)
     if config.tp > 1:
         for p, d in product(stages, datas):
             yield "TP", tuple(rank_at(config, t, d, p) for t in tensors)
+    if config.cp > 1:
+        for p, t, first in product(stages, tensors, range(0, config.replicas, config.cp)):
+            yield "CP", tuple(rank_at(config, t, first + c, p) for c in range(config.cp))
     if config.pp > 1:
         for d, t in product(datas, tensors):
             yield "PP", tuple(rank_at(config, t, d, p) for p in stages)
     if config.ep > 1:
-        for p, t, first in product(stages, tensors, range(0, config.dp, config.ep)):
+        for p, t, first in product(stages, tensors, range(0, config.replicas, config.ep)):
             yield "EP", tuple(rank_at(config, t, first + e, p) for e in range(config.ep))
     if config.pp > 1:
         for d, t in product(datas, tensors):

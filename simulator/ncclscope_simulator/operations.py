@@ -204,10 +204,17 @@ class Builder:
         return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.EVERYBODY)
 
     def point_to_point(
-        self, group: Group, pairs: list[tuple[str, int]], *, name: str, count: int, dtype: DataType
+        self,
+        group: Group,
+        pairs: list[tuple[str, int]],
+        *,
+        name: str,
+        count: int,
+        dtype: DataType,
+        autograd: bool = False,
     ) -> Launch:
         """Sends and Recvs, (`Send` or `Recv`, communicator rank of the peer), in one group."""
-        return self._exchange(group, pairs, name, count, dtype, False, Meeting.PEERS)
+        return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.PEERS)
 
     def _exchange(
         self,

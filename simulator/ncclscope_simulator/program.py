@@ -5,7 +5,10 @@ after the MLP, forward and backward, or with sequence parallelism an AllGather b
 (Source: Megatron-LM core/tensor_parallel/mappings.py). Between pipeline stages 1F1B with batched Send and Recv
 (core/pipeline_parallel/schedules.py, p2p_communication.py: a batch has both in the steady state, one alone at the
 edges). Gradients go out in buckets while the last backward still runs (core/distributed). Experts exchange tokens
-before and after the expert layer, both ways (core/transformer/moe/token_dispatcher.py).
+before and after the expert layer, both ways (core/transformer/moe/token_dispatcher.py). Ranks that share a sequence
+pass keys and values around a ring, or gather them (TransformerEngine attention/dot_product_attention/
+context_parallel.py). With fsdp, parameters are gathered before each layer, both ways, and gradients scattered after it
+(torchtitan models/llama3/infra/parallelize.py, PyTorch distributed/fsdp/_fully_shard).
 """
 
 from __future__ import annotations
@@ -74,6 +77,9 @@ class _Program:
         self._config = config
         self._builder = Builder(config, cluster, rank, endpoints, Buffers(config.seed, rank))
         self._groups = {group.parallelism: group for group in groups if rank in group.members}
+        self._gradients = "OPTIMIZER" if config.fsdp else "DP"
+        self._world = groups[0].parallelism
+        self._rank = rank
         self._stage = coordinates(config, rank)[2]
         self._half: DataType = BFLOAT16 if config.traits.bfloat16 else FLOAT16
         self._actions: list[Action] = []
@@ -81,7 +87,7 @@ class _Program:
         """Gradients of layers that go out with the first layer's."""
         blocks = 6 * config.layers * (config.microbatches + config.pp - 1)
         self._block_ns = int(config.step_seconds * 0.9e9 / blocks)
-        self._tokens = config.sequence * config.hidden
+        self._tokens = config.sequence * config.hidden // config.cp
 
     def build(self) -> list[Action]:
         self._add(Action(act=Act.LATE, every="step"))
@@ -90,7 +96,7 @@ class _Program:
         else:
             self._pipeline()
         self._finish_gradients()
-        self._launch(self._collective("WORLD", "AllReduce", "norm", 1, FLOAT32, MAX))
+        self._launch(self._collective(self._world, "AllReduce", "norm", 1, FLOAT32, MAX))
         self._add(Action(act=Act.SYNCHRONISE))
         return self._actions
 
@@ -180,6 +186,8 @@ class _Program:
             )
         for layer in range(self._config.layers) if layers is None else layers:
             self._add(Action(act=Act.LATE, every="layer"))
+            self._gather_parameters(f"f{layer}")
+            self._context(f"f{layer}", backward=False)
             self._block(f"f{layer}a", backward=False)
             self._experts(f"f{layer}", backward=False)
             self._block(f"f{layer}m", backward=False)
@@ -195,10 +203,12 @@ class _Program:
 
     def _backward(self, *, last: bool, layers: range | None = None) -> None:
         for layer in reversed(range(self._config.layers) if layers is None else layers):
+            self._gather_parameters(f"b{layer}")
             self._block(f"b{layer}m", backward=True)
             self._experts(f"b{layer}", backward=True)
             self._block(f"b{layer}a", backward=True)
-            if last:
+            self._context(f"b{layer}", backward=True)
+            if last or self._config.zero2 or self._config.fsdp:
                 self._reduce_gradients(layer)
 
     def _block(self, name: str, *, backward: bool) -> None:
@@ -218,6 +228,9 @@ class _Program:
     def _experts(self, name: str, *, backward: bool) -> None:
         if self._config.ep == 1:
             return
+        if self._config.ep_dispatch == "allgather":
+            self._gathered_experts(name, backward=backward)
+            return
         count = max(1, self._tokens // self._config.tp // self._config.ep)
         for step in ("dispatch", "combine"):
             self._launch(
@@ -226,17 +239,54 @@ class _Program:
                 )
             )
 
+    def _gathered_experts(self, name: str, *, backward: bool) -> None:
+        """Every rank gets all tokens, forward with their routing, and keeps those of its experts."""
+        count = max(1, self._tokens // self._config.tp)
+        if not backward:
+            probabilities = max(1, self._tokens // self._config.hidden // self._config.tp * self._config.ep)
+            self._launch(self._collective("EP", "AllGather", f"{name}.routing", probabilities, FLOAT32, 0))
+        self._launch(self._collective("EP", "AllGather", f"{name}.in", count, self._half, 0, autograd=backward))
+        self._launch(self._collective("EP", "ReduceScatter", f"{name}.out", count, self._half, SUM, autograd=backward))
+
+    def _context(self, name: str, *, backward: bool) -> None:
+        """Keys and values of the rest of the sequence, for attention; backward their gradients too."""
+        size, count = self._config.cp, 2 * self._tokens // self._config.tp
+        if size == 1:
+            return
+        group = self._groups["CP"]
+        if self._config.cp_exchange == "ring":
+            own = group.members.index(self._rank)
+            pairs = [("Send", (own + 1) % size), ("Recv", (own - 1) % size)]
+            for step in range(size if backward else size - 1):
+                launch = self._builder.point_to_point(
+                    group, pairs, name=f"{name}.{step}", count=count, dtype=self._half, autograd=backward
+                )
+                self._launch(launch)
+            return
+        for part in ("k", "v"):
+            self._launch(self._collective("CP", "AllGather", f"{name}.{part}", count, self._half, 0, autograd=backward))
+        for part in ("dk", "dv") if backward else ():
+            self._launch(
+                self._collective("CP", "ReduceScatter", f"{name}.{part}", count, self._half, SUM, autograd=backward)
+            )
+
+    def _gather_parameters(self, name: str) -> None:
+        """The parameters of one layer, where each rank holds a shard of them only."""
+        if self._config.fsdp:
+            part = self._layer_parameters() // self._config.replicas
+            self._launch(self._collective("OPTIMIZER", "AllGather", f"p{name}", part, self._half, 0))
+
     def _layer_parameters(self) -> int:
-        return 12 * self._config.hidden**2 // self._config.tp // self._config.dp * self._config.dp
+        return 12 * self._config.hidden**2 // self._config.tp // self._config.replicas * self._config.replicas
 
     def _reduce_gradients(self, layer: int) -> None:
         """The bucket of one layer, on its own stream while backward goes on."""
-        count, dp = self._layer_parameters(), self._config.dp
-        red = AVG if self._config.traits.average and dp > 1 else SUM
-        if self._config.zero1:
-            launch = self._collective("DP", "ReduceScatter", f"g{layer}", count // dp, FLOAT32, red, autograd=True)
+        count, ranks, kind = self._layer_parameters(), self._config.replicas, self._gradients
+        red = AVG if self._config.traits.average and ranks > 1 else SUM
+        if self._config.zero1 or self._config.zero2 or self._config.fsdp:
+            launch = self._collective(kind, "ReduceScatter", f"g{layer}", count // ranks, FLOAT32, red, autograd=True)
         else:
-            launch = self._collective("DP", "AllReduce", f"g{layer}", count, FLOAT32, red, autograd=True)
+            launch = self._collective(kind, "AllReduce", f"g{layer}", count, FLOAT32, red, autograd=True)
         if self._config.coalesce:
             self._waiting.append(launch)
             if layer:
@@ -245,13 +295,13 @@ class _Program:
         self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
 
     def _finish_gradients(self) -> None:
-        self._add(Action(act=Act.WAIT, group=self._groups["DP"].index))
+        self._add(Action(act=Act.WAIT, group=self._groups[self._gradients].index))
         if "EMBEDDING" in self._groups:
             count = _VOCABULARY * self._config.hidden // self._config.tp
             self._launch(self._collective("EMBEDDING", "AllReduce", "embedding", count, FLOAT32, SUM))
         self._compute(self._block_ns, autograd=False)
-        if self._config.zero1:
-            part = self._layer_parameters() // self._config.dp
+        if self._config.zero1 or self._config.zero2:
+            part = self._layer_parameters() // self._config.replicas
             gathers = [
                 self._collective("DP", "AllGather", f"p{layer}", part, self._half, 0)
                 for layer in range(self._config.layers)

@@ -200,9 +200,12 @@ def job(
             "pp": config.pp,
             "dp": config.dp,
             "ep": config.ep,
+            "cp": config.cp,
             "order": config.order,
             "sequence_parallel": config.sequence_parallelism,
             "zero1": config.zero1,
+            "zero2": config.zero2,
+            "fsdp": config.fsdp,
         },
         "faults": [{name: getattr(fault, name) for name in fault.__slots__} for fault in config.faults],
         "hosts": {

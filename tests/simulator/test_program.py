@@ -22,7 +22,18 @@ def _launched(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["launch_id"] is not None]
 
 
-@pytest.mark.parametrize("shape", [{}, {"ep": 2, "nccl": "2.21"}, {"zero1": True, "order": "tp-pp-dp"}])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"ep": 2, "nccl": "2.21"},
+        {"ep": 2, "ep_dispatch": "allgather"},
+        {"cp": 2, "dp": 1, "order": "tp-pp-dp"},
+        {"cp": 2, "dp": 1, "cp_exchange": "allgather"},
+        {"zero1": True, "order": "tp-pp-dp"},
+        {"fsdp": True, "tp": 1, "pp": 1, "dp": 8, "shared_world": True},
+    ],
+)
 def test_no_collective_ends_before_every_rank_has_started(shape: dict[str, object], simulate: Simulate) -> None:
     rows = [row for row in _launched(truth(simulate(**shape))) if row["op"] not in {"Send", "Recv", "Broadcast"}]
     collectives = _by(rows, "comm_id", "coll_seq")
@@ -152,3 +163,29 @@ def test_a_hung_rank_leaves_kernels_that_never_end(simulate: Simulate) -> None:
 
 def _faults(*texts: str) -> tuple[Fault, ...]:
     return parse_faults(texts)
+
+
+def test_sharded_data_parallelism_gathers_parameters_as_often_as_its_stage_says(simulate: Simulate) -> None:
+    def amounts(**given: object) -> dict[str, int]:
+        rows = truth(simulate(tp=1, pp=1, dp=8, layers=3, iterations=1, **given))
+        mine = [row for row in rows if row["rank"] == 5 and row["parallelism"] in {"DP", "OPTIMIZER"}]
+        return {op: len(found) for (op,), found in sorted(_by(mine, "op").items())}
+
+    assert amounts(zero1=True) == {"AllGather": 3, "ReduceScatter": 3}
+    assert amounts(zero2=True) == {"AllGather": 3, "ReduceScatter": 2 * 3}
+    assert amounts(fsdp=True) == {"AllGather": 2 * 2 * 3, "ReduceScatter": 2 * 3}
+
+
+def test_context_parallelism_passes_keys_and_values_around_a_ring(simulate: Simulate) -> None:
+    rows = truth(simulate(tp=1, pp=1, dp=2, cp=4, layers=3, iterations=1))
+    for rank in range(8):
+        ring = [row for row in rows if row["rank"] == rank and row["parallelism"] == "CP"]
+        peers = {(row["op"], row["peer"]) for row in ring}
+        assert peers == {("Send", (rank + 1) % 4), ("Recv", (rank - 1) % 4)}
+        assert len(ring) == 2 * 2 * 3 * (3 + 4)  # each way x microbatches x layers x (forward + backward)
+    assert {row["comm_size"] for row in rows if row["parallelism"] == "DP"} == {8}
+
+
+def test_a_dimension_that_spans_the_job_may_use_the_communicator_of_the_world(simulate: Simulate) -> None:
+    rows = truth(simulate(tp=1, pp=1, dp=8, shared_world=True))
+    assert {(row["parallelism"], row["comm_size"]) for row in rows} == {("DP", 8)}
