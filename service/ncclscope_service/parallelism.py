@@ -1,39 +1,60 @@
-"""What kind of parallelism a communicator serves: from the sizes a user gives, else from what it carries.
+"""What kind of parallelism a communicator serves: from the sizes that a user gives, else from what it carries.
 
-Rules, in the order in which they are tried:
+Communicators with the same layout of ranks serve the same purpose: they are *families*, and judged together. Two that
+have the same ranks are told apart by how much they carry. Then, in this order:
 
-1. All ranks of the job, and more than one: WORLD, unless all that it carries is one kind of parallelism
-   (a pure data-parallel job has no smaller group).
-2. Only Send and Recv: PP; all-to-all (AlltoAll, or Send/Recv with every peer of three ranks or more): EP.
-3. Sizes given (`--tp 2 --dp 4`): Megatron-LM's order of ranks puts TP next to each other, then CP, DP, and PP
-   outermost, so size and stride decide. Source: Megatron-LM `core/parallel_state.py` (default order
-   tp-cp-ep-dp-pp).
-4. Two ranks that carry only reductions and are the ends of a pipeline: EMBEDDING.
-5. A rank's busiest communicator, if it stays inside one node and is much busier than the next: TP. What is
-   left carries gradients or parameters once per iteration: DP.
+1. *The world.* All ranks of the job, and next to nothing moved, or gradients move in smaller groups: WORLD.
+2. *Exchanges.* AlltoAll, or Sends to everybody: EP. One way around a ring, or among ranks that reduce gradients
+   together: CP. Other Sends and Recvs: PP.
+3. *Gradients or activations.* Gradients are averaged, in 32 bits, of persistent buffers, once per iteration;
+   activations are summed in 16 bits, for each layer and microbatch, and TP brings token ids and maxima along. Each of
+   these is evidence with a weight; their sum decides, and is the confidence.
+4. Gradients among some stages of one pipeline: EMBEDDING. Parameters gathered more often than gradients are scattered:
+   OPTIMIZER (FSDP, ZeRO-3). Else DP, which ZeRO-1 and ZeRO-2 are too.
+5. Activations among ranks that reduce gradients together are not TP, since those ranks hold different data: gathered
+   and scattered in turns, EP; several gathered at once, CP. All others: TP.
 
-Every answer has a confidence; where nothing decides, the answer is None.
+Sizes that a user gives (`--tp 2 --dp 4`) win: they say which kinds a size and stride can be.
+
+Every answer has a confidence; where nothing decides, the answer is None. `docs/parallelism.md` explains the rules.
+
+*Source:* Megatron-LM `core/parallel_state.py` (order tp-cp-ep-dp-pp, or tp-cp-ep-pp-dp), `core/distributed`,
+`core/tensor_parallel`; torchtitan `distributed/parallel_dims.py`; DeepSpeed `runtime/zero`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ncclscope_service.carried import CARRIED, SMALL_BYTES, carried_by
+from ncclscope_service.patterns import Pattern
 from ncclscope_service.ranks import global_ranks, hosts_of
 from ncclscope_service.rows import Communicator
 from ncclscope_service.store import Store
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_wire.batch import Columns
 
-_SEND = OPERATION_CODES["Send"]
-_RECV = OPERATION_CODES["Recv"]
-_ALL_TO_ALL = OPERATION_CODES["AlltoAll"]
-_BUSIER = 4
+_SURE: Final = 0.95
+_LEAST_SURE: Final = 0.5
+_MOSTLY: Final = 0.5
+_BUSIER: Final = 4
 """TP carries operations of every layer, DP of every bucket: in Megatron shapes a factor of 4 and more apart."""
+_NEXT_TO_NOTHING: Final = 0.01
+"""Share of the bytes of the busiest communicator of the same ranks, below which one carries no tensors to speak of."""
+_GATHERED_TWICE: Final = 1.4
+"""AllGathers for one ReduceScatter: 1 and less with ZeRO-1 and -2, 2 with FSDP, less for what it keeps gathered."""
+_IN_TURNS: Final = 1.6
+"""AllGathers or ReduceScatters in a row, up to which they count as taking turns: routing makes 1.3, k and v 2."""
+_TOGETHER: Final = 0.8
+_ONE_BUFFER: Final = 1.5
+_ONCE: Final = 1.0
+_ROUGHLY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,159 +72,302 @@ class Sizes:
         return all(size is None for size in (self.tp, self.pp, self.dp, self.ep, self.cp))
 
 
-@dataclass(slots=True)
-class _Traffic:
-    """What a communicator has carried."""
+@dataclass(slots=True, eq=False)
+class _Family:
+    """Communicators of one layout and purpose, and what they carry."""
 
-    operations: int = 0
-    by_op: dict[int, int] | None = None
+    communicators: list[Communicator]
+    ranks: list[frozenset[int]]
+    """Global ranks of each, as far as seen."""
+    carried: np.void
+    """CARRIED, mean of the communicators."""
+    size: int
+    is_whole: bool
+    """All ranks of each were seen."""
+    hosts: int
+    """Over how many nodes one spans."""
+    pattern: Pattern
+    kind: str | None = None
+    confidence: float = 0.0
 
-    def share(self, *codes: int) -> float:
-        return sum((self.by_op or {}).get(code, 0) for code in codes) / self.operations if self.operations else 0.0
+    def be(self, kind: str | None, confidence: float) -> None:
+        self.kind, self.confidence = kind, min(max(confidence, 0.0), 1.0)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether Sends, Recvs and AlltoAlls are most of it."""
+        carried = self.carried
+        return bool(carried["exchanged"] + carried["all_to_all"] > _MOSTLY * carried["operations"])
+
+    @property
+    def stride(self) -> int | None:
+        """The step from rank to rank, the same in all of it; None where there is none."""
+        steps = {after - before for ranks in self.ranks for before, after in pairwise(sorted(ranks))}
+        return next(iter(steps)) if len(steps) == 1 and self.is_whole else None
 
 
-def assign_parallelism(known: Store, peers: Mapping[int, int], sizes: Sizes | None = None) -> None:
-    """Sets parallelism and its confidence on every communicator.
+def assign_parallelism(
+    known: Store,
+    contents: Columns,
+    patterns: Mapping[int, Pattern],
+    sizes: Sizes | None = None,
+    iterations: Mapping[str, int] | None = None,
+) -> None:
+    """Sets parallelism and its confidence on every communicator that is listed.
 
-    `peers` is, per communicator, the largest number of distinct Send/Recv peers that one of its members had.
+    `contents` are `contents.CONTENT`, `patterns` by communicator index; `iterations`: how many each job has done, where
+    that is known.
     """
-    traffic = _traffic(known)
+    seen = np.zeros(len(known.communicators), np.int64)
     by_job: dict[str, list[Communicator]] = defaultdict(list)
     for communicator in known.listed_communicators():
         by_job[communicator.job].append(communicator)
-    for communicators in by_job.values():
-        _assign_job(known, communicators, traffic, peers, sizes or Sizes())
+        seen[communicator.index] = len(communicator.members or {})
+    carried = carried_by(contents, seen)
+    for job, communicators in by_job.items():
+        families = _families(known, communicators, carried, patterns)
+        _Job(known, families, carried, communicators, sizes or Sizes(), (iterations or {}).get(job)).decide()
+        for family in families:
+            for communicator in family.communicators:
+                communicator.parallelism, communicator.parallelism_confidence = family.kind, family.confidence
 
 
-def _traffic(known: Store) -> dict[int, _Traffic]:
-    traffic: dict[int, _Traffic] = defaultdict(_Traffic)
-    series = known.series.rows
-    for communicator, op, operations in zip(
-        series["communicator"].tolist(), series["op"].tolist(), series["operations"].tolist(), strict=True
-    ):
-        of = traffic[communicator]
-        of.operations += operations
-        by_op = of.by_op = of.by_op or {}
-        by_op[op] = by_op.get(op, 0) + operations
-    return traffic
-
-
-def _assign_job(
-    known: Store,
-    communicators: list[Communicator],
-    traffic: Mapping[int, _Traffic],
-    peers: Mapping[int, int],
-    sizes: Sizes,
-) -> None:
-    seen = {rank for communicator in communicators for rank in global_ranks(known, communicator).values()}
-    world = max(len(seen), max((communicator.size for communicator in communicators), default=0))
-    open_ones: list[Communicator] = []
+def _families(
+    known: Store, communicators: Sequence[Communicator], carried: Columns, patterns: Mapping[int, Pattern]
+) -> list[_Family]:
+    ranks = {each.index: frozenset(global_ranks(known, each).values()) for each in communicators}
+    on_ranks: dict[frozenset[int], list[Communicator]] = defaultdict(list)
     for communicator in communicators:
-        carried = traffic.get(communicator.index, _Traffic())
-        named = _by_kind(communicator, carried, peers.get(communicator.index, 0), world, sizes)
-        if named is None and not sizes.is_empty():
-            exchanges = carried.share(_SEND, _RECV) > 0
-            named = _by_sizes(_seen_ranks(known, communicator), communicator.size, world, sizes, exchanges=exchanges)
-        if named is None:
-            open_ones.append(communicator)
-            continue
-        communicator.parallelism, communicator.parallelism_confidence = named
-    _by_busyness(known, open_ones, communicators, traffic, world)
+        on_ranks[ranks[communicator.index]].append(communicator)
+    together: dict[tuple[object, ...], list[Communicator]] = defaultdict(list)
+    for same in on_ranks.values():
+        same.sort(key=lambda each: (-carried["operations"][each.index], each.index))
+        for place, communicator in enumerate(same):
+            together[_layout(communicator, ranks[communicator.index], place)].append(communicator)
+    return [_family(known, members, ranks, carried, patterns) for members in together.values()]
 
 
-def _by_kind(
-    communicator: Communicator, carried: _Traffic, peers: int, world: int, sizes: Sizes
-) -> tuple[str, float] | None:
-    """What the mix of operations alone decides."""
-    if communicator.size <= 1:
-        return None
-    if carried.share(_ALL_TO_ALL) > 0.5:
-        return "EP", 0.9
-    if carried.share(_SEND, _RECV) > 0.9:
-        if communicator.size > 2 and peers >= communicator.size - 1:
-            return "EP", 0.8
-        return "PP", 0.9
-    if communicator.size == world and world > 1 and not _is_only_dimension(world, sizes):
-        return "WORLD", 0.8
-    return None
+def _layout(communicator: Communicator, ranks: frozenset[int], place: int) -> tuple[object, ...]:
+    if len(ranks) != communicator.size or communicator.size <= 1:
+        return (communicator.index,)
+    first = min(ranks)
+    return (communicator.size, tuple(sorted(rank - first for rank in ranks)), place)
 
 
-def _is_only_dimension(world: int, sizes: Sizes) -> bool:
-    return world in (sizes.tp, sizes.dp, sizes.cp, sizes.ep)
-
-
-def _seen_ranks(known: Store, communicator: Communicator) -> NDArray[np.int64]:
-    return np.sort(np.fromiter(global_ranks(known, communicator).values(), np.int64))
-
-
-def _by_sizes(
-    ranks: NDArray[np.int64], size: int, world: int, sizes: Sizes, *, exchanges: bool
-) -> tuple[str, float] | None:
-    """What size and stride decide, given the dimensions; None unless all ranks were seen."""
-    if len(ranks) != size or size <= 1:
-        return None
-    strides = np.unique(np.diff(ranks))
-    if len(strides) != 1:
-        return None
-    stride = int(strides[0])
-    tp, cp, pp = sizes.tp or 1, sizes.cp or 1, sizes.pp or 1
-    expected = (
-        ("TP", sizes.tp, 1),
-        ("CP", sizes.cp, tp),
-        ("EP", sizes.ep if sizes.ep != sizes.dp else None, tp * cp),
-        ("DP", sizes.dp, tp * cp),
-        ("PP", sizes.pp if pp > 2 or exchanges else None, world // pp),
+def _family(
+    known: Store,
+    members: list[Communicator],
+    ranks: Mapping[int, frozenset[int]],
+    carried: Columns,
+    patterns: Mapping[int, Pattern],
+) -> _Family:
+    rows = carried[[each.index for each in members]]
+    mean = np.zeros(1, CARRIED)
+    for name in CARRIED.names or ():
+        mean[name] = rows[name].max() if name == "largest" else rows[name].mean()
+    found = [patterns.get(each.index, Pattern()) for each in members]
+    return _Family(
+        communicators=members,
+        ranks=[ranks[each.index] for each in members],
+        carried=mean[0],
+        size=members[0].size,
+        is_whole=all(len(ranks[each.index]) == each.size for each in members),
+        hosts=max(len(hosts_of(known, each)) for each in members),
+        pattern=Pattern(
+            sends_to_everybody=2 * sum(each.sends_to_everybody for each in found) > len(found),
+            is_ring=all(each.is_ring for each in found),
+            paired=min((each.paired for each in found if each.paired is not None), default=None),
+            run=next((each.run for each in found if each.run is not None), None),
+        ),
     )
-    for name, wanted, wanted_stride in expected:
-        if wanted == size and stride == wanted_stride:
-            return name, 0.95
-    if size == 2 and pp > 1 and stride == (pp - 1) * (world // pp):
-        return "EMBEDDING", 0.9
-    return None
 
 
-def _by_busyness(
-    known: Store,
-    open_ones: list[Communicator],
-    communicators: list[Communicator],
-    traffic: Mapping[int, _Traffic],
-    world: int,
-) -> None:
-    """Tells TP from DP by how busy a communicator is beside the others of its ranks."""
-    pipelines = [set(_seen_ranks(known, c).tolist()) for c in communicators if c.parallelism == "PP"]
-    ends = {(min(ranks), max(ranks)) for ranks in pipelines if ranks}
-    busiest: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for communicator in open_ones:
-        if communicator.size > 1:
-            for rank in global_ranks(known, communicator).values():
-                busiest[rank].append((_operations(traffic, communicator), communicator.index))
-    for communicator in open_ones:
-        communicator.parallelism, communicator.parallelism_confidence = _one_by_busyness(
-            known, communicator, traffic, ends, busiest, world
+class _Job:
+    """Decides on the families of one job."""
+
+    def __init__(
+        self,
+        known: Store,
+        families: list[_Family],
+        carried: Columns,
+        communicators: Sequence[Communicator],
+        sizes: Sizes,
+        iterations: int | None,
+    ) -> None:
+        self._families = [each for each in families if each.size > 1 and each.carried["operations"] > 0]
+        seats = {rank for family in families for ranks in family.ranks for rank in ranks}
+        self._world = max(len(seats), max((each.size for each in communicators), default=0))
+        self._is_spread = len({host for each in communicators for host in hosts_of(known, each)}) > 1
+        self._sizes = sizes
+        self._iterations = iterations
+        self._reduce_alone = {
+            rank
+            for family in families
+            if family.size == 1 and family.carried["reduced"] + family.carried["scattered"] > 0
+            for ranks in family.ranks
+            for rank in ranks
+        }
+        self._most_bytes = max((float(each.carried["bytes"]) for each in self._families), default=0.0)
+        self._alone = len(self._families) == 1
+
+    def decide(self) -> None:
+        """Sets kind and confidence of every family."""
+        reducing = [each for each in self._families if not each.exchanges]
+        tensors = [each for each in reducing if not self._is_next_to_nothing(each)]
+        odds = {id(each): self._odds_of_gradients(each, tensors) for each in tensors}
+        smaller = [each for each in tensors if each.size < self._world and odds[id(each)] > 0]
+        for family in [each for each in reducing if each.size == self._world]:
+            self._judge_world(family, tensors, smaller)
+        gradients = [each for each in tensors if each.kind is None and odds[id(each)] > 0]
+        for family in [each for each in self._families if each.exchanges]:
+            self._judge_exchanges(family, gradients)
+        stages = _stages(self._families)
+        for family in reducing:
+            if family.kind is None:
+                self._judge_reductions(family, gradients, odds, stages)
+        for family in self._families:
+            self._obey(family)
+
+    def _is_next_to_nothing(self, family: _Family) -> bool:
+        moved = float(family.carried["bytes"])
+        return family.carried["largest"] <= SMALL_BYTES and moved <= _NEXT_TO_NOTHING * self._most_bytes
+
+    def _judge_world(self, family: _Family, tensors: list[_Family], smaller: list[_Family]) -> None:
+        if family not in tensors:
+            family.be("WORLD", 0.9)
+        elif family.carried["largest"] <= SMALL_BYTES and self._alone:
+            family.be("WORLD", 0.6)  # nothing else has been seen yet
+        elif smaller:
+            family.be("WORLD", 0.8)
+
+    def _judge_exchanges(self, family: _Family, gradients: list[_Family]) -> None:
+        pattern, nested = family.pattern, _is_within(family, gradients, strictly=True)
+        # One buffer alone is an embedding's, which the ends of a pipeline share.
+        model = [each for each in gradients if each.carried["calls"] > _ONE_BUFFER]
+        equal = not nested and _is_within(family, model, strictly=False)
+        together = pattern.paired is not None and pattern.paired >= _TOGETHER
+        if family.carried["all_to_all"] > family.carried["exchanged"]:
+            family.be("EP", 0.9)
+        elif pattern.sends_to_everybody:
+            family.be("EP", 0.85)
+        elif pattern.is_ring:
+            family.be("CP", 0.9)
+        elif nested or (equal and together):
+            family.be("CP", 0.8 if nested else 0.6)
+        else:
+            family.be("PP", 0.9)
+
+    def _judge_reductions(
+        self, family: _Family, gradients: list[_Family], odds: Mapping[int, float], stages: list[frozenset[int]]
+    ) -> None:
+        odds_of = odds.get(id(family))
+        if family.is_whole and any(ranks <= stage for ranks in family.ranks for stage in stages):
+            family.be("EMBEDDING", 0.85)
+        elif odds_of is None:
+            family.be("DP", _LEAST_SURE)
+        elif odds_of > 0:
+            self._judge_gradients(family, _sureness(odds_of))
+        elif not _is_within(family, gradients, strictly=False):
+            family.be("TP", _sureness(odds_of))
+        elif family.carried["reduced"] > family.carried["gathered"]:
+            family.be("DP", _LEAST_SURE)
+        else:
+            in_turns = family.pattern.run is None or family.pattern.run < _IN_TURNS
+            family.be("EP" if in_turns else "CP", 0.9 * _sureness(odds_of))
+
+    def _judge_gradients(self, family: _Family, sureness: float) -> None:
+        gathered, scattered = family.carried["gathered"], family.carried["scattered"]
+        is_sharded = scattered > 0 and gathered >= _GATHERED_TWICE * scattered
+        family.be("OPTIMIZER" if is_sharded else "DP", sureness)
+
+    def _odds_of_gradients(self, family: _Family, others: list[_Family]) -> float:
+        """Evidence for gradients (above 0) against activations (below), as log odds."""
+        carried = family.carried
+        odds = 3.0 * (carried["averaged"] > 0)
+        if carried["wide"] + carried["narrow"] > 0:
+            odds += 1.5 if carried["wide"] > carried["narrow"] else -0.7
+        odds += 2.0 * (carried["narrow_gathered"] > 0 and carried["wide_scattered"] > 0)
+        odds -= 2.5 * (carried["maxima"] > 0) + 1.0 * (carried["integers"] > 1)
+        odds += self._odds_of_repetition(family) + self._odds_of_busyness(family, others)
+        if self._is_spread:
+            odds += 0.5 if family.hosts > 1 else -0.3
+        if all(ranks <= self._reduce_alone for ranks in family.ranks):
+            odds -= 2.0  # each of these ranks reduces its gradients by itself
+        return float(odds)
+
+    def _odds_of_repetition(self, family: _Family) -> float:
+        """Gradients are reduced once per iteration from buffers that stay; activations for each microbatch."""
+        carried, iterations = family.carried, self._iterations
+        if not iterations or iterations <= 1 or not carried["calls"]:
+            return 0.0
+        repeats = carried["tensors"] / carried["calls"] / iterations
+        if repeats > _ONCE * (1 + _ROUGHLY):
+            return -1.0
+        return 1.5 if repeats > _ONCE * (1 - _ROUGHLY) else 0.0
+
+    def _odds_of_busyness(self, family: _Family, others: list[_Family]) -> float:
+        mine = float(family.carried["operations"])
+        rivals = [
+            float(other.carried["operations"])
+            for other in others
+            if other is not family and any(a & b for a in family.ranks for b in other.ranks[:1])
+        ]
+        if not rivals:
+            return 0.0
+        if mine >= _BUSIER * max(rivals):
+            return -1.5
+        return 1.5 if max(rivals) >= _BUSIER * mine else 0.0
+
+    def _obey(self, family: _Family) -> None:
+        """Lets the sizes that the user gave decide, where size and stride fit one of them."""
+        fitting = self._fitting(family)
+        if not fitting or (family.kind == "WORLD" and not self._alone):
+            return
+        if family.kind in fitting or (family.kind == "OPTIMIZER" and "DP" in fitting):
+            family.be(family.kind, _SURE)
+            return
+        by_exchange = {"PP", "CP", "EP"} if family.exchanges else {"TP", "CP", "EP", "DP", "EMBEDDING"}
+        usable = [kind for kind in fitting if kind in by_exchange]
+        if usable:
+            family.be(usable[0], _SURE if len(usable) == 1 else 0.8)
+
+    def _fitting(self, family: _Family) -> list[str]:
+        """Kinds whose size and stride are those of the family. Both orders of Megatron-LM are tried."""
+        sizes, stride = self._sizes, family.stride
+        if sizes.is_empty() or stride is None:
+            return []
+        tp, cp, pp = sizes.tp or 1, sizes.cp or 1, sizes.pp or 1
+        outermost = max(1, self._world // pp)
+        pipeline = {outermost, tp * cp}
+        layouts: tuple[tuple[str, int | None, set[int]], ...] = (
+            ("TP", sizes.tp, {1}),
+            ("CP", sizes.cp, {tp}),
+            ("EP", sizes.ep if sizes.ep != sizes.dp else None, {tp, tp * cp}),
+            ("DP", sizes.dp, {tp * cp, tp * cp * pp}),
+            ("DP", sizes.dp * cp if sizes.dp and cp > 1 else None, {tp}),
+            ("PP", sizes.pp, pipeline),
+            ("EMBEDDING", 2 if pp > 1 else None, {(pp - 1) * step for step in pipeline}),
         )
+        return [name for name, size, strides in layouts if size == family.size > 1 and stride in strides]
 
 
-def _operations(traffic: Mapping[int, _Traffic], communicator: Communicator) -> int:
-    carried = traffic.get(communicator.index)
-    return 0 if carried is None else carried.operations // max(1, communicator.size)
+def _is_within(family: _Family, gradients: list[_Family], *, strictly: bool) -> bool:
+    """Whether the ranks of each of its communicators reduce gradients together."""
+    sets = [ranks for each in gradients if each is not family for ranks in each.ranks]
+    return all(any(ranks < other or (not strictly and ranks == other) for other in sets) for ranks in family.ranks)
 
 
-def _one_by_busyness(
-    known: Store,
-    communicator: Communicator,
-    traffic: Mapping[int, _Traffic],
-    ends: set[tuple[int, int]],
-    busiest: Mapping[int, list[tuple[int, int]]],
-    world: int,
-) -> tuple[str | None, float]:
-    operations = _operations(traffic, communicator)
-    ranks = _seen_ranks(known, communicator)
-    if communicator.size <= 1 or not operations or not len(ranks):
-        return None, 0.0
-    rivals = [count for rank in ranks.tolist() for count, index in busiest[rank] if index != communicator.index]
-    in_one_node = len(hosts_of(known, communicator)) == 1
-    if in_one_node and operations >= _BUSIER * max(rivals, default=0) and communicator.size < world:
-        return "TP", 0.8 if rivals else 0.5
-    if communicator.size == 2 and (int(ranks[0]), int(ranks[-1])) in ends and rivals and operations < min(rivals):
-        return "EMBEDDING", 0.6
-    return "DP", 0.7 if rivals else 0.5
+def _stages(families: list[_Family]) -> list[frozenset[int]]:
+    """The ranks of each pipeline; where each pair of stages has a communicator of its own, they are put together."""
+    pipelines: list[frozenset[int]] = []
+    for family in families:
+        for ranks in family.ranks if family.kind == "PP" else ():
+            touching = [each for each in pipelines if each & ranks]
+            pipelines = [each for each in pipelines if each not in touching]
+            pipelines.append(ranks.union(*touching))
+    return pipelines
+
+
+def _sureness(odds: float) -> float:
+    """The probability that log odds stand for."""
+    return min(0.97, 1 / (1 + math.exp(-abs(odds))))

@@ -9,7 +9,7 @@ offline, `flush` is called once at the end and decides everything. Both run this
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,8 +21,9 @@ from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, st
 from ncclscope_service.alignment import Alignment
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
+from ncclscope_service.contents import Contents
 from ncclscope_service.detection import Detection
-from ncclscope_service.distinct import distinct, distinct_together, groups
+from ncclscope_service.distinct import distinct, groups
 from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.identification import Identification
 from ncclscope_service.inspection import Inspection
@@ -33,6 +34,7 @@ from ncclscope_service.limits import Limits
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
+from ncclscope_service.patterns import Patterns
 from ncclscope_service.replaying import Replaying
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
@@ -57,6 +59,8 @@ _LIMITED: Final = (
 """Columns that limits are told from, and in which they are written."""
 _SECOND_NS: Final = 1_000_000_000
 _MIXED_REMEMBERED: Final = 100_000
+_MORE: Final = 1.2
+"""Parallelism is told anew when there are so many times the operations."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
@@ -152,7 +156,9 @@ class Pipeline:
         self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
         self._lives: dict[int, _Life] = {}
-        self._peers: dict[int, set[int]] = {}
+        self._contents = Contents(self.store)
+        self._patterns = Patterns(self.store)
+        self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) that have a kernel and wait for the other ranks."""
@@ -262,10 +268,8 @@ class Pipeline:
         )
         ids = self.store.operations.append(operations)
         self._series.count_logged(ids)
-        p2p = np.flatnonzero(_IS_PAIRWISE[templates["op"]])
-        (members, peers), _ = distinct_together(operations["member"][p2p], templates["root"][p2p])
-        for member, peer in zip(members.tolist(), peers.tolist(), strict=True):
-            self._peers.setdefault(member, set()).add(peer)
+        self._contents.count_logged(ids)
+        self._patterns.count_logged(operations["member"], templates["op"], templates["root"])
         return ids
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
@@ -287,16 +291,17 @@ class Pipeline:
     def _group(self, now_ns: int, *, final: bool) -> None:
         """Ranks and parallelism, where membership changed or it is time."""
         due = self._grouped_at_ns is None or now_ns - self._grouped_at_ns >= self.settings.groups_every_ns
-        if not (self._communicators.changed or due or final):
+        changed = self._communicators.changed or final
+        if not (changed or due):
             return
-        if self._communicators.changed or final:
+        if changed:
             ranks.assign_ranks(self.store, gpus_per_node=self.settings.gpus_per_node)
             self._communicators.changed = False
-        peers: Counter[int] = Counter()
-        for member, seen in self._peers.items():
-            communicator = self.store.members[member].communicator
-            peers[communicator] = max(peers[communicator], len(seen))
-        parallelism.assign_parallelism(self.store, peers, self.settings.sizes)
+        if changed or self._contents.operations >= _MORE * self._judged_operations:
+            self._judged_operations = self._contents.operations
+            listed = self.store.listed_communicators()
+            table = self._contents.table()
+            parallelism.assign_parallelism(self.store, table, self._patterns.of(listed), self.settings.sizes)
         self._limits.refresh()
         self._series.set_limits(self._limits.series_limit)
         self._grouped_at_ns = now_ns
