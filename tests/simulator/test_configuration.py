@@ -15,7 +15,7 @@ from ncclscope_simulator.version import traits
 def test_all_faults_of_a_configuration_are_told_at_once() -> None:
     with pytest.raises(ValueError, match="tp x pp x dp x cp = 6") as caught:
         SimulationConfig(tp=3, pp=1, dp=2, nsys="2021.1", capture="duty:7", nccl="2.7", order="dp")
-    for part in ("nsys '2021.1'", "capture 'duty:7'", "NCCL version '2.7'", "order 'dp'", "multiples of tp=3"):
+    for part in ("nsys '2021.1'", "capture 'duty:7'", "NCCL version '2.7'", "order 'dp'", "multiple of tp=3"):
         assert part in str(caught.value)
 
 
