@@ -60,12 +60,16 @@ def _once_each(store: Store, rows: Columns, seen: set[int]) -> Columns:
     return once
 
 
-def _tables_of(view: OperationView) -> Iterator[pa.Table]:
-    """One table per reference; the limit that stands in the operation's own row goes before the series'."""
+def limits_by_reference(view: OperationView) -> dict[LimitReference, NDArray[np.float64]]:
+    """By reference, each row's limit in bytes per second, comparable with busbw; NaN where it has none.
+
+    The limit that stands in the operation's own row goes before the series'.
+    """
     own = view.rows["limit_reference"]
     series = _series_rows(view)
     model = model_limits.expected_busbw(view.store, view.rows)
     measured = baseline_limits.expected_busbw(view.store, view.rows)
+    found: dict[LimitReference, NDArray[np.float64]] = {}
     for reference in LimitReference:
         limit = np.where(own == reference, view.rows["limit"], np.nan)
         if reference is LimitReference.BASELINE:
@@ -75,6 +79,13 @@ def _tables_of(view: OperationView) -> Iterator[pa.Table]:
                 limit = np.where(np.isfinite(limit), limit, series[name])
         if reference is LimitReference.NCCL_MODEL:
             limit = np.where(np.isfinite(limit), limit, model)
+        found[reference] = limit
+    return found
+
+
+def _tables_of(view: OperationView) -> Iterator[pa.Table]:
+    """One table per reference."""
+    for reference, limit in limits_by_reference(view).items():
         yield _table(view, reference, limit)
 
 

@@ -1,4 +1,7 @@
-"""The arguments of a slice: what people look for when they click on it. Unknown ones are left out."""
+"""The arguments of a slice: what people look for when they click on it.
+
+Unknown ones are left out, and so is what goes without saying: a match that is sure is not mentioned.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.export.columns import Column, rates
+from ncclscope_service.export.efficiency_file import limits_by_reference
 from ncclscope_service.export.operation_view import OperationView
-from ncclscope_service.export.operations_file import collective_ids, operation_column
+from ncclscope_service.export.operations_file import LIMIT_REFERENCES, collective_ids, operation_column
+from ncclscope_service.rows import Match
 from ncclscope_service.store import Store
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -19,10 +24,14 @@ Arguments: TypeAlias = dict[str, object]
 MAX_LISTED: Final = 16
 """Operations of one launch that its slice lists one by one; it always says how many there are."""
 
+MAX_COLLECTIVES: Final = 1024
+"""Collectives of one launch whose ids its slice lists."""
+
 
 def operation_arguments(view: OperationView) -> list[Arguments]:
     """The arguments that the log and the measures give, row by row."""
     columns = [(name, _objects(view, source)) for name, source in _ARGUMENTS.items()]
+    columns += [(name, column.objects()) for name, column in _other_efficiencies(view).items()]
     names = [name for name, _ in columns]
     return [
         {name: value for name, value in zip(names, row, strict=True) if value is not None}
@@ -41,6 +50,14 @@ def descriptions(view: OperationView) -> list[str]:
     return [_description(op, size, peer) for op, size, peer in zip(*columns, strict=True)]
 
 
+def listed_collectives(view: OperationView) -> list[str]:
+    """The ids of the collectives among these operations (not of Send and Recv)."""
+    ids: list[str | None] = collective_ids(view).to_pylist()
+    return [
+        text for text, seq in zip(ids, view.rows["coll_seq"].tolist(), strict=True) if text is not None and seq >= 0
+    ]
+
+
 def _description(op: object, size: object, peer: object) -> str:
     words = [str(op)]
     if size is not None:
@@ -51,7 +68,7 @@ def _description(op: object, size: object, peer: object) -> str:
 
 
 def _objects(view: OperationView, source: str | Callable[[OperationView], Column]) -> list[object]:
-    if source == "collective_id":
+    if source == "collective_id":  # text of arrow, not a column of ours
         listed: list[object] = collective_ids(view).to_pylist()
         return listed
     column = operation_column(view, source) if isinstance(source, str) else source(view)
@@ -90,6 +107,35 @@ def _bus_factor(view: OperationView) -> Column:
     return rates(significant(np.divide(busbw, algbw, out=np.full(len(busbw), np.nan), where=is_known)))
 
 
+def _limit_algbw(view: OperationView) -> Column:
+    """The limit as algbw: what is left of the limit of busbw without the factor."""
+    limit, factor = operation_column(view, "limit_bytes_per_second"), _bus_factor(view)
+    is_known = limit.is_known & factor.is_known & (factor.values > 0)
+    algbw = np.divide(limit.values, factor.values, out=np.full(len(is_known), np.nan), where=is_known)
+    return rates(significant(algbw / 1e9))
+
+
+def _other_efficiencies(view: OperationView) -> dict[str, Column]:
+    """busbw against the limits of the references that `limit_reference` does not name."""
+    own = view.rows["limit_reference"]
+    found: dict[str, Column] = {}
+    for reference, limit in limits_by_reference(view).items():
+        is_other = (own != reference) & np.isfinite(limit) & (limit > 0)
+        if is_other.any():
+            ratio = np.divide(view.rows["busbw"], limit, out=np.full(len(limit), np.nan), where=is_other)
+            found[f"efficiency_{LIMIT_REFERENCES[reference]}_ratio"] = rates(significant(ratio))
+    return found
+
+
+def _less_than_sure(view: OperationView) -> Column:
+    confidence = operation_column(view, "confidence")
+    return _rounded("confidence")(view).where(confidence.values < 1)
+
+
+def _unless_matched(view: OperationView) -> Column:
+    return operation_column(view, "match").where(view.rows["match"] != Match.MATCHED)
+
+
 def significant(values: NDArray[np.float64], digits: int = 5) -> NDArray[np.float64]:
     """Values with so many significant digits: more would fill the file with noise."""
     magnitude = np.where(np.isfinite(values) & (values != 0), np.abs(values), 1.0)
@@ -121,7 +167,9 @@ _ARGUMENTS: Final[dict[str, str | Callable[[OperationView], Column]]] = {
     "iteration": "iteration",
     "op": "op",
     "op_count": "op_count",
-    "collective": "collective_id",
+    "collective_id": "collective_id",
+    "comm_id": "comm_id",
+    "coll_seq": "coll_seq",
     "count": "count",
     "dtype": "dtype",
     "red_op": "red_op",
@@ -135,7 +183,8 @@ _ARGUMENTS: Final[dict[str, str | Callable[[OperationView], Column]]] = {
     "busbw_GB_per_s": _gigabytes("busbw_bytes_per_second"),
     "busbw_apparent_GB_per_s": _gigabytes("busbw_apparent_bytes_per_second"),
     "bus_factor": _bus_factor,
-    "limit_GB_per_s": _gigabytes("limit_bytes_per_second"),
+    "limit_algbw_GB_per_s": _limit_algbw,
+    "limit_busbw_GB_per_s": _gigabytes("limit_bytes_per_second"),
     "limit_reference": "limit_reference",
     "bottleneck": "bottleneck",
     "efficiency_ratio": _rounded("efficiency_ratio"),
@@ -143,15 +192,15 @@ _ARGUMENTS: Final[dict[str, str | Callable[[OperationView], Column]]] = {
     "transfer_us": _microseconds("transfer_ns"),
     "ranks_seen": "ranks_seen",
     "parallelism": "parallelism",
-    "communicator": "comm_id",
-    "communicator_size": "comm_size",
-    "communicator_rank": "comm_rank",
-    "communicator_ptr": "comm_ptr",
-    "log_stream_ptr": "log_stream",
+    "comm_size": "comm_size",
+    "comm_rank": "comm_rank",
+    "comm_ptr": "comm_ptr",
+    "log_stream": "log_stream",
     "send_buffer": "send_buffer",
     "recv_buffer": "recv_buffer",
     "log_line": "log_line",
-    "launch": "launch_id",
-    "match": "match",
-    "confidence": _rounded("confidence"),
+    "launch_id": "launch_id",
+    "match": _unless_matched,
+    "confidence": _less_than_sure,
 }
+"""Named as in `operations.parquet`, with the unit in the name where it differs."""

@@ -14,10 +14,12 @@ from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.process_rows import ProcessRows
 from ncclscope_service.export.reference_clock import shown_times
 from ncclscope_service.export.trace_arguments import (
+    MAX_COLLECTIVES,
     MAX_LISTED,
     Arguments,
     descriptions,
     kernel_arguments,
+    listed_collectives,
     operation_arguments,
 )
 from ncclscope_service.export.trace_launches import WAIT_SHOWN_NS, Launches
@@ -30,12 +32,13 @@ _ROWS_PER_BATCH: Final = 1 << 13
 
 _NVTX: Final = Track(0, "NVTX")
 _LOG: Final = Track(30, "logged, no kernel")
+_UNTIMED: Final = Track(31, "logged, time not known")
 _NOT_KNOWN: Final = "not known"
 
 
 _MEASURED: Final = frozenset(
-    {"algbw_GB_per_s", "busbw_GB_per_s", "busbw_apparent_GB_per_s", "bus_factor", "efficiency_ratio", "wait_us"}
-    | {"transfer_us", "ranks_seen", "iteration", "launch_start_ns"}
+    {"algbw_GB_per_s", "busbw_GB_per_s", "busbw_apparent_GB_per_s", "bus_factor", "wait_us"}
+    | {"transfer_us", "ranks_seen", "iteration"}
 )
 """What the captured operation says of its first replay only."""
 
@@ -102,12 +105,24 @@ class ProcessTrace:
 
     def logged(self, tracks: ProcessTracks, operations: ProcessRows, at_ns: NDArray[np.int64]) -> Iterator[list[Event]]:
         """Operations without a kernel, at the times given, as instants."""
+        return self._instants(tracks, _LOG, operations, at_ns, {})
+
+    def untimed(
+        self, tracks: ProcessTracks, operations: ProcessRows, at_ns: NDArray[np.int64]
+    ) -> Iterator[list[Event]]:
+        """Operations of which no time is known, at those of the operations logged before them, which they say."""
+        return self._instants(tracks, _UNTIMED, operations, at_ns, {"time": "that of the operation logged before"})
+
+    def _instants(
+        self, tracks: ProcessTracks, track: Track, operations: ProcessRows, at_ns: NDArray[np.int64], more: Arguments
+    ) -> Iterator[list[Event]]:
         for chosen in _batches(np.argsort(at_ns, kind="stable")):
             arguments = operation_arguments(OperationView(self.store, operations.take(chosen)))
             events: list[Event] = []
             for at, args in zip(at_ns[chosen].tolist(), arguments, strict=True):
-                tid = tracks.place(_LOG, at, at)
-                events.append(self.axis.instant(str(args.get("op", _NOT_KNOWN)), tracks.pid, tid, at) | {"args": args})
+                tid = tracks.place(track, at, at)
+                name = str(args.get("op", _NOT_KNOWN))
+                events.append(self.axis.instant(name, tracks.pid, tid, at) | {"args": args | more})
             yield tracks.announcements() + events
 
     def _range(self, tracks: ProcessTracks, text: str, start_ns: int, end_ns: int) -> Event:
@@ -151,7 +166,7 @@ class ProcessTrace:
     def _parallelism_slice(self, tracks: ProcessTracks, start_ns: int, end_ns: int, args: Arguments) -> Event:
         kind = str(args.get("parallelism", _NOT_KNOWN))
         tid = tracks.place(Track(10, f"parallelism {kind}"), start_ns, end_ns)
-        label = kind if "parallelism" in args else str(args.get("communicator", _NOT_KNOWN))
+        label = kind if "parallelism" in args else str(args.get("comm_id", _NOT_KNOWN))
         return self.axis.slice(f"{label} {_name(args)}", tracks.pid, tid, start_ns, end_ns)
 
     def _arguments(self, kernels: Columns) -> list[Arguments]:
@@ -175,19 +190,25 @@ class ProcessTrace:
             arguments[row]["censored"] = True
         for row in np.nonzero(kernels["replay"] > 0)[0].tolist():
             own = self._replay_measures.get((int(kernels["launch"][row]), int(kernels["start_ns"][row])), {})
-            kept = {name: value for name, value in arguments[row].items() if name not in _MEASURED}
+            kept = {name: value for name, value in arguments[row].items() if not _is_measured(name)}
             arguments[row] = kept | own | {"replay": int(kernels["replay"][row])}
         return arguments
 
     def _group(self, place: int) -> Arguments:
         """What a launch says that several operations share."""
-        members = self.launches.members(place, MAX_LISTED)
-        listed = descriptions(OperationView(self.store, members))
-        return {
+        view = OperationView(self.store, self.launches.members(place, MAX_COLLECTIVES))
+        listed = descriptions(view)
+        group: Arguments = {
             "operations": int(self.launches.counts(np.array([place]))[0]),
-            "operation_list": listed,
+            "operation_list": listed[:MAX_LISTED],
             "ops": "+".join(dict.fromkeys(text.split(" ", maxsplit=1)[0] for text in listed)),
         }
+        collectives = listed_collectives(view)
+        return group | {"collective_ids": collectives} if len(collectives) > 1 else group
+
+
+def _is_measured(name: str) -> bool:
+    return name in _MEASURED or name.startswith("efficiency_")
 
 
 def _name(args: Arguments) -> str:

@@ -6,18 +6,46 @@ import gzip
 import json
 import math
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
+import numpy as np
 import pytest
 from service.export.small_run import MS, START_NS, Builder, host_time, logs_only_run, small_run
 
+from ncclscope_service.export import trace_counters
 from ncclscope_service.export.chrome_trace import write_trace
 from ncclscope_service.export.selection import select
 from ncclscope_service.rows import HostClock
+from ncclscope_service.size_class import classify
 from ncclscope_service.store import Store
 from ncclscope_wire.records import SourceKind
+from ncclscope_wire.terms import OPERATION_CODES
 
 Event = dict[str, object]
+
+
+_NAMED: Event = {"name": {"type": "string", "minLength": 1}, "pid": {"type": "integer", "minimum": 0}}
+_TIMED: Event = _NAMED | {"ts": {"type": "number", "minimum": 0}}
+_ON_TRACK: Event = _TIMED | {"tid": {"type": "integer", "minimum": 1}}
+_ARGS: Event = {"type": "object", "minProperties": 1, "additionalProperties": {"not": {"type": "null"}}}
+
+
+def form(required: Event, **optional: Event) -> Event:
+    every = {"ph": {"type": "string"}} | required
+    return {"properties": every | optional, "required": sorted(every), "additionalProperties": False}
+
+
+FORMS: dict[str, Event] = {
+    "X": form(_ON_TRACK | {"dur": {"type": "number", "minimum": 0}}, args={"type": "object"}, cname={"type": "string"}),
+    "i": form(_ON_TRACK | {"s": {"const": "t"}}, args=_ARGS),
+    "C": form(_TIMED | {"args": {"type": "object", "additionalProperties": {"type": "number"}}}),
+    "s": form(_ON_TRACK | {"cat": {"type": "string"}, "id": {"type": "integer"}}),
+    "f": form(_ON_TRACK | {"cat": {"type": "string"}, "id": {"type": "integer"}, "bp": {"const": "e"}}),
+    "M": form(_NAMED | {"args": _ARGS}, tid={"type": "integer"}),
+}
+"""By phase, what an event must have. *Source:* "Trace Event Format", the document of the format."""
 
 
 def written(store: Store, folder: Path) -> tuple[list[Event], Event]:
@@ -91,7 +119,15 @@ def assert_arrows_are_paired(events: list[Event]) -> None:
 def test_slices_nest_and_arrows_are_paired(tmp_path: Path) -> None:
     events, _ = written(small_run(), tmp_path)
     assert_can_be_drawn(events)
-    assert sum(event["ph"] == "s" for event in events) == 18
+    flows = [event["name"] for event in events if event["ph"] == "s"]
+    assert (flows.count("waited for"), flows.count("evidence")) == (18, 4)
+
+
+def test_every_event_has_the_form_that_its_phase_asks_for(tmp_path: Path) -> None:
+    for store in (small_run(), logs_only_run(with_stamps=True), logs_only_run(with_stamps=False)):
+        events, _ = written(store, tmp_path)
+        for event in events:
+            jsonschema.validate(event, FORMS[str(event["ph"])])
 
 
 def test_a_process_stands_for_each_rank_in_order(tmp_path: Path) -> None:
@@ -99,15 +135,71 @@ def test_a_process_stands_for_each_rank_in_order(tmp_path: Path) -> None:
     processes = names(events, "process_name")
     ordered = [processes[pid, None] for pid in sorted(pid for pid, _ in processes if isinstance(pid, int))]
     ranks = ["rank 0 (node1 pid 100)", "rank 1 (node1 pid 101)", "rank 2 (node2 pid 102)", "rank 3 (node2 pid 103)"]
-    assert ordered == ["findings job", "bus bandwidth by communicator", *ranks]
+    assert ordered == ["findings job", "communicators", *ranks]
 
 
 def test_every_kernel_is_drawn_once_and_one_without_an_operation_is_flagged(tmp_path: Path) -> None:
     events, _ = written(small_run(), tmp_path)
     kernels = [event for event in events if event["ph"] == "X" and "args" in event and "kernel" in args(event)]
     assert len(kernels) == 40
-    [alone] = [event for event in kernels if args(event)["match"] == "no operation"]
+    [alone] = [event for event in kernels if args(event).get("match") == "no operation"]
     assert alone["name"] == "AllReduce (no operation)"
+
+
+FIGURE = {
+    "CUDA Kernel": "kernel",
+    "CUDA Grid": "grid",
+    "CUDA Block": "block",
+    "Shared Mem (Static)": "static_shared_bytes",
+    "Shared Mem (Dynamic)": "dynamic_shared_bytes",
+    "Registers Per Thread": "registers_per_thread",
+    "CUDA Stream ID": "cuda_stream",
+    "CUDA Correlation ID": "correlation_id",
+    "Iteration": "iteration",
+    "Op Count": "op_count",
+    "Send Buffer": "send_buffer",
+    "Recv Buffer": "recv_buffer",
+    "Root Rank": "root",
+    "Communicator Ptr": "comm_ptr",
+    "NCCL_Stream_Ptr": "log_stream",
+    "Element Count": "count",
+    "Data Type": "dtype",
+    "Reduction Op": "red_op",
+    "Message Size": "message_bytes",
+    "Algo BW": "algbw_GB_per_s",
+    "Bus BW": "busbw_GB_per_s",
+    "Bus Factor": "bus_factor",
+    "Theoretical Algo BW": "limit_algbw_GB_per_s",
+    "Theoretical Bus BW": "limit_busbw_GB_per_s",
+    "Bottleneck Link": "bottleneck",
+    "NCCL Algorithm": "algorithm",
+    "Efficiency": "efficiency_ratio",
+    "Bus Efficiency": "efficiency_baseline_ratio",
+    "Communicator Size": "comm_size",
+    "Parallelism Type": "parallelism",
+}
+"""Every row of the thesis's figure 4.2 that a capture can tell, and our argument. Local memory is not read."""
+
+
+def run_that_knows_everything() -> Store:
+    """The small run with one rooted reduction whose row lacks nothing."""
+    store = small_run()
+    row, template = store.operations.rows[0], store.operation_templates.rows
+    template["op"][row["template"]] = OPERATION_CODES["Reduce"]
+    template["op_name"][row["template"]] = store.strings.index_of("Reduce")
+    template["root"][row["template"]] = 1
+    store.operations.rows["bottleneck"][0] = store.strings.index_of("NET/IB/0")
+    store.kernel_templates.rows["dynamic_shared_bytes"][:] = 82240
+    series = store.series.rows
+    series["op"], series["size_class"] = OPERATION_CODES["Reduce"], classify(store.operations.rows["message_bytes"])[0]
+    return store
+
+
+@pytest.mark.parametrize(("row", "name"), FIGURE.items())
+def test_a_slice_carries_every_row_of_the_figure(tmp_path: Path, row: str, name: str) -> None:
+    events, _ = written(run_that_knows_everything(), tmp_path)
+    first = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 31")[0]
+    assert args(first)[name] not in (None, ""), row
 
 
 def test_a_slice_carries_the_arguments_that_people_look_for(tmp_path: Path) -> None:
@@ -115,14 +207,35 @@ def test_a_slice_carries_the_arguments_that_people_look_for(tmp_path: Path) -> N
     first = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 31")[0]
     assert other["time_origin_ns"] is not None
     found = args(first)
-    expected = """kernel grid block static_shared_bytes registers_per_thread cuda_stream correlation_id iteration
-    op_count send_buffer recv_buffer communicator communicator_ptr log_stream_ptr count dtype red_op message_bytes
-    algbw_GB_per_s busbw_GB_per_s bus_factor limit_GB_per_s limit_reference algorithm protocol efficiency_ratio wait_us
-    transfer_us communicator_size parallelism match confidence"""
-    assert not set(expected.split()) - found.keys()
     assert None not in found.values()
+    assert (found["collective_id"], found["comm_id"], found["coll_seq"]) == ("0xa1:0", "0xa1", 0)
     assert (found["grid"], found["block"], found["wait_us"], found["bus_factor"]) == ("2x1x1", "544x1x1", 300.0, 1.0)
-    assert found["busbw_GB_per_s"] == 4.1943
+    assert (found["busbw_GB_per_s"], found["limit_algbw_GB_per_s"], found["launch_id"]) == (4.1943, 12.5, 0)
+    assert not {"match", "confidence"} & found.keys(), "what is sure needs no words"
+
+
+def test_every_collective_can_be_found_by_its_id(tmp_path: Path) -> None:
+    store = small_run()
+    events, _ = written(store, tmp_path)
+    found = {args(event).get("collective_id") for event in events if event["ph"] in ("X", "i") and "args" in event}
+    members = store.members
+    expected = {
+        f"{store.communicators[members[member].communicator].comm_id}:{seq}"
+        for member, seq in zip(*(store.operations.rows[name].tolist() for name in ("member", "coll_seq")), strict=True)
+        if member >= 0 and seq >= 0
+    }
+    assert len(expected) == 19
+    assert expected <= found
+
+
+def test_a_launch_of_several_collectives_lists_the_id_of_each(tmp_path: Path) -> None:
+    store = small_run()
+    rows = store.operations.rows
+    first, second = np.nonzero((rows["launch"] >= 0) & (rows["coll_seq"] >= 0))[0][:2]
+    rows["launch"][second], rows["kernel"][second] = rows["launch"][first], rows["kernel"][first]
+    events, _ = written(store, tmp_path)
+    slice_ = on_track(events, "rank 0 (node1 pid 100)", "NCCL kernels, stream 31")[0]
+    assert (slice_["name"], args(slice_)["collective_ids"]) == ("AllReduce x2", ["0xa1:0", "0xa1:1"])
 
 
 def test_a_wait_is_drawn_inside_its_kernel_before_the_transfer(tmp_path: Path) -> None:
@@ -137,7 +250,7 @@ def test_a_wait_is_drawn_inside_its_kernel_before_the_transfer(tmp_path: Path) -
 def test_arrows_go_from_the_rank_that_came_last(tmp_path: Path) -> None:
     events, _ = written(small_run(), tmp_path)
     processes = names(events, "process_name")
-    ways = {(processes[e["pid"], None], e["ph"]) for e in events if e["ph"] in ("s", "f")}
+    ways = {(processes[e["pid"], None], e["ph"]) for e in events if e["name"] == "waited for"}
     late = {name for name, kind in ways if kind == "s"}
     assert late == {"rank 1 (node1 pid 101)", "rank 2 (node2 pid 102)", "rank 3 (node2 pid 103)"}
 
@@ -177,13 +290,77 @@ def test_operations_without_a_kernel_are_instants_at_their_stamps(tmp_path: Path
     assert other["operations_without_time"] == 2
 
 
+def test_operations_without_any_time_stand_beside_the_one_logged_before_them(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    [stamped] = [
+        e for e in on_track(events, "rank 0 (node1 pid 100)", "logged, no kernel") if args(e)["log_line"] == 52
+    ]
+    found = on_track(events, "rank 0 (node1 pid 100)", "logged, time not known")
+    assert [(event["ts"], args(event)["log_line"]) for event in found] == [(stamped["ts"], 53), (stamped["ts"], 60)]
+    assert all(args(event)["time"] == "that of the operation logged before" for event in found)
+
+
 def test_an_open_finding_lasts_to_the_end_of_the_trace(tmp_path: Path) -> None:
     events, other = written(small_run(), tmp_path)
     origin = other["time_origin_ns"]
     assert isinstance(origin, int)
-    [finding] = on_track(events, "findings job", "findings")
+    [finding] = [event for event in on_track(events, "findings job", "findings") if event["ph"] == "X"]
     assert ns(finding, "ts") + ns(finding, "dur") + origin == START_NS + 33 * MS
     assert args(finding)["ranks"] == [2]
+
+
+def test_a_finding_leads_to_the_culprits_kernels_that_it_names(tmp_path: Path) -> None:
+    events, _ = written(small_run(), tmp_path)
+    processes = names(events, "process_name")
+    [finding] = [event for event in on_track(events, "findings job", "findings") if event["ph"] == "X"]
+    assert args(finding)["collective_ids"] == ["0xd0:1", "0xd0:2"]
+    ends = [event for event in events if event["ph"] == "f" and event["name"] == "evidence"]
+    slices = [e for e in on_track(events, "rank 2 (node2 pid 102)", "NCCL kernels, stream 33") if "args" in e]
+    shown = {args(e)["collective_id"] for e in slices if e["ts"] in [end["ts"] for end in ends]}
+    assert {processes[end["pid"], None] for end in ends} == {"rank 2 (node2 pid 102)"}
+    assert shown == {"0xd0:1", "0xd0:2"}
+
+
+def test_a_late_rank_leads_to_the_collectives_for_which_it_is_blamed_most(tmp_path: Path) -> None:
+    store = small_run()
+    store.findings[:] = [replace(store.findings[0], evidence={})]
+    collectives = store.collectives.rows
+    collectives["blame_ns"] = np.arange(len(collectives)) * 1000
+    collectives["blame_ns"][collectives["coll_seq"] == 4] = 9_000_000
+    events, _ = written(store, tmp_path)
+    [finding] = [event for event in on_track(events, "findings job", "findings") if event["ph"] == "X"]
+    assert args(finding)["collective_ids"] == [f"0xd0:{seq}" for seq in range(1, 6)]
+
+
+def test_bytes_in_flight_rise_with_the_first_start_and_fall_with_the_end(tmp_path: Path) -> None:
+    store = small_run()
+    collectives = store.collectives.rows
+    collectives["first_start_true_ns"] = collectives["end_true_ns"] - 800_000
+    collectives["transfer_ns"], collectives["message_bytes"] = 500_000, 1 << 20
+    events, other = written(store, tmp_path)
+    origin = other["time_origin_ns"]
+    assert isinstance(origin, int)
+    points = [(ns(e, "ts") + origin - START_NS, e["name"], e["args"]) for e in events if e["ph"] == "C"]
+    flying = [(at, args_) for at, name, args_ in points if name == "bytes in flight TP"]
+    assert flying[:2] == [(2 * MS, {"bytes": 2 << 20}), (2 * MS + 800_000, {"bytes": 0})]
+    assert flying[-1][1] == {"bytes": 0}
+    rates = [(at, args_) for at, name, args_ in points if name == "busbw TP"]
+    assert rates[:2] == [(2 * MS + 300_000, {"GB/s": 4.2}), (2 * MS + 800_000, {"GB/s": 0.0})]
+    assert sum(name == "busbw TP 0xa1" for _, name, _ in points) == 6
+
+
+def test_a_counter_of_very_many_points_keeps_its_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_counters, "MAX_POINTS", 5)
+    store = small_run()
+    collectives = store.collectives.rows
+    collectives["first_start_true_ns"] = collectives["end_true_ns"] - 800_000
+    collectives["message_bytes"] = 1 << 20
+    collectives["message_bytes"][2] = 1 << 30
+    events, _ = written(store, tmp_path)
+    flying = [args(event)["bytes"] for event in events if event["name"] == "bytes in flight TP"]
+    assert len(flying) <= 5
+    assert max(int(str(value)) for value in flying) == (1 << 30) + (1 << 20)
+    assert flying[-1] == 0
 
 
 def test_logs_with_stamps_give_a_trace_on_their_stamps(tmp_path: Path) -> None:
