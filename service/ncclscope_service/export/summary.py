@@ -155,6 +155,8 @@ def _read(selection: Selection) -> dict[str, object]:
         "understood": dict(understood.most_common()),
         "skipped": dict(skipped.most_common()),
         "torn": skipped["torn"],
+        "alignment_checked": selection.store.alignment_checked.total(),
+        "alignment_disagreements": selection.store.alignment_disagreements.total(),
     }
 
 

@@ -66,6 +66,8 @@ def test_the_summary_counts_every_row_and_every_launch_once() -> None:
         "understood": {"operation": 46, "other_nccl": 40, "init": 12},
         "skipped": {"not_nccl": 7, "torn": 2},
         "torn": 2,
+        "alignment_checked": 40,
+        "alignment_disagreements": 2,
     }
     sums = totals(select(small_run())).all()
     assert (sums.operations, sums.timed, sums.waits) == (46, 38, 36)
