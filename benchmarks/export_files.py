@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows
-from ncclscope_service.export.directory import WRITERS
+from ncclscope_service.export.directory import WRITERS, Content
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.totals import totals
+from ncclscope_service.export.traffic_file import measure_traffic
 from ncclscope_service.rows import (
     Communicator,
     Finding,
@@ -254,12 +255,12 @@ def measure(operations: int, out: Path) -> None:
     count = len(store.operations)
     begin = time.perf_counter()
     selection = select(store)
-    sums = totals(selection)
+    content = Content(selection, totals(selection), measure_traffic(selection))
     print(f"{count:,} operations, {len(store.kernels):,} kernels; sums {time.perf_counter() - begin:.2f} s")
     print(f"{'file':<24}{'seconds':>9}{'operations/s':>15}{'MB':>9}{'B/operation':>13}{'peak RSS MB':>13}")
     for name, write in WRITERS.items():
         begin = time.perf_counter()
-        result = write(selection, sums, out / name)
+        result = write(content, out / name)
         seconds = time.perf_counter() - begin
         size = (out / name).stat().st_size
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

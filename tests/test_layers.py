@@ -57,6 +57,7 @@ _ACTING = {
         "export.operations_file",
         "export.parquet",
         "export.report",
+        "export.traffic_file",
         "web",
     },
 }

@@ -234,7 +234,7 @@ def test_the_docs_name_every_file_and_every_column(repository: Path) -> None:
     text = (repository / "docs" / "outputs.md").read_text(encoding="utf-8")
     for name in WRITERS:
         assert f"## `{name}`" in text
-    for file in ("operations", "kernels", "communicators", "efficiency"):
+    for file in ("operations", "kernels", "communicators", "efficiency", "traffic"):
         section = text.split(f"## `{file}.parquet`")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
         assert rows == getattr(schema, file.upper()).names
