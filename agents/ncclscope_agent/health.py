@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.session import SessionStatistics
 from ncclscope_wire.messages import AgentHealth
 
@@ -55,7 +56,14 @@ def agent_health(
         lag_bytes=sum(follower.lag_bytes for follower in known),
         lag_seconds=0.0 if oldest_ns is None else max(0, now_wall_ns - oldest_ns) / 1e9,
         connections_total=session.connections_total,
+        clock_error_ns=clock_error_ns(),
     )
+
+
+def clock_error_ns() -> int | None:
+    """How far the wall clock may be off; None where nothing keeps it."""
+    known = read_kernel_clock()
+    return known.most_error_ns if known is not None and known.is_synchronised else None
 
 
 def resident_bytes() -> int:

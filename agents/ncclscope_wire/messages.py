@@ -111,6 +111,8 @@ class AgentHealth:
     lag_seconds: float = 0.0
     """Age of the oldest batch that is not acknowledged."""
     connections_total: int = 0
+    clock_error_ns: int | None = None
+    """How far the host's wall clock may be off UTC, as the kernel says; None where no daemon (NTP, PTP) keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ answer too ("not known"), never an exception.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Final
 
 from ncclscope import __version__
 from ncclscope_agent.advice import NcclVersion, read_version, version_of_code
+from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.paths import PathPatterns
 from ncclscope_agent.volume import LogLook, Rate, look_at
 from ncclscope_wire.codec import decode_message, encode_message
@@ -189,29 +189,13 @@ def read_chrony(printed: str) -> ClockState | None:
     )
 
 
-class _Timex(ctypes.Structure):
-    """The first fields of struct timex. *Source:* adjtimex(2)."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("rest", ctypes.c_byte * 512),
-    )
-
-
 def kernel_clock_state() -> ClockState:
-    """What adjtimex(2) says, as `timedatectl` shows it: STA_UNSYNC, and the estimated error in microseconds."""
-    read = _Timex()
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
-    if adjtimex is None or adjtimex(ctypes.byref(read)) < 0:
+    """What the kernel says of its clock, and the estimated error."""
+    known = read_kernel_clock()
+    if known is None:
         return ClockState(synchronised=None, error_seconds=None, told_by="nobody")
-    is_synchronised = not int(read.status) & 0x0040
-    error = int(read.esterror) / 1e6 if is_synchronised else None
-    return ClockState(synchronised=is_synchronised, error_seconds=error, told_by="the kernel")
+    error = known.estimated_error_ns / 1e9 if known.is_synchronised else None
+    return ClockState(synchronised=known.is_synchronised, error_seconds=error, told_by="the kernel")
 
 
 def nsys_version(command: str = "nsys") -> str | None:

@@ -19,6 +19,7 @@ from anyio.abc import TaskStatus
 
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.archive import Archive
+from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.listen import Listener, ListenSettings
@@ -80,6 +81,7 @@ class Service:
 
     def tick(self, now_ns: int) -> None:
         """Works on what came, and lets go of what is old."""
+        self.pipeline.believe_clocks({record.host: _clock_prior(record) for record in self.receiver.agents()})
         self.pipeline.advance(now_ns, silent_hosts=self._silent_hosts(now_ns))
         self._tally.feed(self.pipeline.store)
         expired = self.pipeline.expired(now_ns)
@@ -209,6 +211,13 @@ async def _serve_to_the_end(server: _Server, bound: socket.socket) -> None:
     """Serves until the server is told to exit; open requests get their time even when all else is cancelled."""
     with anyio.CancelScope(shield=True):
         await server.serve(sockets=[bound])
+
+
+def _clock_prior(record: AgentRecord) -> ClockPrior:
+    health = record.health
+    return ClockPrior(
+        heartbeat_offset_ns=record.clock_offset_ns, error_ns=None if health is None else health.clock_error_ns
+    )
 
 
 def _agent_view(record: AgentRecord) -> AgentView:

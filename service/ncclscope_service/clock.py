@@ -6,7 +6,8 @@ late would look like a clock that is off by its lateness), so ends alone make th
 1. per group of hosts, end differences against one host of the group, short operations preferred;
 2. a clock that was set is found as a jump of those differences that stays, and times before it are forgotten;
 3. robust lines through the differences (Huber weights, nothing beyond 6 MAD), all hosts of a group at once;
-4. weighted least squares over the graph of groups, as a host may share no group with the reference;
+4. weighted least squares over the graph of groups, as a host may share no group with the reference; hosts that only
+   send to each other are tied by both directions of their messages (`two_way.py`);
 5. the interval that causality allows after the drift is removed (`causality.py`), and the share of operations that
    contradict it: the certificate of everything that compares ranks.
 
@@ -24,7 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import causality, robust_line
+from ncclscope_service import causality, robust_line, two_way
 from ncclscope_service.rows import HostClock
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -44,6 +45,8 @@ _OUTLIER_MADS: Final = 8.0
 _MISALIGNED_FLOOR_NS: Final = 20_000.0
 _GROUPS: Final = 4096
 _CELLS_PER_GROUP: Final = 2**17
+_WAYS: Final = 8192
+_MESSAGES_PER_BIN: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,29 @@ class _Group:
         self.latest_start, self.transfer = self.latest_start[mask], self.transfer[mask]
 
 
+@dataclass(slots=True)
+class _Way:
+    """Messages of one host to another, each on both hosts' own clocks."""
+
+    sent: Times
+    """Begin of the Send."""
+    received: Times
+    """End of the Recv."""
+
+    def thin(self, window_ns: int) -> None:
+        """Keeps, of each bin of the window, the quickest."""
+        bins = self.received // max(1, window_ns // _BINS)
+        order = np.lexsort((self.received - self.sent, bins))
+        place = np.arange(len(order)) - np.searchsorted(bins[order], bins[order], side="left")
+        kept = np.sort(order[(place < _MESSAGES_PER_BIN) & (bins[order] > bins.max() - _BINS)])
+        self.sent, self.received = self.sent[kept], self.received[kept]
+
+    def keep_newest(self, span_ns: int) -> None:
+        """Forgets messages older than so much before the newest."""
+        kept = self.received > self.received.max() - span_ns
+        self.sent, self.received = self.sent[kept], self.received[kept]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Edges:
     """Lines of host against host at one instant, ready for least squares."""
@@ -109,6 +135,8 @@ class ClockEstimator:
     check: ClockCheck = field(default_factory=ClockCheck)
     """Of the last estimate."""
     _groups: dict[tuple[int, ...], _Group] = field(default_factory=dict[tuple[int, ...], _Group])
+    _ways: dict[tuple[int, int], _Way] = field(default_factory=dict[tuple[int, int], _Way])
+    """By (sending host, receiving host)."""
     _steps: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _feeds: int = 0
 
@@ -138,15 +166,32 @@ class ClockEstimator:
         group.last_used = self._feeds
         self._thin(group)
 
+    def add_messages(self, sender: int, receiver: int, sent_ns: Times, received_ns: Times) -> None:
+        """Takes messages between two hosts: begin of the Send's kernel and end of the Recv's, each on its own clock.
+
+        They tie hosts that share no N-to-N collective, and count for no others.
+        """
+        if sender == receiver or not len(sent_ns):
+            return
+        known = self._ways.get((sender, receiver))
+        if known is None and len(self._ways) >= _WAYS:
+            return
+        way = _Way(sent_ns, received_ns)
+        if known is not None:
+            way = _Way(np.concatenate([known.sent, sent_ns]), np.concatenate([known.received, received_ns]))
+        way.thin(self.window_ns)
+        self._ways[sender, receiver] = way
+
     def estimate(self, reference: int) -> dict[int, HostClock]:
         """The clock of every host that operations tie to `reference`, and `check` renewed.
 
         Hosts that no chain of groups ties to the reference are left out: nothing is known about them.
         """
-        hosts = sorted({host for group in self._groups.values() for host in group.hosts} | {reference})
+        tied = {host for group in self._groups.values() for host in group.hosts}
+        hosts = sorted(tied | {host for way in self._ways for host in way} | {reference})
         index = {host: position for position, host in enumerate(hosts)}
         self._forget_before_steps(reference)
-        edges = self._edges(index)
+        edges = [*self._edges(index), *self._two_way_edges(index)]
         origin = self._newest(reference)
         solution = _solve(edges, len(hosts), index[reference], origin)
         interval = self._certify(index, solution, origin, index[reference])
@@ -213,6 +258,8 @@ class ClockEstimator:
             for group in self._groups.values()
             if reference in group.hosts
         ]
+        own += [int(way.sent.max()) for (sender, _), way in self._ways.items() if sender == reference]
+        own += [int(way.received.max()) for (_, receiver), way in self._ways.items() if receiver == reference]
         return max([time for time in own if time != NO_TIME_NS] or [0])
 
     def _samples(self, hosts: Sequence[int]) -> dict[int, int]:
@@ -221,6 +268,9 @@ class ClockEstimator:
             seen = (group.end != NO_TIME_NS).sum(axis=0)
             for host, count in zip(group.hosts, seen, strict=True):
                 counted[host] += int(count)
+        for way, messages in self._ways.items():
+            for host in way:
+                counted[host] += len(messages.sent)
         return counted
 
     def _forget_before_steps(self, reference: int) -> None:
@@ -274,6 +324,24 @@ class ClockEstimator:
             )
         return edges
 
+    def _two_way_edges(self, index: dict[int, int]) -> list[_Edges]:
+        """Lines between hosts that only send to each other."""
+        together = {(one, other) for group in self._groups.values() for one in group.hosts for other in group.hosts}
+        edges: list[_Edges] = []
+        for (first, second), forward in self._ways.items():
+            backward = self._ways.get((second, first))
+            if first > second or backward is None or (first, second) in together:
+                continue
+            at = int(max(forward.sent.max(), backward.received.max()))
+            found = _band(forward, backward, at)
+            if found is not None and found.half_width_ns < 0:  # bounds that contradict each other: a clock was set
+                forward.keep_newest(self.window_ns // _BINS)
+                backward.keep_newest(self.window_ns // _BINS)
+                found = _band(forward, backward, at)
+            if found is not None and found.half_width_ns >= 0:
+                edges.append(_two_way_edge(index[first], index[second], at, found))
+        return edges
+
     def _certify(self, index: dict[int, int], solution: _Solution, origin: int, reference: int) -> causality.Interval:
         """Checks every kept operation on the corrected clocks, and bounds what is left of each clock's error."""
         bounds = causality.no_bounds(len(index))
@@ -298,6 +366,8 @@ class ClockEstimator:
             sound = checkable & _is_aligned(true_end)
             slack = 3 * float(solution.rate_sigma[members].max()) * since
             causality.tighten(bounds, members, latest[sound], earliest[sound], slack[sound])
+        for (sender, receiver), way in self._ways.items():
+            _bound_messages(bounds, np.array([index[sender], index[receiver]], np.intp), way, solution, origin)
         interval = causality.solve(bounds, reference)
         hosts = list(index)
         self.check = ClockCheck(
@@ -306,6 +376,41 @@ class ClockEstimator:
             suspects=tuple(hosts[position] for position in interval.inconsistent),
         )
         return interval
+
+
+def _bound_messages(
+    bounds: causality.Bounds, members: NDArray[np.intp], way: _Way, solution: _Solution, origin: int
+) -> None:
+    """No Recv ends before its Send began: a bound in one direction."""
+    if not solution.known[members].all():
+        return
+    never = np.full(len(way.sent), NO_TIME_NS, np.int64)
+    starts, since = _corrected(np.stack([way.sent, never], axis=1), members, solution, origin)
+    ends, _ = _corrected(np.stack([never, way.received], axis=1), members, solution, origin)
+    slack = 3 * float(solution.rate_sigma[members].max()) * since
+    causality.tighten(bounds, members, starts, ends, slack)
+
+
+def _band(forward: _Way, backward: _Way, at_ns: int) -> two_way.Band | None:
+    return two_way.band(
+        (forward.sent - at_ns).astype(np.float64),
+        (forward.received - forward.sent).astype(np.float64),
+        (backward.received - at_ns).astype(np.float64),
+        (backward.received - backward.sent).astype(np.float64),
+    )
+
+
+def _two_way_edge(first: int, second: int, at_ns: int, found: two_way.Band) -> _Edges:
+    lines = robust_line.Lines(
+        at_zero=np.array([found.offset_ns]),
+        slope=np.array([found.rate]),
+        at_zero_sigma=np.array([max(found.half_width_ns, 1.0)]),
+        slope_sigma=np.array([max(found.rate_sigma, 1e-12)]),
+        known=np.ones(1, np.bool_),
+    )
+    return _Edges(
+        first=np.array([first], np.intp), second=np.array([second], np.intp), at_ns=np.array([at_ns]), lines=lines
+    )
 
 
 def to_true(times_ns: Times, clock: HostClock) -> Times:

@@ -5,6 +5,7 @@ The reference is the host of global rank 0, else the first by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.clock import SAME_HOST_SIGMA_NS, ClockCheck, ClockEstimator, to_true
+from ncclscope_service.clock_prior import ClockPrior, clocks_by_prior
 from ncclscope_service.detect.clock_fault import is_trusted
 from ncclscope_service.distinct import firsts, groups
 from ncclscope_service.kernel_matrix import KernelMatrix
@@ -53,6 +55,11 @@ class Clocks:
         self._estimator = ClockEstimator()
         self._estimated_at_ns: int | None = None
         self._by_host: dict[int, HostClock] = {}
+        self._priors: Mapping[str, ClockPrior] = {}
+
+    def believe(self, priors: Mapping[str, ClockPrior]) -> None:
+        """What hosts say of their clocks, by name: it stands for those that no operation ties to the reference."""
+        self._priors = priors
 
     def learn(self, kernels: KernelMatrix) -> None:
         """Takes the N-to-N collectives of these that were seen whole on two hosts or more."""
@@ -72,6 +79,21 @@ class Clocks:
         durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max)
         self._estimator.add(kernels.hosts[ranks].tolist(), starts, ends, durations.min(axis=1))
 
+    def learn_messages(self, sends: Ids, receives: Ids) -> None:
+        """Takes messages between hosts: operations of each Send, and of its Recv."""
+        sent = self._store.operations.take(sends, "process", "start_ns", "end_ns", "censored")
+        received = self._store.operations.take(receives, "process", "start_ns", "end_ns", "censored")
+        hosts = self._hosts.of_processes()
+        ways = np.stack([hosts[sent["process"]], hosts[received["process"]]])
+        whole = ~sent["censored"] & ~received["censored"] & (sent["start_ns"] != NO_TIME_NS)
+        whole &= (received["end_ns"] != NO_TIME_NS) & (ways[0] != ways[1])
+        at = np.flatnonzero(whole)
+        for way, mine in groups(ways[0][at].astype(np.int64) << 32 | ways[1][at]):
+            chosen = at[mine]
+            self._estimator.add_messages(
+                way >> 32, way & 0xFFFFFFFF, sent["start_ns"][chosen], received["end_ns"][chosen]
+            )
+
     def estimate(self, now_ns: int, *, final: bool = False) -> None:
         """Renews `Store.clocks`, at most once a second."""
         recent = self._estimated_at_ns is not None and now_ns - self._estimated_at_ns < _ESTIMATE_EVERY_NS
@@ -80,7 +102,12 @@ class Clocks:
         self._estimated_at_ns = now_ns
         self._hosts.of_processes()
         reference = self._reference()
-        self._by_host = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
+        told = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
+        believed = clocks_by_prior(self._priors, self._hosts.names[reference], now_ns)
+        self._by_host = {
+            self._hosts.names.index(name): believed[name] for name in self._hosts.names if name in believed
+        }
+        self._by_host |= told
         self._store.clock_reference = self._hosts.names[reference]
         self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
@@ -116,7 +143,8 @@ class Clocks:
         """
         slack = np.full(max(1, len(self._hosts.names)), np.inf)
         for host, clock in self._by_host.items():
-            if clock.samples >= _MATURE_SAMPLES or clock.samples == 0 or len(self._by_host) == 1:
+            is_reference = clock.samples == 0 and clock.told_by == "collectives"
+            if clock.samples >= _MATURE_SAMPLES or is_reference or len(self._by_host) == 1:
                 slack[host] = _SIGMAS * clock.sigma_ns
         return slack
 

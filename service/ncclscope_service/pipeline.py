@@ -10,7 +10,7 @@ offline, `flush` is called once at the end and decides everything. Both run this
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
 from ncclscope_service.alignment import Alignment
+from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
 from ncclscope_service.contents import Contents
@@ -204,6 +205,10 @@ class Pipeline:
     def restore(cls, snapshot: bytes) -> Pipeline:
         """The pipeline of a snapshot, with the settings that it had. Raises StateError where it is of no use."""
         return state.restore(snapshot, cls())
+
+    def believe_clocks(self, priors: Mapping[str, ClockPrior]) -> None:
+        """What hosts say of their clocks, by name, until operations tell."""
+        self._clocks.believe(priors)
 
     def advance(self, now_ns: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
         """Works on what came since. `now_ns` is the service's wall clock; `silent_hosts` have agents out of reach."""
@@ -479,6 +484,8 @@ class Pipeline:
         kernels = [self._measuring.gather(each) for each in joined]
         for each in kernels:
             self._clocks.learn(each)
+        sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
+        self._clocks.learn_messages(sends, receives)
         self._clocks.estimate(now_ns, final=final)
         self._clocks.correct(self._all_operations() if final else decided)
         sigma_ns, slack_ns = self._clocks.sigma_ns(), self._clocks.joining_slack_ns()
@@ -488,7 +495,6 @@ class Pipeline:
             each.refresh(self.store.operations)
             added.append(self._measuring.measure(each, sigma_ns, slack_ns, self._mixed))
             joined_ids.append(each.joined.operations[each.present])
-        sends, receives = self._pair_join.take_ready(now_ns=now_ns, final=final)
         if len(sends):
             self._exchanges.add(self._measuring.sides_of(sends, receives, sigma_ns))
         exchanges = self._exchanges.take_complete()

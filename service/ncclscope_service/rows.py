@@ -299,6 +299,8 @@ class HostClock:
     samples: int
     steps: tuple[int, ...] = ()
     """Host times at which a step of the clock was found."""
+    told_by: str = "collectives"
+    """`collectives` (where operations tie it to the reference) or `prior` (what agents and kernels say of clocks)."""
 
 
 class FindingKind(StrEnum):

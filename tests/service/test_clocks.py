@@ -7,6 +7,7 @@ import pytest
 from service.log_batches import BASE_NS, PERIOD_NS, rank_batches
 
 from ncclscope_service.clock import SAME_HOST_SIGMA_NS
+from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
@@ -167,3 +168,20 @@ def test_later_collectives_improve_an_estimate(cut: int) -> None:
     service.clocks.estimate(_SECOND)
     assert service.store.clocks["node2"].samples >= few
     assert service.clocks.worst_sigma_ns() >= SAME_HOST_SIGMA_NS
+
+
+def test_what_a_host_says_of_its_clock_stands_until_collectives_tell() -> None:
+    service = _Service()
+    said = {
+        "node1": ClockPrior(heartbeat_offset_ns=0, error_ns=None),
+        "node2": ClockPrior(heartbeat_offset_ns=_AHEAD_NS + 300_000, error_ns=None),
+    }
+    service.clocks.believe(said)
+    service.clocks.estimate(0)
+    assert service.store.clocks["node2"].told_by == "prior"
+    assert service.store.clocks["node2"].offset_ns == _AHEAD_NS + 300_000
+    assert np.isinf(service.clocks.joining_slack_ns()[1])
+    service.clocks.learn(service.kernels())
+    service.clocks.estimate(2 * _SECOND)
+    assert service.store.clocks["node2"].told_by == "collectives"
+    assert abs(service.store.clocks["node2"].offset_ns - _AHEAD_NS) < 10_000

@@ -39,4 +39,5 @@ def _clock(clock: HostClock) -> dict[str, object]:
         "interval_hi_ns": clock.interval_hi_ns,
         "samples": clock.samples,
         "steps": list(clock.steps),
+        "told_by": clock.told_by,
     }

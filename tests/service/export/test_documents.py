@@ -33,6 +33,7 @@ def test_clocks_are_as_the_contract_says(tmp_path: Path) -> None:
     document = json.loads(write_run(small_run(), tmp_path)["clocks.json"].read_bytes())
     assert document.keys() == {"reference", "method", "violation_ratio", "hosts"}
     keys = ["offset_ns", "drift_ppm", "at_ns", "sigma_ns", "interval_lo_ns", "interval_hi_ns", "samples", "steps"]
+    keys.append("told_by")
     assert list(document["hosts"]["node2"]) == keys
     assert document["hosts"]["node2"]["offset_ns"] == 50e6
 

@@ -1,0 +1,123 @@
+"""Hosts that only send to each other: both ways of their messages tell offset and drift."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ncclscope_service.clock import ClockEstimator, to_true
+from ncclscope_service.rows import HostClock
+from ncclscope_service.two_way import band
+
+ORIGIN_NS = 1_750_000_000_000_000_000
+MESSAGES = 600
+
+
+class Pipeline:
+    """Stages, one host each, that send activations forward and gradients back."""
+
+    def __init__(self, hosts: int, seed: int, *, seconds: float = 60.0, asymmetry_ns: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.offset = self.random.integers(-80_000_000, 80_000_000, hosts)
+        self.rate = self.random.uniform(-50e-6, 50e-6, hosts)
+        self.offset[0], self.rate[0] = 0, 0.0
+        self.hosts, self.seconds, self.asymmetry_ns = hosts, seconds, asymmetry_ns
+
+    def read(self, host: int, since_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        drifted: NDArray[np.int64] = np.rint(self.rate[host] * since_ns).astype(np.int64)
+        return ORIGIN_NS + since_ns + int(self.offset[host]) + drifted
+
+    def messages(self, sender: int, receiver: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        sent = np.sort(self.random.integers(0, int(self.seconds * 1e9), MESSAGES))
+        waited = self.random.exponential(2e6, MESSAGES).astype(np.int64)  # the receiver may be later than the sender
+        way = 400_000 + (self.asymmetry_ns if sender < receiver else 0)
+        return self.read(sender, sent), self.read(receiver, sent + way + waited)
+
+    def feed(self, estimator: ClockEstimator) -> None:
+        for stage in range(self.hosts - 1):
+            for sender, receiver in ((stage, stage + 1), (stage + 1, stage)):
+                sent, received = self.messages(sender, receiver)
+                for part in np.array_split(np.arange(MESSAGES), 5):
+                    estimator.add_messages(sender, receiver, sent[part], received[part])
+
+
+def errors_ns(pipeline: Pipeline, clocks: dict[int, HostClock]) -> NDArray[np.int64]:
+    asked = np.linspace(0, pipeline.seconds * 1e9, 50).astype(np.int64)
+    return np.concatenate(
+        [to_true(pipeline.read(host, asked), clocks[host]) - ORIGIN_NS - asked for host in range(1, pipeline.hosts)]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_stages_are_put_on_one_clock_within_their_error_bar(seed: int) -> None:
+    pipeline, estimator = Pipeline(2, seed), ClockEstimator()
+    pipeline.feed(estimator)
+    clocks = estimator.estimate(0)
+    off = np.abs(errors_ns(pipeline, clocks))
+    assert off.max() <= clocks[1].sigma_ns
+    assert np.median(off) <= 100_000
+
+
+def test_a_chain_of_stages_is_tied_through_its_neighbours() -> None:
+    pipeline, estimator = Pipeline(4, 7), ClockEstimator()
+    pipeline.feed(estimator)
+    clocks = estimator.estimate(0)
+    assert sorted(clocks) == [0, 1, 2, 3]
+    assert np.abs(errors_ns(pipeline, clocks)).max() <= 400_000
+    assert clocks[3].sigma_ns > clocks[1].sigma_ns
+
+
+def test_ways_of_unequal_length_stay_within_the_error_bar_and_the_interval() -> None:
+    pipeline, estimator = Pipeline(2, 3, asymmetry_ns=300_000), ClockEstimator()
+    pipeline.feed(estimator)
+    clock = estimator.estimate(0)[1]
+    off = errors_ns(pipeline, {1: clock})
+    assert 100_000 < np.abs(off).max() <= clock.sigma_ns
+    assert clock.interval_lo_ns is not None
+    assert clock.interval_hi_ns is not None
+    since = clock.at_ns - ORIGIN_NS - int(pipeline.offset[1])
+    truth = pipeline.offset[1] + pipeline.rate[1] * since
+    assert clock.interval_lo_ns <= truth <= clock.interval_hi_ns
+
+
+def test_messages_of_one_way_alone_tell_nothing() -> None:
+    pipeline, estimator = Pipeline(2, 1), ClockEstimator()
+    sent, received = pipeline.messages(0, 1)
+    estimator.add_messages(0, 1, sent, received)
+    assert sorted(estimator.estimate(0)) == [0]
+
+
+def test_where_collectives_tie_two_hosts_messages_do_not_move_their_clocks() -> None:
+    estimator, both = ClockEstimator(), ClockEstimator()
+    pipeline = Pipeline(2, 5)
+    ends = np.sort(pipeline.random.integers(0, 60 * 10**9, 300))
+    times = np.stack([pipeline.read(host, ends) for host in (0, 1)], axis=1)
+    for one in (estimator, both):
+        one.add([0, 1], times - 100_000, times, np.full(300, 100_000))
+    pipeline.feed(both)
+    asked = np.linspace(ORIGIN_NS, ORIGIN_NS + 60 * 10**9, 20).astype(np.int64)
+    with_messages, without = both.estimate(0)[1], estimator.estimate(0)[1]
+    assert np.abs(to_true(asked, with_messages) - to_true(asked, without)).max() <= 1
+
+
+def test_a_clock_that_was_set_is_followed_within_seconds() -> None:
+    pipeline, estimator = Pipeline(2, 9), ClockEstimator()
+    step_at, step = 40 * 10**9, 5_000_000
+    for sender, receiver in ((0, 1), (1, 0)):
+        sent, received = pipeline.messages(sender, receiver)
+        stepped = received if receiver == 1 else sent
+        stepped += np.where(stepped - ORIGIN_NS - int(pipeline.offset[1]) > step_at, step, 0)
+        estimator.add_messages(sender, receiver, sent, received)
+    estimator.estimate(0)
+    clock = estimator.estimate(0)[1]
+    asked = np.linspace(50e9, 60e9, 20).astype(np.int64)
+    off = to_true(pipeline.read(1, asked) + step, clock) - ORIGIN_NS - asked
+    assert np.abs(off).max() <= 1_000_000
+
+
+def test_bounds_that_contradict_each_other_have_a_negative_width() -> None:
+    x = np.linspace(0, 1e9, 10)
+    found = band(x, np.full(10, -1e6), x, np.full(10, -1e6))
+    assert found is not None
+    assert found.half_width_ns < 0
