@@ -214,9 +214,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_iteration_seconds",
         kind=Kind.GAUGE,
         unit="seconds",
-        labels=("job", "quantile"),
-        help="Duration of the recent training iterations over all ranks: median (0.5) and 90th percentile (0.9).",
-        bound=f"{_PER_JOB} x 2 quantiles",
+        labels=("job", "percentile"),
+        help="Duration of the recent training iterations over all ranks: the 50th and 90th percentile.",
+        bound=f"{_PER_JOB} x 2 percentiles",
     ),
     Metric(
         name="ncclscope_communication_ratio",

@@ -296,8 +296,8 @@ def _add_iterations(collected: _Collected, store: Store, jobs: Sequence[str]) ->
     places = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
     for place, job in enumerate(jobs):
         of = summarise(found[places == place])
-        for quantile, duration in (("0.5", of.median_ns), ("0.9", of.p90_ns)):
-            collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, quantile)
+        for percentile, duration in (("50", of.median_ns), ("90", of.p90_ns)):
+            collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, percentile)
         collected.add("ncclscope_communication_ratio", of.communication_ratio, job)
         collected.add("ncclscope_exposed_communication_ratio", of.exposed_ratio, job)
 

@@ -31,7 +31,8 @@ def _calls(text: str, at_ns: NDArray[np.int64] | None = None) -> Calls:
 def _numbers(text: str, cycle: Cycle) -> list[int]:
     calls = _calls(text)
     phases = phases_of(calls.kind, cycle.kinds, int(calls.kind.max()) + 1)
-    return count_iterations(phases, len(cycle.kinds), Place())[0].tolist()
+    numbers: list[int] = count_iterations(phases, len(cycle.kinds), Place())[0].tolist()
+    return numbers
 
 
 def _found(text: str) -> tuple[str, list[int]]:

@@ -89,9 +89,9 @@ def _signature(of: Signature | None) -> dict[str, object]:
     return {
         "operation_mix": mix_of(of),
         "message_sizes": of.sizes,
-        "message_bytes_p10": of.p10_bytes,
+        "message_bytes_low": of.p10_bytes,
         "message_bytes_median": of.median_bytes,
-        "message_bytes_p90": of.p90_bytes,
+        "message_bytes_high": of.p90_bytes,
         "message_bytes_largest": of.largest_bytes,
         "operations_per_iteration": of.operations_per_iteration,
         "bytes_per_iteration": of.bytes_per_iteration,
