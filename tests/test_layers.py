@@ -53,6 +53,7 @@ _ACTING = {
         "export.communicators_file",
         "export.directory",
         "export.efficiency_file",
+        "export.iterations_file",
         "export.kernels_file",
         "export.operations_file",
         "export.parquet",

@@ -399,6 +399,7 @@ _UNKNOWN_NUMBERS = (
     "kind_seq",
     "message_bytes",
     "iteration",
+    "iteration_by",
     "algorithm",
     "protocol",
     "channels",

@@ -1,8 +1,7 @@
 """Which training iteration an operation belongs to, from the NVTX marks of its process.
 
 Frameworks mark iterations with ranges or marks such as "iteration 12", "step_12" or "train_step #12"; the
-operation belongs to the last one that began before the operation was enqueued. Without such marks the iteration
-stays unknown.
+operation belongs to the last one that began before the operation was enqueued. Without such marks `periods` tells.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.distinct import groups
+from ncclscope_service.rows import IterationBy
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -38,6 +38,12 @@ class _Marks:
         consecutive = np.diff(self.numbers) == 1
         steps = np.diff(self.starts_ns)[consecutive][-_RECENT_MARKS:]
         return int(np.median(steps)) if len(steps) else None
+
+    def is_sure(self) -> NDArray[np.bool_]:
+        """Whether the end of each iteration was recorded, or the beginning of the next."""
+        sure: NDArray[np.bool_] = self.ends_ns != NO_TIME_NS
+        sure[:-1] |= np.diff(self.numbers) == 1
+        return sure
 
     def valid_until_ns(self) -> NDArray[np.int64]:
         """The end of each iteration. One that was not recorded lasts as long as usual, and a half more."""
@@ -70,8 +76,15 @@ class Iterations:
             times = enqueued_at[chosen]
             at = np.searchsorted(marks.starts_ns, times, side="right") - 1
             inside = (at >= 0) & (times <= marks.valid_until_ns()[np.maximum(at, 0)])
-            positions = self._store.operations.at(operations[chosen[inside]])
-            self._store.operations.rows["iteration"][positions] = marks.numbers[at[inside]]
+            at = at[inside]
+            self._write(self._store.operations.at(operations[chosen[inside]]), marks.numbers[at], marks.is_sure()[at])
+
+    def _write(self, positions: NDArray[np.intp], numbers: NDArray[np.int32], sure: NDArray[np.bool_]) -> None:
+        """Where only the length of an iteration tells that it still lasts, the period knows better."""
+        rows = self._store.operations.rows
+        rows["iteration_by"][positions[sure]] = IterationBy.MARKS
+        telling = sure | (rows["iteration_by"][positions] != IterationBy.PERIOD)
+        rows["iteration"][positions[telling]] = numbers[telling]
 
     def has_news(self) -> bool:
         """Whether ranges came since operations were last numbered."""

@@ -209,6 +209,31 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Bus bandwidth as NCCL Inspector prints it over that of the kernel, both with waiting: 1 is agreement.",
         bound=_PER_SERIES,
     ),
+    # How much of an iteration it is
+    Metric(
+        name="ncclscope_iteration_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=("job", "percentile"),
+        help="Duration of the recent training iterations over all ranks: the 50th and 90th percentile.",
+        bound=f"{_PER_JOB} x 2 percentiles",
+    ),
+    Metric(
+        name="ncclscope_communication_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job",),
+        help="Share of the recent iterations in which a rank's GPU ran a NCCL kernel, waiting included.",
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_exposed_communication_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job",),
+        help="Share of the recent iterations in which a rank's GPU ran NCCL kernels only: communication nothing hid.",
+        bound=_PER_JOB,
+    ),
     # Who communicates
     Metric(
         name="ncclscope_communicators",

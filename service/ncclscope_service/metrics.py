@@ -21,6 +21,7 @@ from ncclscope_service import baseline_limits
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.communicator_views import recent_wait_ratio, size_class_name
 from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.iteration_times import iteration_times, summarise
 from ncclscope_service.metric_table import (
     DURATION_BOUNDS_SECONDS,
     MAX_COMMUNICATORS,
@@ -36,6 +37,7 @@ from ncclscope_service.store import Store
 from ncclscope_service.tally import DurationHistogram, DurationLabels, Tally, operation_name
 from ncclscope_service.wait_map import rank_waits
 from ncclscope_service.window import (
+    MAX_OPERATIONS,
     Floats,
     Int64s,
     RecentOperations,
@@ -104,6 +106,7 @@ def gather(
     _add_series(collected, store, aliases, own_labels)
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
     _add_jobs(collected, store, operations, window, jobs)
+    _add_iterations(collected, store, jobs)
     _add_matches(collected, tally)
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
@@ -285,6 +288,18 @@ def _add_jobs(
         for position in waits.most_telling(MAX_RANKS):
             rank = str(waits.ranks[position])
             collected.add("ncclscope_rank_wait_ratio", float(waits.mean_ratio[position]), job, rank)
+
+
+def _add_iterations(collected: _Collected, store: Store, jobs: Sequence[str]) -> None:
+    found = iteration_times(store, store.operations.rows[-MAX_OPERATIONS:])
+    job_of = np.asarray([jobs.index(job) for job in store.process_job], np.int64)
+    places = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
+    for place, job in enumerate(jobs):
+        of = summarise(found[places == place])
+        for percentile, duration in (("50", of.median_ns), ("90", of.p90_ns)):
+            collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, percentile)
+        collected.add("ncclscope_communication_ratio", of.communication_ratio, job)
+        collected.add("ncclscope_exposed_communication_ratio", of.exposed_ratio, job)
 
 
 def _add_matches(collected: _Collected, tally: Tally) -> None:

@@ -36,6 +36,7 @@ from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
 from ncclscope_service.patterns import Patterns
+from ncclscope_service.periods import Periods
 from ncclscope_service.replaying import Replaying
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
@@ -160,6 +161,7 @@ class Pipeline:
         self._lives: dict[int, _Life] = {}
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
+        self._periods = Periods(self.store)
         self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
@@ -278,6 +280,7 @@ class Pipeline:
         self._series.count_logged(ids)
         self._contents.count_logged(ids)
         self._patterns.count_logged(operations["member"], templates["op"], templates["root"])
+        self._periods.number(ids)
         return ids
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
@@ -302,6 +305,7 @@ class Pipeline:
         changed = self._communicators.changed or final
         if not (changed or due):
             return
+        self._periods.learn(final=final)
         if changed:
             ranks.assign_ranks(self.store, gpus_per_node=self.settings.gpus_per_node)
             self._communicators.changed = False
@@ -309,7 +313,9 @@ class Pipeline:
             self._judged_operations = self._contents.operations
             listed = self.store.listed_communicators()
             table = self._contents.table()
-            parallelism.assign_parallelism(self.store, table, self._patterns.of(listed), self.settings.sizes)
+            parallelism.assign_parallelism(
+                self.store, table, self._patterns.of(listed), self.settings.sizes, self._periods.iterations()
+            )
         self._limits.refresh()
         self._series.set_limits(self._limits.series_limit)
         self._grouped_at_ns = now_ns

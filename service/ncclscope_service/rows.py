@@ -36,6 +36,15 @@ class TimingSource(IntEnum):
     INSPECTOR = 1
 
 
+class IterationBy(IntEnum):
+    """What an operation's iteration was told by; its lower-case name is what outputs print."""
+
+    MARKS = 0
+    """NVTX marks of its process."""
+    PERIOD = 1
+    """The period of what its rank calls."""
+
+
 OPERATION: Final = np.dtype(
     [
         # who: filled by intake and communicators
@@ -54,6 +63,7 @@ OPERATION: Final = np.dtype(
         ("observed_at_ns", "<i8"),
         ("group", "<i8"),  # operations of one ncclGroupStart/End share it; call_groups.ALONE; NO_NUMBER
         ("iteration", "<i4"),
+        ("iteration_by", "<i1"),  # IterationBy; NO_NUMBER where the iteration is not known
         ("algorithm", "<i1"),
         ("protocol", "<i1"),
         ("channels", "<i2"),

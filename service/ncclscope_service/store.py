@@ -274,6 +274,8 @@ class Store:
     """Launch ids that were given out."""
     communicators: list[Communicator] = field(default_factory=list[Communicator])
     members: list[Member] = field(default_factory=list[Member])
+    iteration_confidence: dict[int, float] = field(default_factory=dict[int, float])
+    """By process: how sure the period is by which its operations are numbered."""
     captures: list[tuple[int, CaptureSeen]] = field(default_factory=list[tuple[int, CaptureSeen]])
     """(source, capture) in order of arrival."""
     topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(

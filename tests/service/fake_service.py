@@ -32,12 +32,13 @@ from ncclscope_service.rows import (
     FindingKind,
     HostClock,
     Identity,
+    IterationBy,
     Match,
     Member,
     Process,
     Severity,
 )
-from ncclscope_service.store import OPERATION_TEMPLATE, Store
+from ncclscope_service.store import BUSY, KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
 from ncclscope_service.tally import Tally
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, SourceGap
@@ -257,9 +258,28 @@ class StoreMaker:
             rows["busbw"][seen] = busbw[seen]
             rows["ranks_seen"][seen] = size
             rows["confidence"][seen] = 0.99
+            if self._shape.noise == 0.0 and group.parallelism == "DP":
+                self._add_iteration(rows, int(np.flatnonzero(seen)[0]))
         rows["match"][-2:] = Match.PENDING
         rows["finished"][-2:] = False
         self.store.operations.append(rows)
+
+    def _add_iteration(self, rows: np.ndarray[tuple[int], np.dtype[np.void]], at: int) -> None:
+        """One whole iteration of a rank, with a kernel of 5 ms of which computation hides 2 ms."""
+        store, process = self.store, int(rows["process"][at])
+        template = np.zeros(1, KERNEL_TEMPLATE)
+        template["process"] = process
+        kernel = np.zeros(1, KERNEL)
+        kernel["process"], kernel["template"] = process, store.kernel_templates.append(template)
+        kernel["launch_start_ns"] = kernel["launch_end_ns"] = NO_TIME_NS
+        kernel["end_ns"] = rows["end_ns"][at]
+        kernel["start_ns"] = kernel["end_ns"] - 5_000_000
+        rows["kernel"][at] = store.kernels.append(kernel)[0]
+        rows["iteration"][at : at + 2], rows["iteration_by"][at : at + 2] = [7, 8], IterationBy.MARKS
+        busy = np.zeros(1, BUSY)
+        busy["process"], busy["kernels"] = process, 1
+        busy["start_ns"], busy["end_ns"] = kernel["start_ns"], kernel["start_ns"] + 2_000_000
+        store.busy.append(busy)
 
     def _add_collectives(self, index: int, group: Group, times: np.ndarray[tuple[int], np.dtype[np.int64]],
                          transfer: np.ndarray[tuple[int], np.dtype[np.float64]],

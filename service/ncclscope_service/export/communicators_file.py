@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +17,10 @@ from ncclscope_service.export import schema
 from ncclscope_service.export.communicator_activity import Activity, activity
 from ncclscope_service.export.parquet import write_slices
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.signatures import mix_of, signatures
 from ncclscope_service.ranks import hosts_of
 from ncclscope_service.rows import Communicator, Member
+from ncclscope_service.signature import Signature
 from ncclscope_service.store import Store
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -25,15 +28,19 @@ MAX_LISTED_RANKS: Final = 1 << 20
 """A communicator that says it is larger lists the ranks that were seen only: its size may be a torn line's."""
 
 
-def write_communicators(selection: Selection, path: Path) -> None:
-    """Writes the file."""
-    write_slices([communicators_table(selection)], schema.COMMUNICATORS, path)
+def write_communicators(selection: Selection, path: Path, known: Mapping[int, Signature] | None = None) -> None:
+    """Writes the file; `known`: the signatures by communicator, where they are computed already."""
+    write_slices([communicators_table(selection, known)], schema.COMMUNICATORS, path)
 
 
-def communicators_table(selection: Selection) -> pa.Table:
+def communicators_table(selection: Selection, known: Mapping[int, Signature] | None = None) -> pa.Table:
     """The selected communicators with the columns of `schema.COMMUNICATORS`."""
     done = activity(selection)
-    records = [_record(selection.store, communicator, done) for communicator in selection.communicators]
+    known = signatures(selection) if known is None else known
+    records = [
+        _record(selection.store, communicator, done) | _signature(known.get(communicator.index))
+        for communicator in selection.communicators
+    ]
     return pa.Table.from_pylist(records, schema=schema.COMMUNICATORS)
 
 
@@ -73,6 +80,27 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
         "last_ns": time_or_none(int(done.last_ns[index])),
         "limits": communicator_limits(store, index),
         "bottleneck": None if communicator.bottleneck is None else communicator.bottleneck.name,
+    }
+
+
+def _signature(of: Signature | None) -> dict[str, object]:
+    if of is None:
+        return {}
+    return {
+        "operation_mix": mix_of(of),
+        "message_sizes": of.sizes,
+        "message_bytes_low": of.p10_bytes,
+        "message_bytes_median": of.median_bytes,
+        "message_bytes_high": of.p90_bytes,
+        "message_bytes_largest": of.largest_bytes,
+        "operations_per_iteration": of.operations_per_iteration,
+        "bytes_per_iteration": of.bytes_per_iteration,
+        "burstiness": of.burstiness,
+        "period_ns": of.period_ns,
+        "active_ratio": of.active_ratio,
+        "bursts_per_iteration": of.bursts_per_iteration,
+        "burst_ns": of.burst_ns,
+        "pause_ns": of.pause_ns,
     }
 
 

@@ -16,6 +16,7 @@ from ncclscope_service.export.clocks_file import clocks_document
 from ncclscope_service.export.communicators_file import write_communicators
 from ncclscope_service.export.efficiency_file import write_efficiency
 from ncclscope_service.export.findings_file import findings_document
+from ncclscope_service.export.iterations_file import write_iterations
 from ncclscope_service.export.kernels_file import write_kernels
 from ncclscope_service.export.operations_file import write_operations
 from ncclscope_service.export.report import write_report
@@ -54,7 +55,10 @@ def packed_json(document: object) -> bytes:
 WRITERS: Final[dict[str, Writer]] = {
     "operations.parquet": lambda content, path: write_operations(content.selection, path),
     "kernels.parquet": lambda content, path: write_kernels(content.selection, path),
-    "communicators.parquet": lambda content, path: write_communicators(content.selection, path),
+    "communicators.parquet": lambda content, path: write_communicators(
+        content.selection, path, content.totals.signatures
+    ),
+    "iterations.parquet": lambda content, path: write_iterations(content.selection, path, content.totals.iterations),
     "efficiency.parquet": lambda content, path: write_efficiency(content.selection, path),
     "traffic.parquet": lambda content, path: write_traffic(content.traffic, path),
     "clocks.json": _json_writer(lambda content: clocks_document(content.selection)),

@@ -112,6 +112,9 @@ KERNELS: Final = pa.schema(
 LIMITS: Final = pa.struct([("topology", _RATE), ("nccl_model", _RATE), ("baseline", _RATE)])
 """Limits by reference, in bytes per second."""
 
+MIX: Final = pa.struct([("op", _TEXT), ("operations", pa.int64()), ("bytes", pa.int64())])
+"""One operation of a communicator's mix."""
+
 COMMUNICATORS: Final = pa.schema(
     [
         ("job", _TEXT),
@@ -132,9 +135,45 @@ COMMUNICATORS: Final = pa.schema(
         ("last_ns", _NS),
         ("limits", LIMITS),
         ("bottleneck", _TEXT),
+        ("operation_mix", pa.list_(MIX)),
+        ("message_sizes", pa.int64()),
+        ("message_bytes_low", pa.int64()),
+        ("message_bytes_median", pa.int64()),
+        ("message_bytes_high", pa.int64()),
+        ("message_bytes_largest", pa.int64()),
+        ("operations_per_iteration", pa.float64()),
+        ("bytes_per_iteration", pa.float64()),
+        ("burstiness", pa.float64()),
+        ("period_ns", pa.float64()),
+        ("active_ratio", pa.float64()),
+        ("bursts_per_iteration", pa.float64()),
+        ("burst_ns", pa.float64()),
+        ("pause_ns", pa.float64()),
     ]
 )
 """`communicators.parquet`: one row per communicator."""
+
+ITERATIONS: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("host", _TEXT),
+        ("pid", pa.int64()),
+        ("rank", pa.int32()),
+        ("iteration", pa.int32()),
+        ("iteration_by", _TEXT),
+        ("iteration_confidence", pa.float64()),
+        ("begin_ns", _NS),
+        ("duration_ns", _NS),
+        ("operations", pa.int64()),
+        ("bytes", pa.int64()),
+        ("matched", pa.int64()),
+        ("communication_ns", _NS),
+        ("exposed_ns", _NS),
+        ("communication_ratio", pa.float64()),
+        ("exposed_ratio", pa.float64()),
+    ]
+)
+"""`iterations.parquet`: one row per rank and iteration."""
 
 EFFICIENCY: Final = pa.schema(
     [

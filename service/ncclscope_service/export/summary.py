@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from ncclscope_service.export.inspector_section import inspector_document
+from ncclscope_service.export.iterations_section import iterations_document, signatures_document
 from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.totals import Group, Total, Totals, totals
@@ -63,6 +64,8 @@ def summary_document(
         "operations": _operations(selection, sums),
         "traffic": _traffic(traffic),
         "kernels": _kernels(selection),
+        "iterations": iterations_document(selection, sums),
+        "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),
         "clocks": {

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.export.iterations_file import selected_iterations
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.signatures import signatures
 from ncclscope_service.rows import Match, TimingSource
+from ncclscope_service.signature import Signature
 from ncclscope_service.timing import timing_sources
 from ncclscope_wire.batch import Columns
 
@@ -73,6 +76,10 @@ class Totals:
     match: dict[Match, int]
     launches: int
     """Launches that the operations were matched to."""
+    iterations: Columns
+    """`iteration_times.ITERATION` rows."""
+    signatures: Mapping[int, Signature]
+    """By communicator index."""
 
     def all(self) -> Total:
         """The sum of everything."""
@@ -98,7 +105,13 @@ def totals(selection: Selection) -> Totals:
         for group, total in _slice_totals(view, is_first[begin : begin + len(rows)]):
             by_group.setdefault(group, Total()).add(total)
         begin += len(rows)
-    return Totals(by_group, {kind: int(match[kind]) for kind in Match}, int(is_first.sum()))
+    return Totals(
+        by_group,
+        {kind: int(match[kind]) for kind in Match},
+        int(is_first.sum()),
+        selected_iterations(selection),
+        signatures(selection),
+    )
 
 
 def first_of_launch(launches: NDArray[np.number]) -> NDArray[np.bool_]:

@@ -1,0 +1,240 @@
+"""Numbers operations by iteration where no mark does, from the period of what each rank calls.
+
+A rank's period is looked for until it is found, and again when it no longer fits; then each operation is numbered as it
+is read. When everything has been read, all that is still in memory is numbered anew by what was learnt at last, so that
+portions make no difference.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service import bandwidth
+from ncclscope_service.distinct import groups
+from ncclscope_service.period import Calls, Cycle, Integers, Place, count_iterations, find_cycle
+from ncclscope_service.rows import IterationBy
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+
+_LOOKED_AT: Final = 20_000
+"""Operations of one rank in which a period is looked for: the latest."""
+_GROWN: Final = 1.5
+"""A rank is looked at again when it has so many times the operations."""
+_AT_ONCE: Final = 64
+"""Ranks that are looked at in one go: a few milliseconds each."""
+_LEARNT: Final = 8
+"""Iterations from which a period was learnt on which it is not looked for again."""
+_STALE: Final = 8
+"""Periods without any mark after which a period no longer fits."""
+_AGREES: Final = 0.8
+"""Share of the operations with marks on which a period must agree with them."""
+_SCALAR_BYTES: Final = 1024
+_TENSOR_BYTES: Final = 64 * 1024
+_REDUCING: Final = [OPERATION_CODES[name] for name in ("AllReduce", "ReduceScatter", "Reduce")]
+_SCALARS: Final = [OPERATION_CODES[name] for name in ("AllReduce", "AllGather", "Reduce")]
+_CALL: Final = ("op", "data_type", "reduction", "root", "count", "communicator", "stream")
+_BUFFERS: Final = ("send_buffer", "recv_buffer")
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One rank of one process."""
+
+    process: int = NO_NUMBER
+    seen: int = 0
+    looked_at: int = 0
+    cycle: Cycle | None = None
+    place: Place = field(default_factory=Place)
+    unsure: list[Ids] = field(default_factory=list[Ids])
+    """Operations since the last mark, which the next one may show to be of the next iteration."""
+    since_mark: int = 0
+    offset: int | None = None
+    """What the numbers of marks have on those of the period; None while there are no marks to compare with."""
+    templates: list[int] = field(default_factory=list[int])
+    """Those that mark an iteration."""
+
+
+class Periods:
+    """Follows the periods of a store's ranks."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._lanes: defaultdict[int, _Lane] = defaultdict(_Lane)
+        self._phases: NDArray[np.int32] = np.empty(0, np.int32)
+        """Of each template, its place among the marks of its rank's iteration; -1."""
+
+    def number(self, operations: Ids) -> None:
+        """Numbers operations that were just read, in the order of their log."""
+        rows = self._store.operations.take(operations, "template")
+        templates = rows["template"]
+        self._reserve()
+        for key, mine in groups(self._lane_of(templates)):
+            lane = self._lanes[key]
+            lane.process = key >> 8
+            lane.seen += len(mine)
+            if lane.cycle is not None:
+                self._number(lane, operations[mine], templates[mine])
+
+    def learn(self, *, final: bool) -> None:
+        """Looks for the period of ranks that have none, a bounded number at a time; of all ranks when `final`."""
+        anew = final and self._store.operations.first == 0
+        due = [key for key, lane in self._lanes.items() if anew or _is_due(lane)]
+        for key, operations in self._operations_of(due if final else due[:_AT_ONCE]):
+            lane = self._lanes[key]
+            lane.looked_at = lane.seen
+            found = self._find(operations)
+            if found is not None and (final or lane.cycle is None or found[0].kinds != lane.cycle.kinds):
+                self._start(lane, *found, operations)
+            elif found is not None:
+                lane.cycle = found[0]
+        self._agree_with_marks(final=final)
+
+    def _start(self, lane: _Lane, cycle: Cycle, templates: list[tuple[int, int]], operations: Ids) -> None:
+        """Begins to number a rank by a period: from its first operation if that is in memory, else from now on."""
+        self._mark(lane, cycle, templates)
+        lane.unsure.clear()
+        if len(operations) == lane.seen:
+            lane.place = Place()
+            self._number(lane, operations, self._store.operations.take(operations, "template")["template"])
+        else:
+            lane.place = Place(iteration=lane.place.iteration + 1)
+
+    def iterations(self) -> dict[str, int]:
+        """How many iterations each job has done, the median of its ranks; without jobs of which that is unknown."""
+        by_job: defaultdict[str, list[int]] = defaultdict(list)
+        for lane in self._lanes.values():
+            if lane.cycle is not None:
+                by_job[self._store.process_job[lane.process]].append(lane.place.iteration)
+        return {job: round(median(counts)) for job, counts in by_job.items()}
+
+    def _agree_with_marks(self, *, final: bool) -> None:
+        """Shifts the numbers of each rank's periods to those of its marks, where it has both."""
+        if not (self._store.operations.rows["iteration_by"] == IterationBy.MARKS).any():
+            return
+        open_ones = [key for key, lane in self._lanes.items() if lane.cycle and (final or lane.offset is None)]
+        for key, operations in self._operations_of(open_ones):
+            self._agree(self._lanes[key], operations)
+
+    def _agree(self, lane: _Lane, operations: Ids) -> None:
+        table = self._store.operations.rows
+        at = self._store.operations.at(operations)
+        by_marks = table["iteration_by"][at] == IterationBy.MARKS
+        if not by_marks.any():
+            return
+        phases = self._phases[table["template"][at]].astype(np.int64)
+        counted, place, _ = count_iterations(phases, len(lane.cycle.kinds) if lane.cycle else 0, Place())
+        shifts, amounts = np.unique(table["iteration"][at[by_marks]] - counted[by_marks], return_counts=True)
+        others = at[~by_marks]
+        if amounts.max() < _AGREES * amounts.sum():  # whatever recurs here is not the iteration
+            table["iteration"][others], table["iteration_by"][others] = NO_NUMBER, NO_NUMBER
+            self._forget(lane)
+            return
+        shift = int(shifts[amounts.argmax()])
+        table["iteration"][others] = counted[~by_marks] + shift
+        lane.offset = shift - (lane.place.iteration - place.iteration)
+
+    def _number(self, lane: _Lane, operations: Ids, templates: NDArray[np.int32]) -> None:
+        assert lane.cycle is not None, "only a rank whose period is known is numbered by it"
+        phases = self._phases[templates].astype(np.int64)
+        counted, lane.place, late = count_iterations(phases, len(lane.cycle.kinds), lane.place)
+        if late:
+            for waiting in lane.unsure:
+                self._write(waiting[waiting >= self._store.operations.first], counted[0] + (lane.offset or 0))
+        self._write(operations, counted + (lane.offset or 0))
+        marks = np.flatnonzero(phases >= 0)
+        if len(marks):
+            lane.unsure.clear()
+            lane.since_mark = 0
+        rest = operations[int(marks[-1]) + 1 :] if len(marks) else operations
+        lane.since_mark += len(rest)
+        if lane.place.mark >= 0 and lane.since_mark <= _STALE * lane.cycle.operations:
+            lane.unsure.append(rest)
+
+    def _write(self, operations: Ids, numbers: Integers | np.int64) -> None:
+        table = self._store.operations
+        at = table.at(operations)
+        unmarked = table.rows["iteration_by"][at] != IterationBy.MARKS
+        table.rows["iteration"][at[unmarked]] = np.broadcast_to(numbers, len(at))[unmarked]
+        table.rows["iteration_by"][at[unmarked]] = IterationBy.PERIOD
+
+    def _mark(self, lane: _Lane, cycle: Cycle, templates: list[tuple[int, int]]) -> None:
+        self._forget(lane)
+        lane.templates = [template for template, _ in templates]
+        self._phases[lane.templates] = [phase for _, phase in templates]
+        lane.cycle, lane.since_mark = cycle, 0
+        self._store.iteration_confidence[lane.process] = cycle.confidence
+
+    def _forget(self, lane: _Lane) -> None:
+        self._phases[lane.templates] = -1
+        lane.templates, lane.cycle = [], None
+
+    def _find(self, operations: Ids) -> tuple[Cycle, list[tuple[int, int]]] | None:
+        """The period of one rank, and the templates that mark it with their phase."""
+        latest = operations[-_LOOKED_AT:]
+        rows = self._store.operations.take(latest, "template", "logged_at_ns")
+        used, inverse = np.unique(rows["template"], return_inverse=True)
+        kind_of, templates = _kinds(self._store.operation_templates.take(used.astype(np.int64)))
+        sizes = bandwidth.message_bytes(
+            templates["op"], templates["count"], templates["data_type"], templates["nranks"]
+        )
+        is_tensor = np.isin(templates["op"], _REDUCING) & (sizes > _TENSOR_BYTES)
+        is_scalar = np.isin(templates["op"], _SCALARS) & (sizes >= 0) & (sizes <= _SCALAR_BYTES)
+        times = rows["logged_at_ns"].astype(np.int64)
+        cycle = find_cycle(
+            Calls(
+                kind=kind_of[inverse],
+                is_tensor_reduction=is_tensor[inverse],
+                is_scalar=is_scalar[inverse],
+                at_ns=None if (times == NO_TIME_NS).any() else times,
+            )
+        )
+        if cycle is None:
+            return None
+        phase_of = {kind: phase for phase, kind in enumerate(cycle.kinds)}
+        marking = np.flatnonzero(np.isin(kind_of, cycle.kinds)).tolist()
+        return cycle, [(int(used[row]), phase_of[int(kind_of[row])]) for row in marking]
+
+    def _operations_of(self, lanes: list[int]) -> Iterator[tuple[int, Ids]]:
+        """What is in memory of each of these ranks, in the order of its log."""
+        table = self._store.operations
+        chosen = np.isin(self._lane_of(table.rows["template"]), lanes)
+        at = np.flatnonzero(chosen)
+        for key, mine in groups(self._lane_of(table.rows["template"][at])):
+            yield key, table.first + at[mine]
+
+    def _lane_of(self, templates: NDArray[np.int32]) -> Integers:
+        rows = self._store.operation_templates.rows
+        devices = rows["device"][templates].astype(np.int64) & 0xFF
+        return rows["process"][templates].astype(np.int64) << 8 | devices
+
+    def _reserve(self) -> None:
+        amount = len(self._store.operation_templates)
+        if amount > len(self._phases):
+            grown = max(amount, 2 * len(self._phases))
+            self._phases = np.concatenate([self._phases, np.full(grown - len(self._phases), -1, np.int32)])
+
+
+def _is_due(lane: _Lane) -> bool:
+    if lane.cycle is not None and lane.cycle.iterations >= _LEARNT:
+        is_stale = lane.since_mark > _STALE * lane.cycle.operations
+        return is_stale and lane.seen - lane.looked_at >= lane.cycle.operations
+    return lane.seen >= _GROWN * lane.looked_at
+
+
+def _kinds(templates: Columns) -> tuple[Integers, Columns]:
+    """Which templates are the same call: gradients keep their buffers, those of small messages are anywhere."""
+    sizes = bandwidth.message_bytes(templates["op"], templates["count"], templates["data_type"], templates["nranks"])
+    keys = np.zeros(len(templates), np.dtype([(name, templates.dtype[name]) for name in (*_CALL, *_BUFFERS)]))
+    for name in _CALL:
+        keys[name] = templates[name]
+    for name in _BUFFERS:
+        keys[name] = np.where(sizes > _TENSOR_BYTES, templates[name], 0)
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64), templates

@@ -1,0 +1,109 @@
+"""A store's operations are numbered by the period of what their rank calls, live as offline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from service.log_batches import Line, Reading, log_batch
+
+from ncclscope_service.periods import Periods
+from ncclscope_service.rows import IterationBy
+from ncclscope_service.store import Ids
+from ncclscope_wire.terms import NO_NUMBER
+
+_STEP = ("G", "a", "b", "a", "b", "H", "n")
+_CALLS = {
+    "a": {"op": "AllGather", "count": 1 << 20, "stream": 1},
+    "b": {"op": "Send", "count": 1 << 20, "stream": 2},
+    "G": {"op": "AllReduce", "count": 1 << 20, "stream": 3},
+    "H": {"op": "AllReduce", "count": 1 << 20, "stream": 4},
+    "n": {"op": "AllReduce", "count": 1, "stream": 5},
+}
+
+
+class _Rank:
+    """One process whose log is read in portions."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self.periods = Periods(self.reading.store)
+        self._line = 0
+
+    def read(self, letters: list[str]) -> Ids:
+        lines = []
+        for letter in letters:
+            self._line += 1
+            lines.append(Line(line=self._line, **_CALLS[letter]))  # type: ignore[arg-type]  # texts and numbers
+        ids = self.reading.feed(log_batch(lines))
+        self.periods.number(ids)
+        return ids
+
+    @property
+    def numbers(self) -> list[int]:
+        numbers: list[int] = self.reading.store.operations.rows["iteration"].tolist()
+        return numbers
+
+
+def _steps(amount: int) -> list[str]:
+    return list(_STEP) * amount
+
+
+@pytest.mark.parametrize(("seed", "lost"), [(0, 0.0), (1, 0.0), (2, 0.05), (3, 0.05), (4, 0.05)])
+def test_portions_give_what_one_pass_gives(seed: int, lost: float) -> None:
+    rng = np.random.default_rng(seed)
+    letters = [letter for letter in _steps(30) if rng.random() >= lost]
+    whole, live = _Rank(), _Rank()
+    whole.read(letters)
+    whole.periods.learn(final=True)
+    cuts = sorted(rng.integers(0, len(letters), 40).tolist())
+    for begin, end in zip([0, *cuts], [*cuts, len(letters)], strict=True):
+        live.read(letters[begin:end])
+        live.periods.learn(final=False)
+    assert lost or live.numbers == whole.numbers
+    live.periods.learn(final=True)
+    assert live.numbers == whole.numbers
+
+
+def test_before_a_period_is_known_nothing_is_numbered_and_then_all_is() -> None:
+    rank = _Rank()
+    rank.read(_steps(2))
+    rank.periods.learn(final=False)
+    assert set(rank.numbers) == {NO_NUMBER}
+    rank.read(_steps(2))
+    rank.periods.learn(final=False)
+    assert rank.numbers == [index // len(_STEP) for index in range(4 * len(_STEP))]
+    assert rank.periods.iterations() == {"j": 4}
+
+
+def test_marks_win_and_lend_their_numbers_to_the_rest() -> None:
+    rank = _Rank()
+    rank.read(_steps(6))
+    rows = rank.reading.store.operations.rows
+    rows["iteration"][14:28], rows["iteration_by"][14:28] = [102] * 7 + [103] * 7, IterationBy.MARKS
+    rank.periods.learn(final=False)
+    assert rank.numbers == [100 + index // len(_STEP) for index in range(6 * len(_STEP))]
+    rank.read(_steps(1))
+    assert rank.numbers[-7:] == [106] * 7
+
+
+def test_a_period_that_contradicts_the_marks_is_dropped() -> None:
+    rank = _Rank()
+    rank.read(_steps(6))
+    rows = rank.reading.store.operations.rows
+    rows["iteration"][:28] = [index // 14 for index in range(28)]
+    rows["iteration_by"][:28] = IterationBy.MARKS
+    rank.periods.learn(final=True)
+    assert rank.numbers == [index // 14 for index in range(28)] + [NO_NUMBER] * 14
+
+
+def test_a_program_that_changes_is_followed() -> None:
+    rank = _Rank()
+    rank.read(_steps(6))
+    rank.periods.learn(final=False)
+    changed = ["G", "a", "a", "n"]
+    for _ in range(40):
+        rank.read([letter for letter in changed if letter != "G"])
+        rank.periods.learn(final=False)
+    numbers = rank.numbers
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > numbers[6 * len(_STEP)] + 20
