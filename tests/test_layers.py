@@ -51,6 +51,7 @@ _ACTING = {
         "web_files",
         "export.chrome_trace",
         "export.communicators_file",
+        "export.compare_file",
         "export.directory",
         "export.efficiency_file",
         "export.iterations_file",

@@ -13,10 +13,12 @@ import click
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
-from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
     from ncclscope.offline import OfflineRun
+    from ncclscope_service.comparison import RunFigures
+    from ncclscope_service.pipeline import PipelineSettings
 
 _NOTHING_READABLE = 3
 
@@ -36,6 +38,15 @@ _NOTHING_READABLE = 3
     metavar="ZONE",
     help="Zone of the stamps in logs: UTC, local, +02:00 or a name. Default: the one that fits the exports, else UTC.",
 )
+@click.option(
+    "--compare",
+    "compared",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="Another run, put beside this one: the folder that an earlier analyze wrote, or its logs and exports "
+    "(repeatable).",
+)
 @baseline_option
 @size_options
 def analyze(
@@ -44,6 +55,7 @@ def analyze(
     job: str,
     iterations: str | None,
     log_timezone: str | None,
+    compared: tuple[Path, ...],
     baselines: tuple[Path, ...],
     sizes: Sizes,
 ) -> None:
@@ -70,9 +82,39 @@ def analyze(
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    write_run(run.pipeline.store, out, iterations=bounds)
+    other = _compared(compared, settings, log_timezone)
+    write_run(run.pipeline.store, out, iterations=bounds, compare=other, name=_name(paths))
     click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
     click.echo(f"\nwritten to {out}")
+
+
+def _compared(paths: tuple[Path, ...], settings: PipelineSettings, log_timezone: str | None) -> RunFigures | None:
+    """The figures of the other run; None where none is given."""
+    from ncclscope.offline import run_offline  # noqa: PLC0415
+    from ncclscope_service.export.compare_file import (  # noqa: PLC0415
+        figures_of_folder,
+        figures_of_selection,
+        is_output_folder,
+    )
+    from ncclscope_service.export.selection import select  # noqa: PLC0415
+
+    if not paths:
+        return None
+    if len(paths) == 1 and is_output_folder(paths[0]):
+        try:
+            return figures_of_folder(paths[0], _name(paths))
+        except FormatError as error:
+            raise click.UsageError(f"--compare: {error}") from error
+    run = run_offline(list(paths), job="default", settings=settings, log_timezone=log_timezone, progress=_progress)
+    if not run.files_read:
+        raise click.UsageError(f"--compare: {_why_nothing(run)}")
+    return figures_of_selection(select(run.pipeline.store), _name(paths))
+
+
+def _name(paths: tuple[Path, ...]) -> str:
+    """What a run is called beside another: the folder that holds all of it."""
+    names = {path.resolve().name if len(paths) == 1 else path.resolve().parent.name for path in paths}
+    return ", ".join(sorted(names))
 
 
 def _bounds(text: str | None) -> tuple[int, int] | None:

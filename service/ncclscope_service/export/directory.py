@@ -11,9 +11,11 @@ from typing import Final, TypeAlias
 
 import orjson
 
+from ncclscope_service.comparison import RunFigures
 from ncclscope_service.export.chrome_trace import write_trace
 from ncclscope_service.export.clocks_file import clocks_document
 from ncclscope_service.export.communicators_file import write_communicators
+from ncclscope_service.export.compare_file import compare_document, figures_of_selection
 from ncclscope_service.export.efficiency_file import write_efficiency
 from ncclscope_service.export.findings_file import findings_document
 from ncclscope_service.export.iterations_file import write_iterations
@@ -34,6 +36,8 @@ class Content:
     selection: Selection
     totals: Totals
     traffic: Traffic
+    comparison: dict[str, object] | None = None
+    """What `compare.json` holds; None where no other run was given."""
 
 
 Writer: TypeAlias = Callable[[Content, Path], object]
@@ -65,9 +69,15 @@ WRITERS: Final[dict[str, Writer]] = {
     "findings.json": _json_writer(lambda content: findings_document(content.selection)),
     "summary.json": _json_writer(lambda content: summary_document(content.selection, content.totals, content.traffic)),
     "trace.json.gz": lambda content, path: write_trace(content.selection, path),
-    "report.html": lambda content, path: write_report(content.selection, path, content.totals, content.traffic),
+    "report.html": lambda content, path: write_report(
+        content.selection, path, content.totals, content.traffic, content.comparison
+    ),
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
+
+
+COMPARE_FILE: Final = "compare.json"
+"""Written beside them where another run is given."""
 
 
 def write_run(
@@ -77,22 +87,28 @@ def write_run(
     job: str | None = None,
     since_ns: int | None = None,
     iterations: tuple[int, int] | None = None,
+    compare: RunFigures | None = None,
+    name: str = "this run",
     on_file: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
 
     All of them are written under temporary names first and then take their places one by one, so a run
     that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
-    The store must not change meanwhile.
+    The store must not change meanwhile. With `compare`, that run is put beside this one, which is called `name`.
     """
     selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
-    content = Content(selection, totals(selection), measure_traffic(selection))
+    comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
+    content = Content(selection, totals(selection), measure_traffic(selection), comparison)
+    writers = WRITERS if comparison is None else {**WRITERS, COMPARE_FILE: _json_writer(lambda each: each.comparison)}
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
-        for name, write in WRITERS.items():
+        for file, write in writers.items():
             if on_file is not None:
-                on_file(name)
-            write(content, Path(folder) / name)
-        for name in WRITERS:
-            os.replace(Path(folder) / name, out / name)
-    return {name: out / name for name in WRITERS}
+                on_file(file)
+            write(content, Path(folder) / file)
+        for file in writers:
+            os.replace(Path(folder) / file, out / file)
+    if comparison is None:
+        (out / COMPARE_FILE).unlink(missing_ok=True)  # of an earlier run, which this is not
+    return {file: out / file for file in writers}

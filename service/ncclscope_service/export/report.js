@@ -159,6 +159,25 @@
         x: hosts.flatMap((_, k) => [low[k], high[k], null]), y: hosts.flatMap((host) => [host, host, null]), connectgaps: false, hovertemplate: "%{y}: %{x} µs<extra></extra>" }];
     draw("clocks", traces, layout(110 + 26 * Math.max(2, hosts.length), { xaxis: axis("host clock minus its estimate (µs)", { zeroline: true, zerolinecolor: style("--soft") }), yaxis: axis("", { type: "category", showgrid: false, autorange: "reversed" }) }));
   };
+  const missing = (id) => {
+    const place = document.getElementById(id);
+    place.className = "missing";
+    place.textContent = "not recorded";
+  };
+  const compare = () => {
+    const { names, busbw, lengths } = data.compare;
+    if (busbw) {
+      const traces = names.map((name, side) => ({
+        type: "bar", name, x: busbw.keys, y: busbw.values[side], marker: { color: palette[side] },
+        error_y: { type: "data", array: busbw.noise[side].map((noise) => (noise === null ? 0 : 3 * noise)), thickness: 1, width: 2, color: style("--ink") },
+      }));
+      draw("compare-busbw", traces, layout(380, { barmode: "group", xaxis: axis("", { type: "category", showgrid: false, tickangle: -35 }), yaxis: axis("median busbw of the transfer (GB/s)") }));
+    } else missing("compare-busbw");
+    if (lengths) {
+      const traces = names.map((name, side) => ({ type: "scatter", mode: lengths[side].length < 200 ? "lines+markers" : "lines", name, x: lengths[side].map((_, k) => k), y: lengths[side], line: { color: palette[side], width: 1.4 }, marker: { size: 4 } }));
+      draw("compare-iterations", traces, layout(280, { xaxis: axis("iteration since the first (number)", { tickformat: "d" }), yaxis: axis("length (ms)", { rangemode: "tozero" }) }));
+    } else missing("compare-iterations");
+  };
   const verdictColors = { matched: "#0072b2", unmatched: "#d55e00", "not covered": "#9aa4b0", "no kernel": "#56b4e9", pending: "#e69f00" };
 
   const drawAll = () => {
@@ -176,6 +195,7 @@
     if (data.waits) timeMap("waits", data.waits, "wait", "waiting");
     if (data.confidence) confidence();
     if (data.clocks) clocks();
+    if (data.compare) compare();
     if (data.volume) stacked("volume", data.volume.ops, data.volume.ranks, "message bytes (GB)", (op) => colorOf(ops, op), 1e9);
     if (data.alignment) stacked("alignment", data.alignment.verdicts, data.alignment.ranks, "operations", (name) => verdictColors[name], 1);
   };

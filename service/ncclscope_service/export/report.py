@@ -13,6 +13,7 @@ import orjson
 from plotly.offline import get_plotlyjs
 
 from ncclscope_service.export.findings_file import findings_document
+from ncclscope_service.export.report_compare import compare_data, compare_tables
 from ncclscope_service.export.report_data import report_data
 from ncclscope_service.export.report_figures import Figures
 from ncclscope_service.export.report_tables import (
@@ -52,22 +53,34 @@ _LEVELS: Final = {
 }
 
 
-def write_report(selection: Selection, path: Path, sums: Totals | None = None, traffic: Traffic | None = None) -> None:
+def write_report(
+    selection: Selection,
+    path: Path,
+    sums: Totals | None = None,
+    traffic: Traffic | None = None,
+    comparison: dict[str, object] | None = None,
+) -> None:
     """Writes the page; about 5 MB, most of which is the plotting library."""
     sums = totals(selection) if sums is None else sums
     traffic = measure_traffic(selection) if traffic is None else traffic
+    data = report_data(selection, sums, traffic) | {"compare": None if comparison is None else compare_data(comparison)}
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums, traffic):
+        for text in _page(selection, sums, data, comparison):
             file.write(text)
 
 
-def _page(selection: Selection, sums: Totals, traffic: Traffic) -> Iterator[str]:
-    data = report_data(selection, sums, traffic)
+def _page(
+    selection: Selection, sums: Totals, data: dict[str, object], comparison: dict[str, object] | None
+) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
-    yield from _sections(selection, sums, data)
+    figures = Figures(data)
+    yield from _sections(selection, sums, figures)
+    if comparison is not None:
+        yield _heading(8, "Beside another run") + compare_tables(comparison)
+        yield from figures.compared()
     yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
@@ -118,8 +131,7 @@ def _header(selection: Selection, sums: Totals) -> str:
     )
 
 
-def _sections(selection: Selection, sums: Totals, data: dict[str, object]) -> Iterator[str]:
-    figures = Figures(data)
+def _sections(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
     yield _heading(1, "Findings") + _findings(selection)
     yield _heading(2, "What was communicated")
     yield from figures.communicated()

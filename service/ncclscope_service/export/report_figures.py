@@ -142,6 +142,18 @@ class Figures:
             "causality allows the offset to be. The reference has none.",
         )
 
+    def compared(self) -> Iterator[str]:
+        """Two runs beside each other."""
+        yield self.figure(
+            "compare-busbw",
+            "compare",
+            "<b>Median busbw of both runs</b> by kind of communicator, operation and size class, most kernel time first"
+            ". Whiskers: three times the scatter within the run; none where there is too little data.",
+        )
+        yield self.figure(
+            "compare-iterations", "compare", "<b>Length of each iteration</b>, from first kernel to first kernel."
+        )
+
     def _every(self, key: str) -> str:
         every = self.of(key, "every")
         return f" (every {every}th rank is drawn)" if isinstance(every, int) and every > 1 else ""
