@@ -113,6 +113,10 @@ def test_graphs_recorded_as_a_whole_are_counted_and_nothing_is_made_up(tmp_path:
     launches = 4 * 4
     assert summary["captured"]["graph_launches"] == launches
     assert summary["read"]["skipped"]["graph_launch_without_kernels"] == launches
+    note = "16 graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+    assert summary["captured"]["graphs_note"] == note
+    again = run_command("analyze", str(job), "--out", str(tmp_path / "again"))
+    assert f"graphs      {note}" in again.stdout
 
 
 def test_a_graph_whose_capture_is_not_in_the_log_is_counted_as_unknown(tmp_path: Path) -> None:
