@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 from service.simulated_batches import SECOND_NS, advanced, export_batches, log_batches, simulated_batches
 
+from ncclscope_service.export.chrome_trace import write_trace
+from ncclscope_service.export.selection import select
 from ncclscope_service.graph_replays import UNKNOWN_REPLAY
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.rows import Match
@@ -78,3 +82,23 @@ def test_what_was_captured_an_hour_before_is_still_known(is_restarted: bool, tmp
 def _without_the_beginning(batches: list[Batch]) -> list[Batch]:
     """Only kernels of graphs, as in a recording that began when everything was captured."""
     return [replace(batch, kernels=batch.kernels[batch.kernels["graph_node_id"] != NO_NUMBER]) for batch in batches]
+
+
+def test_each_replay_has_its_own_measures_in_the_trace(tmp_path: Path) -> None:
+    one_node = replace(_JOB, nodes=1, gpus=2, dp=1)
+    batches = simulated_batches(one_node, tmp_path / "job", portions=1)
+    pipeline = advanced(Pipeline(), batches)
+    pipeline.flush((len(batches) + 1) * SECOND_NS)
+    known = pipeline.store
+    write_trace(select(known), tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    drawn = {
+        (event["args"]["correlation_id"], event["args"]["replay"], event["args"]["transfer_us"])
+        for event in events
+        if event.get("args", {}).get("replay") and "transfer_us" in event["args"]
+    }
+    rows = known.replays.rows[(known.replays.rows["replay"] > 0) & (known.replays.rows["transfer_ns"] >= 0)]
+    correlations = known.kernels.take(rows["kernel"])["correlation_id"].tolist()
+    transfers = (rows["transfer_ns"] / 1000).tolist()
+    assert drawn == set(zip(correlations, rows["replay"].tolist(), transfers, strict=True))
+    assert {replay for _, replay, _ in drawn} == {1, 2, 3}
