@@ -157,7 +157,7 @@ class CollectiveJoin:
             | ((reports >= members_seen) & (waited_ns > self._settle_ns))
             | ((reports > 0) & (waited_ns > self._patience_ns))
         )
-        # A number that no rank reported is most likely just decided later than those behind it, which wait for it a while.
+        # A number that no rank reported is most likely decided later than those behind it, which wait a while for it.
         since_ns = np.where(reports > 0, buffer.reported_at_ns[: buffer.used], np.iinfo(np.int64).max)
         behind_ns = np.minimum.accumulate(since_ns[::-1])[::-1]
         is_awaited = (reports == 0) & (now_ns - behind_ns <= self._settle_ns)
