@@ -103,12 +103,15 @@ def test_graphs_of_all_gpus_of_one_process_are_told_apart(tmp_path: Path) -> Non
     _assert_replays_equal_truth(job, out)
 
 
-def test_graphs_recorded_as_a_whole_are_counted_and_nothing_is_made_up(tmp_path: Path) -> None:
-    job, out = _analyzed(tmp_path, "--cuda-graphs", "2")
+@pytest.mark.parametrize("version", ["2.18", "2.28"])
+def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(version: str, tmp_path: Path) -> None:
+    job, out = _analyzed(tmp_path, "--cuda-graphs", "2", "--nccl", version)
     for row, own in _pairs(job, out):
         if row["captured"]:
             assert own["match"] in {"unmatched", "not_covered"}
             assert own["busbw_bytes_per_second"] is None
+        else:
+            assert own["kernel_correlation_id"] == row["kernel_correlation_id"]
     summary = json.loads((out / "summary.json").read_text())
     launches = 4 * 4
     assert summary["captured"]["graph_launches"] == launches
