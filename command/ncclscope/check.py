@@ -201,11 +201,23 @@ def _check_exports(checked: Checked, directories: Sequence[str]) -> None:
         else:
             found = sum(1 for entry in path.iterdir() if entry.suffix in {".sqlite", ".nsys-rep"})
             checked.say(Verdict.RIGHT, "exports", f"{directory} can be read and holds {found} exports", directory)
+            _check_graphs(checked, path)
     if checked.nsys is not None:
         checked.say(Verdict.RIGHT, "nsys", "it can profile, and export .nsys-rep files", checked.nsys)
     else:
         text = "there is none in PATH: .nsys-rep files cannot be exported here, .sqlite files can be read all the same"
         checked.say(Verdict.CHANGE if directories else Verdict.NOTE, "nsys", text)
+
+
+def _check_graphs(checked: Checked, directory: Path) -> None:
+    """Says whether CUDA graphs are recorded as a whole, which is nsys's default and hides their kernels."""
+    launches = node.graph_launches(directory)
+    if launches:
+        text = (
+            f"{launches:,} graph launches were recorded as a whole: where graphs hold NCCL operations, record with "
+            "--cuda-graph-trace=node (at a noticeable cost), else these stay unmeasured"
+        )
+        checked.say(Verdict.NOTE, "CUDA graphs", text, str(directory))
 
 
 def _check_clock(checked: Checked, page: str | None) -> None:

@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -26,9 +27,10 @@ from ncclscope import __version__
 from ncclscope_agent.advice import NcclVersion, read_version, version_of_code
 from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.paths import PathPatterns
+from ncclscope_agent.sources.nsys_export import describe_export
 from ncclscope_agent.volume import LogLook, Rate, look_at
 from ncclscope_wire.codec import decode_message, encode_message
-from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.errors import ProtocolError, SourceError
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello, Refused
 
@@ -42,6 +44,7 @@ _ASK_LIBRARY: Final = (
     "import ctypes; n = ctypes.c_int(); r = ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); "
     "print(n.value if r == 0 else '')"
 )
+_EXPORTS_OPENED: Final = 4
 _NO_PROTOCOL: Final = 0
 """A version that no service speaks: it names its own and refuses, and no agent is made known to it."""
 
@@ -204,6 +207,16 @@ def nsys_version(command: str = "nsys") -> str | None:
         return None
     printed = printed_by([command, "--version"])
     return printed.strip().splitlines()[-1] if printed and printed.strip() else "of unknown version"
+
+
+def graph_launches(directory: Path) -> int:
+    """Launches of CUDA graphs that the newest exports in a directory hold as a whole, without their kernels."""
+    exports = sorted(directory.glob("*.sqlite"), key=lambda path: (path.stat().st_mtime_ns, path))[-_EXPORTS_OPENED:]
+    launches = 0
+    for export in exports:
+        with suppress(SourceError):
+            launches += describe_export(export).graph_launches
+    return launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

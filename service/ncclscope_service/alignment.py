@@ -202,14 +202,13 @@ class Alignment:
         return aligner
 
     def _feed(self, process: int, operations: Ids) -> None:
-        columns = self._operation_columns(operations)
+        columns = self._operation_columns(operations, self._store.operations.take(operations))
         self._aligners[process].feed_operations(columns)
         if (exact := self._exact[process]) is not None:
             exact.feed_operations(columns)
         self._touched.add(process)
 
-    def _operation_columns(self, operations: Ids) -> Columns:
-        rows = self._store.operations.take(operations)
+    def _operation_columns(self, operations: Ids, rows: Columns) -> Columns:
         templates = self._store.templates_of(rows)
         computed: dict[str, _Column] = {
             "id": operations,

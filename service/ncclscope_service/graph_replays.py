@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows
+from ncclscope_service.distinct import groups
 from ncclscope_service.graph_lines import CapturedLaunch
 from ncclscope_service.graphs import ProcessGraphs
 from ncclscope_service.rows import Match
@@ -23,6 +25,10 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 UNKNOWN_REPLAY: Final = "replay_of_unknown_capture"
 """Why a kernel of a graph has no operation, as it is counted: its capture is not in the log, or no line fits it."""
+
+REMEMBERED_LINES: Final = 100_000
+"""Operations that are remembered beyond the store's window, the newest of each process, in equal shares: a graph that
+was captured when the job began replays to its end, and may be recorded at any time. Half a kilobyte each."""
 
 _NOTHING: Final = np.empty(0, np.int64)
 
@@ -39,6 +45,31 @@ class _Process:
     launch_ids: dict[int, int] = field(default_factory=dict[int, int])
 
 
+@dataclass(slots=True)
+class _Remembered:
+    """The last operations of one process that left the store: ids and rows (rows.OPERATION), oldest first."""
+
+    parts: deque[tuple[Ids, Columns]] = field(default_factory=deque[tuple[Ids, Columns]])
+    amount: int = 0
+
+    def add(self, operations: Ids, table: Columns, limit: int) -> None:
+        self.parts.append((operations[-limit:].copy(), table[-limit:].copy()))
+        self.amount += min(len(operations), limit)
+
+    def forget_all_but(self, limit: int) -> None:
+        while self.parts and self.amount - len(self.parts[0][0]) >= limit:
+            self.amount -= len(self.parts.popleft()[0])
+        excess = self.amount - limit
+        if excess > 0:
+            operations, table = self.parts.popleft()
+            self.parts.appendleft((operations[excess:].copy(), table[excess:].copy()))
+            self.amount = limit
+
+    def all(self) -> tuple[Ids, Columns]:
+        ids = np.concatenate([_NOTHING, *(operations for operations, _ in self.parts)])
+        return ids, np.concatenate([np.empty(0, rows.OPERATION), *(table for _, table in self.parts)])
+
+
 class GraphReplays:
     """The CUDA graphs of all processes of a store."""
 
@@ -46,22 +77,34 @@ class GraphReplays:
         self,
         known: Store,
         version_of: Callable[[int], str | None],
-        operation_columns: Callable[[Ids], Columns],
+        operation_columns: Callable[[Ids, Columns], Columns],
         kernel_columns: Callable[[Ids, Columns], Columns],
     ) -> None:
-        """The last two give the rows of operations and of kernels as aligners want them (align.ALIGN_...)."""
+        """The last two give rows of operations and of kernels as aligners want them (align.ALIGN_...)."""
         self._store = known
         self._version_of = version_of
         self._operation_columns = operation_columns
         self._kernel_columns = kernel_columns
         self._processes: dict[int, _Process] = {}
         self._replays: list[Columns] = []
+        self._remembered: dict[int, _Remembered] = {}
+        """By process."""
 
     def feed_kernels(self, process: int, kernels: Columns) -> None:
         """Kernels of graphs (align.ALIGN_KERNEL) of one process."""
         if process not in self._processes:
             self._processes[process] = _Process(ProcessGraphs(self._version_of(process)))
         self._processes[process].graphs.feed(kernels)
+
+    def remember(self, operations: Ids) -> None:
+        """Operations, ascending, that are about to leave the store: their graph may be recorded later."""
+        table = self._store.operations
+        for process, chosen in groups(table.take(operations, "process")["process"]):
+            kept = chosen[-REMEMBERED_LINES:]
+            remembered = self._remembered.setdefault(process, _Remembered())
+            remembered.add(operations[kept], table.take(operations[kept]), REMEMBERED_LINES)
+        for remembered in self._remembered.values():
+            remembered.forget_all_but(REMEMBERED_LINES // len(self._remembered))
 
     def captured_of(self, process: int) -> Ids:
         """The operations of a process that are known to be captured, ascending."""
@@ -104,17 +147,20 @@ class GraphReplays:
     def _look_for_lines(self, index: int, process: _Process, *, final: bool) -> Ids:
         table = self._store.operations
         at = np.flatnonzero(table.rows["process"] == index)
-        if not process.graphs.wants_lines(len(at), final=final):
+        remembered = self._remembered.get(index, _Remembered())
+        if not process.graphs.wants_lines(len(at) + remembered.amount, final=final):
             return _NOTHING
-        operations = table.first + at
-        matched = operations[table.rows["match"][at] == Match.MATCHED]
+        ids, left = remembered.all()
+        operations, known = np.concatenate([ids, table.first + at]), np.concatenate([left, table.rows[at]])
+        matched = operations[known["match"] == Match.MATCHED]
         found = process.graphs.look_for_lines(
-            self._operation_columns(operations), matched, self._launched(index), final=final
+            self._operation_columns(operations, known), matched, self._launched(index), final=final
         )
-        ids = np.concatenate([_NOTHING, *(each.operations for each in found)])
-        undecided: Ids = ids[table.rows["match"][table.at(ids)] == Match.PENDING]
         for launch in found:
-            self._remember(process, launch)
+            self._note(process, launch, known[np.searchsorted(operations, launch.operations)])
+        ids = np.concatenate([_NOTHING, *(each.operations for each in found)])
+        ids = ids[ids >= table.first]
+        undecided: Ids = ids[known["match"][np.searchsorted(operations, ids)] == Match.PENDING]
         if len(ids):
             process.new.append(ids)
             process.captured = np.sort(np.concatenate([process.captured, ids]))
@@ -126,15 +172,17 @@ class GraphReplays:
         at = np.flatnonzero((table.rows["process"] == index) & (table.rows["graph_node_id"] == NO_NUMBER))
         return self._kernel_columns(table.first + at, table.rows[at])
 
-    def _remember(self, process: _Process, launch: CapturedLaunch) -> None:
+    def _note(self, process: _Process, launch: CapturedLaunch, known: Columns) -> None:
+        """Keeps the rows of a captured launch, and says in the store that they have kernels."""
         if len(launch.operations) == 0:
             return
         table = self._store.operations
-        at = table.at(launch.operations)
+        at = table.at(launch.operations[launch.operations >= table.first])
         table.rows["match"][at], table.rows["confidence"][at] = Match.MATCHED, launch.confidence
-        captured = np.zeros(len(at), rows.REPLAYED)
+        captured = np.zeros(len(known), rows.REPLAYED)
         for name in rows.OPERATION.names or ():
-            captured[name] = table.rows[name][at]
+            captured[name] = known[name]
+        captured["match"], captured["confidence"] = Match.MATCHED, launch.confidence
         captured["operation"] = launch.operations
         captured["finished"] = False
         captured["ranks_seen"] = 0

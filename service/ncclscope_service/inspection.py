@@ -30,6 +30,7 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _SURE: Final = 1.0
 _LIKELY: Final = 0.9
+_BETWEEN: Final = 0.95
 _MEASURES: Final = ("wait_ns", "transfer_ns", "ranks_seen", "algbw", "busbw", "busbw_apparent")
 _BUSBW_STEP: Final = 500.0
 """Bytes per second: printed are six digits of GB/s."""
@@ -51,6 +52,8 @@ class Inspection:
         self._new_lines: list[Ids] = []
         self._unplaced: Ids = np.empty(0, np.int64)
         self._pairings: dict[Key, Pairing] = {}
+        self._lossy: set[Key] = set()
+        """Whose pairs are told as less sure, since lines of theirs were found to be lost."""
         self._next_pair: Counter[tuple[int, int]] = Counter()
         """By (communicator, rank): the next p2p_sn; NO_NUMBER for good once one is missing."""
         self._pairs_told: Counter[Key] = Counter()
@@ -202,6 +205,8 @@ class Inspection:
     def _decide(self, key: Key, pairing: Pairing, *, final: bool) -> Ids:
         """Decides what can be decided of one rank and kind; gives the operations that are timed by it."""
         if not len(pairing.waiting):
+            if key not in self._lossy and self._is_lossy(key[0]):
+                self._doubt(key)
             return np.empty(0, np.int64)
         pairs = pairing.decide(self._lines.lines(key), final=final, is_lossy=self._is_lossy(key[0]))
         kept = pairs.records >= self._store.inspected.first
@@ -211,8 +216,19 @@ class Inspection:
         process = self._store.members[key[0]].process
         self._count("with_operation", np.full(np.count_nonzero(found), process))
         self._count("without_operation", np.full(np.count_nonzero(~found), process))
-        is_lossy = pairing.has_slipped or self._is_lossy(key[0])
-        return self._time(pairs, found, is_lossy=is_lossy)
+        if key not in self._lossy and (pairing.has_slipped or self._is_lossy(key[0])):
+            self._doubt(key)
+        return self._time(pairs, found, is_lossy=key in self._lossy)
+
+    def _doubt(self, key: Key) -> None:
+        """Lowers what was said of earlier pairs: between equal sizes nothing tells where the lines were lost."""
+        self._lossy.add(key)
+        lines = self._lines.lines(key)
+        told = lines.operations[lines.is_taken]
+        table = self._store.operations
+        at = table.at(told[told >= table.first])
+        confidence = table.rows["inspected_confidence"]
+        confidence[at] = np.where(confidence[at] > _BETWEEN, _LIKELY, A_GUESS)
 
     def _count(self, outcome: str, processes: NDArray[np.integer]) -> None:
         for process, amount in zip(*np.unique(processes, return_counts=True), strict=True):
@@ -227,6 +243,8 @@ class Inspection:
         table.rows["inspected_ns"][at] = told["duration_ns"]
         sure, unsure = (_LIKELY, A_GUESS) if is_lossy else (_SURE, _LIKELY)
         table.rows["inspected_confidence"][at] = np.where(pairs.is_sure[found], sure, unsure)
+        now_sure = pairs.now_sure[pairs.now_sure >= table.first]
+        table.rows["inspected_confidence"][table.at(now_sure)] = sure
         finished = table.rows["finished"][at] & (table.rows["match"][at] == Match.MATCHED)
         self._series.count_compared(operations[finished])
         self._write(operations, told)

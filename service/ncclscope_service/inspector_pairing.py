@@ -105,6 +105,8 @@ class Pairs:
     """NO_NUMBER where a record has none."""
     is_sure: NDArray[np.bool_]
     """False where all sizes around are equal, so that a lost line would not show."""
+    now_sure: Ids
+    """Operations that were given out before as not sure, and are so by what came behind them."""
 
 
 class Pairing:
@@ -114,12 +116,16 @@ class Pairing:
         self.waiting = Waiting()
         self._shift = 0
         self.has_slipped = False
-        """Whether the shift ever changed: lines are lost, or launches were not counted."""
+        """Whether the shift ever changed, or a record had no line left: lines are lost, or launches not counted."""
         self._next = 0
         """The number behind the last line that has a record."""
         self._failures = 0
         self._skip = 0
         """Records that do not agree and are given up at once: where nothing ever agrees, looking for why is dear."""
+        self._last_sizes = np.empty(0, np.int64)
+        """Of the last records that were decided, twice as many as are looked at."""
+        self._last_operations: Ids = np.empty(0, np.int64)
+        self._last_sure = np.empty(0, bool)
 
     def decide(self, lines: Lines, *, final: bool, is_lossy: bool = False) -> Pairs:
         """Decides the records that can be decided, in the order of their numbers.
@@ -143,6 +149,8 @@ class Pairing:
             if not lines.base <= number < lines.horizon and not is_urgent:
                 done += 1
                 continue
+            if len(lines.operations) and number >= lines.horizon:
+                self.has_slipped = True  # its line was written before the record: one before it was lost
             if done and waiting.sequences[done] == waiting.sequences[done - 1]:
                 done += 1  # NCCL does not count every replay of a graph: one number, several records
                 continue
@@ -153,10 +161,9 @@ class Pairing:
             if not is_urgent and not self._sees_ahead(lines, done):
                 break
             done = self._recover(lines, operations, done, is_lossy=is_lossy)
+        is_sure, now_sure = self._told_apart(operations[:done], waiting.message_bytes[:done])
         pairs = Pairs(
-            records=waiting.records[:done].copy(),
-            operations=operations[:done],
-            is_sure=self._is_told_apart(done),
+            records=waiting.records[:done].copy(), operations=operations[:done], is_sure=is_sure, now_sure=now_sure
         )
         waiting.drop(done)
         return pairs
@@ -264,16 +271,24 @@ class Pairing:
                     return begin
         return None
 
-    def _is_told_apart(self, done: int) -> NDArray[np.bool_]:
-        """Whether sizes near each record differ, so that a line too few would have shown."""
-        sizes = self.waiting.message_bytes[:done]
-        changes = np.zeros(done + 1, np.int64)
-        changes[1:done] = sizes[1:] != sizes[:-1]
+    def _told_apart(self, operations: Ids, sizes: Numbers) -> tuple[NDArray[np.bool_], Ids]:
+        """Whether sizes near each record that is decided now differ, so that a line too few would have shown.
+
+        Gives too the operations that were decided before, and that this tells apart.
+        """
+        before = len(self._last_sizes)
+        sizes, operations = np.append(self._last_sizes, sizes), np.append(self._last_operations, operations)
+        changes = np.zeros(len(sizes) + 1, np.int64)
+        changes[1 : len(sizes)] = sizes[1:] != sizes[:-1]
         total = np.cumsum(changes)
-        low = np.maximum(np.arange(done) - LOOK_AHEAD, 0)
-        high = np.minimum(np.arange(done) + LOOK_AHEAD, max(done - 1, 0))
+        low = np.maximum(np.arange(len(sizes)) - LOOK_AHEAD, 0)
+        high = np.minimum(np.arange(len(sizes)) + LOOK_AHEAD, max(len(sizes) - 1, 0))
         told: NDArray[np.bool_] = total[high] > total[low]
-        return told
+        told[:before] |= self._last_sure
+        now_sure = operations[:before][told[:before] & ~self._last_sure & (operations[:before] != NO_NUMBER)]
+        kept = slice(-2 * LOOK_AHEAD, None)
+        self._last_sizes, self._last_operations, self._last_sure = sizes[kept], operations[kept], told[kept]
+        return told[before:], now_sure
 
 
 def _is_later(stamps: Numbers, dumps: Numbers) -> NDArray[np.bool_]:

@@ -157,11 +157,14 @@ class CollectiveJoin:
             | ((reports >= members_seen) & (waited_ns > self._settle_ns))
             | ((reports > 0) & (waited_ns > self._patience_ns))
         )
-        # A number that no rank reported (its lines are lost everywhere) must not block those behind it.
+        # A number that no rank reported is most likely decided later than those behind it, which wait a while for it.
+        since_ns = np.where(reports > 0, buffer.reported_at_ns[: buffer.used], np.iinfo(np.int64).max)
+        behind_ns = np.minimum.accumulate(since_ns[::-1])[::-1]
+        is_awaited = (reports == 0) & (now_ns - behind_ns <= self._settle_ns)
         later_complete = np.flatnonzero(complete)
         if not len(later_complete):
             return 0
-        blocked = np.flatnonzero(~complete & (reports > 0))
+        blocked = np.flatnonzero(~complete & ((reports > 0) | is_awaited))
         return int(min(blocked[0], later_complete[-1] + 1)) if len(blocked) else int(later_complete[-1]) + 1
 
 

@@ -71,7 +71,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_operations",
         kind=Kind.COUNTER,
         labels=SERIES_LABELS,
-        help="NCCL operations logged, over all ranks.",
+        help="NCCL operations logged, and replays of those in CUDA graphs after the first recorded, over all ranks.",
         bound=_PER_SERIES,
     ),
     Metric(
@@ -79,7 +79,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.COUNTER,
         unit="bytes",
         labels=SERIES_LABELS,
-        help="Message size of the operations logged as nccl-tests defines it, over all ranks.",
+        help="Message size (nccl-tests) of what ncclscope_operations_total counts, replays included, over all ranks.",
         bound=_PER_SERIES,
     ),
     # How long it took, measured on the kernels

@@ -252,6 +252,7 @@ class Pipeline:
         """Drops these operations (from `expired`), and with them what only they needed."""
         known = self.store
         if len(operations):
+            self._alignment.graphs.remember(operations)
             known.operations.drop_before(int(operations[-1]) + 1)
         old = self._old_mark(now_ns)
         used = known.operations.rows["kernel"]

@@ -17,6 +17,7 @@ import orjson
 import pytest
 from agent.log_samples import operation_line
 from click.testing import CliRunner, Result
+from nsys_made import nccl_export
 from service.loopback import Service
 
 from ncclscope import node
@@ -180,6 +181,18 @@ def test_exports_are_looked_for(tmp_path: Path) -> None:
     assert f"{tmp_path} can be read and holds 1 exports" in [remark["text"] for remark in told["remarks"]]
     assert told["levels"][2]["state"].startswith("yes")
     assert run("--nccl", "2.27.5", "--exports", str(tmp_path / "missing")).exit_code == 1
+
+
+def test_graphs_that_nsys_recorded_as_a_whole_are_told(tmp_path: Path) -> None:
+    made = nccl_export()
+    made.write(tmp_path / "a.sqlite")
+    assert "CUDA graphs" not in run("--nccl", "2.27.5", "--exports", str(tmp_path)).output
+    for start in (5, 6):
+        made.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=start, end=start + 1, graphId=1)
+    made.write(tmp_path / "b.sqlite")
+    told = run("--nccl", "2.27.5", "--exports", str(tmp_path)).output
+    assert "2 graph launches were recorded as a whole" in told
+    assert "--cuda-graph-trace=node" in told
 
 
 # The service

@@ -103,16 +103,23 @@ def test_graphs_of_all_gpus_of_one_process_are_told_apart(tmp_path: Path) -> Non
     _assert_replays_equal_truth(job, out)
 
 
-def test_graphs_recorded_as_a_whole_are_counted_and_nothing_is_made_up(tmp_path: Path) -> None:
-    job, out = _analyzed(tmp_path, "--cuda-graphs", "2")
+@pytest.mark.parametrize("version", ["2.18", "2.28"])
+def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(version: str, tmp_path: Path) -> None:
+    job, out = _analyzed(tmp_path, "--cuda-graphs", "2", "--nccl", version)
     for row, own in _pairs(job, out):
         if row["captured"]:
             assert own["match"] in {"unmatched", "not_covered"}
             assert own["busbw_bytes_per_second"] is None
+        else:
+            assert own["kernel_correlation_id"] == row["kernel_correlation_id"]
     summary = json.loads((out / "summary.json").read_text())
     launches = 4 * 4
     assert summary["captured"]["graph_launches"] == launches
     assert summary["read"]["skipped"]["graph_launch_without_kernels"] == launches
+    note = "16 graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+    assert summary["captured"]["graphs_note"] == note
+    again = run_command("analyze", str(job), "--out", str(tmp_path / "again"))
+    assert f"graphs      {note}" in again.stdout
 
 
 def test_a_graph_whose_capture_is_not_in_the_log_is_counted_as_unknown(tmp_path: Path) -> None:

@@ -160,6 +160,18 @@ def test_without_logs_the_communicators_and_their_measures_are_there(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_late_in_every_step_is_named_without_exports_and_without_marks(tmp_path: Path) -> None:
+    more = ("--inspector", "v4.0", "--capture", "none", "--iterations", "60")
+    job = simulate(tmp_path / "job", *more, "--fault", "late_rank:rank=3,ms=3")
+    out = analyze(tmp_path / "out", job / "logs", job / "inspector")
+    named = [(each["kind"], each["ranks"]) for each in json.loads((out / "findings.json").read_text())]
+    assert named == [("late_rank", [3])]
+    clean = simulate(tmp_path / "clean", *more)
+    out = analyze(tmp_path / "clean_out", clean / "logs", clean / "inspector")
+    assert json.loads((out / "findings.json").read_text()) == []
+
+
+@pytest.mark.slow
 def test_an_agent_follows_dumps_to_a_service(tmp_path: Path) -> None:
     job = simulate(tmp_path / "job", "--inspector", "v4.3", "--capture", "none", "--iterations", "4")
     agents, web = free_port(), free_port()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 
+from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_agent.sources.nsys_export import read_export
 from ncclscope_service.pipeline import Pipeline
@@ -19,15 +20,36 @@ SECOND_NS = 1_000_000_000
 def simulated_batches(config: SimulationConfig, folder: Path, *, portions: int) -> list[Batch]:
     """Batches of all sources in turns; logs are cut into so many portions."""
     write(config, folder)
-    logs = [_log_batches(log, portions) for log in sorted((folder / "logs").iterdir())]
-    exports = [_export_batches(host) for host in sorted((folder / "nsys").iterdir())]
-    turns = zip_longest(*logs, *exports)
+    turns = zip_longest(*log_batches(folder, portions=portions), *export_batches(folder))
     return [batch for batch in chain.from_iterable(turns) if batch is not None]
 
 
-def _log_batches(log: Path, portions: int) -> Iterator[Batch]:
-    data = log.read_bytes()
-    reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name))
+def log_batches(folder: Path, *, portions: int) -> list[Iterator[Batch]]:
+    """By log and dump of NCCL Inspector, its batches in order."""
+    logs = [
+        _line_batches(
+            log.read_bytes(), NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name)), portions
+        )
+        for log in sorted((folder / "logs").iterdir())
+    ]
+    dumps = [
+        _line_batches(
+            dump.read_bytes(),
+            InspectorReader(Source(kind=SourceKind.INSPECTOR, name=dump.name, key=dump.name)),
+            portions,
+        )
+        for dump in sorted((folder / "inspector").glob("*"))
+    ]
+    return [*logs, *dumps]
+
+
+def export_batches(folder: Path) -> list[Iterator[Batch]]:
+    """By host, the batches of its exports in order."""
+    hosts = folder / "nsys"
+    return [_export_batches(host) for host in sorted(hosts.iterdir())] if hosts.is_dir() else []
+
+
+def _line_batches(data: bytes, reader: NcclLogReader | InspectorReader, portions: int) -> Iterator[Batch]:
     length = len(data) // portions + 1
     for begin in range(0, len(data), length):
         yield from reader.feed(data[begin : begin + length], None)

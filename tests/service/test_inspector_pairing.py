@@ -130,6 +130,29 @@ def test_what_could_have_slipped_unseen_is_not_sure() -> None:
     assert (sure[0], sure[19], sure[20], sure[39]) == (False, True, True, False)
 
 
+def test_what_comes_later_makes_earlier_records_sure() -> None:
+    sizes = [8] * 20 + [16] * 20
+    whole = Pairing()
+    add(whole, range(40), sizes)
+    expected = whole.decide(lines(sizes), final=True).is_sure.tolist()
+    pairing, taken = Pairing(), np.zeros(40, bool)
+    sure: dict[int, bool] = {}
+    for begin in range(0, 40, 5):
+        add(pairing, range(begin, begin + 5), sizes[begin : begin + 5])
+        pairs = pairing.decide(lines(sizes, taken=taken), final=False)
+        sure.update(zip((pairs.operations - 1000).tolist(), pairs.is_sure.tolist(), strict=True))
+        sure.update(dict.fromkeys((pairs.now_sure - 1000).tolist(), True))
+    assert [sure[number] for number in range(40)] == expected
+
+
+def test_a_record_that_is_left_without_a_line_shows_that_one_of_equal_size_was_lost() -> None:
+    for lines_left, slipped in ((40, False), (39, True)):
+        pairing = Pairing()
+        add(pairing, range(40), [8] * 40)
+        pairing.decide(lines([8] * lines_left), final=True)
+        assert pairing.has_slipped == slipped
+
+
 @pytest.mark.parametrize("length", [1, 300])
 def test_where_nothing_agrees_nothing_is_paired(length: int) -> None:
     assert set(paired(range(length), [5] * length, [6] * length)) == {NO_NUMBER}

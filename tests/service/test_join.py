@@ -59,6 +59,18 @@ def test_a_rank_that_fell_silent_is_waited_for_until_patience_ends() -> None:
     assert _ids(join.take_ready(members_seen={0: 2}, now_ns=_PATIENCE + 1)) == [[10, -1]]
 
 
+def test_a_number_that_is_decided_later_than_those_behind_it_is_waited_for_a_while() -> None:
+    for first_again, expected in ((_SETTLE, [[10, 20], [11, 21]]), (_SETTLE + 1, [[11, 21]])):
+        join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+        for rank in (0, 1):
+            _report(join, rank, [1], [11 + 10 * rank])
+        ready = join.take_ready(members_seen={0: 2}, now_ns=first_again)
+        for rank in (0, 1):
+            _report(join, rank, [0], [10 + 10 * rank], now=first_again)
+        ready += join.take_ready(members_seen={0: 2}, now_ns=first_again)
+        assert _ids(ready) == expected
+
+
 def test_a_report_that_comes_after_its_collective_was_given_is_counted() -> None:
     join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
     _report(join, 0, [0], [10])

@@ -34,6 +34,12 @@ _JOBS = {
         iterations=6, nodes=2, gpus=2, tp=1, pp=2, dp=2,
         faults=parse_faults(["drop_lines:ratio=0.02", "drop_kernels:ratio=0.02", "late_rank:rank=1,ms=2"]),
     ),
+    "graphs": SimulationConfig(
+        iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5,
+    ),
+    "inspector": SimulationConfig(
+        iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, inspector="v4.2", inspector_holes=0.1, capture="duty:0.5",
+    ),
     "by order": SimulationConfig(iterations=6, nodes=1, gpus=4, tp=2, pp=2, dp=1, nccl="2.20.5", capture="duty:0.5"),
 }  # fmt: skip
 

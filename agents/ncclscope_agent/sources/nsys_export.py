@@ -75,6 +75,8 @@ class ExportDescription:
     """Processes with CUDA API records."""
     product_version: str | None
     schema_version: str | None
+    graph_launches: int
+    """Launches of CUDA graphs that were recorded as a whole, without their kernels."""
 
 
 def export_key(path: Path) -> str:
@@ -101,6 +103,7 @@ def describe_export(path: Path) -> ExportDescription:
                 pids=frozenset(nsys_facts.runtime_pids(opened)),
                 product_version=opened.meta.get("EXPORT_PRODUCT_VERSION"),
                 schema_version=opened.meta.get("EXPORT_SCHEMA_VERSION"),
+                graph_launches=nsys_facts.graph_launches(opened),
             )
     except sqlite3.Error as error:
         raise fault_of(path, error) from error

@@ -120,6 +120,14 @@ def captured_seconds(selection: Selection) -> dict[str, float]:
     return {host: _union_ns(captures) / 1e9 for host, captures in sorted(by_host.items())}
 
 
+def graphs_note(selection: Selection) -> str | None:
+    """Why operations in CUDA graphs have no kernels, and what to do; None where no graph was recorded as a whole."""
+    launches = sum(capture.graph_launches for _, capture in selection.store.captures)
+    if not launches:
+        return None
+    return f"{launches:,} graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+
+
 def gaps(selection: Selection) -> list[dict[str, object]]:
     """What was lost or skipped of each source, in a person's words."""
     store = selection.store
@@ -191,6 +199,7 @@ def _captured(selection: Selection, sums: Totals) -> dict[str, object]:
         "operations_ratio": captured_ratio(selection, sums),
         "seconds": captured_seconds(selection) or None,
         "graph_launches": sum(capture.graph_launches for capture in captures) if captures else None,
+        "graphs_note": graphs_note(selection),
         "missing": sorted({name for capture in captures for name in capture.missing}),
         "warnings": sorted({text for capture in captures for text in capture.warnings}),
     }

@@ -15,6 +15,7 @@ from ncclscope_service.export.summary import (
     NOT_RECORDED,
     captured_ratio,
     gaps,
+    graphs_note,
     has_kernels,
     level,
     matched_ratio,
@@ -78,6 +79,9 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
     yield f"  became      {_counts([pair for pair in verdicts if pair[1]])}"
     yield f"  matched     {_share(matched_ratio(sums), 'of those inside a capture')}"
     yield f"  captured    {_share(captured_ratio(selection, sums), 'of the operations')}"
+    note = graphs_note(selection)
+    if note is not None:
+        yield f"  graphs      {note}"
     yield f"  waiting     {_share(everything.wait_ratio, 'of the kernel time')}"
     for op, total in list(sums.by(lambda group: group.op).items())[:_MAX_LINES]:
         duration = span_text(total.duration_ns if total.timed else None)

@@ -1,0 +1,104 @@
+"""Jobs with CUDA graphs, in portions and recorded long after their capture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from service.simulated_batches import SECOND_NS, advanced, export_batches, log_batches, simulated_batches
+
+from ncclscope_service.export.chrome_trace import write_trace
+from ncclscope_service.export.selection import select
+from ncclscope_service.graph_replays import UNKNOWN_REPLAY
+from ncclscope_service.pipeline import Pipeline, PipelineSettings
+from ncclscope_service.rows import Match
+from ncclscope_service.store import Store
+from ncclscope_simulator import SimulationConfig, write
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.terms import NO_NUMBER
+
+_JOB = SimulationConfig(
+    iterations=6, nodes=2, gpus=2, tp=2, pp=1, dp=2, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5
+)
+
+
+def _replays(known: Store) -> list[tuple[int, ...]]:
+    """What each recorded kernel of a graph ran, in an order that portions do not change."""
+    rows = known.replays.rows
+    keys = [(known.processes[row["process"]].pid, int(row["line"]), int(row["start_ns"])) for row in rows]
+    assert len(set(keys)) == len(keys)
+    kept = [(*key, int(row["replay"]), int(row["ranks_seen"])) for key, row in zip(keys, rows, strict=True)]
+    return sorted(kept)
+
+
+def _matches(known: Store) -> list[tuple[int, int, int, int]]:
+    rows = known.operations.rows
+    pids = [known.processes[process].pid for process in rows["process"].tolist()]
+    return sorted(zip(pids, *(rows[name].tolist() for name in ("line", "match", "start_ns")), strict=True))
+
+
+def test_portions_with_ticks_give_what_one_pass_gives(tmp_path: Path) -> None:
+    one_node = replace(_JOB, nodes=1, gpus=4)  # until clocks are known, live, rooted collectives are not measured
+    batches = simulated_batches(one_node, tmp_path, portions=5)
+    ticked, whole = advanced(Pipeline(), batches), Pipeline()
+    for batch in batches:
+        whole.feed(batch, agent="a", session="s", job="j")
+    for pipeline in (ticked, whole):
+        pipeline.flush((len(batches) + 1) * SECOND_NS)
+    assert _matches(ticked.store) == _matches(whole.store)
+    assert _replays(ticked.store) == _replays(whole.store)
+    assert len(_replays(ticked.store)) > 1_000
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_was_captured_an_hour_before_is_still_known(is_restarted: bool, tmp_path: Path) -> None:
+    write(_JOB, tmp_path)
+    pipeline = Pipeline(PipelineSettings())
+    logs = list(chain.from_iterable(log_batches(tmp_path, portions=2)))
+    advanced(pipeline, logs)
+    for second in range(len(logs), 3_600, 60):
+        pipeline.advance(second * SECOND_NS)
+        pipeline.forget(pipeline.expired(second * SECOND_NS), second * SECOND_NS)
+    assert len(pipeline.store.operations) == 0
+    if is_restarted:
+        pipeline = Pipeline.restore(pipeline.snapshot())
+    late = [_without_the_beginning(list(host)) for host in export_batches(tmp_path)]
+    advanced(pipeline, list(chain.from_iterable(late)), since=3_600)
+    pipeline.flush(3_700 * SECOND_NS)
+    known = pipeline.store
+    assert known.skipped[UNKNOWN_REPLAY] == 0
+    in_graphs = known.kernels.rows["graph_node_id"] != NO_NUMBER
+    assert (known.kernels.rows["launch"][in_graphs] != NO_NUMBER).all()
+    replays = known.replays.rows
+    assert set(replays["match"].tolist()) == {Match.MATCHED}
+    assert np.isfinite(replays["busbw"]).mean() > 0.9
+
+
+def _without_the_beginning(batches: list[Batch]) -> list[Batch]:
+    """Only kernels of graphs, as in a recording that began when everything was captured."""
+    return [replace(batch, kernels=batch.kernels[batch.kernels["graph_node_id"] != NO_NUMBER]) for batch in batches]
+
+
+def test_each_replay_has_its_own_measures_in_the_trace(tmp_path: Path) -> None:
+    one_node = replace(_JOB, nodes=1, gpus=2, dp=1)
+    batches = simulated_batches(one_node, tmp_path / "job", portions=1)
+    pipeline = advanced(Pipeline(), batches)
+    pipeline.flush((len(batches) + 1) * SECOND_NS)
+    known = pipeline.store
+    write_trace(select(known), tmp_path / "trace.json.gz")
+    events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
+    drawn = {
+        (event["args"]["correlation_id"], event["args"]["replay"], event["args"]["transfer_us"])
+        for event in events
+        if event.get("args", {}).get("replay") and "transfer_us" in event["args"]
+    }
+    rows = known.replays.rows[(known.replays.rows["replay"] > 0) & (known.replays.rows["transfer_ns"] >= 0)]
+    correlations = known.kernels.take(rows["kernel"])["correlation_id"].tolist()
+    transfers = (rows["transfer_ns"] / 1000).tolist()
+    assert drawn == set(zip(correlations, rows["replay"].tolist(), transfers, strict=True))
+    assert {replay for _, replay, _ in drawn} == {1, 2, 3}
