@@ -85,15 +85,23 @@ class StandingCounts:
     def feed(self, rows: Columns, kinds: NDArray[np.int64]) -> None:
         """Takes further operations that launch, in log order: id, tid, member, op_count, group and call (their number
         among those of the thread). `kinds`: of which kind each is, or POINT_TO_POINT."""
-        if len(rows) == 0:
+        if len(rows) == 0 or (rows["group"] != NO_NUMBER).all():
             return
-        order = np.argsort(rows["member"], kind="stable")
+        if self._since and self.stand_still(rows).all():
+            self._go_on(rows)
+            return
+        # 16 bits are sorted in linear time.
+        order = np.argsort(rows["member"].astype(np.uint16), kind="stable")
+        if rows["member"].max() > np.iinfo(np.uint16).max:
+            order = np.argsort(rows["member"], kind="stable")
         rows, kinds = rows[order], kinds[order]
         starts = np.flatnonzero(np.concatenate([[True], ~_goes_on(rows[:-1], rows[1:])]))
         ends = np.append(starts[1:], len(rows))
         is_first = np.concatenate([[True], np.diff(rows["member"][starts]) != 0])
         ended = self._ends(rows, starts, is_first)
-        needed = is_first | np.append(is_first[1:], True) | _is_doubtful(rows, kinds, starts, ends)
+        needed = _is_doubtful(rows, kinds, starts, ends)
+        needed &= ~self.stand_still(rows[starts])
+        needed |= is_first | np.append(is_first[1:], True)
         # Other runs are over, short, without a gap and of one kind: a group may be just that.
         for at in np.flatnonzero(needed).tolist():
             self._feed_run(rows[starts[at] : ends[at]], kinds[starts[at] : ends[at]], ended)
@@ -127,10 +135,18 @@ class StandingCounts:
         kept |= {(member, run.value) for member, run in self._runs.items()}
         self._since = {key: call for key, call in self._since.items() if key in kept}
 
+    def _go_on(self, rows: Columns) -> None:
+        """Takes operations of which all is known."""
+        members, last = np.unique(rows["member"][::-1], return_index=True)
+        for member, row in zip(members.tolist(), rows[len(rows) - 1 - last], strict=True):
+            call = int(row["call"])
+            self._runs[member] = _Run(int(row["tid"]), int(row["op_count"]), False, int(row["id"]), call, call)
+
     def _ends(self, rows: Columns, starts: NDArray[np.intp], is_first: NDArray[np.bool_]) -> _Ends:
-        before, after = rows[starts[~is_first] - 1], rows[starts[~is_first]]
-        moved = (before["tid"] == after["tid"]) & (before["op_count"] != after["op_count"])
-        tids, begins, ends = after["tid"][moved], before["call"][moved], after["call"][moved]
+        after = starts[~is_first]
+        threads, values, calls = rows["tid"], rows["op_count"], rows["call"]
+        after = after[(threads[after - 1] == threads[after]) & (values[after - 1] != values[after])]
+        tids, begins, ends = threads[after], calls[after - 1], calls[after]
         for row in rows[starts[is_first]]:
             run = self._runs.get(int(row["member"]))
             if run is not None and run.tid == row["tid"] and run.value != row["op_count"]:
@@ -138,8 +154,8 @@ class StandingCounts:
                 ends = np.append(ends, row["call"])
         found: _Ends = {}
         for tid in np.unique(rows["tid"]).tolist():
-            order = np.flatnonzero(tids == tid)
-            order = order[np.argsort(ends[order], kind="stable")]
+            of_thread = np.flatnonzero(tids == tid)
+            order = of_thread[np.argsort(ends[of_thread], kind="stable")]
             latest = np.maximum.accumulate(np.append(self._ended.get(tid, -1), begins[order]))
             found[tid] = ends[order], latest
         return found
@@ -192,13 +208,14 @@ def _is_doubtful(
     """Runs that are long, have calls of other communicators between, hold collectives of several kinds, or share
     their value with the run before or after."""
     length = ends - starts
-    turns = np.concatenate([[False], kinds[1:] != kinds[:-1]]).astype(np.int64)
-    turns[starts] = 0
-    mixed = np.add.reduceat(turns, starts) > 1
-    mixed &= np.maximum.reduceat(kinds, starts) != POINT_TO_POINT
-    gaps = rows["call"][ends - 1] - rows["call"][starts] > length - 1
-    shared = _shares_value(rows[starts[1:] - 1], rows[starts[1:]])
-    doubtful: NDArray[np.bool_] = (length > GROUP_SPAN) | gaps | mixed
+    calls = rows["call"]
+    doubtful: NDArray[np.bool_] = (length > GROUP_SPAN) | (calls[ends - 1] - calls[starts] > length - 1)
+    if (length > 2).any():
+        turns = np.concatenate([[False], kinds[1:] != kinds[:-1]]).astype(np.int64)
+        turns[starts] = 0
+        doubtful |= (np.add.reduceat(turns, starts) > 1) & (np.maximum.reduceat(kinds, starts) != POINT_TO_POINT)
+    of_run = rows[starts]
+    shared = _shares_value(of_run[:-1], of_run[1:])
     doubtful |= np.append(shared, False) | np.append(False, shared)
     return doubtful
 

@@ -165,7 +165,7 @@ _DECISION: Final = np.dtype(
         ("lane", "<i4"),
         ("classes", "<u4"),
         ("data_type", "<i2"),
-        ("op", "<i8"),
+        ("kind", "<i8"),  # its operation; POINT_TO_POINT
         ("is_p2p", "?"),
         ("launches", "?"),
     ]
@@ -230,8 +230,7 @@ class Translator:
         new = rows if launches.all() else rows[launches]
         new["call"] = self._count_calls(new["tid"])
         if self.rules.counting is not Counting.NEVER:
-            decisions = self._decisions[new["signature"]]
-            self._standing.feed(new, np.where(decisions["is_p2p"], POINT_TO_POINT, decisions["op"]))
+            self._standing.feed(new, self._decisions["kind"][new["signature"]])
         self._pending = new if len(self._pending) == 0 else np.concatenate([self._pending, new])
         silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
         return silent
@@ -277,7 +276,8 @@ class Translator:
         lane = self._lanes.setdefault((stream, int(row["member"])), len(self._lanes))
         if lane == len(self._lane_devices):
             self._lane_devices.append(int(row["device"]))
-        return lane, _bits(classes), data_type, op, op in _P2P or op in _LOWERED, True
+        is_p2p = op in _P2P or op in _LOWERED
+        return lane, _bits(classes), data_type, POINT_TO_POINT if is_p2p else op, is_p2p, True
 
     def _launched_classes(self, row: np.void, kernel_class: KernelClass) -> set[KernelClass]:
         op = int(row["op"])
