@@ -22,7 +22,7 @@ from ncclscope_service.orphans import CONTEXT, Placing, ThreadMemory, place_by_t
 from ncclscope_service.rows import Match
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.track import TRACK_KERNEL, Lanes, Outcome, Track
-from ncclscope_service.translate import Counting, Translator, rules_of
+from ncclscope_service.translate import Translator, rules_of
 from ncclscope_service.unmatched import Undecided
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -315,7 +315,7 @@ class ProcessAligner:
 
     def _track(self, tid: int) -> Track:
         if tid not in self._tracks:
-            self._tracks[tid] = Track(self._lanes, knows_groups=self._knows_groups, may_coalesce=self._collapses)
+            self._tracks[tid] = Track(self._lanes, knows_groups=self._knows_groups, may_coalesce=self._may_coalesce)
         return self._tracks[tid]
 
     def _kernels_known_until(self, *, final: bool) -> int:
@@ -489,9 +489,14 @@ class ProcessAligner:
         return all(answers)
 
     @property
+    def _may_coalesce(self) -> bool:
+        """Whether operations may have been fused without the log telling."""
+        return not self._translator.tells_groups and not self._knows_groups
+
+    @property
     def _collapses(self) -> bool:
-        """Whether Sends and Receives may have been fused without the log telling."""
-        return self._translator.rules.counting is not Counting.PER_PLAN and not self._knows_groups
+        """Whether runs of Send and Receive are told from other kernels, and divided as a whole."""
+        return self._may_coalesce and not self._translator.rules.shows_send_recv
 
     def _merge_tracks(self) -> None:
         """From now on the process is one thread: kernels are launched by threads that log nothing."""
@@ -515,6 +520,7 @@ class ProcessAligner:
             return track.pair_by_time(until_ns=min(until, pending[1] - 1) if pending else until, final=final)
         # One thread's launches come in order, but on merged threads one that is still open may come before others.
         before_op = pending[0] if pending and not self._is_threaded else _FAR_FUTURE
+        track.may_coalesce = self._may_coalesce
         signatures = self._translator.signatures
         kinds = signatures.rows if len(signatures) else np.empty(0, dtype=ALIGN_OPERATION)
         return track.pair_by_order(

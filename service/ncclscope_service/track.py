@@ -232,7 +232,7 @@ class Track:
             return self._nothing()
         items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
         decided = self._paired(rows, kernels, (items, runs), is_closed=is_border, final=final or is_border)
-        outcome = self._spread(rows, decided, kinds)
+        outcome = self._spread(rows, decided, kinds, is_divided=collapse)
         self.is_at_border = is_border and amount > 0
         return outcome
 
@@ -451,8 +451,8 @@ class Track:
             self.lanes.pairs.bind(lane, FREE)
         return True
 
-    def _spread(self, rows: Columns, decided: Decided, signatures: Columns) -> Outcome:
-        """From pairs to launches: those of a run are divided among its kernels."""
+    def _spread(self, rows: Columns, decided: Decided, signatures: Columns, *, is_divided: bool) -> Outcome:
+        """From pairs to launches: those of a run are divided among its kernels, where runs were paired."""
         used = decided.launches_used
         kernel = np.full(used, NO_NUMBER, dtype=np.int64)
         confidence = np.full(used, 0.9, dtype=np.float32)
@@ -471,7 +471,7 @@ class Track:
                 confidence[begin : begin + len(groups)] = how_sure * found.confidence[index] / CERTAIN
         self._doubt(confidence, decided.holes[0][0] if decided.holes else used)
         if self.may_coalesce:
-            self._coalesce(rows[:used], kernel, confidence)
+            self._coalesce(rows[:used], kernel, confidence, is_divided=is_divided)
         return self._take(used, decided.kernels_used, kernel, confidence, is_hole)
 
     def _doubt(self, confidence: NDArray[np.float32], hole: int) -> None:
@@ -481,15 +481,20 @@ class Track:
             self.trust = min(self.trust, UNANCHORED)
             confidence[hole:] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
 
-    def _coalesce(self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32]) -> None:
+    def _coalesce(
+        self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32], *, is_divided: bool
+    ) -> None:
         """Gives collectives whose neighbour has a kernel, time and again, while they have none, that same kernel.
 
         Equal collectives of one group are one launch, which nothing in the log tells where opCount does not count.
+        So are a Send and a Receive, where their runs were not divided.
         """
         before, after = np.arange(len(rows) - 1), np.arange(1, len(rows))
         matched = kernel != NO_NUMBER
         same = (rows["lane"][before] == rows["lane"][after]) & (rows["classes"][before] == rows["classes"][after])
-        same &= (matched[before]) & ~rows["is_open"][before]
+        same &= matched[before]
+        if is_divided:
+            same &= ~rows["is_open"][before]
         before, after = before[same], after[same]
         if len(before) == 0:
             return

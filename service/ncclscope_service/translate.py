@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.signatures import Signatures
+from ncclscope_service.standing_counts import GROUP_SPAN, POINT_TO_POINT, StandingCounts
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATION_CODES, OPERATIONS
 
 Positions = NDArray[np.intp]
 Version = tuple[int, int, int]
 
-GROUP_SPAN: Final = 64
-"""Operations of one thread within which a group must lie to be recognised by its opCount; the largest groups seen
-in training are all-to-alls of 2 x 32 calls. A value that stays longer is not counting."""
+_LATE: Final = 2**62
 
 _GROUP_LIMIT: Final = 65_536
 """Operations of one thread within which a known group must end."""
@@ -166,6 +165,7 @@ _DECISION: Final = np.dtype(
         ("lane", "<i4"),
         ("classes", "<u4"),
         ("data_type", "<i2"),
+        ("kind", "<i8"),  # its operation; POINT_TO_POINT
         ("is_p2p", "?"),
         ("launches", "?"),
     ]
@@ -189,13 +189,17 @@ class Translator:
     _calls: dict[int, int] = field(init=False, default_factory=dict[int, int])
     _newest_groups: dict[int, int] = field(init=False, default_factory=dict[int, int])
     """The group of the last operation of each thread."""
-    _stuck: dict[int, int] = field(init=False, default_factory=dict[int, int])
-    """The opCount at which a member (communicator in this process) was seen not to count."""
+    _standing: StandingCounts = field(init=False, default_factory=StandingCounts)
 
     def __post_init__(self) -> None:
         self.signatures = Signatures(SIGNATURE_FIELDS)
         self._decisions = np.empty(0, dtype=_DECISION)
         self._pending = np.empty(0, dtype=_PENDING)
+
+    @property
+    def tells_groups(self) -> bool:
+        """Whether opCount tells, of every operation so far, what is launched together."""
+        return self.rules.counting is Counting.PER_PLAN and not self._standing
 
     @property
     def lane_devices(self) -> NDArray[np.int32]:
@@ -220,9 +224,13 @@ class Translator:
         for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes"):
             rows[name] = operations[name]
         rows["signature"] = signature
-        rows["call"] = self._count_calls(rows["tid"], rows["group"])
         launches = self._decisions["launches"][signature]
+        for tid in np.unique(rows["tid"]).tolist():
+            self._newest_groups[tid] = int(rows["group"][np.flatnonzero(rows["tid"] == tid)[-1]])
         new = rows if launches.all() else rows[launches]
+        new["call"] = self._count_calls(new["tid"])
+        if self.rules.counting is not Counting.NEVER:
+            self._standing.feed(new, self._decisions["kind"][new["signature"]])
         self._pending = new if len(self._pending) == 0 else np.concatenate([self._pending, new])
         silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
         return silent
@@ -235,6 +243,7 @@ class Translator:
         unit, is_closed, is_joined = self._units(pending, final=final)
         ready = np.ones(len(pending), dtype=bool) if final else _before_first_open(pending["tid"], is_closed)
         self._pending = pending[~ready]
+        self._standing.forget(self._pending)
         if not ready.any():
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
         return self._form(pending[ready], unit[ready], is_joined[ready])
@@ -254,7 +263,7 @@ class Translator:
             decisions[index] = self._decision(row)
         self._decisions = np.concatenate([self._decisions, decisions])
 
-    def _decision(self, row: np.void) -> tuple[int, int, int, bool, bool]:
+    def _decision(self, row: np.void) -> tuple[int, int, int, int, bool, bool]:
         op = int(row["op"])
         kernel_class = operation_class(op)
         classes = self._launched_classes(row, kernel_class)
@@ -262,12 +271,13 @@ class Translator:
         if kernel_class not in {KernelClass.ALL_REDUCE, KernelClass.REDUCE, KernelClass.REDUCE_SCATTER}:
             data_type = NO_NUMBER
         if not classes:
-            return NO_NUMBER, 0, data_type, False, False
+            return NO_NUMBER, 0, data_type, op, False, False
         stream = 0 if self.rules.internal_stream else int(row["stream"])
         lane = self._lanes.setdefault((stream, int(row["member"])), len(self._lanes))
         if lane == len(self._lane_devices):
             self._lane_devices.append(int(row["device"]))
-        return lane, _bits(classes), data_type, op in _P2P or op in _LOWERED, True
+        is_p2p = op in _P2P or op in _LOWERED
+        return lane, _bits(classes), data_type, POINT_TO_POINT if is_p2p else op, is_p2p, True
 
     def _launched_classes(self, row: np.void, kernel_class: KernelClass) -> set[KernelClass]:
         op = int(row["op"])
@@ -293,15 +303,14 @@ class Translator:
         averages = self.rules.one_rank_average_launches and reduction == _AVG and is_floating
         return {self.rules.one_rank} if averages or reduction >= _FIRST_USER_REDUCTION else set()
 
-    def _count_calls(self, tids: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The running number of each operation among those of its thread."""
+    def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The running number of each operation among those of its thread that launch."""
         calls = np.empty(len(tids), dtype=np.int64)
         for tid in np.unique(tids).tolist():
             of_thread = np.flatnonzero(tids == tid)
             first = self._calls.get(tid, 0)
             calls[of_thread] = np.arange(first, first + len(of_thread))
             self._calls[tid] = first + len(of_thread)
-            self._newest_groups[tid] = int(groups[of_thread[-1]])
         return calls
 
     def _units(
@@ -320,13 +329,12 @@ class Translator:
         far_behind = newest - 1 - last["call"] > GROUP_SPAN
         known = rows["group"][starts] != NO_NUMBER
         moves_on = ends_by_successor & (last["op_count"] != np.append(rows["op_count"][starts[1:]], 0))
-        counts = ~known & self._counts(rows[starts], moves_on, lengths)
+        counts = ~known & self._counts(pending, rows[starts], last, moves_on)
         closed = final | ends_by_successor | (far_behind & ~known) | (newest - 1 - last["call"] > _GROUP_LIMIT)
         groups = np.array([self._newest_groups[tid] for tid in last["tid"].tolist()], dtype=np.int64)
         closed |= known & ((last["group"] == ALONE) | (last["group"] != groups))
-        closed |= ~known & ~self._may_count(rows[starts]) | (~known & (lengths > GROUP_SPAN))
+        closed |= ~known & ~self._may_count(rows[starts])
         joined = known | counts
-        self._remember_stuck(rows[starts], lengths, known)
         unit = np.where(joined[run], starts[run], np.arange(len(rows)))
         back = np.empty(len(rows), dtype=np.intp)
         back[order] = np.arange(len(rows))
@@ -342,7 +350,7 @@ class Translator:
             same &= in_group
             return same
         near = after["call"] - before["call"] <= GROUP_SPAN
-        counted = (before["op_count"] == after["op_count"]) & near & ~self._is_stuck(after)
+        counted = (before["op_count"] == after["op_count"]) & near & ~self._standing.stand_still(after)
         counted &= after["group"] == NO_NUMBER
         same &= in_group | counted
         return same
@@ -350,27 +358,19 @@ class Translator:
     def _may_count(self, rows: Columns) -> NDArray[np.bool_]:
         if self.rules.counting is Counting.NEVER:
             return np.zeros(len(rows), dtype=bool)
-        return ~self._is_stuck(rows)
+        return ~self._standing.stand_still(rows)
 
-    def _counts(self, rows: Columns, moves_on: NDArray[np.bool_], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether the opCount of each run can be believed to bound one launch."""
-        believed = self._may_count(rows) & (lengths <= GROUP_SPAN)
+    def _counts(
+        self, pending: Columns, first: Columns, last: Columns, moves_on: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Whether the opCount of each run, from its first to its last operation, bounds one launch."""
+        believed = self._may_count(first)
         if self.rules.counting is Counting.WITH_PROXY:
             # A value above zero has moved before; zero is believed only if it is seen to move on.
-            believed &= (rows["op_count"] > 0) | moves_on
+            believed &= (first["op_count"] > 0) | moves_on
+        elif self._standing:
+            believed &= moves_on | ~self._standing.seen_before(_given_out_at(pending, last))
         return believed
-
-    def _is_stuck(self, rows: Columns) -> NDArray[np.bool_]:
-        if not self._stuck:
-            return np.zeros(len(rows), dtype=bool)
-        stuck = np.zeros(len(rows), dtype=bool)
-        for member, value in self._stuck.items():
-            stuck |= (rows["member"] == member) & (rows["op_count"] == value)
-        return stuck
-
-    def _remember_stuck(self, rows: Columns, lengths: NDArray[np.intp], known: NDArray[np.bool_]) -> None:
-        for row in rows[(lengths > GROUP_SPAN) & ~known]:
-            self._stuck[int(row["member"])] = int(row["op_count"])
 
     def _form(
         self, rows: Columns, unit: NDArray[np.int64], is_joined: NDArray[np.bool_]
@@ -406,7 +406,7 @@ _PENDING: Final = np.dtype(
         ("group", "<i8"),
         ("logged_at_ns", "<i8"),
         ("signature", "<i4"),
-        ("call", "<i8"),  # its number among the operations of its thread
+        ("call", "<i8"),  # its number among the operations of its thread that launch
         ("message_bytes", "<i8"),
     ]
 )
@@ -420,6 +420,17 @@ def _common(values: NDArray[np.int16], starts: NDArray[np.intp], ends: NDArray[n
     """The value that all of a stretch share, else NO_NUMBER."""
     same = np.minimum.reduceat(values, starts) == np.maximum.reduceat(values, starts)
     return np.where(same, values[ends - 1], NO_NUMBER).astype(np.int16)
+
+
+def _given_out_at(pending: Columns, last: Columns) -> NDArray[np.int64]:
+    """The operation of its thread that closes each run, if the run is not gone on with; a late id if none has come."""
+    operations = np.full(len(last), _LATE, dtype=np.int64)
+    for tid in np.unique(last["tid"]).tolist():
+        of_thread = pending[pending["tid"] == tid]
+        mine = np.flatnonzero(last["tid"] == tid)
+        places = np.searchsorted(of_thread["call"], last["call"][mine] + GROUP_SPAN + 1)
+        operations[mine] = np.append(of_thread["id"], _LATE)[places]
+    return operations
 
 
 def _before_first_open(tids: NDArray[np.int64], is_closed: NDArray[np.bool_]) -> NDArray[np.bool_]:
