@@ -47,7 +47,7 @@ _MOST_LOST: Final = 0.8
 _SMALL_PRICE: Final = 0.45
 _FIRST_PRICE: Final = 0.3
 _PRICE_STEP: Final = 0.02
-_SIZES: Final = (24, 36, 54, 96, 192, 320, 1024)
+_SIZES: Final = (36, 64, 128, 320, 1024)
 _CELLS: Final = 1_000_000
 """Cells of small windows that are worked on at once."""
 
@@ -99,23 +99,23 @@ def _decide_batch(
     compatible: NDArray[np.bool_],
 ) -> Found:
     """Windows of one size; shorter ones end with items that are left out for nothing, in one way only."""
-    pair = np.zeros((size, size, len(windows)))
-    lost_kernel = np.ones((size, len(windows)))
-    lost_line = np.zeros((size + 1, size, len(windows)))
-    lost_line[size] = 1.0
-    for index, one in enumerate(windows):
-        (first, last), (to, until) = one.launches, one.kernels
-        launches, kernels = last - first, until - to
-        kernels_lost, lines_lost = one.rates
-        odds = odds_of(compatible[symbols[0][first:last, None], symbols[1][None, to:until]])
-        pair[:launches, :kernels, index] = odds * ((1 - kernels_lost) * (1 - lines_lost))
-        lost_kernel[:launches, index] = kernels_lost * (1 - lines_lost)
-        lost_line[:, :kernels, index] = 0.0
-        lost_line[: launches + 1, :kernels, index] = lines_lost * (1 - kernels_lost)
+    first_launch, launches = np.array([(one.launches[0], one.launches[1] - one.launches[0]) for one in windows]).T
+    first_kernel, kernels = np.array([(one.kernels[0], one.kernels[1] - one.kernels[0]) for one in windows]).T
+    kernels_lost, lines_lost = np.array([one.rates for one in windows]).T
+    # One more symbol stands for what is behind a window, and fits nothing.
+    table = np.pad(compatible, (0, 1))
+    places = np.arange(size)[:, None]
+    is_launch, is_kernel = places < launches, places < kernels
+    left = np.where(is_launch, symbols[0].take(first_launch + places, mode="clip"), -1)
+    right = np.where(is_kernel, symbols[1].take(first_kernel + places, mode="clip"), -1)
+    fits = table[left[:, None, :], right[None, :, :]]
+    odds = fits / np.maximum(fits.sum(axis=1) / kernels, 1e-9)[:, None, :]
+    lost_kernel = np.where(is_launch, kernels_lost * (1 - lines_lost), 1.0)
+    after = np.arange(size + 1)[:, None, None]
+    lost_line = np.where(is_kernel, np.where(after <= launches, lines_lost * (1 - kernels_lost), 0.0), after == size)
+    pair = odds * ((1 - kernels_lost) * (1 - lines_lost))
     probable = posterior(Weights(pair, lost_kernel, lost_line, np.zeros_like(lost_kernel)), CLOSED, pairs_only=True)
     window, launch, kernel = most_accurate(probable, _SMALL_PRICE)
-    first_launch = np.array([one.launches[0] for one in windows])
-    first_kernel = np.array([one.kernels[0] for one in windows])
     ones = np.ones(len(window), dtype=np.int64)
     return Found(
         launch + first_launch[window], ones, kernel + first_kernel[window], ones, probable.fresh[launch, kernel, window]

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _TINY: Final = 1e-300
+_RESCALED: Final = 8
+"""Diagonals after which sums are brought back near one: what so many steps are worth neither vanishes nor overflows."""
+
 _EQUAL: Final = 1e-4
 """Gains that differ by less are equal: of equal launches the first is paired."""
 
@@ -67,7 +71,7 @@ class _Table:
 
     total: Floats
     paired: Floats
-    """Those whose last step was a pair."""
+    """Those whose last step was a pair; of no meaning where nothing can be joined."""
     log_scale: Floats
     """(diagonals, B): what the values of a diagonal were divided by."""
 
@@ -95,6 +99,8 @@ def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False
     ahead = _forward(weights, ends)
     behind = _backward(weights, ends)
     launches, kernels, batch = weights.pair.shape
+    if pairs_only and not weights.joins.any():
+        return _pairs_alone(weights, ends, ahead, behind)
     fresh, joined = np.zeros((launches * kernels, batch)), np.zeros((launches * kernels, batch))
     passes = np.zeros(((launches + 1) * (kernels + 1), batch))
     lost_kernels, lost_lines = np.zeros(batch), np.zeros(batch)
@@ -137,6 +143,22 @@ def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False
     )
 
 
+def _pairs_alone(weights: Weights, ends: Ends, ahead: _Table, behind: _Table) -> Posterior:
+    """Probabilities of pairs where nothing can be joined, all at once."""
+    launches, kernels, batch = weights.pair.shape
+    likelihood, starts = _likelihood(behind, ends)
+    scale = np.exp(ahead.log_scale[:-2] + behind.log_scale[2:] - likelihood)
+    diagonal, row, window = ahead.total.strides
+    shape, strides = weights.pair.shape, (diagonal + row, diagonal, window)
+    fresh = as_strided(ahead.total, shape, strides, writeable=False) * weights.pair
+    fresh *= as_strided(behind.paired[2:, 1:], shape, strides, writeable=False)
+    diagonal, window = scale.strides
+    fresh *= as_strided(scale, shape, (diagonal, diagonal, window), writeable=False)
+    nothing = np.zeros(batch)
+    cells = np.broadcast_to(0.0, (launches + 1, kernels + 1, batch))
+    return Posterior(fresh, np.broadcast_to(0.0, shape), cells, nothing, nothing, likelihood, starts)
+
+
 def log_likelihood(weights: Weights, ends: Ends = CLOSED) -> Floats:
     """(B,): log of the sum over all alignments."""
     return _likelihood(_backward(weights, ends), ends)[0]
@@ -163,21 +185,22 @@ def _forward(weights: Weights, ends: Ends) -> _Table:
     launches, kernels, batch = weights.pair.shape
     pair, lost_line = weights.pair.reshape(-1, batch), weights.lost_line.reshape(-1, batch)
     may_join = bool(weights.joins.any())
-    table = _empty(launches, kernels, batch)
+    table = _empty(launches, kernels, batch, may_join=may_join)
     total, paired, log_scale = table.total, table.paired, table.log_scale
     total[0, 0] = 1.0
     for diagonal in range(1, launches + kernels + 1):
         first, last = max(0, diagonal - kernels), min(launches, diagonal)
-        own, own_paired = total[diagonal], paired[diagonal]
+        own = total[diagonal]
         begin, end = max(1, first), min(last, diagonal - 1)
         if begin <= end:
-            inner = own_paired[begin : end + 1]
+            inner = own[begin : end + 1]
             cells = _cells(begin - 1, end - 1, diagonal - 2, kernels)
             np.multiply(total[diagonal - 2, begin - 1 : end], pair[cells], out=inner)
-            inner *= np.exp(log_scale[diagonal - 2] - log_scale[diagonal - 1])
+            if (diagonal - 1) % _RESCALED == 0:
+                inner *= np.exp(log_scale[diagonal - 2] - log_scale[diagonal - 1])
             if may_join:
                 inner += paired[diagonal - 1, begin - 1 : end] * weights.joins[begin - 1 : end]
-            own[begin : end + 1] = inner
+                paired[diagonal, begin : end + 1] = inner
         own[begin : last + 1] += total[diagonal - 1, begin - 1 : last] * weights.lost_kernel[begin - 1 : last]
         if first <= end:
             cells = _cells(first, end, diagonal - 1, kernels)
@@ -193,18 +216,20 @@ def _backward(weights: Weights, ends: Ends) -> _Table:
     launches, kernels, batch = weights.pair.shape
     pair, lost_line = weights.pair.reshape(-1, batch), weights.lost_line.reshape(-1, batch)
     may_join = bool(weights.joins.any())
-    table = _empty(launches, kernels, batch)
+    table = _empty(launches, kernels, batch, may_join=may_join)
     total, paired, log_scale = table.total, table.paired, table.log_scale
     total[-1, launches] = paired[-1, launches] = 1.0
     for diagonal in range(launches + kernels - 1, -1, -1):
         first, last = max(0, diagonal - kernels), min(launches, diagonal)
-        own, own_paired = total[diagonal], paired[diagonal]
+        own = total[diagonal]
         begin, end = first + (diagonal - first == kernels), min(last, launches - 1)
         cells = _cells(begin, last, diagonal, kernels)
         own[begin : last + 1] = total[diagonal + 1, begin : last + 1] * lost_line[cells]
         if begin <= end:
             ahead = paired[diagonal + 2, begin + 1 : end + 2] * pair[_cells(begin, end, diagonal, kernels)]
-            own[begin : end + 1] += ahead * np.exp(log_scale[diagonal + 2] - log_scale[diagonal + 1])
+            if (diagonal + 1) % _RESCALED == 0:
+                ahead *= np.exp(log_scale[diagonal + 2] - log_scale[diagonal + 1])
+            own[begin : end + 1] += ahead
         if first <= end:
             own[first : end + 1] += total[diagonal + 1, first + 1 : end + 2] * weights.lost_kernel[first : end + 1]
         if ends.is_open or ends.stops_early:
@@ -213,25 +238,32 @@ def _backward(weights: Weights, ends: Ends) -> _Table:
             borders += (first,) if diagonal - first == kernels and first < launches else ()
             for row in borders:
                 own[row] = border if ends.is_open else border + own[row]
-        own_paired[first : last + 1] = own[first : last + 1]
+        if may_join:
+            paired[diagonal, first : last + 1] = own[first : last + 1]
         if may_join and first <= end:
-            own_paired[first : end + 1] += paired[diagonal + 1, first + 1 : end + 2] * weights.joins[first : end + 1]
+            joined = paired[diagonal + 1, first + 1 : end + 2] * weights.joins[first : end + 1]
+            paired[diagonal, first : end + 1] += joined
         _rescale(table, diagonal, diagonal + 1, first, last)
     return table
 
 
-def _empty(launches: int, kernels: int, batch: int) -> _Table:
+def _empty(launches: int, kernels: int, batch: int, *, may_join: bool) -> _Table:
+    """Where nothing can be joined, `paired` is not told apart from `total`."""
     diagonals = launches + kernels + 1
-    cells = (diagonals, launches + 1, batch)
-    return _Table(np.zeros(cells), np.zeros(cells), np.zeros((diagonals, batch)))
+    total = np.zeros((diagonals, launches + 1, batch))
+    return _Table(total, np.zeros_like(total) if may_join else total, np.zeros((diagonals, batch)))
 
 
 def _rescale(table: _Table, diagonal: int, before: int, first: int, last: int) -> None:
     """Keeps values near one, so that they neither vanish nor overflow however long the window is."""
+    if diagonal % _RESCALED:
+        table.log_scale[diagonal] = table.log_scale[before]
+        return
     own = table.total[diagonal, first : last + 1]
     largest = np.maximum(own.max(axis=0), _TINY)
     own /= largest
-    table.paired[diagonal, first : last + 1] /= largest
+    if table.paired is not table.total:
+        table.paired[diagonal, first : last + 1] /= largest
     table.log_scale[diagonal] = table.log_scale[before] + np.log(largest)
 
 
