@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -31,15 +32,16 @@ class LoggedTimes:
         self._pad(rows)
         self._known.append(time_ns)
 
-    def settle(self, times: NDArray[np.int64], clock: Clock, rows: int) -> Counter[str]:
+    def settle(self, times: NDArray[np.int64], clock: Clock, rows: int) -> Mapping[str, int]:
         """Takes the times of the stamps that wait, as their layout read them: those of the last of so many rows.
 
         Returns how many of them are no stamp but a torn piece of an operation line, or a stamp whose time cannot be
         told, by reason.
         """
         self._pad(rows - len(self.stamps))
-        doubts = Counter[str]()
-        for at in np.flatnonzero(times == NO_TIME_NS):
+        unknown = np.flatnonzero(times == NO_TIME_NS)
+        doubts: dict[str, int] = Counter[str]() if len(unknown) else {}
+        for at in unknown:
             stamp = self.stamps[at]
             found = log_stamp.in_front(stamp, len(stamp)) or log_stamp.in_other_form(stamp, len(stamp))
             if found is not None:
@@ -90,6 +92,12 @@ class Gathered:
         self.released_bytes = 0
         """Of lines with a hole in them."""
 
+    def add_known(self, templates: list[int], first_line: int) -> None:
+        """Adds rows of lines that follow each other; their opCounts and stamps were added by the caller."""
+        if templates:
+            self.templates.fromlist(templates)
+            self.lines.frombytes(np.arange(first_line, first_line + len(templates), dtype=np.uint32).tobytes())
+
     def add_operation(self, template: int, line: int, op_count: bytes, time_ns: int) -> None:
         """Adds one operation row; no stamps wait."""
         self.times.add(time_ns, len(self.templates))
@@ -136,7 +144,9 @@ class Gathered:
 
     def counts(self, operations: int) -> Counts:
         """How many records were read, by family, and left out, by reason."""
-        understood = dict(self.understood + Counter(call=self.calls))
+        understood = {family: number for family, number in self.understood.items() if number > 0}
+        if self.calls:
+            understood["call"] = understood.get("call", 0) + self.calls
         for family, rows in (("operation", operations), ("tuning", len(self.tunings))):
             if rows:
                 understood[family] = rows
