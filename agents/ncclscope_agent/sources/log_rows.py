@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -32,16 +31,14 @@ class LoggedTimes:
         self._pad(rows)
         self._known.append(time_ns)
 
-    def settle(self, times: NDArray[np.int64], clock: Clock, rows: int) -> Mapping[str, int]:
-        """Takes the times of the stamps that wait, as their layout read them: those of the last of so many rows.
+    def doubts(self, times: NDArray[np.int64], clock: Clock) -> Counter[str]:
+        """Looks again at the stamps that wait of which `times` does not know the time, and sets those it finds.
 
         Returns how many of them are no stamp but a torn piece of an operation line, or a stamp whose time cannot be
         told, by reason.
         """
-        self._pad(rows - len(self.stamps))
-        unknown = np.flatnonzero(times == NO_TIME_NS)
-        doubts: dict[str, int] = Counter[str]() if len(unknown) else {}
-        for at in unknown:
+        doubts = Counter[str]()
+        for at in np.flatnonzero(times == NO_TIME_NS):
             stamp = self.stamps[at]
             found = log_stamp.in_front(stamp, len(stamp)) or log_stamp.in_other_form(stamp, len(stamp))
             if found is not None:
@@ -49,9 +46,13 @@ class LoggedTimes:
                 doubts["time_unknown"] += times[at] == NO_TIME_NS
             elif log_lines.has_fragment(stamp):
                 doubts["torn"] += 1
+        return doubts
+
+    def settle(self, times: NDArray[np.int64], rows: int) -> None:
+        """Takes the times of the stamps that wait, which are those of the last of so many rows."""
+        self._pad(rows - len(self.stamps))
         self._known.frombytes(times.tobytes())
         self.stamps.clear()
-        return doubts
 
     def column(self, rows: int) -> array[int]:
         """The time of each row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
@@ -110,11 +111,11 @@ class Gathered:
         if self.times.stamps and self.layout is not None:
             self.take_times(self.layout.read(self.times.stamps))
 
-    def take_times(self, times: NDArray[np.int64]) -> None:
-        """Takes the times of the stamps that wait."""
-        doubts = self.times.settle(times, self._clock, len(self.templates))
-        if doubts:
-            self.skipped.update(doubts)
+    def take_times(self, times: NDArray[np.int64], *, are_known: bool = False) -> None:
+        """Takes the times of the stamps that wait. `are_known`: none of them is NO_TIME_NS."""
+        if not are_known:
+            self.skipped.update(self.times.doubts(times, self._clock))
+        self.times.settle(times, len(self.templates))
 
     def time_column(self) -> array[int]:
         """The time of each operation row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
