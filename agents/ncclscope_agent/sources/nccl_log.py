@@ -170,45 +170,35 @@ class NcclLogReader:
     # Lines
 
     def _read_lines(self, lines: Sequence[bytes]) -> None:
-        """Reads whole physical lines: those whose bytes are known here, the others by `_read_line`.
-
-        Operations of one head follow each other mostly, so the head of the one before is tried first.
-        """
-        gathered, heads, new_template = self._records.gathered, self._known.heads, self._records.new_template
+        """Reads whole physical lines: those whose bytes are known here, the others by `_read_line`."""
+        gathered, find_head, new_template = self._records.gathered, self._known.heads.get, self._records.new_template
         templates: list[int] = []
         add_template, add_op_count = templates.append, gathered.op_counts.append
         add_stamp = gathered.times.stamps.append
-        skip = begin = self._records.stamp_length
-        expected, head, find_template = None, None, dict[bytes, int]().get
+        skip = self._records.stamp_length
         number, first = self._line, self._line + 1
         for number, text in enumerate(lines, first):
-            if text[skip:begin] == expected:
-                after = text[begin:]
-            else:
-                before, mark, after = text[skip:].partition(b": opCount ")
-                head = heads.get(before) if mark else None
+            before, mark, after = text.partition(b": opCount ")
+            if mark:
+                head = find_head(before[skip:])
                 if head is not None:
-                    expected, find_template = before + mark, head.templates.get
-                    begin = skip + len(expected)
-            if head is not None:
-                op_count, _, tail = after.partition(b" ")
-                template = find_template(tail)
-                if template is None:
-                    template = new_template(head, tail)
-                if template is not None:
-                    add_template(template)
-                    add_op_count(op_count)
-                    if skip:
-                        add_stamp(text[:skip])
-                    continue
+                    op_count, _, tail = after.partition(b" ")
+                    template = head.templates.get(tail)
+                    if template is None:
+                        template = new_template(head, tail)
+                    if template is not None:
+                        add_template(template)
+                        add_op_count(op_count)
+                        if skip:
+                            add_stamp(before[:skip])
+                        continue
             gathered.add_known(templates, first)
             templates.clear()
             first = number + 1
-            if not self._read_recurring(text[skip:], number):
+            if mark or not self._read_recurring(text[skip:], number):
                 self._line = number
                 self._read_line(text)
                 skip = self._records.stamp_length
-            expected, begin = None, skip
         gathered.add_known(templates, first)
         self._line = number
 
@@ -270,8 +260,8 @@ class NcclLogReader:
         if len(text) > self._max_line_bytes or HOLE in text:
             self._skip_overlong(text)
             return
-        before, mark, after = text[self._records.stamp_length :].partition(b": opCount ")
-        head = self._known.heads.get(before)
+        before, mark, after = text.partition(b": opCount ")
+        head = self._known.heads.get(before[self._records.stamp_length :])
         if mark and head is not None and after.partition(b" ")[2] in head.templates:
             self._line -= 1
             self._read_lines([text])  # equal to a line that was whole, so it is whole
