@@ -6,6 +6,7 @@ read waits in the files, so the agent's memory is bounded however long the servi
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,7 @@ _RELEASE_SECONDS: Final = 1.0
 _BUSY_SHARE: Final = 0.005
 """Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
 and batch more than by line, the more so with the cold caches of one who slept, so fewer are cheaper: at 5,000 lines/s
-in 8 files the agent takes 0.9 to 1.2 % of a core with this, and 1.3 to 1.7 % where lines have stamps
+in 8 files the agent takes 0.9 to 1.0 % of a core with this, and 1.0 to 1.3 % where lines have stamps
 (`benchmarks/tail_cost.py`)."""
 
 
@@ -98,7 +99,7 @@ class Agent:
         self._wall_ns = wall_ns
         self._link = Link(session, link, health=self.health, wall_ns=wall_ns)
         self._is_stopping = False
-        self._naps: set[anyio.CancelScope] = set()
+        self._naps: set[asyncio.Future[None]] = set()
         self._reading = anyio.CancelScope()
         self._waiting = 0
 
@@ -116,7 +117,7 @@ class Agent:
         if not self._is_stopping:
             self._is_stopping = True
             for nap in self._naps:
-                nap.cancel()
+                _wake(nap)
             self._reading.deadline = min(self._reading.deadline, anyio.current_time() + self._flush_seconds)
             self._link.tell_change()
 
@@ -172,15 +173,18 @@ class Agent:
                 await self._nap(pause)
 
     async def _nap(self, seconds: float) -> None:
-        """Waits so long, or until `stop`. The scope has no deadline: to be cancelled costs far more than to sleep."""
+        """Waits so long, or until `stop`. A bare future and timer: scopes and their cancelling cost far more."""
         if self._is_stopping:
             return
-        with anyio.CancelScope() as nap:
-            self._naps.add(nap)
-            try:
-                await anyio.sleep(seconds)
-            finally:
-                self._naps.discard(nap)
+        loop = asyncio.get_running_loop()
+        nap: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _wake, nap)
+        self._naps.add(nap)
+        try:
+            await nap
+        finally:
+            timer.cancel()
+            self._naps.discard(nap)
 
     async def _release(self, known: Followed, generation: int, due: float) -> float:
         """Has the space of what was applied given back, once that is due; returns when it is due again."""
@@ -205,9 +209,14 @@ class Agent:
         batches = iter(await self._ask(known, lambda: ask(self._wall_ns())))
         carried = 0
         while (batch := await self._ask(known, lambda: next(batches, None))) is not None:
-            if not await self._offer(batch, generation):
+            is_taken = self._session.generation == generation and self._session.offer(batch)
+            if not is_taken and not await self._offer(batch, generation):
                 break
             carried += 1
+            if known.in_thread:
+                self._link.nudge()
+        if carried:
+            self._link.nudge()
         return carried
 
     async def _ask(self, known: Followed, call: Callable[[], _Answer]) -> _Answer:
@@ -218,15 +227,20 @@ class Agent:
     async def _offer(self, batch: Batch, generation: int) -> bool:
         """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
         self._waiting += 1
+        self._link.nudge()
         try:
             while self._session.generation == generation:
                 if self._session.offer(batch):
-                    self._link.nudge()
                     return True
                 await self._link.wait_for_change()
             return False
         finally:
             self._waiting -= 1
+
+
+def _wake(nap: asyncio.Future[None]) -> None:
+    if not nap.done():
+        nap.set_result(None)
 
 
 def next_pause(pause: float, known: Followed, *, read_something: bool, busy_seconds: float) -> float:

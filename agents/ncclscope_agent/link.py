@@ -2,19 +2,25 @@
 
 A connection ends when the service closes it, breaks the protocol, or is silent for `silence_seconds`: every
 heartbeat is answered, so silence means that one end of the connection is gone without a word.
+
+There are no tasks between session and socket: what comes is given to the session where it is received, and what is to
+be sent is written where it was offered. An agent wakes up a few times a second for little work each time, and a task's
+turn costs as much as that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
+import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import structlog
-from anyio.abc import ByteStream
 
 from ncclscope_agent.session import Session, SessionState
 from ncclscope_wire.errors import ProtocolError
@@ -22,7 +28,8 @@ from ncclscope_wire.messages import AgentHealth
 
 _log = structlog.get_logger(__name__)
 
-_RECEIVE_BYTES: Final = 64 * 1024
+_EARLY_SHARE: Final = 0.3
+"""Of the time between two heartbeats: one that is due as soon goes with what is sent now, and costs no write then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,68 @@ def _sentence(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+class _Conversation(asyncio.Protocol):
+    """One connection. `over` is done when it is: with nothing where the last words were sent, else with why."""
+
+    def __init__(self, session: Session, on_heard: Callable[[SessionState], None]) -> None:
+        self._session = session
+        self._on_heard = on_heard
+        self._transport: asyncio.Transport | None = None
+        self._is_full = False
+        loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.heard_at = loop.time()
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Says Hello."""
+        transport.set_write_buffer_limits(0)  # what does not leave at once waits in the window
+        self._transport = transport
+        self._session.on_connected()
+        self.write()
+
+    def write(self) -> None:
+        """Writes all that the session has to say, or as much as the connection takes."""
+        if self._transport is None or self.over.done():
+            return
+        while not self._is_full and (data := self._session.to_send()):
+            self._transport.write(data)
+        if not self._is_full and self._session.is_closed:
+            self._end(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self.over.done():
+            return
+        was = self._session.state
+        self.heard_at = self.over.get_loop().time()
+        try:
+            self._session.on_bytes(bytes(data))
+        except ProtocolError as error:
+            self._end(error)
+        else:
+            self._on_heard(was)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self.write()
+
+    def eof_received(self) -> None:
+        self._end(anyio.EndOfStream())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(anyio.EndOfStream() if exc is None else exc)
+
+    def _end(self, why: Exception | None) -> None:
+        if self.over.done():
+            return
+        if why is None:
+            self.over.set_result(None)
+        else:
+            self.over.set_exception(why)
+
+
 class Link:
     """Keeps one session connected until it is closed."""
 
@@ -73,16 +142,21 @@ class Link:
         self._health = health
         self._wall_ns = wall_ns
         self._jitter = jitter
-        self._something_to_send: anyio.Event | None = None
+        self._conversation: _Conversation | None = None
+        self._nudged: anyio.Event | None = None
         self._changed: anyio.Event | None = None
-        self._heard_at = 0.0
+        self._beat_at = 0.0
         self._last_failure: str | None = None
 
     def nudge(self) -> None:
         """There may be something to send. Call it on the event loop after `offer` and `finish`."""
-        if self._something_to_send is not None:
-            self._something_to_send.set()
-            self._something_to_send = None
+        if self._conversation is not None:
+            if self._session.state is SessionState.STREAMING:
+                self._beat(early_seconds=_EARLY_SHARE * self._settings.heartbeat_seconds)
+            self._conversation.write()
+        if self._nudged is not None:
+            self._nudged.set()
+            self._nudged = None
 
     async def wait_for_change(self) -> None:
         """Returns when the service has said something, the connection was lost, or `tell_change` was called."""
@@ -105,77 +179,89 @@ class Link:
     async def _wait_or_closed(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             while not self._session.is_closed:
-                await self._wait_for_nudge()
+                self._nudged = anyio.Event()
+                await self._nudged.wait()
 
     async def _run_connection(self) -> None:
         try:
-            with anyio.fail_after(self._settings.connect_seconds):
-                stream = await anyio.connect_tcp(self._settings.host, self._settings.port)
+            connected = await self._connected_socket()
         except (OSError, TimeoutError) as error:
             self._on_failure(f"cannot connect: {_sentence(error)}")
             self._session.on_disconnected()
             return
-        async with stream:
+        transport, conversation = await asyncio.get_running_loop().create_connection(
+            lambda: _Conversation(self._session, self._on_heard), sock=connected
+        )
+        try:
             if self._session.state is SessionState.CONNECTING:
-                await self._converse(stream)
-
-    async def _converse(self, stream: ByteStream) -> None:
-        self._session.on_connected()
-        try:
-            async with anyio.create_task_group() as tasks:
-                for work in (self._send, self._receive, self._beat):
-                    tasks.start_soon(self._until_over, work, stream, tasks.cancel_scope)
+                await self._converse(transport, conversation)
         finally:
-            self._session.on_disconnected()
+            transport.abort()
+            await anyio.lowlevel.cancel_shielded_checkpoint()  # which closes it
 
-    async def _until_over(
-        self, work: Callable[[ByteStream], Awaitable[None]], stream: ByteStream, scope: anyio.CancelScope
-    ) -> None:
-        """Runs one direction; whichever is over first ends the others."""
+    async def _connected_socket(self) -> socket.socket:
+        """A connection to the first of the host's addresses that takes one; each has its share of the time."""
+        seconds, loop = self._settings.connect_seconds, asyncio.get_running_loop()
+        with anyio.fail_after(seconds):
+            found = await loop.getaddrinfo(self._settings.host, self._settings.port, type=socket.SOCK_STREAM)
+        failure: Exception = OSError("the name has no address")
+        for family, kind, protocol, _, address in found:
+            tried = socket.socket(family, kind, protocol)
+            try:
+                tried.setblocking(False)
+                with anyio.fail_after(seconds / len(found)):
+                    await loop.sock_connect(tried, address)
+            except (OSError, TimeoutError) as error:
+                tried.close()
+                failure = error
+            except BaseException:
+                tried.close()
+                raise
+            else:
+                return tried
+        raise failure
+
+    async def _converse(self, transport: asyncio.Transport, conversation: _Conversation) -> None:
+        self._conversation = conversation
         try:
-            await work(stream)
+            conversation.begin(transport)
+            await self._keep_up(conversation)
         except TimeoutError:
             self._on_failure(f"the service was silent for {self._settings.silence_seconds:g} s")
         except ProtocolError as error:
             self._on_failure(str(error))
         except anyio.EndOfStream:
             self._on_failure("the service closed the connection")
-        except (anyio.BrokenResourceError, OSError) as error:
+        except OSError as error:
             self._on_failure(f"the connection broke: {_sentence(error)}")
-        scope.cancel()
+        finally:
+            self._conversation = None
+            self._session.on_disconnected()
 
-    async def _send(self, stream: ByteStream) -> None:
-        while True:
-            if data := self._session.to_send():
-                await stream.send(data)
-            elif self._session.is_closed:
-                return
-            else:
-                await self._wait_for_nudge()
+    async def _keep_up(self, conversation: _Conversation) -> None:
+        """Says that we live, and looks whether the service does, until the connection is over."""
+        loop = asyncio.get_running_loop()
+        self._beat_at = loop.time() + self._settings.heartbeat_seconds
+        while not conversation.over.done():
+            await asyncio.wait((conversation.over,), timeout=max(0.0, self._beat_at - loop.time()))
+            if not conversation.over.done():
+                if loop.time() - conversation.heard_at >= self._settings.silence_seconds:
+                    raise TimeoutError
+                self._beat(early_seconds=0.0)
+                conversation.write()
+        conversation.over.result()
 
-    async def _wait_for_nudge(self) -> None:
-        self._something_to_send = anyio.Event()
-        await self._something_to_send.wait()
-
-    async def _receive(self, stream: ByteStream) -> None:
-        while True:
-            data = await stream.receive(_RECEIVE_BYTES)
-            self._heard_at = anyio.current_time()
-            was = self._session.state
-            self._session.on_bytes(data)
-            if was is SessionState.HELLO_SENT and self._session.state is SessionState.STREAMING:
-                self._on_welcome()
-            self.tell_change()
-
-    async def _beat(self, _: ByteStream) -> None:
-        """Says that we live, and looks whether the service does: one timer for both, none for each receipt."""
-        self._heard_at = anyio.current_time()
-        while True:
-            await anyio.sleep(self._settings.heartbeat_seconds)
-            if anyio.current_time() - self._heard_at >= self._settings.silence_seconds:
-                raise TimeoutError
+    def _beat(self, *, early_seconds: float) -> None:
+        """Has a heartbeat said where one is due so soon."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._beat_at - early_seconds:
+            self._beat_at = now + self._settings.heartbeat_seconds
             self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
-            self.nudge()
+
+    def _on_heard(self, was: SessionState) -> None:
+        if was is SessionState.HELLO_SENT and self._session.state is SessionState.STREAMING:
+            self._on_welcome()
+        self.tell_change()
 
     def tell_change(self) -> None:
         """Wakes all who wait for a change: they look at the session and at what else they wait for."""
@@ -185,7 +271,7 @@ class Link:
 
     def _on_welcome(self) -> None:
         self._last_failure = None
-        self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
+        self._beat_at = 0.0
         self.nudge()
         _log.info("connected", service=self._address, generation=self._session.generation)
 

@@ -49,6 +49,9 @@ _Record = TypeVar("_Record")
 _MAX_ITEMS: Final = 1 << 20
 """Longest array and largest map of a message. An array of empty maps costs 64 times its bytes in memory."""
 
+_FIRST_BUFFER_BYTES: Final = 16 * 1024
+"""Where packing begins; it grows. The packer's own 1 MiB is asked of the kernel, and given back, for each message."""
+
 _PLAIN: Final[Mapping[str, type[Hello | Welcome | Heartbeat | Acknowledge | Goodbye | Refused]]] = {
     "hello": Hello,
     "welcome": Welcome,
@@ -143,7 +146,9 @@ def decode_message(payload: bytes) -> Message:
 
 
 def _pack(content: dict[str, object]) -> bytes:
-    return cast(bytes, msgpack.packb(content, use_bin_type=True, unicode_errors="replace"))
+    return cast(
+        bytes, msgpack.packb(content, use_bin_type=True, unicode_errors="replace", buf_size=_FIRST_BUFFER_BYTES)
+    )
 
 
 def _unpack(payload: bytes) -> dict[str, object]:

@@ -42,11 +42,11 @@ class LineCutter:
 
     def feed(self, data: bytes) -> CutLines:
         """The lines that these bytes finish."""
-        end = data.rfind(b"\n")
-        if end < 0:
-            self._keep(data)
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if not lines:
+            self._keep(rest)
             return CutLines([], 0)
-        lines = data[:end].split(b"\n")
         length = self.unfinished_bytes + len(lines[0])
         if length > self._max_line_bytes or self._has_hole:
             self._look_for_hole(bytes(self._pending) + lines[0])
@@ -54,7 +54,7 @@ class LineCutter:
         elif self._pending:
             lines[0] = bytes(self._pending) + lines[0]
         self._clear()
-        self._keep(data[end + 1 :])
+        self._keep(rest)
         return CutLines(lines, length - len(lines[0]))
 
     def feed_zeros(self, count: int) -> None:

@@ -31,13 +31,12 @@ class LoggedTimes:
         self._pad(rows)
         self._known.append(time_ns)
 
-    def settle(self, times: NDArray[np.int64], clock: Clock, rows: int) -> Counter[str]:
-        """Takes the times of the stamps that wait, as their layout read them: those of the last of so many rows.
+    def doubts(self, times: NDArray[np.int64], clock: Clock) -> Counter[str]:
+        """Looks again at the stamps that wait of which `times` does not know the time, and sets those it finds.
 
         Returns how many of them are no stamp but a torn piece of an operation line, or a stamp whose time cannot be
         told, by reason.
         """
-        self._pad(rows - len(self.stamps))
         doubts = Counter[str]()
         for at in np.flatnonzero(times == NO_TIME_NS):
             stamp = self.stamps[at]
@@ -47,9 +46,13 @@ class LoggedTimes:
                 doubts["time_unknown"] += times[at] == NO_TIME_NS
             elif log_lines.has_fragment(stamp):
                 doubts["torn"] += 1
+        return doubts
+
+    def settle(self, times: NDArray[np.int64], rows: int) -> None:
+        """Takes the times of the stamps that wait, which are those of the last of so many rows."""
+        self._pad(rows - len(self.stamps))
         self._known.frombytes(times.tobytes())
         self.stamps.clear()
-        return doubts
 
     def column(self, rows: int) -> array[int]:
         """The time of each row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
@@ -63,6 +66,8 @@ class LoggedTimes:
 
 
 _NO_TIME: Final = array("q", [NO_TIME_NS])
+_FEW_ROWS: Final = 64
+"""Fewer numbers are made faster one by one than as a column."""
 
 
 class Gathered:
@@ -90,6 +95,15 @@ class Gathered:
         self.released_bytes = 0
         """Of lines with a hole in them."""
 
+    def add_known(self, templates: list[int], first_line: int) -> None:
+        """Adds rows of lines that follow each other; their opCounts and stamps were added by the caller."""
+        self.templates.fromlist(templates)
+        end_line = first_line + len(templates)
+        if len(templates) < _FEW_ROWS:
+            self.lines.extend(range(first_line, end_line))
+        else:
+            self.lines.frombytes(np.arange(first_line, end_line, dtype=np.uint32).tobytes())
+
     def add_operation(self, template: int, line: int, op_count: bytes, time_ns: int) -> None:
         """Adds one operation row; no stamps wait."""
         self.times.add(time_ns, len(self.templates))
@@ -102,11 +116,11 @@ class Gathered:
         if self.times.stamps and self.layout is not None:
             self.take_times(self.layout.read(self.times.stamps))
 
-    def take_times(self, times: NDArray[np.int64]) -> None:
-        """Takes the times of the stamps that wait."""
-        doubts = self.times.settle(times, self._clock, len(self.templates))
-        if doubts:
-            self.skipped.update(doubts)
+    def take_times(self, times: NDArray[np.int64], *, are_known: bool = False) -> None:
+        """Takes the times of the stamps that wait. `are_known`: none of them is NO_TIME_NS."""
+        if not are_known:
+            self.skipped.update(self.times.doubts(times, self._clock))
+        self.times.settle(times, len(self.templates))
 
     def time_column(self) -> array[int]:
         """The time of each operation row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
@@ -136,7 +150,9 @@ class Gathered:
 
     def counts(self, operations: int) -> Counts:
         """How many records were read, by family, and left out, by reason."""
-        understood = dict(self.understood + Counter(call=self.calls))
+        understood = {family: number for family, number in self.understood.items() if number > 0}
+        if self.calls:
+            understood["call"] = understood.get("call", 0) + self.calls
         for family, rows in (("operation", operations), ("tuning", len(self.tunings))):
             if rows:
                 understood[family] = rows

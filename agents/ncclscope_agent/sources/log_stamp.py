@@ -108,8 +108,17 @@ class StampLayout:
         # What moves within a minute: two digits, and with a point between them those of the fraction.
         second = example.start("second") - begin
         self._moving = slice(second, second + (3 + len(fraction) if fraction else 2))
-        self._lowest = np.frombuffer(stamp.translate(_ANY_DIGIT), dtype=np.uint8)[self._moving]
-        self._range = np.array([5, 9] + [0] * bool(fraction) + [9] * len(fraction), dtype=np.uint8)
+        self._lowest = np.frombuffer(stamp.translate(_ANY_DIGIT), dtype=np.uint8)[self._moving, np.newaxis]
+        self._range = np.array([5, 9] + [0] * bool(fraction) + [9] * len(fraction), dtype=np.uint8)[:, np.newaxis]
+        before, moving = self._moving.start, self._moving.stop - self._moving.start
+        # Both texts end with bytes that are not zero, so none compares equal to a shorter one.
+        self._parts = np.dtype(
+            [
+                ("before", f"S{before}"),
+                ("moving", np.uint8, (moving,)),
+                ("after", f"S{self.length - before - moving}"),
+            ]
+        )
         self._shape = self._shape_of(stamp)
         self._clock_ns = np.array(
             [36_000 * _NS, 3_600 * _NS, 600 * _NS, 60 * _NS, 10 * _NS, _NS]
@@ -147,12 +156,13 @@ class StampLayout:
         first_ns = NO_TIME_NS if found is None else stamp_ns(found, self._clock)
         if first_ns == NO_TIME_NS:
             return None
-        moved = text[:, self._moving] - self._lowest  # what is lower wraps to more than its range
-        begin, end = self._moving.start, self._moving.stop
-        recurs = (text[:, :begin] == text[0, :begin]).all() and (text[:, end:] == text[0, end:]).all()
-        if not recurs or not (moved <= self._range).all():
+        parts = text.reshape(-1).view(self._parts)
+        recurs = [(parts[part] == parts[part][0]).all() for part in ("before", "after")]
+        # One row a column of text: numpy's loops are over rows, and a few bytes in each cost mostly their begin.
+        moved = np.ascontiguousarray(parts["moving"].T) - self._lowest  # what is lower wraps to more than its range
+        if not all(recurs) or not (moved <= self._range).all():
             return None
-        moved_ns: NDArray[np.int64] = moved.astype(np.int64) @ self._moving_ns
+        moved_ns: NDArray[np.int64] = self._moving_ns @ moved.astype(np.int64)
         times: NDArray[np.int64] = moved_ns + (first_ns - moved_ns[0])
         return times
 

@@ -171,14 +171,13 @@ class NcclLogReader:
 
     def _read_lines(self, lines: Sequence[bytes]) -> None:
         """Reads whole physical lines: those whose bytes are known here, the others by `_read_line`."""
-        gathered = self._records.gathered
-        add_template, add_line = gathered.templates.append, gathered.lines.append
-        add_op_count, add_stamp = gathered.op_counts.append, gathered.times.stamps.append
-        find_head, tunings, new_template = self._known.heads.get, self._known.tunings, self._records.new_template
-        calls = self._known.calls
+        gathered, find_head, new_template = self._records.gathered, self._known.heads.get, self._records.new_template
+        templates: list[int] = []
+        add_template, add_op_count = templates.append, gathered.op_counts.append
+        add_stamp = gathered.times.stamps.append
         skip = self._records.stamp_length
-        number = before_first = self._line
-        for number, text in enumerate(lines, before_first + 1):
+        number, first = self._line, self._line + 1
+        for number, text in enumerate(lines, first):
             before, mark, after = text.partition(b": opCount ")
             if mark:
                 head = find_head(before[skip:])
@@ -189,25 +188,35 @@ class NcclLogReader:
                         template = new_template(head, tail)
                     if template is not None:
                         add_template(template)
-                        add_line(number)
                         add_op_count(op_count)
                         if skip:
                             add_stamp(before[:skip])
                         continue
-            elif text[skip:] in tunings:
-                gathered.tunings.append(tunings[text[skip:]])
-                gathered.tuning_lines.append(number)
-                continue
-            elif text[skip:] in calls:
-                said = calls[text[skip:]]
-                gathered.calls += 1
-                if said is not None:
-                    gathered.call_marks.append((said[0], number, said[1]))
-                continue
-            self._line = number
-            self._read_line(text)
-            skip = self._records.stamp_length
+            gathered.add_known(templates, first)
+            templates.clear()
+            first = number + 1
+            if mark or not self._read_recurring(text[skip:], number):
+                self._line = number
+                self._read_line(text)
+                skip = self._records.stamp_length
+        gathered.add_known(templates, first)
         self._line = number
+
+    def _read_recurring(self, text: bytes, number: int) -> bool:
+        """Reads a line that is no operation where it is known by its bytes."""
+        gathered = self._records.gathered
+        tuning = self._known.tunings.get(text)
+        if tuning is not None:
+            gathered.tunings.append(tuning)
+            gathered.tuning_lines.append(number)
+            return True
+        if text not in self._known.calls:
+            return False
+        said = self._known.calls[text]
+        gathered.calls += 1
+        if said is not None:
+            gathered.call_marks.append((said[0], number, said[1]))
+        return True
 
     # One line
 

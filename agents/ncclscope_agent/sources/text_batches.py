@@ -20,6 +20,7 @@ from ncclscope_agent.sources.text_columns import read_hexadecimals
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns, no_rows
 from ncclscope_wire.records import Source, SourceGap
+from ncclscope_wire.terms import NO_TIME_NS
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 
@@ -61,10 +62,11 @@ def _settle_times(together: Sequence[Gathered]) -> None:
         layout = alike[0].layout
         assert layout is not None, "stamps wait, and their form is not known"
         times = layout.read(list(chain.from_iterable(gathered.times.stamps for gathered in alike)))
+        are_known = not (times == NO_TIME_NS).any()
         at = 0
         for gathered in alike:
             begin, at = at, at + len(gathered.times.stamps)
-            gathered.take_times(times[begin:at])
+            gathered.take_times(times[begin:at], are_known=are_known)
 
 
 def _operations(together: Sequence[Gathered]) -> list[Columns]:

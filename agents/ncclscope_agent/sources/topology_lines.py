@@ -130,7 +130,9 @@ class TopologyLines:
 
     def take_dropped(self) -> Counter[str]:
         """Lines of blocks that were dropped since the last call, by reason ("torn_block")."""
-        dropped, self._dropped = self._dropped, Counter()
+        dropped = self._dropped
+        if dropped:
+            self._dropped = Counter()
         return dropped
 
     def _begin(self, key: tuple[str, int, int], block: _Block, *, is_whole: bool) -> None:

@@ -15,8 +15,9 @@ One head is open at a time, or one for each tag; what is not joined is counted a
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from ncclscope_agent.sources import log_families, log_lines
@@ -36,6 +37,7 @@ _PREFIX_HEAD: Final = re.compile(
 )
 """The beginning of a prefix that was torn itself."""
 _LONGEST_TAG: Final = 48
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _BY_ITSELF: Final = b""
 """In place of the tag of a head without one."""
 
@@ -66,12 +68,12 @@ class TornRecords:
         """Whether a tail is waited for."""
         return bool(self._heads)
 
-    def take_dropped(self, *, is_last: bool) -> Counter[str]:
+    def take_dropped(self, *, is_last: bool) -> Mapping[str, int]:
         """Heads whose tail did not come since this was last asked, as torn; the open ones too where nothing follows."""
         if is_last:
             self._drop_all()
         dropped, self._dropped = self._dropped, 0
-        return Counter(torn=dropped) if dropped else Counter()
+        return {"torn": dropped} if dropped else _NOTHING
 
     def open(self, line: bytes, cut: CutLine, number: int, stamp_length: int) -> bool:
         """Whether the line is a head that may be joined, and one whole record of another process behind it."""

@@ -137,7 +137,9 @@ class TuningTable:
 
     def take_dropped(self) -> Counter[str]:
         """Lines of tables that were dropped since the last call, by reason ("torn_table")."""
-        dropped, self._dropped = self._dropped, Counter()
+        dropped = self._dropped
+        if dropped:
+            self._dropped = Counter()
         return dropped
 
     def _begin(self, key: tuple[str, int, int], table: _Table) -> _Table:
