@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.extras import require_service, require_writable
+from ncclscope.extras import require_perfetto, require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope_wire.errors import ConfigError
 
@@ -36,6 +36,13 @@ _NOTHING_READABLE = 3
     metavar="ZONE",
     help="Zone of the stamps in logs: UTC, local, +02:00 or a name. Default: the one that fits the exports, else UTC.",
 )
+@click.option(
+    "--trace-format",
+    type=click.Choice(["json", "perfetto"]),
+    default="json",
+    show_default=True,
+    help="perfetto: trace.perfetto-trace as well, which long runs want (needs ncclscope[perfetto]).",
+)
 @baseline_option
 @size_options
 def analyze(
@@ -44,6 +51,7 @@ def analyze(
     job: str,
     iterations: str | None,
     log_timezone: str | None,
+    trace_format: str,
     baselines: tuple[Path, ...],
     sizes: Sizes,
 ) -> None:
@@ -52,6 +60,8 @@ def analyze(
     Exit status: 0 done, whatever was skipped and counted; 2 usage; 3 nothing readable.
     """
     require_service()
+    if trace_format == "perfetto":
+        require_perfetto()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_run  # noqa: PLC0415
     from ncclscope_service.export.selection import select  # noqa: PLC0415
@@ -70,7 +80,7 @@ def analyze(
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    write_run(run.pipeline.store, out, iterations=bounds)
+    write_run(run.pipeline.store, out, iterations=bounds, with_perfetto=trace_format == "perfetto")
     click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
     click.echo(f"\nwritten to {out}")
 

@@ -17,10 +17,12 @@ from ncclscope_service.export.efficiency_file import write_efficiency
 from ncclscope_service.export.findings_file import findings_document
 from ncclscope_service.export.kernels_file import write_kernels
 from ncclscope_service.export.operations_file import write_operations
+from ncclscope_service.export.perfetto_trace import write_perfetto_trace
 from ncclscope_service.export.report import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.export.trace_events import TraceCounts
 from ncclscope_service.store import Store
 
 Writer: TypeAlias = Callable[[Selection, Totals, Path], object]
@@ -52,6 +54,9 @@ WRITERS: Final[dict[str, Writer]] = {
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
 
+PERFETTO_TRACE: Final = "trace.perfetto-trace"
+"""Written beside the others where it is asked for: it needs a package of its own."""
+
 
 def write_run(
     store: Store,
@@ -60,22 +65,31 @@ def write_run(
     job: str | None = None,
     since_ns: int | None = None,
     iterations: tuple[int, int] | None = None,
+    with_perfetto: bool = False,
     on_file: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
 
     All of them are written under temporary names first and then take their places one by one, so a run
     that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
-    The store must not change meanwhile.
+    The store must not change meanwhile. A Perfetto trace of an earlier run is removed where none is asked for now.
     """
+    writers = WRITERS | ({PERFETTO_TRACE: _perfetto} if with_perfetto else {})
     selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
     sums = totals(selection)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
-        for name, write in WRITERS.items():
+        for name, write in writers.items():
             if on_file is not None:
                 on_file(name)
             write(selection, sums, Path(folder) / name)
-        for name in WRITERS:
+        for name in writers:
             os.replace(Path(folder) / name, out / name)
-    return {name: out / name for name in WRITERS}
+    if not with_perfetto:
+        (out / PERFETTO_TRACE).unlink(missing_ok=True)
+    return {name: out / name for name in writers}
+
+
+def _perfetto(selection: Selection, sums: Totals, path: Path) -> TraceCounts:
+    del sums
+    return write_perfetto_trace(selection, path)

@@ -21,7 +21,7 @@ from ncclscope_service.rows import Communicator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
-MAX_POINTS: Final = 100_000
+MAX_POINTS: Final = 20_000
 """Points of one counter; where there would be more, the highest of each stretch of time stands for it."""
 
 _ROWS_PER_BATCH: Final = 1 << 13
