@@ -10,18 +10,16 @@ message. *Source:* protobuf.dev, "Encoding", "Last One Wins"; Perfetto protos/pe
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.trace_events import TraceCounts, TraceEvents
 from ncclscope_service.export.trace_tracks import Event
-
-if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation
 
 _Key = TypeVar("_Key")
 
@@ -57,6 +55,18 @@ def write_perfetto_trace(selection: Selection, path: Path) -> TraceCounts:
     return counts
 
 
+class _Annotation(Protocol):
+    """What is used of the library's message DebugAnnotation."""
+
+    bool_value: bool
+    int_value: int
+    double_value: float
+    string_value: str
+    string_value_iid: int
+    dict_entries: Any
+    array_values: Any
+
+
 @dataclass(slots=True)
 class _Interned:
     """The numbers of the strings of one kind; new ones are told before they are used."""
@@ -78,8 +88,8 @@ class _Packets:
     """Chrome trace events to packets."""
 
     def __init__(self) -> None:
-        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as messages  # noqa: PLC0415  (an extra)
-
+        # An extra, and its messages are made at run time: a checker sees other things with and without it.
+        messages: Any = importlib.import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
         self._messages = messages
         self._names = _Interned("event_names")
         self._arguments = _Interned("debug_annotation_names")
@@ -234,7 +244,7 @@ class _Packets:
                 _kept(self._pieces, key, piece)
         return piece
 
-    def _fill(self, annotation: DebugAnnotation, value: object, *, may_intern: bool) -> None:
+    def _fill(self, annotation: _Annotation, value: object, *, may_intern: bool) -> None:
         if isinstance(value, bool):
             annotation.bool_value = value
         elif isinstance(value, int):
@@ -252,7 +262,7 @@ class _Packets:
         else:
             self._fill_text(annotation, "null" if value is None else str(value), may_intern=may_intern)
 
-    def _fill_text(self, annotation: DebugAnnotation, text: str, *, may_intern: bool) -> None:
+    def _fill_text(self, annotation: _Annotation, text: str, *, may_intern: bool) -> None:
         number = self._texts.number(text) if may_intern else None
         if number is None:
             annotation.string_value = text
