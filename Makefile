@@ -41,7 +41,7 @@ lock:
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  --extra service pyproject.toml -o requirements/service.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	  --extra service --extra grafana --group dev pyproject.toml -o requirements/dev.txt
+	  --extra service --extra grafana --extra perfetto --group dev pyproject.toml -o requirements/dev.txt
 
 clean:
 	rm -rf .venv .venv-3* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ bandwidths vary with size, rank 9 is late in the last third. Prints a table.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import resource
 import tempfile
 import time
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows
-from ncclscope_service.export.directory import WRITERS, Content
+from ncclscope_service.export.directory import PERFETTO_TRACE, WRITERS, Content, Writer
+from ncclscope_service.export.perfetto_trace import write_perfetto_trace
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.totals import totals
 from ncclscope_service.export.traffic_file import measure_traffic
@@ -258,15 +260,22 @@ def measure(operations: int, out: Path) -> None:
     content = Content(selection, totals(selection), measure_traffic(selection))
     print(f"{count:,} operations, {len(store.kernels):,} kernels; sums {time.perf_counter() - begin:.2f} s")
     print(f"{'file':<24}{'seconds':>9}{'operations/s':>15}{'MB':>9}{'B/operation':>13}{'peak RSS MB':>13}")
-    for name, write in WRITERS.items():
+    for name, write in _writers().items():
         begin = time.perf_counter()
         result = write(content, out / name)
         seconds = time.perf_counter() - begin
         size = (out / name).stat().st_size
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{name:<24}{seconds:>9.2f}{count / seconds:>15,.0f}{size / 1e6:>9.2f}{size / count:>13.1f}{peak:>13.0f}")
-        if name == "trace.json.gz":
+        if name.startswith("trace."):
             print(f"  {result} {getattr(result, 'events', 0) / seconds:,.0f} events/s")
+
+
+def _writers() -> dict[str, Writer]:
+    """Of every file; of the Perfetto trace where the package for it is there."""
+    if importlib.util.find_spec("perfetto") is None:
+        return WRITERS
+    return WRITERS | {PERFETTO_TRACE: lambda content, path: write_perfetto_trace(content.selection, path)}
 
 
 def main() -> None:

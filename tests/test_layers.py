@@ -58,6 +58,7 @@ _ACTING = {
         "export.kernels_file",
         "export.operations_file",
         "export.parquet",
+        "export.perfetto_trace",
         "export.report",
         "export.traffic_file",
         "web",

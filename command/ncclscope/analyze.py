@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.extras import require_service, require_writable
+from ncclscope.extras import require_perfetto, require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope_wire.errors import ConfigError, FormatError
 
@@ -47,6 +47,13 @@ _NOTHING_READABLE = 3
     help="Another run, put beside this one: the folder that an earlier analyze wrote, or its logs and exports "
     "(repeatable).",
 )
+@click.option(
+    "--trace-format",
+    type=click.Choice(["json", "perfetto"]),
+    default="json",
+    show_default=True,
+    help="perfetto: trace.perfetto-trace as well, which long runs want (needs ncclscope[perfetto]).",
+)
 @baseline_option
 @size_options
 def analyze(
@@ -56,6 +63,7 @@ def analyze(
     iterations: str | None,
     log_timezone: str | None,
     compared: tuple[Path, ...],
+    trace_format: str,
     baselines: tuple[Path, ...],
     sizes: Sizes,
 ) -> None:
@@ -64,6 +72,8 @@ def analyze(
     Exit status: 0 done, whatever was skipped and counted; 2 usage; 3 nothing readable.
     """
     require_service()
+    if trace_format == "perfetto":
+        require_perfetto()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_run  # noqa: PLC0415
     from ncclscope_service.export.selection import select  # noqa: PLC0415
@@ -83,7 +93,14 @@ def analyze(
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
     other = _compared(compared, settings, log_timezone)
-    write_run(run.pipeline.store, out, iterations=bounds, compare=other, name=_name(paths))
+    write_run(
+        run.pipeline.store,
+        out,
+        iterations=bounds,
+        compare=other,
+        name=_name(paths),
+        with_perfetto=trace_format == "perfetto",
+    )
     click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
     click.echo(f"\nwritten to {out}")
 

@@ -22,6 +22,15 @@ def require_service() -> None:
         )
 
 
+def require_perfetto() -> None:
+    """Ends the command with a sentence where the package that writes Perfetto's own format is not installed."""
+    if importlib.util.find_spec("perfetto") is None:
+        raise click.ClickException(
+            "--trace-format perfetto needs the package perfetto: install it with `pip install 'ncclscope[perfetto]'`; "
+            "trace.json.gz, which is written without it, opens in Perfetto too"
+        )
+
+
 def require_writable(folder: Path, option: str) -> None:
     """Makes the folder if need be, and ends the command with a sentence where no file can be written into it.
 

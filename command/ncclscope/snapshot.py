@@ -26,20 +26,36 @@ _PATIENCE_SECONDS: Final = 600
 )
 @click.option("--job", help="Only this job.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last so many minutes.")
-def snapshot(out: Path, service: str, job: str | None, minutes: float | None) -> None:
+@click.option(
+    "--trace-format",
+    type=click.Choice(["json", "perfetto"]),
+    default="json",
+    show_default=True,
+    help="perfetto: trace.perfetto-trace as well (the service needs ncclscope[perfetto]).",
+)
+def snapshot(out: Path, service: str, job: str | None, minutes: float | None, trace_format: str) -> None:
     """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes."""
     require_writable(out, "--out")
-    for name in fetch_snapshot(service, out, job=job, minutes=minutes):
+    asked = None if trace_format == "json" else trace_format
+    for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked):
         click.echo(out / name)
 
 
-def fetch_snapshot(service: str, out: Path, *, job: str | None = None, minutes: float | None = None) -> list[str]:
+def fetch_snapshot(
+    service: str,
+    out: Path,
+    *,
+    job: str | None = None,
+    minutes: float | None = None,
+    trace_format: str | None = None,
+) -> list[str]:
     """Writes the files of a snapshot into `out` and gives their names.
 
     Raises:
         click.ClickException: the service is not there, or refuses; says which and what to do.
     """
-    asked = {name: str(value) for name, value in (("job", job), ("minutes", minutes)) if value is not None}
+    given = (("job", job), ("minutes", minutes), ("trace_format", trace_format))
+    asked = {name: str(value) for name, value in given if value is not None}
     url = f"{service.rstrip('/')}/api/snapshot?{urllib.parse.urlencode(asked)}"
     request = urllib.request.Request(url, method="POST")
     try:

@@ -124,11 +124,15 @@ class Service:
         """Whether agents can be served."""
         return (True, "listening for agents") if self._is_listening else (False, "the agents' port is not open yet")
 
-    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+    async def write_snapshot(
+        self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
+    ) -> None:
         """Writes the files of a run as it stands now; the service goes on meanwhile."""
         since_ns = None if minutes is None else time.time_ns() - round(minutes * _MINUTE_NS)
         frozen = self.pipeline.store.copy()
-        await to_thread.run_sync(lambda: write_run(frozen, directory, job=job, since_ns=since_ns))
+        await to_thread.run_sync(
+            lambda: write_run(frozen, directory, job=job, since_ns=since_ns, with_perfetto=with_perfetto)
+        )
 
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -57,7 +58,9 @@ class ServiceView(Protocol):
         """Whether agents can be served, and a sentence that says why or why not."""
         ...
 
-    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+    async def write_snapshot(
+        self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
+    ) -> None:
         """Writes the files of a snapshot into an empty directory; None = every job, all that is kept."""
         ...
 
@@ -173,13 +176,14 @@ class _Answers:
 
     async def snapshot(self, request: Request) -> Response:
         job, minutes = self._asked_job(request.query_params), asked_minutes(request.query_params)
+        with_perfetto = _is_perfetto_asked(request.query_params)
         try:
             self._one_snapshot.acquire_nowait()
         except anyio.WouldBlock:
             raise HTTPException(429, "a snapshot is being written: try again when it is done") from None
         try:
             with tempfile.TemporaryDirectory(prefix="ncclscope-snapshot-") as folder:
-                await self._view.write_snapshot(Path(folder), job, minutes)
+                await self._view.write_snapshot(Path(folder), job, minutes, with_perfetto=with_perfetto)
                 file = await to_thread.run_sync(zip_folder, Path(folder))
         finally:
             self._one_snapshot.release()
@@ -208,6 +212,16 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def _is_perfetto_asked(query: Mapping[str, str]) -> bool:
+    """Whether `trace_format` asks for Perfetto's own format too. Raises HTTPException(400) where it cannot be had."""
+    asked = query.get("trace_format") or "json"
+    if asked not in ("json", "perfetto"):
+        raise HTTPException(400, f"trace_format is json or perfetto, not {asked!r}")
+    if asked == "perfetto" and importlib.util.find_spec("perfetto") is None:
+        raise HTTPException(400, "the service lacks a package: pip install 'ncclscope[perfetto]' where it runs")
+    return asked == "perfetto"
 
 
 def asked_minutes(query: Mapping[str, str]) -> float | None:

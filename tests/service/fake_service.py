@@ -481,10 +481,14 @@ class FakeService:
     def is_ready(self) -> tuple[bool, str]:
         return self.ready
 
-    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+    async def write_snapshot(
+        self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
+    ) -> None:
         self.snapshots.append((job, minutes))
         (directory / "summary.json").write_text('{"operations": 3}')
         (directory / "trace.json.gz").write_bytes(b"\x1f\x8b not really")
+        if with_perfetto:
+            (directory / "trace.perfetto-trace").write_bytes(b"not really")
 
 
 def small(service: FakeService) -> FakeService:

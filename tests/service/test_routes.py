@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import socket
+import sys
 import zipfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import anyio
 import httpx
@@ -143,6 +146,21 @@ async def test_a_snapshot_is_one_zip_of_its_files() -> None:
     assert service.snapshots == [(fake.JOB, 2.5), (None, None)]
 
 
+async def test_a_snapshot_has_a_perfetto_trace_where_it_is_asked_for_and_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with client_of(small_service()) as client:
+        monkeypatch.setitem(sys.modules, "perfetto", None)  # as Python marks a module that cannot be imported
+        answer = await client.post("/api/snapshot", params={"trace_format": "perfetto"})
+        assert (answer.status_code, "pip install 'ncclscope[perfetto]'" in answer.text) == (400, True)
+        installed = ModuleType("perfetto")
+        installed.__spec__ = ModuleSpec("perfetto", None)
+        monkeypatch.setitem(sys.modules, "perfetto", installed)
+        answer = await client.post("/api/snapshot", params={"trace_format": "perfetto"})
+        with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+            assert archive.namelist() == ["summary.json", "trace.json.gz", "trace.perfetto-trace"]
+
+
 @pytest.mark.parametrize(
     ("query", "status", "says"),
     [
@@ -151,6 +169,7 @@ async def test_a_snapshot_is_one_zip_of_its_files() -> None:
         ({"minutes": "-1"}, 400, "minutes"),
         ({"minutes": "nan"}, 400, "minutes"),
         ({"minutes": "inf"}, 400, "minutes"),
+        ({"trace_format": "pdf"}, 400, "json or perfetto"),
     ],
 )
 async def test_a_snapshot_of_nonsense_is_refused_with_the_reason(query: dict[str, str], status: int, says: str) -> None:

@@ -21,10 +21,12 @@ from ncclscope_service.export.findings_file import findings_document
 from ncclscope_service.export.iterations_file import write_iterations
 from ncclscope_service.export.kernels_file import write_kernels
 from ncclscope_service.export.operations_file import write_operations
+from ncclscope_service.export.perfetto_trace import write_perfetto_trace
 from ncclscope_service.export.report import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.export.trace_events import TraceCounts
 from ncclscope_service.export.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.store import Store
 
@@ -75,6 +77,8 @@ WRITERS: Final[dict[str, Writer]] = {
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
 
+PERFETTO_TRACE: Final = "trace.perfetto-trace"
+"""Written beside the others where it is asked for: it needs a package of its own."""
 
 COMPARE_FILE: Final = "compare.json"
 """Written beside them where another run is given."""
@@ -89,6 +93,7 @@ def write_run(
     iterations: tuple[int, int] | None = None,
     compare: RunFigures | None = None,
     name: str = "this run",
+    with_perfetto: bool = False,
     on_file: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
@@ -96,11 +101,16 @@ def write_run(
     All of them are written under temporary names first and then take their places one by one, so a run
     that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
     The store must not change meanwhile. With `compare`, that run is put beside this one, which is called `name`.
+    A Perfetto trace or a comparison of an earlier run is removed where none is asked for now.
     """
     selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
     comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
     content = Content(selection, totals(selection), measure_traffic(selection), comparison)
-    writers = WRITERS if comparison is None else {**WRITERS, COMPARE_FILE: _json_writer(lambda each: each.comparison)}
+    writers = dict(WRITERS)
+    if comparison is not None:
+        writers[COMPARE_FILE] = _json_writer(lambda each: each.comparison)
+    if with_perfetto:
+        writers[PERFETTO_TRACE] = _perfetto
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         for file, write in writers.items():
@@ -109,6 +119,11 @@ def write_run(
             write(content, Path(folder) / file)
         for file in writers:
             os.replace(Path(folder) / file, out / file)
-    if comparison is None:
-        (out / COMPARE_FILE).unlink(missing_ok=True)  # of an earlier run, which this is not
+    for file in (COMPARE_FILE, PERFETTO_TRACE):
+        if file not in writers:
+            (out / file).unlink(missing_ok=True)
     return {file: out / file for file in writers}
+
+
+def _perfetto(content: Content, path: Path) -> TraceCounts:
+    return write_perfetto_trace(content.selection, path)

@@ -117,7 +117,8 @@ class TraceEvents:
         """The axis from the earliest to the latest time of all that is drawn; also decides what it means."""
         if not len(self._selection.kernels):
             has_stamp = any(np.any(_stamps(rows) != NO_TIME_NS) for rows in self._logged.values())
-            self._time = LOG_STAMPS if has_stamp else ORDER_ONLY
+            without_stamp = REFERENCE_CLOCK if len(self._selection.ranges) else ORDER_ONLY
+            self._time = LOG_STAMPS if has_stamp else without_stamp
         if self._time == ORDER_ONLY:
             return Axis(0), max((len(rows) for rows in self._logged.values()), default=0) * _STEP_NS
         bounds = [(int(known.min()), int(known.max())) for known in self._all_times() if len(known)]

@@ -31,8 +31,8 @@ from ncclscope_wire.terms import NO_TIME_NS
 _ROWS_PER_BATCH: Final = 1 << 13
 
 _NVTX: Final = Track(0, "NVTX")
-_LOG: Final = Track(30, "logged, no kernel")
-_UNTIMED: Final = Track(31, "logged, time not known")
+_LOG: Final = Track(2000, "logged, no kernel")
+_UNTIMED: Final = Track(2001, "logged, time not known")
 _NOT_KNOWN: Final = "not known"
 
 
@@ -110,8 +110,8 @@ class ProcessTrace:
     def untimed(
         self, tracks: ProcessTracks, operations: ProcessRows, at_ns: NDArray[np.int64]
     ) -> Iterator[list[Event]]:
-        """Operations of which no time is known, at those of the operations logged before them, which they say."""
-        return self._instants(tracks, _UNTIMED, operations, at_ns, {"time": "that of the operation logged before"})
+        """Operations of which no time is known, at those of the operations logged before them."""
+        return self._instants(tracks, _UNTIMED, operations, at_ns, {"time": "not known"})
 
     def _instants(
         self, tracks: ProcessTracks, track: Track, operations: ProcessRows, at_ns: NDArray[np.int64], more: Arguments
