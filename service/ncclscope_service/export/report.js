@@ -56,7 +56,7 @@
     const [low, high] = [all.reduce((a, b) => Math.min(a, b)) / 1.5, all.reduce((a, b) => Math.max(a, b)) * 1.5];
     const traces = labels.map((label, place) => ({
       type: "scatter", mode: "markers", name: label, x: data.bandwidth.series[label].x, y: data.bandwidth.series[label].y,
-      marker: { size: 5, opacity: 0.55, color: palette[place % palette.length] },
+      marker: { size: 5, opacity: 0.55, color: palette[place % palette.length], symbol: ["circle", "square", "diamond", "cross"][Math.floor(place / palette.length) % 4] },
       hovertemplate: "%{y:.4g} GB/s at %{x:.4s}B<extra>%{fullData.name}</extra>",
     }));
     for (const [kind, limit] of Object.entries(data.bandwidth.limits)) {
@@ -68,7 +68,7 @@
     const shown = ticks.filter((size) => size >= low && size <= high);
     draw("bandwidth", traces, layout(400, {
       xaxis: axis("message size", { type: "log", tickvals: shown, ticktext: shown.map(bytes), range: [Math.log10(low), Math.log10(high)] }),
-      yaxis: axis("bus bandwidth of the transfer (GB/s)", { type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 2 } }),
+      yaxis: axis("bus bandwidth of the transfer (GB/s)", { type: "log", dtick: 1, tickformat: "~g", minor: { ticks: "outside", ticklen: 2 } }),
     }));
   };
   const stacked = (id, groups, names, title, colors, scale) => {
@@ -105,9 +105,8 @@
     const line = { color: style("--faint"), width: 1 };
     const n = senders.length;
     const side = Math.max(320, Math.min(640, 120 + 26 * n));
-    const named = (name) => (what === "rank" && /^\d/.test(name) ? `rank ${name}` : name);
     draw("traffic", [{
-      type: "heatmap", x: receivers.map(named), y: senders.map(named), z: amounts.map((row) => row.map((value) => (value === null ? null : Math.log10(value)))),
+      type: "heatmap", x: receivers, y: senders, z: amounts.map((row) => row.map((value) => (value === null ? null : Math.log10(value)))),
       customdata: amounts.map((row) => row.map((value) => (value === null ? "" : bytes(value)))), hoverongaps: false, xgap: n < 64 ? 1 : 0, ygap: n < 64 ? 1 : 0,
       zmin: high - low < 0.5 ? low - 1 : low, zmax: high, colorscale: scale(), colorbar: { title: { text: "bytes", side: "top" }, tickvals: ticks, ticktext: ticks.map((power) => bytes(10 ** power)), thickness: 12, len: 1, outlinewidth: 0 },
       hovertemplate: "%{y} to %{x}: %{customdata}<extra></extra>",

@@ -176,7 +176,7 @@ class _Measuring:
             found = np.zeros(len(keys), dtype=np.int64)
             np.add.at(found, codes.reshape(-1), rows["message_bytes"][is_known])
             for (member, op, algorithm, root), amount in zip(keys.tolist(), found.tolist(), strict=True):
-                key = (member, words[op], algorithm, root)
+                key = (member, words[int(op)], algorithm, root)
                 sums[key] = sums.get(key, 0) + amount
         for (member, op, algorithm, root), amount in sums.items():
             of = self._store.members[member]
