@@ -55,6 +55,10 @@ _LANE_SAMPLE: Final = 256
 UNANCHORED: Final = 0.5
 """What is believed of pairs that may be off by whole periods."""
 
+_ENOUGH_LAUNCHES: Final = 32
+_FEW_LOST: Final = 0.005
+"""With so few kernels missing, equal calls of which the second has none were rather one group."""
+
 _AHEAD: Final = 2 * 65536
 """How far launches ahead of their kernels are looked at, in items beyond four per kernel."""
 
@@ -146,6 +150,8 @@ class Track:
     """Whether collectives may have been launched together without the log telling."""
     _used: int = 0
     """Launches decided so far."""
+    _lost: int = 0
+    """Those of them for which no kernel was found at first."""
     _votes_of_order: GroupVotes = field(default_factory=GroupVotes)
     _timed: TimedTrack = field(default_factory=TimedTrack)
     _experience: Experience = field(default_factory=Experience)
@@ -491,6 +497,8 @@ class Track:
         """
         before, after = np.arange(len(rows) - 1), np.arange(1, len(rows))
         matched = kernel != NO_NUMBER
+        lost = self._lost + np.cumsum(~matched)
+        self._lost += int(np.count_nonzero(~matched))
         same = (rows["lane"][before] == rows["lane"][after]) & (rows["classes"][before] == rows["classes"][after])
         same &= matched[before]
         if is_divided:
@@ -501,7 +509,9 @@ class Track:
         keys = rows["signature"][before].astype(np.int64) << 32 | rows["signature"][after]
         together = ~matched[after]
         # Frameworks coalesce different tensors; a run of one and the same call is rather one that lost a kernel.
-        prior = np.where(rows["signature"][before] != rows["signature"][after], 0.6, 0.1)
+        seen, missing = self._used + before, lost[before]
+        is_clean = (seen >= _ENOUGH_LAUNCHES) & (missing < _FEW_LOST * seen)
+        prior = np.where(rows["signature"][before] != rows["signature"][after], 0.6, np.where(is_clean, 0.4, 0.1))
         share = self._votes_of_order.share(keys, together, prior)
         joined = together & (share > 0.5)
         kernel[after[joined]] = kernel[before[joined]]

@@ -65,6 +65,19 @@ def test_groups_that_nothing_tells_are_divided_by_the_number_of_kernels() -> Non
     assert matches["confidence"][guessed & (matches["match"] == Match.MATCHED)].max() < 1.0
 
 
+def test_equal_collectives_of_one_group_share_a_kernel_from_the_first_group_on() -> None:
+    recorder = Recorder(counts=False)
+    shard = Call("ReduceScatter", 2, 0xC0)
+    for _ in range(6):
+        for _layer in range(40):
+            recorder.issue(101, Call("AllReduce", 0, 0xA0))
+            recorder.issue(101, Call("AllGather", 0, 0xA0))
+        recorder.issue(101, shard, shard)
+    recorder.issue(101, Call("AllReduce", 0, 0xA0))
+    sample = recorder.sample(stamps=False, groups=False)
+    assert f1(sample, align_whole("2.28.3", sample)) == 1.0
+
+
 def test_every_operation_is_decided_exactly_once() -> None:
     sample = lose(sample_of("2.21.5"), np.random.default_rng(0), lines=0.1, kernels=0.1)
     matches = align_whole("2.21.5", sample)
