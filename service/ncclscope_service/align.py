@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.lanes import Lanes
 from ncclscope_service.orphans import CONTEXT, Placing, ThreadMemory, place_by_time
 from ncclscope_service.rows import Match
 from ncclscope_service.signatures import Signatures
-from ncclscope_service.track import TRACK_KERNEL, Lanes, Outcome, Track
+from ncclscope_service.track import TRACK_KERNEL, Outcome, Track
 from ncclscope_service.translate import Translator, rules_of
 from ncclscope_service.unmatched import Undecided
 from ncclscope_wire.batch import Columns

@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.landmarks import Landmarks, between
+from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.resumption import ENOUGH_BEHIND, Behind, Resumed, Resumption
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.sequence import CERTAIN, FIRST_STRAIGHT, Decided, Experience, Pairing, Sides
-from ncclscope_service.signatures import Signatures
+from ncclscope_service.sequence import CERTAIN, Decided, Experience, Pairing, Sides
 from ncclscope_service.streams import (
-    FREE,
     PATIENCE_NS,
     UNBOUND,
     VOTES,
-    LanePairs,
-    lanes_by_order,
     majority,
     votes_by_time,
 )
@@ -46,12 +43,6 @@ TRACK_KERNEL: Final = np.dtype(
 )
 """One kernel of a thread, in order of launching."""
 
-_LANE_WINDOW: Final = 512
-"""Launches and kernels that are aligned to see which stream is which."""
-
-_LANE_SAMPLE: Final = 256
-"""Those of them that are tried with each answer."""
-
 UNANCHORED: Final = 0.5
 """What is believed of pairs that may be off by whole periods."""
 
@@ -61,53 +52,6 @@ _FEW_LOST: Final = 0.005
 
 _AHEAD: Final = 2 * 65536
 """How far launches ahead of their kernels are looked at, in items beyond four per kernel."""
-
-
-@dataclass(slots=True)
-class Lanes:
-    """What all threads of a process share: lanes and their pairing."""
-
-    pairs: LanePairs = field(default_factory=LanePairs)
-    devices: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    """Device of each lane of the log."""
-    launch_symbols: Signatures = field(default_factory=lambda: Signatures(("lane", "classes", "data_type")))
-    kernel_symbols: Signatures = field(
-        default_factory=lambda: Signatures(("lane", "device", "kernel_class", "data_type"))
-    )
-
-    def grow(self, devices: NDArray[np.int32]) -> None:
-        """Takes in lanes of the log that appeared."""
-        self.devices = devices
-        self.pairs.grow(len(devices))
-
-    def compatible(self) -> NDArray[np.bool_]:
-        """Which launch symbol may be which kernel symbol, by lane, device, class and type."""
-        if len(self.launch_symbols) == 0 or len(self.kernel_symbols) == 0:
-            return np.zeros((len(self.launch_symbols), len(self.kernel_symbols)), dtype=bool)
-        launches, kernels = self.launch_symbols.rows, self.kernel_symbols.rows
-        lanes = self.pairs.kernel_lanes[launches["lane"]]
-        # The log's [dev] is the current device of the calling thread: a hint only where there are several.
-        several = len(np.unique(self.devices)) > 1 and len(np.unique(kernels["device"])) > 1
-        devices = self.devices[launches["lane"]] if several else np.full(len(launches), NO_NUMBER)
-        at_home = devices[:, None] == kernels["device"][None, :]
-        at_home |= (devices == NO_NUMBER)[:, None]
-        fits = np.where((lanes < 0)[:, None], at_home, lanes[:, None] == kernels["lane"][None, :])
-        compatible: NDArray[np.bool_] = fits & self._same_kind(launches, kernels)
-        return compatible
-
-    def fits(self, launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
-        """fits[i, j]: launch i may be kernel j, by lane, device, class and type."""
-        left, right = self.launch_symbols.number(launches), self.kernel_symbols.number(kernels)
-        table: NDArray[np.bool_] = self.compatible()[left][:, right]
-        return table
-
-    @staticmethod
-    def _same_kind(launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
-        bits = launches["classes"][:, None] >> kernels["kernel_class"][None, :].astype(np.uint32)
-        types = launches["data_type"][:, None] == kernels["data_type"][None, :]
-        types |= (kernels["data_type"] == NO_NUMBER)[None, :] | (launches["data_type"] == NO_NUMBER)[:, None]
-        kinds: NDArray[np.bool_] = (bits & 1 == 1) & types
-        return kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +178,7 @@ class Track:
         if amount == 0 and not final:
             return self._nothing()
         kernels = self.kernels[:amount]
-        if is_border and not final and len(rows) < amount + _LANE_WINDOW:
+        if is_border and not final and len(rows) < amount + LANE_WINDOW:
             return self._nothing()
         items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
         decided = self._paired(rows, kernels, (items, runs), is_closed=is_border, final=final or is_border)
@@ -417,8 +361,8 @@ class Track:
             unbound = self.lanes.pairs.kernel_lanes[rows["lane"][used:]] == UNBOUND
             limit = used + int(unbound.argmax()) if unbound.any() else None
             if limit == used:
-                waiting, free = pairing.waiting(_LANE_WINDOW)
-                if self._bind_by_order(rows[waiting], kernels[free], final=final):
+                waiting, free = pairing.waiting(LANE_WINDOW)
+                if self.lanes.bind_by_order(rows[waiting], kernels[free], final=final):
                     continue
                 break
             pairing.run(self.lanes.compatible(), final=final, is_closed=is_closed, limit=limit)
@@ -431,31 +375,6 @@ class Track:
         elif final:
             decided.launches_used, decided.kernels_used = len(rows), len(kernels)
         return decided
-
-    def _bind_by_order(self, launches: Columns, kernels: Columns, *, final: bool) -> bool:
-        """Pairs the lane of the first launch, and others beside it; False if more data must come first."""
-        left, right = self._launch_symbols(launches[:_LANE_WINDOW]), self._kernel_symbols(kernels[:_LANE_WINDOW])
-        shorter = min(len(left), len(right))
-        table = self.lanes.compatible()
-        agreeing = table[left[:shorter], right[:shorter]]
-        straight = int((~agreeing).argmax()) if not agreeing.all() else shorter
-        lane = int(launches["lane"][0])
-        if straight >= FIRST_STRAIGHT or (final and straight == shorter and shorter):
-            of_lane = launches["lane"][: min(straight, FIRST_STRAIGHT)] == lane
-            seen = kernels["lane"][: len(of_lane)][of_lane]
-            if np.all(seen == seen[0]):
-                self.lanes.pairs.bind(lane, int(seen[0]))
-                return True
-        if not final and (len(left) < _LANE_WINDOW or len(right) < _LANE_WINDOW):
-            return False
-        left, right = left[:_LANE_SAMPLE], right[:_LANE_SAMPLE]
-        found = lanes_by_order(launches["lane"][: len(left)], kernels["lane"][: len(right)], table[left][:, right])
-        for one, kernel_lane in found.items():
-            if not self.lanes.pairs.is_bound(one):
-                self.lanes.pairs.bind(one, kernel_lane)
-        if not self.lanes.pairs.is_bound(lane):
-            self.lanes.pairs.bind(lane, FREE)
-        return True
 
     def _spread(self, rows: Columns, decided: Decided, signatures: Columns, *, is_divided: bool) -> Outcome:
         """From pairs to launches: those of a run are divided among its kernels, where runs were paired."""
