@@ -95,14 +95,12 @@ class Gathered:
         self.released_bytes = 0
         """Of lines with a hole in them."""
 
-    def add_known(self, templates: list[int], first_line: int) -> None:
-        """Adds rows of lines that follow each other; their opCounts and stamps were added by the caller."""
-        self.templates.fromlist(templates)
-        end_line = first_line + len(templates)
-        if len(templates) < _FEW_ROWS:
-            self.lines.extend(range(first_line, end_line))
+    def add_lines(self, begin: int, end: int) -> None:
+        """Notes the lines of operation rows that follow each other; all else of them is added by the caller."""
+        if end - begin < _FEW_ROWS:
+            self.lines.extend(range(begin, end))
         else:
-            self.lines.frombytes(np.arange(first_line, end_line, dtype=np.uint32).tobytes())
+            self.lines.frombytes(np.arange(begin, end, dtype=np.uint32).tobytes())
 
     def add_operation(self, template: int, line: int, op_count: bytes, time_ns: int) -> None:
         """Adds one operation row; no stamps wait."""

@@ -174,7 +174,7 @@ class NcclLogReader:
         gathered, find_head, new_template = self._records.gathered, self._known.heads.get, self._records.new_template
         templates: list[int] = []
         add_template, add_op_count = templates.append, gathered.op_counts.append
-        add_stamp = gathered.times.stamps.append
+        add_stamp, find_tuning, calls = gathered.times.stamps.append, self._known.tunings.get, self._known.calls
         skip = self._records.stamp_length
         number, first = self._line, self._line + 1
         for number, text in enumerate(lines, first):
@@ -192,31 +192,30 @@ class NcclLogReader:
                         if skip:
                             add_stamp(before[:skip])
                         continue
-            gathered.add_known(templates, first)
-            templates.clear()
+            elif (tuning := find_tuning(text[skip:])) is not None:
+                gathered.tunings.append(tuning)
+                gathered.tuning_lines.append(number)
+                gathered.add_lines(first, number)
+                first = number + 1
+                continue
+            elif text[skip:] in calls:
+                said = calls[text[skip:]]
+                gathered.calls += 1
+                if said is not None:
+                    gathered.call_marks.append((said[0], number, said[1]))
+                gathered.add_lines(first, number)
+                first = number + 1
+                continue
+            gathered.add_lines(first, number)
             first = number + 1
-            if mark or not self._read_recurring(text[skip:], number):
-                self._line = number
-                self._read_line(text)
-                skip = self._records.stamp_length
-        gathered.add_known(templates, first)
+            gathered.templates.fromlist(templates)
+            templates.clear()
+            self._line = number
+            self._read_line(text)
+            skip = self._records.stamp_length
+        gathered.add_lines(first, number + 1)
+        gathered.templates.fromlist(templates)
         self._line = number
-
-    def _read_recurring(self, text: bytes, number: int) -> bool:
-        """Reads a line that is no operation where it is known by its bytes."""
-        gathered = self._records.gathered
-        tuning = self._known.tunings.get(text)
-        if tuning is not None:
-            gathered.tunings.append(tuning)
-            gathered.tuning_lines.append(number)
-            return True
-        if text not in self._known.calls:
-            return False
-        said = self._known.calls[text]
-        gathered.calls += 1
-        if said is not None:
-            gathered.call_marks.append((said[0], number, said[1]))
-        return True
 
     # One line
 
