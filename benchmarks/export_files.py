@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows
-from ncclscope_service.export.directory import PERFETTO_TRACE, WRITERS, Writer
+from ncclscope_service.export.directory import PERFETTO_TRACE, WRITERS, Content, Writer
 from ncclscope_service.export.perfetto_trace import write_perfetto_trace
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.totals import totals
+from ncclscope_service.export.traffic_file import measure_traffic
 from ncclscope_service.rows import (
     Communicator,
     Finding,
@@ -256,12 +257,12 @@ def measure(operations: int, out: Path) -> None:
     count = len(store.operations)
     begin = time.perf_counter()
     selection = select(store)
-    sums = totals(selection)
+    content = Content(selection, totals(selection), measure_traffic(selection))
     print(f"{count:,} operations, {len(store.kernels):,} kernels; sums {time.perf_counter() - begin:.2f} s")
     print(f"{'file':<24}{'seconds':>9}{'operations/s':>15}{'MB':>9}{'B/operation':>13}{'peak RSS MB':>13}")
     for name, write in _writers().items():
         begin = time.perf_counter()
-        result = write(selection, sums, out / name)
+        result = write(content, out / name)
         seconds = time.perf_counter() - begin
         size = (out / name).stat().st_size
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -274,7 +275,7 @@ def _writers() -> dict[str, Writer]:
     """Of every file; of the Perfetto trace where the package for it is there."""
     if importlib.util.find_spec("perfetto") is None:
         return WRITERS
-    return WRITERS | {PERFETTO_TRACE: lambda selection, _, path: write_perfetto_trace(selection, path)}
+    return WRITERS | {PERFETTO_TRACE: lambda content, path: write_perfetto_trace(content.selection, path)}
 
 
 def main() -> None:

@@ -58,6 +58,7 @@ _ACTING = {
         "export.parquet",
         "export.perfetto_trace",
         "export.report",
+        "export.traffic_file",
         "web",
     },
 }

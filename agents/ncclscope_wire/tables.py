@@ -128,6 +128,8 @@ RANGE_TEMPLATE: Final = np.dtype(
         ("tid", "<u4"),
         ("domain", "<u4"),  # string; "" = the default domain
         ("text", "<u4"),  # string
+        ("communicator", "<u8"),  # hash in the payload of NCCL's ranges (2.25 on); 0 where there is none
+        ("bytes", "<i8"),  # of the call, in that payload (2.16 on); NO_NUMBER
     ]
 )
 """All of an NVTX range except its times."""

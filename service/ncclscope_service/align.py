@@ -10,6 +10,7 @@ Kernels replayed by CUDA graphs have no log line of their own; `graphs` pairs th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -256,18 +257,50 @@ class ProcessAligner:
         if not self._place_kernels(until_ns, final=final):
             return
         until_ns = min(until_ns, self._held_since_ns - _UNSURE_NS)
-        for track in self._tracks.values():
-            self._settle(track, self._pair(track, until_ns, final=final))
-            while track.is_at_border:
-                left = len(track.launches) + len(track.kernels)
+        if self._is_timed:
+            for track in self._tracks.values():
                 self._settle(track, self._pair(track, until_ns, final=final))
-                if len(track.launches) + len(track.kernels) == left:
-                    # Nothing tells where the recording goes on. At the end, the rest has no kernel.
-                    if final:
-                        self._settle(track, track.give_up(len(track.launches)))
-                    break
+        else:
+            self._pair_stretches(until_ns, final=final)
+        for track in self._tracks.values():
             self._limit(track)
         self._emit_undecided(final=final)
+
+    def _pair_stretches(self, until_ns: int, *, final: bool) -> None:
+        """By order, one recorded stretch after the other; no thread is a stretch ahead of another."""
+        for track in self._tracks.values():
+            track.in_doubt = None
+        while True:
+            stretches = {tid: track.stretch(self._coverage) for tid, track in self._tracks.items()}
+            earliest = min((each for each in stretches.values() if each is not None), default=None)
+            first = [self._tracks[tid] for tid, own in stretches.items() if own == earliest]
+            sure = [track for track in first if track.in_doubt is None]
+            moved = [self._move(track, self._pair(track, until_ns, final=final)) for track in sure]
+            if not any(moved) and not self._place_doubtful(first, final=final):
+                break
+        if final:
+            # Nothing tells where the recording goes on: the rest has no kernel.
+            for track in self._tracks.values():
+                self._settle(track, self._pair(track, until_ns, final=True))
+                self._settle(track, track.give_up(len(track.launches)))
+
+    def _move(self, track: Track, outcome: Outcome) -> bool:
+        """Settles what was decided; whether there is anything, or more can be."""
+        self._settle(track, outcome)
+        return len(outcome.launches) + len(outcome.kernels) > 0 or track.is_at_border
+
+    def _place_doubtful(self, tracks: Sequence[Track], *, final: bool) -> bool:
+        """Places the surest of the threads in doubt behind a hole by the others; False if none is, or they lag."""
+        in_doubt = [track for track in tracks if track.in_doubt is not None]
+        if not in_doubt:
+            return False
+        others = [track for track in self._tracks.values() if track.in_doubt is None]
+        until = max(int(track.in_doubt.ids[-1]) for track in in_doubt if track.in_doubt is not None)
+        if not all(other.has_passed(until) for other in others):
+            return False
+        track = min(in_doubt, key=lambda each: each.doubt)
+        told = [other for other in others if len(other.landmarks.ids)]
+        return self._move(track, track.resume_between(told, final=final))
 
     def _place_launches(self, *, final: bool) -> None:
         rows, ids = self._translator.launches(final=final)
@@ -485,7 +518,12 @@ class ProcessAligner:
         signatures = self._translator.signatures
         kinds = signatures.rows if len(signatures) else np.empty(0, dtype=ALIGN_OPERATION)
         return track.pair_by_order(
-            before_op=before_op, collapse=self._collapses, kinds=kinds, coverage=self._coverage, final=final
+            before_op=before_op,
+            collapse=self._collapses,
+            kinds=kinds,
+            coverage=self._coverage,
+            may_ask=len(self._tracks) > 1,
+            final=final,
         )
 
     def _settle(self, track: Track, outcome: Outcome) -> None:

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
 from ncclscope_service.distinct import distinct, firsts, groups
+from ncclscope_service.exact_join import ExactJoin
 from ncclscope_service.graph_replays import GraphReplays
 from ncclscope_service.kernel_name import parse_kernel_name
 from ncclscope_service.rows import Match
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import API_CALL, Ids, Store
+from ncclscope_service.verdicts import Verdicts
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen
 from ncclscope_wire.terms import NO_NUMBER
@@ -41,6 +43,13 @@ class Alignment:
         self._arrived: list[Ids] = []
         """Operations since the last `advance`, which may find that they were captured."""
         self.graphs = GraphReplays(known, version_of, self._operation_columns, self._kernel_columns)
+        self._exact: dict[int, ExactJoin | None] = {}
+        """Exact joins of the processes that were captured; None where NVTX ranges tell nothing."""
+        self._verdicts: dict[int, Verdicts] = {}
+        self._captured: dict[int, list[Columns]] = {}
+        """Kernels of each process (ALIGN_KERNEL) since its last finished capture."""
+        self._called: dict[int, list[Columns]] = {}
+        """Ranges of NCCL's calls likewise (store.API_CALL)."""
         self._touched: set[int] = set()
         self._name_columns: dict[int, tuple[int, int]] = {}
 
@@ -70,12 +79,20 @@ class Alignment:
                 self.graphs.feed_kernels(process, columns[is_replay])
                 columns = columns[~is_replay]
             self._kernels.setdefault(process, []).append(columns)
+            if self._exact.setdefault(process, ExactJoin()) is not None:
+                self._captured.setdefault(process, []).append(columns)
             self._touched.add(process)
+
+    def feed_calls(self, calls: Columns) -> None:
+        """Calls of NCCL's API that an export holds (store.API_CALL), before its capture is said to be finished."""
+        for process in np.unique(calls["process"]).tolist():
+            self._called.setdefault(process, []).append(calls[calls["process"] == process])
 
     def feed_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
         """A finished capture; `processes`: process index by pid, for the pids that it recorded."""
         for process in processes.values():
             self._coverage.setdefault(process, []).append((capture.start_ns, capture.end_ns))
+            self._feed_exact(process, capture)
             self._touched.add(process)
 
     def _feed_arrived(self) -> None:
@@ -95,6 +112,17 @@ class Alignment:
             for begin_ns, end_ns in coverage.get(process, ()):
                 aligner.feed_coverage(begin_ns, end_ns)
 
+    def _feed_exact(self, process: int, capture: CaptureSeen) -> None:
+        """Gives a finished capture to the exact join; a process whose first one has no calls has none."""
+        calls = _taken(self._called, process, np.empty(0, API_CALL), capture)
+        kernels = _taken(self._captured, process, np.empty(0, ALIGN_KERNEL), capture)
+        exact = self._exact.setdefault(process, ExactJoin())
+        if exact is None:
+            return
+        exact.feed_capture(calls, kernels, capture.end_ns)
+        if not exact.is_active:
+            self._exact[process] = None
+
     def advance(self, *, final: bool = False, ended: Sequence[int] = ()) -> Ids:
         """Decides what can be decided, writes it to the store, and gives the operations that were decided.
 
@@ -105,7 +133,9 @@ class Alignment:
         touched = set(self._aligners) if final else self._touched | (set(ended) & set(self._aligners))
         self._touched = set()
         for process in sorted(touched):
-            matches = self._aligners[process].advance(final=final or process in ended)
+            is_over = final or process in ended
+            matches = self._aligners[process].advance(final=is_over)
+            matches = self._judged(process, matches, final=is_over)
             matches = matches[~self.graphs.is_captured(process, matches["operation"])]
             if len(matches):
                 self._write(matches)
@@ -116,6 +146,21 @@ class Alignment:
             decided += [self._give_up(process) for process in ended if process in self._not_captured]
         return np.concatenate(decided)
 
+    def _judged(self, process: int, matches: Columns, *, final: bool) -> Columns:
+        """What is settled of an aligner's matches beside exact joins; it waits for captures that are being read."""
+        if len(self.graphs.captured_of(process)):
+            self._exact[process] = None  # the calls of a CUDA graph's capture launch nothing themselves
+        exact = self._exact[process]
+        verdicts = self._verdicts[process]
+        if exact is None:
+            return verdicts.release(matches)
+        checked, disagreements = verdicts.checked, verdicts.disagreements
+        settled = verdicts.merge(matches, exact.advance(final=final), final=final)
+        job = self._store.process_job[process]
+        self._store.alignment_checked[job] += verdicts.checked - checked
+        self._store.alignment_disagreements[job] += verdicts.disagreements - disagreements
+        return settled
+
     def give_up_uncaptured(self, before: int | None = None) -> Ids:
         """Lets operations wait no longer for a capture: those with an id below `before`, or all that never had one.
 
@@ -125,6 +170,8 @@ class Alignment:
         if before is not None:
             for process, aligner in self._aligners.items():
                 aligner.give_up(before)
+                if (exact := self._exact[process]) is not None:
+                    exact.give_up(before)
                 self._touched.add(process)
         given_up = [self._give_up(process, before) for process in list(self._not_captured)]
         return np.concatenate([np.empty(0, np.int64), *given_up])
@@ -148,12 +195,17 @@ class Alignment:
             captured = self.graphs.captured_of(process)
             if len(captured):
                 aligner.withdraw(captured)
+            self._exact.setdefault(process, ExactJoin())
+            self._verdicts[process] = Verdicts()
             for waiting in self._not_captured.pop(process, ()):
                 self._feed(process, self.graphs.without_captured(waiting))
         return aligner
 
     def _feed(self, process: int, operations: Ids) -> None:
-        self._aligners[process].feed_operations(self._operation_columns(operations))
+        columns = self._operation_columns(operations)
+        self._aligners[process].feed_operations(columns)
+        if (exact := self._exact[process]) is not None:
+            exact.feed_operations(columns)
         self._touched.add(process)
 
     def _operation_columns(self, operations: Ids) -> Columns:
@@ -207,6 +259,17 @@ class Alignment:
         kernel_at = kernels.at(matches["kernel"][first])
         kernels.rows["launch"][kernel_at] = ids
         kernels.rows["replay"][kernel_at] = 0
+
+
+def _taken(waiting: dict[int, list[Columns]], process: int, none: Columns, capture: CaptureSeen) -> Columns:
+    """The rows of a process that a capture holds, by their start; those of captures still being read stay."""
+    rows = np.concatenate([none, *waiting.pop(process, ())])
+    is_inside = (rows["start_ns"] >= capture.start_ns) & (rows["start_ns"] <= capture.end_ns)
+    later = rows[rows["start_ns"] > capture.end_ns]
+    if len(later):
+        waiting[process] = [later]
+    taken: Columns = rows[is_inside]
+    return taken
 
 
 def _filled(dtype: np.dtype[np.void], amount: int, computed: Mapping[str, _Column], *tables: Columns) -> Columns:

@@ -21,7 +21,7 @@ from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CommunicatorEvent
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import NodeKind, TopologySeen
 
 Indices = NDArray[np.int32]
@@ -48,6 +48,8 @@ class Arrived:
     """rows.KERNEL, not yet in the store."""
     inspected: Columns
     """rows.INSPECTED, not yet in the store: communicators are still to be found."""
+    calls: Columns
+    """store.API_CALL, by start."""
 
 
 @dataclass(slots=True)
@@ -63,6 +65,8 @@ class _Dictionaries:
     kernel_templates: Indices = field(default_factory=lambda: np.empty(0, np.int32))
     range_templates: Columns = field(default_factory=lambda: np.empty(0, store.RANGE))
     inspected_ranks: Columns = field(default_factory=lambda: np.empty(0, rows.INSPECTED))
+    range_calls: Columns = field(default_factory=lambda: np.empty(0, store.API_CALL))
+    """For each range template the call that it is; NO_NUMBER as kind where it is none."""
     call_groups: CallGroups = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +121,7 @@ class Intake:
             tunings=_tunings(batch, dictionaries),
             kernels=self._kernels(batch, dictionaries, source),
             inspected=_inspected(batch, dictionaries, source),
+            calls=_calls(batch, dictionaries),
         )
 
     def _source(self, batch: Batch, agent: str) -> int:
@@ -191,6 +196,15 @@ class Intake:
         resolved["domain"] = known.strings[new["domain"]]
         resolved["text"] = known.strings[new["text"]]
         known.range_templates = np.concatenate([known.range_templates, resolved])
+        calls = np.zeros(len(new), store.API_CALL)
+        for name in ("process", "tid"):
+            calls[name] = resolved[name]
+        for name in ("communicator", "bytes"):
+            calls[name] = new[name]
+        is_nccl = known.strings[new["domain"]] == self._store.strings.index_of("NCCL")
+        texts = [self._store.strings[text] for text in resolved["text"].tolist()]
+        calls["kind"] = np.where(is_nccl, [_CALL_KINDS.get(text, NO_NUMBER) for text in texts], NO_NUMBER)
+        known.range_calls = np.concatenate([known.range_calls, calls])
 
     def _extend_inspected_ranks(self, known: _Dictionaries, new: Columns, job: str) -> None:
         resolved = np.zeros(len(new), rows.INSPECTED)
@@ -281,6 +295,23 @@ class Intake:
         kernels["launch"] = NO_NUMBER
         kernels["replay"] = NO_NUMBER
         return kernels
+
+
+def _calls(batch: Batch, known: _Dictionaries) -> Columns:
+    if not len(batch.ranges):
+        return np.empty(0, store.API_CALL)
+    calls = known.range_calls[batch.ranges["template"]].copy()
+    calls["start_ns"], calls["end_ns"] = batch.ranges["start_ns"], batch.ranges["end_ns"]
+    chosen: Columns = calls[calls["kind"] != NO_NUMBER]
+    return chosen
+
+
+_CALL_KINDS: Final = {
+    **{f"nccl{name}": code for name, code in OPERATION_CODES.items()},
+    "ncclGroupStart": store.GROUP_START,
+    "ncclGroupEnd": store.GROUP_END,
+}
+"""*Source:* the names of NCCL's NVTX ranges are those of its functions, `src/collectives.cc`, `src/group.cc`."""
 
 
 def _topology_digest(of: tuple[str, str | None], seen: TopologySeen) -> bytes:

@@ -248,6 +248,20 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound="jobs x 4 states",
     ),
     Metric(
+        name="ncclscope_alignment_checked",
+        kind=Kind.COUNTER,
+        labels=("job",),
+        help="Operations whose alignment was checked against an exact join through NVTX ranges, which wins.",
+        bound=_PER_JOB,
+    ),
+    Metric(
+        name="ncclscope_alignment_disagreements",
+        kind=Kind.COUNTER,
+        labels=("job",),
+        help="Checked operations to which the alignment gave another kernel, or one where there is none.",
+        bound=_PER_JOB,
+    ),
+    Metric(
         name="ncclscope_captured_ratio",
         kind=Kind.GAUGE,
         unit="ratio",

@@ -356,6 +356,8 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth) -> 
         ("ncclscope_agent_lines_understood", store.understood),
         ("ncclscope_sessions_refused", health.sessions_refused),
         ("ncclscope_gaps", gap_counts(store)),
+        ("ncclscope_alignment_checked", store.alignment_checked),
+        ("ncclscope_alignment_disagreements", store.alignment_disagreements),
     ):
         for label, count in sorted(counts.items()):
             collected.add(name, count, label)

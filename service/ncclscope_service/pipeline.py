@@ -97,6 +97,7 @@ class _Arrivals:
 
     operations: list[Ids] = field(default_factory=list[Ids])
     kernels: list[Ids] = field(default_factory=list[Ids])
+    calls: list[Columns] = field(default_factory=list[Columns])
     captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
 
 
@@ -185,6 +186,8 @@ class Pipeline:
         self._inspection.feed(arrived.inspected)
         if len(arrived.kernels):
             self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))
+        if len(arrived.calls):
+            self._arrivals.calls.append(arrived.calls)
         for capture in batch.captures:
             if capture.graph_launches:
                 self.store.skipped[_WHOLE_GRAPH] += capture.graph_launches
@@ -313,6 +316,8 @@ class Pipeline:
             self._alignment.feed_operations(operations)
         for kernels in arrivals.kernels:
             self._alignment.feed_kernels(kernels)
+        for calls in arrivals.calls:
+            self._alignment.feed_calls(calls)
         for capture, processes in arrivals.captures:
             self._alignment.feed_capture(capture, processes)
         decided = self._alignment.advance(final=final, ended=self._ended_processes(now_ns))

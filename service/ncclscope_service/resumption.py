@@ -3,7 +3,7 @@
 Every call of the CUDA API takes one correlation id, so a program that repeats takes as many per launch behind the
 hole as before it: how far the ids jumped says about how many launches were not recorded. Of the places near there
 whose launches look like the kernels behind the hole, the most likely is taken, and believed as much more than the
-others as it is nearer.
+others as it is nearer. A thread whose place is in doubt is placed by those of other threads (`landmarks`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.landmarks import NEVER, Between, Landmarks
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -27,6 +28,9 @@ _PATTERN: Final = 256
 
 _SHORTEST: Final = 24
 _ORPHANS: Final = 128
+ENOUGH_BEHIND: Final = _ORPHANS + _PATTERN
+"""Kernels behind a hole of which more say nothing further."""
+
 _ENOUGH: Final = 64
 _SPARE: Final = 512
 _SURE: Final = 0.8
@@ -34,6 +38,12 @@ _GUESS: Final = 0.5
 _SIMILAR: Final = 0.9
 _FAR: Final = 4.0
 """A place this many deviations from the expected one is not believed."""
+
+_FARTHEST: Final = 5.0
+"""Where another thread tells the place, being farther off than this counts no more: it may have been off before."""
+
+_OUT_OF_PLACE: Final = 0.1
+"""Share of launches that may lie elsewhere than another thread says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,45 @@ class Resumed:
     """Launches that were not recorded."""
     trust: float
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether nothing else need be asked."""
+        return self.trust >= _SURE
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Pending items of launches, and the kernels behind a hole, by which their place is recognised."""
+
+    items: NDArray[np.int64]
+    """Where each item of the launches begins, with the end appended."""
+    operations: NDArray[np.int64]
+    """The first operation of each item."""
+    left: NDArray[np.int32]
+    """Symbol of each item."""
+    kernels: Columns
+    """The first kernel of each item behind the hole."""
+    right: NDArray[np.int32]
+    """Their symbols."""
+    compatible: NDArray[np.bool_]
+
+    @property
+    def begin(self) -> int:
+        """The kernel from which on the place is recognised: behind those whose thread may be wrong."""
+        orphans = np.flatnonzero(self.kernels["is_orphan"][:_ORPHANS])
+        return int(orphans[-1]) + 1 if len(orphans) and orphans[-1] + 1 < len(self.kernels) else 0
+
+    @property
+    def length(self) -> int:
+        """Kernels from there on that are compared."""
+        return min(len(self.right) - self.begin, _PATTERN)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Their correlation ids."""
+        ids: NDArray[np.int64] = self.kernels["correlation_id"][self.begin : self.begin + self.length]
+        return ids
+
 
 @dataclass(slots=True)
 class Resumption:
@@ -53,15 +102,36 @@ class Resumption:
     """Launch number of each pair, counted from the thread's first."""
     _ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Its correlation id."""
+    _operations: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Its first operation."""
+    landmarks: Landmarks = field(default_factory=Landmarks)
+    """The pairs behind the last hole, for other threads."""
     _last_ns: int = NO_TIME_NS
 
-    def remember(self, kernels: Columns, kernel: NDArray[np.int64], kernels_used: int, launches_used: int) -> None:
-        """Takes in what was decided: the kernel of each launch, the first of which has number `launches_used`."""
+    def remember(
+        self,
+        kernels: Columns,
+        kernel: NDArray[np.int64],
+        operations: NDArray[np.int64],
+        kernels_used: int,
+        launches_used: int,
+    ) -> None:
+        """Takes in what was decided: the kernel of each launch, the first of which has number `launches_used`.
+
+        `operations`: the first one of each launch.
+        """
         if kernels_used:
             self._last_ns = max(self._last_ns, int(kernels["time_ns"][:kernels_used].max()))
         paired = np.flatnonzero(kernel != NO_NUMBER)
         self._numbers = np.concatenate([self._numbers, paired + launches_used])[-_HISTORY:]
-        self._ids = np.concatenate([self._ids, kernels["correlation_id"][kernel[paired]]])[-_HISTORY:]
+        ids, operations = kernels["correlation_id"][kernel[paired]], operations[paired]
+        self._ids = np.concatenate([self._ids, ids])[-_HISTORY:]
+        self._operations = np.concatenate([self._operations, operations])[-_HISTORY:]
+        self.landmarks.add(ids, operations)
+
+    def stretch_of_next(self, kernels: Columns, coverage: Coverage) -> int:
+        """Number of the recorded stretch that the first of these kernels is in."""
+        return int(coverage.stretch_of(kernels["time_ns"], _HOLE_NS).min())
 
     def next_border(
         self, kernels: Columns, coverage: Coverage, *, final: bool, is_behind: bool = False
@@ -89,46 +159,65 @@ class Resumption:
         behind = np.flatnonzero(stretches > stretches[0])
         return (int(behind[0]), True) if len(behind) else (amount, False)
 
-    def find(
-        self,
-        items: NDArray[np.int64],
-        left: NDArray[np.int32],
-        kernels: Columns,
-        right: NDArray[np.int32],
-        compatible: NDArray[np.bool_],
-        used: int,
-        *,
-        final: bool,
-    ) -> Resumed | None:
+    def find(self, given: Behind, used: int, *, final: bool) -> Resumed | None:
         """Where the first of these kernels goes on among pending items; None while more launches must come first.
 
-        `left`, `right`: symbols of the launches' items (which begin at `items`) and of the kernels (their first rows).
+        `used`: launches decided so far.
         """
-        orphans = np.flatnonzero(kernels["is_orphan"][:_ORPHANS])
-        begin = int(orphans[-1]) + 1 if len(orphans) and orphans[-1] + 1 < len(kernels) else 0
-        length = min(len(right) - begin, _PATTERN)
-        expected, deviation = self._expected(int(kernels["correlation_id"][begin]))
-        reach = expected - used + 6 * deviation
-        if not final and items[-1] < reach + length + _SPARE:
+        if len(given.kernels) == 0:
             return None
-        self._last_ns = int(kernels["time_ns"].min())
-        if length < _SHORTEST or len(left) < length:
+        expected, deviation = self._expected(given)
+        reach = expected - used + 6 * deviation
+        if not final and given.items[-1] < reach + given.length + _SPARE:
+            return None
+        if given.length < _SHORTEST or len(given.left) < given.length:
             return Resumed(0, _GUESS)
-        first = int(np.searchsorted(items, max(0, expected - used - 6 * deviation)))
-        last = min(int(np.searchsorted(items, max(0, reach))) + 1, len(left) - length + 1)
-        places = _places(left[first : last + length - 1], right[begin : begin + length], compatible) + first
+        first = int(np.searchsorted(given.items, max(0, expected - used - 6 * deviation)))
+        last = int(np.searchsorted(given.items, max(0, reach))) + 1
+        places = _places_within(given, first, last)
         if len(places) == 0:
             return Resumed(0, _GUESS)
-        away = (items[places] + used - expected) / deviation
+        away = (given.items[places] + used - expected) / deviation
         weights = np.exp(-0.5 * (away**2 - (away**2).min()))
         best = int(np.abs(away).argmin())
         trust = float(weights[best] / weights.sum())
         if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < _ENOUGH:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
-        return Resumed(int(items[max(0, int(places[best]) - begin)]), trust)
+        return Resumed(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
 
-    def _expected(self, correlation_id: int) -> tuple[float, float]:
-        """Number of the launch with that correlation id, and by how much it may be off (one deviation)."""
+    def find_between(self, given: Behind, told: Between, used: int, alone: Resumed, *, final: bool) -> Resumed | None:
+        """The same, where other threads say between which operations the kernels' lines lie.
+
+        `alone`: what `find` says, which holds where they tell nothing. None while more launches must come first.
+        """
+        if int(told.before[0]) >= NEVER or given.length < _SHORTEST:
+            return alone
+        first = int(np.searchsorted(given.operations, told.after[0], side="right"))
+        last = int(np.searchsorted(given.operations, told.before[0]))
+        if not final and len(given.operations) < last + given.length:
+            return None
+        places = _places_within(given, first, last)
+        if len(places) == 0:
+            return alone
+        expected, deviation = self._expected(given)
+        away = np.minimum(np.abs(given.items[places] + used - expected) / deviation, _FARTHEST)
+        astray = told.violations(given.operations, places)
+        cost = astray + 0.5 * away**2
+        weights = np.exp(cost.min() - cost)
+        best = int(cost.argmin())
+        trust = float(weights[best] / weights.sum())
+        if astray[best] > _OUT_OF_PLACE * given.length:
+            trust = min(_GUESS, trust)
+        return Resumed(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
+
+    def go_on(self, kernels: Columns) -> None:
+        """The hole before these kernels is behind us."""
+        self._last_ns = int(kernels["time_ns"].min())
+        self.landmarks.start(self._ids, self._operations)
+
+    def _expected(self, given: Behind) -> tuple[float, float]:
+        """Number of the launch of the first kernel by which we recognise, and its deviation."""
+        correlation_id = int(given.kernels["correlation_id"][given.begin])
         numbers, ids = self._numbers, self._ids
         if len(ids) < _ENOUGH or ids[-1] <= ids[0]:
             return (float(numbers[-1]) if len(numbers) else 0.0), 65536.0
@@ -139,6 +228,13 @@ class Resumption:
         ahead = np.interp(ids[begins] + lag, ids, numbers) - numbers[begins]
         deviation = 1.0 + float(np.sqrt(np.mean((ahead - rate * lag) ** 2))) * max(1.0, jump / lag)
         return float(numbers[-1]) + rate * jump, deviation
+
+
+def _places_within(given: Behind, first: int, last: int) -> NDArray[np.intp]:
+    """The items from first to last where the kernels fit, nearly as well as where they fit best."""
+    last = min(last, len(given.left) - given.length + 1)
+    pattern = given.right[given.begin : given.begin + given.length]
+    return _places(given.left[first : last + given.length - 1], pattern, given.compatible) + first
 
 
 def _places(text: NDArray[np.int32], pattern: NDArray[np.int32], compatible: NDArray[np.bool_]) -> NDArray[np.intp]:

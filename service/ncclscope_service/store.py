@@ -79,6 +79,22 @@ RANGE: Final = np.dtype(
 )
 """One NVTX range, on the host's own clock."""
 
+API_CALL: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("tid", "<u4"),
+        ("kind", "<i2"),  # code in terms.OPERATIONS, GROUP_START or GROUP_END
+        ("communicator", "<u8"),  # hash; 0 where it is not told
+        ("bytes", "<i8"),  # count x size of the call; NO_NUMBER where it is not told
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),  # NO_TIME_NS where the capture ended first
+    ]
+)
+"""One call of NCCL's API that enqueues, or begins or ends a group: an NVTX range of NCCL's, on the host's own clock."""
+
+GROUP_START: Final = 1000
+GROUP_END: Final = 1001
+
 BUSY: Final = np.dtype(
     [("process", "<i4"), ("device_id", "<i4"), ("start_ns", "<i8"), ("end_ns", "<i8"), ("kernels", "<u4")]
 )
@@ -285,6 +301,10 @@ class Store:
     """Lines and records by family."""
     torn_lines: Counter[int] = field(default_factory=Counter[int])
     """By source."""
+    alignment_checked: Counter[str] = field(default_factory=Counter[str])
+    """Operations of each job whose alignment was checked against an exact join."""
+    alignment_disagreements: Counter[str] = field(default_factory=Counter[str])
+    """Those of them to which it gave another kernel, or one where there is none."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by the reason they were skipped."""
     inspector_records: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])

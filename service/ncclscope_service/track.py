@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.kernel_name import KernelClass
-from ncclscope_service.resumption import Resumption
+from ncclscope_service.landmarks import Landmarks, between
+from ncclscope_service.resumption import ENOUGH_BEHIND, Behind, Resumed, Resumption
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import CERTAIN, FIRST_STRAIGHT, Decided, Experience, Pairing, Sides
 from ncclscope_service.signatures import Signatures
@@ -134,6 +136,9 @@ class Track:
     """How sure it is that pairs are not off by whole periods, after the last hole."""
     is_at_border: bool = False
     """The next pending kernel is behind a hole in what was recorded, and can be placed now."""
+    in_doubt: Behind | None = None
+    """Kernels behind a hole of which it is not sure where they go on."""
+    _guess: Resumed | None = None
     _resumes: Resumption = field(default_factory=Resumption)
     knows_groups: bool = False
     """What is launched together is known."""
@@ -206,43 +211,87 @@ class Track:
         return self.launches[near], self._timed.joins_next(rows[near], kernels)
 
     def pair_by_order(
-        self, *, before_op: int, collapse: bool, kinds: Columns, coverage: Coverage, final: bool
+        self, *, before_op: int, collapse: bool, kinds: Columns, coverage: Coverage, may_ask: bool, final: bool
     ) -> Outcome:
         """Decides what order alone settles, among launches that begin before an operation.
 
         `kinds` are the operations' signatures, for runs of Send and Recv. Kernels up to a hole in what was recorded
-        are decided on their own; `is_at_border` then says that there is more to decide.
+        are decided on their own; `is_at_border` then says that there is more to decide. With `may_ask` there are
+        other threads: kernels behind a hole whose place is not sure are left `in_doubt`.
         """
         rows = self.launches[: np.searchsorted(self.launches["first_op"], before_op)]
         rows = rows if final else rows[: 4 * len(self.kernels) + _AHEAD]
         amount, is_border = self._resumes.next_border(self.kernels, coverage, final=final)
-        self.is_at_border = False
+        self.is_at_border, self.in_doubt = False, None
         if is_border and amount == 0 and len(rows):
-            return self._resume(rows, collapse=collapse, coverage=coverage, final=final)
+            return self._resume(rows, collapse=collapse, coverage=coverage, may_ask=may_ask, final=final)
         if amount == 0 and not final:
-            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+            return self._nothing()
         kernels = self.kernels[:amount]
         if is_border and not final and len(rows) < amount + _LANE_WINDOW:
-            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+            return self._nothing()
         items, runs = self._items(rows, kernels, collapse=collapse, final=final or is_border)
         decided = self._paired(rows, kernels, (items, runs), is_closed=is_border, final=final or is_border)
         outcome = self._spread(rows, decided, kinds)
         self.is_at_border = is_border and amount > 0
         return outcome
 
-    def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, final: bool) -> Outcome:
+    def _nothing(self) -> Outcome:
+        return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+
+    def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, may_ask: bool, final: bool) -> Outcome:
         """Skips the launches of a hole in what was recorded; none while more must come first."""
-        behind, _ = self._resumes.next_border(self.kernels, coverage, final=True, is_behind=True)
+        behind, is_over = self._resumes.next_border(self.kernels, coverage, final=True, is_behind=True)
         items, runs = self._items(rows, self.kernels[:behind], collapse=collapse, final=final)
         left, right = self._launch_symbols(rows[items[:-1]]), self._kernel_symbols(self.kernels[runs[:-1]])
-        found = self._resumes.find(
-            items, left, self.kernels[runs[:-1]], right, self.lanes.compatible(), self._used, final=final
-        )
+        operations, kernels = rows["first_op"][items[:-1]], self.kernels[runs[:-1]]
+        given = Behind(items, operations, left, kernels, right, self.lanes.compatible())
+        if not (final or is_over or len(kernels) >= ENOUGH_BEHIND):
+            return self._nothing()
+        found = self._resumes.find(given, self._used, final=final)
         if found is None:
-            return self._take(0, 0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
-        self.trust = min(self.trust, found.trust)
-        self.is_at_border = True
+            return self._nothing()
+        if may_ask and not found.is_sure:
+            self.in_doubt, self._guess = given, found
+            return self._nothing()
+        return self._go_on(Resumed(found.skipped, min(self.trust, found.trust)))
+
+    @property
+    def doubt(self) -> float:
+        """How unsure the place of the kernels in doubt is, between 0 and 1."""
+        return 1.0 - self._guess.trust if self._guess is not None else 0.0
+
+    def resume_between(self, others: Sequence[Track], *, final: bool) -> Outcome:
+        """Places the kernels in doubt by what other threads launched meanwhile; nothing while more must come first."""
+        assert self.in_doubt is not None, "only a thread in doubt asks"
+        assert self._guess is not None, "a thread in doubt has a guess"
+        given, guess = self.in_doubt, self._guess
+        told = between([other.landmarks for other in others], given.ids)
+        found = self._resumes.find_between(given, told, self._used, guess, final=final)
+        if found is None:
+            return self._nothing()
+        if found is guess:
+            return self._go_on(Resumed(guess.skipped, min(self.trust, guess.trust)))
+        return self._go_on(Resumed(found.skipped, found.trust * min(other.trust for other in others)))
+
+    def _go_on(self, found: Resumed) -> Outcome:
+        self._resumes.go_on(self.kernels)
+        self.trust = found.trust
+        self.is_at_border, self.in_doubt = True, None
         return self.give_up(found.skipped)
+
+    @property
+    def landmarks(self) -> Landmarks:
+        """The pairs behind the last hole."""
+        return self._resumes.landmarks
+
+    def stretch(self, coverage: Coverage) -> int | None:
+        """Number of the recorded stretch that the next kernel is in; None without one."""
+        return self._resumes.stretch_of_next(self.kernels, coverage) if len(self.kernels) else None
+
+    def has_passed(self, correlation_id: int) -> bool:
+        """Whether all kernels up to a correlation id are decided."""
+        return len(self.kernels) == 0 or int(self.kernels["correlation_id"][0]) > correlation_id
 
     def agrees_with(self, kernels: Columns, *, collapse: bool, enough: bool) -> bool | None:
         """Whether the first pending launches may be these kernels, one by one; None if `enough` is yet to come."""
@@ -479,7 +528,7 @@ class Track:
             kernels=self.kernels[:kernels_used],
             is_hole=is_hole,
         )
-        self._resumes.remember(self.kernels, kernel, kernels_used, self._used)
+        self._resumes.remember(self.kernels, kernel, outcome.launches["first_op"], kernels_used, self._used)
         self._used += used
         if used:
             self.launches = self.launches[used:].copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -37,3 +38,28 @@ def _pairs(path: Path) -> dict[tuple[str, int], int | None]:
 def test_call_lines_make_a_capture_exact(version: str, tmp_path: Path) -> None:
     wrong, of = _wrong_pairs(tmp_path / "job", "--nccl", version, "--calls", "--no-nvtx")
     assert (wrong, of > 500) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", _VERSIONS)
+@pytest.mark.parametrize("payload", [(), ("--nvtx-payload",)], ids=["names", "payloads"])
+def test_nvtx_ranges_make_a_capture_exact(version: str, payload: tuple[str, ...], tmp_path: Path) -> None:
+    wrong, of = _wrong_pairs(tmp_path / "job", "--nccl", version, *payload)
+    assert (wrong, of > 500) == (0, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["2.26", "2.28"])
+def test_nvtx_ranges_place_a_capture_in_pieces(version: str, tmp_path: Path) -> None:
+    pieces = ("--iterations", "25", "--capture", "duty:0.4", "--chunk-seconds", "4")
+    wrong, of = _wrong_pairs(tmp_path / "job", "--nccl", version, *pieces)
+    assert wrong <= 0.01 * of
+
+
+@pytest.mark.slow
+def test_what_the_alignment_would_have_said_is_checked_and_counted(tmp_path: Path) -> None:
+    wrong, of = _wrong_pairs(tmp_path / "job", "--nccl", "2.28")
+    read = json.loads((tmp_path / "job" / "out" / "summary.json").read_text())["read"]
+    assert wrong == 0
+    assert read["alignment_checked"] == of
+    assert 0 < read["alignment_disagreements"] < of

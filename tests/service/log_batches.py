@@ -181,7 +181,7 @@ def export_batch(
     ranges = np.zeros(len(marks), tables.RANGE_ROW)
     for index, mark in enumerate(marks):
         texts.append(mark.text)
-        range_templates[index] = (0, pid, 11, 1, len(texts) - 1)
+        range_templates[index] = (0, pid, 11, 1, len(texts) - 1, 0, NO_NUMBER)
         ranges[index] = (index, mark.start_ns, mark.start_ns if mark.end_ns is None else mark.end_ns)
     capture = CaptureSeen(
         host=host,

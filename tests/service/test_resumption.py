@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from ncclscope_service.coverage import Coverage
-from ncclscope_service.resumption import Resumed, Resumption
+from ncclscope_service.resumption import Behind, Resumed, Resumption
 from ncclscope_service.track import TRACK_KERNEL
 from ncclscope_wire.batch import Columns
 
@@ -29,12 +29,18 @@ def symbols(first: int, amount: int) -> np.ndarray[tuple[int], np.dtype[np.int32
 def resumed(hidden: int, *, late_ids: int = 0, final: bool = True, launches: int = 4000) -> Resumed | None:
     """600 launches are known; so many more were not recorded; then 300 kernels come."""
     resumption = Resumption()
-    resumption.remember(kernels(0, 600), np.arange(600), 600, 0)
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 600, 0)
     behind = kernels(600 + hidden, 300, late_ids=late_ids)
     fits = np.eye(PERIOD, dtype=bool)
-    return resumption.find(
-        np.arange(launches + 1), symbols(600, launches), behind, symbols(600 + hidden, 300), fits, 600, final=final
+    given = Behind(
+        np.arange(launches + 1),
+        np.arange(600, 600 + launches),
+        symbols(600, launches),
+        behind,
+        symbols(600 + hidden, 300),
+        fits,
     )
+    return resumption.find(given, 600, final=final)
 
 
 def test_the_jump_of_the_correlation_ids_says_how_many_launches_a_hole_hides() -> None:
@@ -58,12 +64,10 @@ def test_more_launches_are_waited_for() -> None:
 
 def test_few_kernels_say_nothing_sure() -> None:
     resumption = Resumption()
-    resumption.remember(kernels(0, 600), np.arange(600), 600, 0)
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 600, 0)
     fits = np.eye(PERIOD, dtype=bool)
-    found = resumption.find(
-        np.arange(1001), symbols(600, 1000), kernels(700, 10), symbols(700, 10), fits, 600, final=True
-    )
-    assert found == Resumed(0, 0.5)
+    few = Behind(np.arange(1001), np.arange(600, 1600), symbols(600, 1000), kernels(700, 10), symbols(700, 10), fits)
+    assert resumption.find(few, 600, final=True) == Resumed(0, 0.5)
 
 
 def test_kernels_are_taken_up_to_the_next_hole() -> None:
@@ -79,7 +83,7 @@ def test_a_hole_before_the_first_kernel_is_a_border_of_its_own() -> None:
     coverage.add(0, 100_000_000)
     coverage.add(400_000_000, 600_000_000)
     resumption = Resumption()
-    resumption.remember(kernels(0, 60), np.arange(60), 60, 0)
+    resumption.remember(kernels(0, 60), np.arange(60), np.arange(60), 60, 0)
     assert resumption.next_border(kernels(450, 30), coverage, final=True) == (0, True)
     assert resumption.next_border(kernels(450, 30), coverage, final=True, is_behind=True) == (30, False)
 

@@ -182,7 +182,7 @@ def count_ranges(shift_ns: int) -> str:
 
 
 def ranges(layout: Layout, shift_ns: int, preferred: Collection[tuple[int, int]], limit: int | None) -> str:
-    """NVTX ranges and marks by start: globalTid, domainId, text, eventType, start, end (NO_TIME_NS where open).
+    """NVTX ranges and marks by start: globalTid, domainId, text, eventType, start, end (NO_TIME_NS: open), payload.
 
     Of more than `limit`, those of the `preferred` (process, domainId) are kept first, then the longest.
     """
@@ -201,7 +201,7 @@ def ranges(layout: Layout, shift_ns: int, preferred: Collection[tuple[int, int]]
         )
     return (
         f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {_nvtx_text(layout)}, n.eventType, "
-        f'n."start", coalesce({end}, {NO_TIME_NS}) '
+        f'n."start", coalesce({end}, {NO_TIME_NS}), {_nvtx_column(layout, "binaryData", "NULL")} '
         f'FROM main.{NVTX} n {_nvtx_strings(layout)} WHERE {kept} ORDER BY n."start", n.rowid'
     )
 

@@ -17,14 +17,15 @@ from ncclscope_agent.sources import nsys_schema
 from ncclscope_agent.sources.nsys_busy import Intervals, Times
 from ncclscope_agent.sources.nsys_queries import ROW_COLUMNS, TEMPLATE_COLUMNS
 from ncclscope_agent.sources.nsys_schema import Session, pid_of
+from ncclscope_agent.sources.nvtx_payload import read_payload
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns, no_rows
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 KernelRow = tuple[int, ...]
 """One row of `nsys_queries.kernels`."""
 
-RangeRow = tuple[int, int, str, int, int, int]
+RangeRow = tuple[int, int, str, int, int, int, object]
 """One row of `nsys_queries.ranges`."""
 
 _TEMPLATE_WIDTH: Final = len(TEMPLATE_COLUMNS)
@@ -132,7 +133,8 @@ class RangeColumns:
         self._strings = strings
         self._text_limit = text_limit
         self._text_length = text_length
-        self._templates: dict[tuple[int, int, str], int] = {}
+        self._templates: dict[tuple[int, int, str, int, int], int] = {}
+        self._payloads: dict[tuple[str, bytes], tuple[int, int]] = {}
 
     def feed(self, rows: Sequence[RangeRow]) -> Chunk:
         """One chunk. A range that the end of the capture cut, or that never ended, has no end; a mark ends at once.
@@ -142,8 +144,8 @@ class RangeColumns:
         known = len(self._templates)
         placed = [
             (template, event_type, start, end)
-            for thread, domain, text, event_type, start, end in rows
-            if (template := self._template(thread, domain, text[: self._text_length])) is not None
+            for thread, domain, text, event_type, start, end, payload in rows
+            if (template := self._template(thread, domain, text[: self._text_length], payload)) is not None
         ]
         values = np.fromiter(placed, _RANGE_TIMES, len(placed))
         return Chunk(
@@ -152,20 +154,33 @@ class RangeColumns:
             dropped=len(rows) - len(placed),
         )
 
-    def _template(self, thread: int, domain: int, text: str) -> int | None:
-        key = (thread, domain, text)
+    def _template(self, thread: int, domain: int, text: str, payload: object) -> int | None:
+        key = (thread, domain, text, *self._payload(text, payload))
         index = self._templates.get(key)
         if index is None and len(self._templates) < self._text_limit:
             index = self._templates[key] = len(self._templates)
         return index
+
+    def _payload(self, text: str, payload: object) -> tuple[int, int]:
+        if not isinstance(payload, bytes):
+            return 0, NO_NUMBER
+        found = self._payloads.get((text, payload))
+        if found is None:
+            if len(self._payloads) >= self._text_limit:
+                self._payloads.clear()
+            found = self._payloads[text, payload] = read_payload(text, payload)
+        return found
 
     def _templates_since(self, known: int) -> Columns:
         index_of = self._strings.index_of
         host = index_of(self._host)
         return np.array(
             [
-                (host, pid_of(thread), thread & 0xFFFFFF, index_of(self._domain_name(thread, domain)), index_of(text))
-                for thread, domain, text in list(self._templates)[known:]
+                (
+                    *(host, pid_of(thread), thread & 0xFFFFFF),
+                    *(index_of(self._domain_name(thread, domain)), index_of(text), *payload),
+                )
+                for thread, domain, text, *payload in list(self._templates)[known:]
             ],
             tables.RANGE_TEMPLATE,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -23,14 +24,25 @@ from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace_events import TraceCounts
+from ncclscope_service.export.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.store import Store
 
-Writer: TypeAlias = Callable[[Selection, Totals, Path], object]
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What several of the files show, computed once."""
+
+    selection: Selection
+    totals: Totals
+    traffic: Traffic
 
 
-def _json_writer(document: Callable[[Selection, Totals], object]) -> Writer:
-    def write(selection: Selection, sums: Totals, path: Path) -> None:
-        path.write_bytes(packed_json(document(selection, sums)))
+Writer: TypeAlias = Callable[[Content, Path], object]
+
+
+def _json_writer(document: Callable[[Content], object]) -> Writer:
+    def write(content: Content, path: Path) -> None:
+        path.write_bytes(packed_json(document(content)))
 
     return write
 
@@ -42,15 +54,16 @@ def packed_json(document: object) -> bytes:
 
 
 WRITERS: Final[dict[str, Writer]] = {
-    "operations.parquet": lambda selection, _, path: write_operations(selection, path),
-    "kernels.parquet": lambda selection, _, path: write_kernels(selection, path),
-    "communicators.parquet": lambda selection, _, path: write_communicators(selection, path),
-    "efficiency.parquet": lambda selection, _, path: write_efficiency(selection, path),
-    "clocks.json": _json_writer(lambda selection, _: clocks_document(selection)),
-    "findings.json": _json_writer(lambda selection, _: findings_document(selection)),
-    "summary.json": _json_writer(summary_document),
-    "trace.json.gz": lambda selection, _, path: write_trace(selection, path),
-    "report.html": lambda selection, sums, path: write_report(selection, path, sums),
+    "operations.parquet": lambda content, path: write_operations(content.selection, path),
+    "kernels.parquet": lambda content, path: write_kernels(content.selection, path),
+    "communicators.parquet": lambda content, path: write_communicators(content.selection, path),
+    "efficiency.parquet": lambda content, path: write_efficiency(content.selection, path),
+    "traffic.parquet": lambda content, path: write_traffic(content.traffic, path),
+    "clocks.json": _json_writer(lambda content: clocks_document(content.selection)),
+    "findings.json": _json_writer(lambda content: findings_document(content.selection)),
+    "summary.json": _json_writer(lambda content: summary_document(content.selection, content.totals, content.traffic)),
+    "trace.json.gz": lambda content, path: write_trace(content.selection, path),
+    "report.html": lambda content, path: write_report(content.selection, path, content.totals, content.traffic),
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
 
@@ -76,13 +89,13 @@ def write_run(
     """
     writers = WRITERS | ({PERFETTO_TRACE: _perfetto} if with_perfetto else {})
     selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
-    sums = totals(selection)
+    content = Content(selection, totals(selection), measure_traffic(selection))
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         for name, write in writers.items():
             if on_file is not None:
                 on_file(name)
-            write(selection, sums, Path(folder) / name)
+            write(content, Path(folder) / name)
         for name in writers:
             os.replace(Path(folder) / name, out / name)
     if not with_perfetto:
@@ -90,6 +103,5 @@ def write_run(
     return {name: out / name for name in writers}
 
 
-def _perfetto(selection: Selection, sums: Totals, path: Path) -> TraceCounts:
-    del sums
-    return write_perfetto_trace(selection, path)
+def _perfetto(content: Content, path: Path) -> TraceCounts:
+    return write_perfetto_trace(content.selection, path)

@@ -19,6 +19,11 @@
     font: { family: "system-ui, sans-serif", size: 12, color: style("--ink") },
     legend: { orientation: "h", traceorder: "normal", itemsizing: "constant", y: 1.02, yanchor: "bottom", x: 0, font: { size: 12 } }, hoverlabel: { font: { size: 12 } }, ...more,
   });
+  const scale = () => (dark.matches
+    ? [[0, "#1d2733"], [0.25, "#1f4468"], [0.5, "#2f74b3"], [0.75, "#7db4e6"], [1, "#e8f2fc"]]
+    : [[0, "#f2f5f8"], [0.25, "#b9d2e8"], [0.5, "#6ba3d0"], [0.75, "#2c6aa6"], [1, "#0b2f5c"]]);
+  /* In the timeline Send and Recv share a kernel, which is named after both. */
+  const kinds = [...ops, ...Object.keys(data.timeline ? data.timeline.ops : {}).filter((op) => !ops.includes(op))];
   const draw = (id, traces, shape) => {
     const place = document.getElementById(id);
     if (place) Plotly.react(place, traces, shape, config);
@@ -66,22 +71,93 @@
       yaxis: axis("bus bandwidth of the transfer (GB/s)", { type: "log", dtick: 1, minor: { ticks: "outside", ticklen: 2 } }),
     }));
   };
-  const waits = () => {
-    const seconds = data.waits.share[0].map((_, place) => (place + 0.5) * data.waits.seconds_per_bin);
-    draw("waits", [{
-      type: "heatmap", x: seconds, y: data.waits.ranks.map((name) => `rank ${name}`), z: data.waits.share, zmin: 0, zmax: 1, hoverongaps: false,
-      colorscale: dark.matches ? "Cividis" : [[0, "#f2f5f8"], [0.25, "#b9d2e8"], [0.5, "#6ba3d0"], [0.75, "#2c6aa6"], [1, "#0b2f5c"]],
-      colorbar: { title: { text: "wait", side: "top" }, tickformat: ".0%", thickness: 12, len: 1, outlinewidth: 0 },
-      hovertemplate: "%{y}, %{x:.3f} s: %{z:.0%} waiting<extra></extra>",
-    }], layout(Math.min(900, 110 + 20 * Math.max(3, data.waits.ranks.length)), {
-      xaxis: axis("time since the first kernel (s)", { showgrid: false }), yaxis: axis("", { autorange: "reversed", showgrid: false, type: "category" }),
-    }));
-  };
   const stacked = (id, groups, names, title, colors, scale) => {
     const traces = Object.entries(groups).map(([name, values], place) => ({
       type: "bar", name, x: names, y: values.map((value) => value / scale), marker: { color: colors(name, place) },
     })).filter((trace) => trace.y.some((value) => value > 0));
     draw(id, traces, layout(280, { barmode: "stack", bargap: names.length < 6 ? 0.75 : 0.25, xaxis: axis("rank", { type: "category", showgrid: false }), yaxis: axis(title) }));
+  };
+  const timeMap = (id, map, title, what) => {
+    const seconds = map.share[0].map((_, place) => (place + 0.5) * map.seconds_per_bin);
+    draw(id, [{
+      type: "heatmap", x: seconds, y: map.ranks.map((name) => `rank ${name}`), z: map.share, zmin: 0, zmax: 1, hoverongaps: false,
+      colorscale: scale(), colorbar: { title: { text: title, side: "top" }, tickformat: ".0%", thickness: 12, len: 1, outlinewidth: 0 },
+      hovertemplate: `%{y}, %{x:.3f} s: %{z:.0%} ${what}<extra></extra>`,
+    }], layout(Math.min(900, 110 + 20 * Math.max(3, map.ranks.length)), {
+      xaxis: axis("time since the first kernel (s)", { showgrid: false }), yaxis: axis("", { autorange: "reversed", showgrid: false, type: "category" }),
+    }));
+  };
+  const iterations = (id, field, title, unit) => {
+    const { first, per_bin, ops: found } = data.iterations;
+    const traces = Object.entries(found).map(([op, sums]) => ({
+      type: "bar", name: op, x: sums[field].map((_, place) => first + place * per_bin), y: sums[field].map((value) => value / unit), marker: { color: colorOf(ops, op) },
+    })).filter((trace) => trace.y.some((value) => value > 0));
+    const few = traces.length && traces[0].x.length < 20;
+    draw(id, traces, layout(280, { barmode: "stack", bargap: 0.15, xaxis: axis("iteration", { showgrid: false, tickformat: "d", ...(few ? { dtick: 1 } : {}) }), yaxis: axis(title) }));
+  };
+  const traffic = () => {
+    const { senders, receivers, hosts, what } = data.traffic;
+    const amounts = data.traffic.bytes;
+    const known = amounts.flat().filter((value) => value !== null).map(Math.log10);
+    const [low, high] = [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
+    const ticks = high - low < 1 ? [low, high] : Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, place) => Math.ceil(low) + place);
+    const edges = what === "rank" ? hosts.flatMap((host, place) => (place > 0 && host !== hosts[place - 1] ? [place - 0.5] : [])) : [];
+    const line = { color: style("--faint"), width: 1 };
+    const n = senders.length;
+    const side = Math.max(320, Math.min(640, 120 + 26 * n));
+    const named = (name) => (what === "rank" && /^\d/.test(name) ? `rank ${name}` : name);
+    draw("traffic", [{
+      type: "heatmap", x: receivers.map(named), y: senders.map(named), z: amounts.map((row) => row.map((value) => (value === null ? null : Math.log10(value)))),
+      customdata: amounts.map((row) => row.map((value) => (value === null ? "" : bytes(value)))), hoverongaps: false, xgap: n < 64 ? 1 : 0, ygap: n < 64 ? 1 : 0,
+      zmin: high - low < 0.5 ? low - 1 : low, zmax: high, colorscale: scale(), colorbar: { title: { text: "bytes", side: "top" }, tickvals: ticks, ticktext: ticks.map((power) => bytes(10 ** power)), thickness: 12, len: 1, outlinewidth: 0 },
+      hovertemplate: "%{y} to %{x}: %{customdata}<extra></extra>",
+    }], layout(side, {
+      width: Math.min(document.querySelector("main").clientWidth - 56, side + 60 * (1 + receivers.length / n)), shapes: edges.flatMap((at) => [
+        { type: "line", x0: at, x1: at, y0: -0.5, y1: n - 0.5, line }, { type: "line", y0: at, y1: at, x0: -0.5, x1: receivers.length - 0.5, line }]),
+      xaxis: axis(`receiving ${what}`, { showgrid: false, type: "category", tickangle: n > 12 ? -90 : 0 }),
+      yaxis: axis(`sending ${what}`, { autorange: "reversed", showgrid: false, type: "category" }),
+    }));
+  };
+  const timeline = () => {
+    const { ranks, ops: found } = data.timeline;
+    const lane = (place) => `rank ${ranks[place]}`;
+    const bar = (name, color, y, base, x, more) => ({
+      type: "bar", orientation: "h", name, y, base, x, width: 0.72, offset: -0.36, legendgroup: name, marker: { color, line: { width: 0 }, ...more },
+      hovertemplate: `%{y}: ${name}, %{x:.4g} ms from %{base:.4g} ms<extra></extra>`,
+    });
+    const waits = [[], [], []];
+    const traces = [];
+    for (const [op, bars] of Object.entries(found)) {
+      const told = [[], [], []];
+      const whole = [[], [], []];
+      bars.start.forEach((start, k) => {
+        const into = bars.wait[k] === null ? whole : told;
+        const wait = bars.wait[k] ?? 0;
+        if (wait > 0) [lane(bars.lane[k]), start, wait].forEach((value, column) => waits[column].push(value));
+        [lane(bars.lane[k]), start + wait, bars.length[k] - wait].forEach((value, column) => into[column].push(value));
+      });
+      const color = colorOf(kinds, op);
+      if (told[0].length) traces.push(bar(op, color, ...told, {}));
+      if (whole[0].length) traces.push(bar(`${op}, wait not known`, color, ...whole, { pattern: { shape: "/", size: 5, solidity: 0.35, fgcolor: color, bgcolor: "rgba(0,0,0,0)", fillmode: "overlay" }, opacity: 0.9 }));
+    }
+    if (waits[0].length) traces.unshift(bar("waiting", style("--wait"), ...waits, {}));
+    draw("timeline", traces, layout(90 + 30 * Math.max(3, ranks.length), {
+      barmode: "overlay", xaxis: axis("time (ms)", { rangemode: "tozero" }),
+      yaxis: axis("", { autorange: "reversed", showgrid: false, type: "category", categoryorder: "array", categoryarray: ranks.map((_, place) => lane(place)) }),
+    }));
+  };
+  const confidence = () => {
+    const step = 1 / data.confidence.length;
+    draw("confidence", [{ type: "bar", x: data.confidence.map((_, place) => (place + 0.5) * step), y: data.confidence, width: step * 0.92, marker: { color: palette[0] }, hovertemplate: "%{y} at about %{x:.3f}<extra></extra>" }],
+      layout(280, { xaxis: axis("confidence of the match", { range: [0, 1], showgrid: false }), yaxis: axis("operations") }));
+  };
+  const clocks = () => {
+    const { hosts, sigma, low, high } = data.clocks;
+    const traces = [
+      { type: "bar", orientation: "h", name: "plus and minus sigma", y: hosts, base: sigma.map((value) => -value), x: sigma.map((value) => 2 * value), width: 0.5, marker: { color: palette[5] }, hovertemplate: "%{y}: sigma %{customdata} µs<extra></extra>", customdata: sigma },
+      { type: "scatter", mode: "lines+markers", name: "causality allows", line: { width: 1.5, color: style("--ink") }, marker: { symbol: "line-ns-open", size: 9, line: { width: 1.5, color: style("--ink") } },
+        x: hosts.flatMap((_, k) => [low[k], high[k], null]), y: hosts.flatMap((host) => [host, host, null]), connectgaps: false, hovertemplate: "%{y}: %{x} µs<extra></extra>" }];
+    draw("clocks", traces, layout(110 + 26 * Math.max(2, hosts.length), { xaxis: axis("host clock minus its estimate (µs)", { zeroline: true, zerolinecolor: style("--soft") }), yaxis: axis("", { type: "category", showgrid: false, autorange: "reversed" }) }));
   };
   const verdictColors = { matched: "#0072b2", unmatched: "#d55e00", "not covered": "#9aa4b0", "no kernel": "#56b4e9", pending: "#e69f00" };
 
@@ -90,7 +166,16 @@
     mix("mix-bytes", "bytes", "message bytes (GB)", 1e9);
     if (data.sizes) sizes();
     if (data.bandwidth) bandwidth();
-    if (data.waits) waits();
+    if (data.iterations) {
+      iterations("iteration-operations", "operations", "operations", 1);
+      iterations("iteration-bytes", "bytes", "message bytes (GB)", 1e9);
+    }
+    if (data.traffic) traffic();
+    if (data.timeline) timeline();
+    if (data.on_off) timeMap("on-off", data.on_off, "on", "of the time in NCCL kernels");
+    if (data.waits) timeMap("waits", data.waits, "wait", "waiting");
+    if (data.confidence) confidence();
+    if (data.clocks) clocks();
     if (data.volume) stacked("volume", data.volume.ops, data.volume.ranks, "message bytes (GB)", (op) => colorOf(ops, op), 1e9);
     if (data.alignment) stacked("alignment", data.alignment.verdicts, data.alignment.ranks, "operations", (name) => verdictColors[name], 1);
   };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
@@ -12,25 +12,28 @@ from typing import Final
 import orjson
 from plotly.offline import get_plotlyjs
 
-from ncclscope_service.export.clocks_file import clocks_document
 from ncclscope_service.export.findings_file import findings_document
-from ncclscope_service.export.inspector_section import has_inspector, inspector_rows
-from ncclscope_service.export.report_data import communicator_rows, report_data
+from ncclscope_service.export.report_data import report_data
+from ncclscope_service.export.report_figures import Figures
+from ncclscope_service.export.report_tables import (
+    MAX_TABLE_ROWS,
+    clocks_table,
+    communicators_table,
+    inspector_table,
+    operations_table,
+    read_table,
+)
 from ncclscope_service.export.report_text import (
-    bandwidth_text,
     bytes_text,
     cell,
     count_text,
     ratio_text,
-    span_text,
 )
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, gaps, level, matched_ratio, seen_ranks
+from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, level, matched_ratio, seen_ranks
 from ncclscope_service.export.totals import Totals, totals
+from ncclscope_service.export.traffic_file import Traffic, measure_traffic
 from ncclscope_service.version_of import version_of
-
-MAX_TABLE_ROWS: Final = 50
-"""Communicators and findings that are shown; the files beside the report hold all."""
 
 _LEVELS: Final = {
     "logs only": "Read from NCCL logs alone: counts, volumes and order. Durations, waiting and bandwidth need "
@@ -49,16 +52,17 @@ _LEVELS: Final = {
 }
 
 
-def write_report(selection: Selection, path: Path, sums: Totals | None = None) -> None:
+def write_report(selection: Selection, path: Path, sums: Totals | None = None, traffic: Traffic | None = None) -> None:
     """Writes the page; about 5 MB, most of which is the plotting library."""
     sums = totals(selection) if sums is None else sums
+    traffic = measure_traffic(selection) if traffic is None else traffic
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums):
+        for text in _page(selection, sums, traffic):
             file.write(text)
 
 
-def _page(selection: Selection, sums: Totals) -> Iterator[str]:
-    data = report_data(selection, sums)
+def _page(selection: Selection, sums: Totals, traffic: Traffic) -> Iterator[str]:
+    data = report_data(selection, sums, traffic)
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
@@ -115,79 +119,30 @@ def _header(selection: Selection, sums: Totals) -> str:
 
 
 def _sections(selection: Selection, sums: Totals, data: dict[str, object]) -> Iterator[str]:
+    figures = Figures(data)
     yield _heading(1, "Findings") + _findings(selection)
     yield _heading(2, "What was communicated")
-    yield '<div class="pair">'
-    yield _figure(1, "mix-operations", data["mix"], "<b>Operations</b> over all ranks, by kind of communicator.")
-    yield _figure(2, "mix-bytes", data["mix"], "<b>Message bytes</b> over all ranks, by kind of communicator.")
-    yield "</div>"
-    yield _operations_table(selection, sums)
-    yield _figure(
-        3, "sizes", data["sizes"], "<b>Message sizes</b>, one bin per power of two. The size is S of nccl-tests."
-    )
-    yield _figure(4, "volume", data["volume"], "<b>Volume of each rank</b>: message bytes of all operations it called.")
-    yield _heading(3, "How fast")
-    yield _communicators_table(selection, sums)
-    caption = "<b>Bus bandwidth against message size</b>, one point per collective" + _sampling(data["bandwidth"])
-    yield _figure(
-        5,
-        "bandwidth",
-        data["bandwidth"],
-        f"{caption}. Waiting is not part of it{_limit_note(data['bandwidth'])}.",
-    )
-    yield from _inspector_table(selection)
-    yield _heading(4, "Who waited")
-    yield _figure(
-        6,
-        "waits",
-        data["waits"],
-        "<b>Waiting</b> as a share of the time in NCCL kernels. A rank that never waits is the one others wait for.",
-    )
-    yield _heading(5, "How far this can be trusted")
-    yield _figure(
-        7,
-        "alignment",
-        data["alignment"],
-        "<b>Operations by what became of them.</b> “Not covered”: no capture ran at that time; "
-        "“no kernel”: NCCL launches none.",
-    )
-    yield _clocks_table(selection)
-    yield _read_table(selection)
+    yield from figures.communicated()
+    yield operations_table(selection, sums)
+    yield from figures.distributions()
+    yield _heading(3, "Who sent to whom")
+    yield from figures.traffic()
+    yield _heading(4, "How fast")
+    yield communicators_table(selection, sums)
+    yield from figures.bandwidth()
+    yield from inspector_table(selection)
+    yield _heading(5, "When")
+    yield from figures.over_time()
+    yield _heading(6, "Who waited")
+    yield from figures.waits()
+    yield _heading(7, "How far this can be trusted")
+    yield from figures.trust()
+    yield clocks_table(selection)
+    yield read_table(selection)
 
 
 def _heading(number: int, text: str) -> str:
     return f'<h2><span class="number">{number}</span>{escape(text)}</h2>'
-
-
-def _figure(number: int, name: str, data: object, caption: str) -> str:
-    plot = f'<div class="plot" id="{name}"></div>' if data else f'<div class="missing">{NOT_RECORDED}</div>'
-    return f"<figure>{plot}<figcaption>Figure {number}. {caption}</figcaption></figure>"
-
-
-def _sampling(data: object) -> str:
-    if not isinstance(data, dict) or data["drawn"] == data["of"]:
-        return ""
-    return f" ({count_text(data['drawn'])} of {count_text(data['of'])} are drawn, by lot)"
-
-
-def _limit_note(data: object) -> str:
-    return "; the dashed line is the topology's limit" if isinstance(data, dict) and data["limits"] else ""
-
-
-def _table(caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """A table; columns are (heading, class of the cells); cells are HTML already."""
-    head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in columns)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td class="{kind}">{text}</td>' for text, (_, kind) in zip(row, columns, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    body = body or f'<tr><td class="text" colspan="{len(columns)}">{cell(None)}</td></tr>'
-    return (
-        f'<div class="scroll"><table><caption>{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
 
 
 def _findings(selection: Selection) -> str:
@@ -221,144 +176,3 @@ def _moment(at_ns: object) -> str:
     return (
         datetime.fromtimestamp(at_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S") + f".{at_ns // 10**6 % 1000:03d} UTC"
     )
-
-
-def _operations_table(selection: Selection, sums: Totals) -> str:
-    kinds = [communicator.parallelism for communicator in selection.store.communicators]
-    by_kind = sums.by(lambda group: (group.op, kinds[group.communicator] if group.communicator >= 0 else None))
-    rows = (
-        (
-            escape(op),
-            cell(kind, "not known"),
-            count_text(total.operations),
-            bytes_text(total.bytes if total.sized else None),
-            span_text(total.duration_ns if total.timed else None),
-            span_text(total.wait_ns if total.waits else None),
-            span_text(total.transfer_ns if total.transfers else None),
-        )
-        for (op, kind), total in by_kind.items()
-    )
-    columns = (("Operation", "text"), ("Parallelism", "text"), ("Operations", ""), ("Message bytes", ""))
-    times = (("Kernel time", ""), ("Waiting", ""), ("Transfer", ""))
-    caption = "<b>Table 1.</b> Operations over all ranks. Times count every launch once and are summed over the ranks."
-    return _table(caption, (*columns, *times), rows)
-
-
-def _communicators_table(selection: Selection, sums: Totals) -> str:
-    found = communicator_rows(selection, sums)
-    rows = (
-        (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
-            cell(row["size"]),
-            cell(row["hosts"]),
-            count_text(row["operations"]),
-            bytes_text(row["bytes"]),
-            bandwidth_text(row["busbw"]),
-            bandwidth_text(row["limit"]),
-            ratio_text(row["efficiency"]),
-            ratio_text(row["wait_ratio"]),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    )
-    columns = (("Communicator", "text"), ("Parallelism", "text"), ("Ranks", ""), ("Hosts", ""), ("Operations", ""))
-    measures = (
-        ("Message bytes", ""),
-        ("busbw, median", ""),
-        ("Limit (topology)", ""),
-        ("Efficiency", ""),
-        ("Waiting", ""),
-    )
-    more = len(found) - MAX_TABLE_ROWS
-    rest = f" {more} more are in communicators.parquet." if more > 0 else ""
-    caption = (
-        f"<b>Table 2.</b> Communicators, most bytes first. Efficiency is the median busbw against the limit.{rest}"
-    )
-    return _table(caption, (*columns, *measures), rows)
-
-
-def _inspector_table(selection: Selection) -> Iterator[str]:
-    """What NCCL Inspector told, beside the kernels; nothing where no dump was read."""
-    if not has_inspector(selection):
-        return
-    found = inspector_rows(selection)
-    rows = (
-        (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
-            escape(str(row["op"])),
-            cell(row["size_class"]),
-            count_text(row["records"]),
-            span_text(row["duration_ns"]),
-            bandwidth_text(row["busbw"]),
-            count_text(row["compared"]),
-            ratio_text(row["busbw_ratio"]),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    )
-    columns = (
-        ("Communicator", "text"),
-        ("Parallelism", "text"),
-        ("Operation", "text"),
-        ("Size up to", ""),
-        ("Records", ""),
-        ("Kernel time", ""),
-        ("busbw, median", ""),
-        ("Compared", ""),
-        ("busbw against kernels", ""),
-    )
-    more = len(found) - MAX_TABLE_ROWS
-    rest = f" {more} more are in summary.json." if more > 0 else ""
-    caption = (
-        "<b>Table 5.</b> NCCL Inspector. “busbw against kernels”: its bandwidth, waiting included, over that of the "
-        f"kernels that nsys recorded, where both are known; 100% is agreement.{rest}"
-    )
-    yield _table(caption, columns, rows)
-
-
-def _clocks_table(selection: Selection) -> str:
-    document = clocks_document(selection)
-    hosts = document["hosts"]
-    assert isinstance(hosts, dict)
-    count = len({selection.store.processes[index].host for index in selection.processes()})
-    violations = ratio_text(document["violation_ratio"])
-    caption = (
-        f"<b>Table 3.</b> Clocks against that of <code>{escape(str(document['reference'] or NOT_RECORDED))}</code>. "
-        f"Causality violated after correction: {violations}."
-    )
-    rows = (
-        (
-            f"<code>{escape(host)}</code>",
-            span_text(clock["offset_ns"]),
-            f"{clock['drift_ppm']:.3f} ppm",
-            span_text(clock["sigma_ns"]),
-            f"{span_text(clock['interval_lo_ns'])} to {span_text(clock['interval_hi_ns'])}",
-            count_text(clock["samples"]),
-            count_text(len(clock["steps"])),
-        )
-        for host, clock in hosts.items()
-        if document["method"] is not None or count == 1
-    )
-    columns = (
-        ("Host", "text"),
-        ("Offset", ""),
-        ("Drift", ""),
-        ("Sigma", ""),
-        ("Feasible", ""),
-        ("Samples", ""),
-        ("Steps", ""),
-    )
-    return _table(caption, columns, rows)
-
-
-def _read_table(selection: Selection) -> str:
-    store = selection.store
-    understood = [("understood", name, count) for name, count in store.understood.most_common()]
-    skipped = [("skipped", name, count) for name, count in store.skipped.most_common()]
-    lost = [(f"lost ({gap['unit']})", f"{gap['reason']}: {gap['detail']}", gap["amount"]) for gap in gaps(selection)]
-    rows = (
-        (escape(what), escape(name), count_text(count))
-        for what, name, count in (*understood, *skipped, *lost[:MAX_TABLE_ROWS])
-    )
-    caption = f"<b>Table 4.</b> What was read from {count_text(len(store.sources))} files, in lines and records."
-    return _table(caption, (("Became", "text"), ("Family or reason", "text wrap"), ("Count", "")), rows)

@@ -12,12 +12,15 @@ from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
 from ncclscope_service.export.reference_clock import reference_times
+from ncclscope_service.export.report_time import on_off, per_iteration, timeline
+from ncclscope_service.export.report_traffic import traffic_map
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.totals import Group, Total, Totals
 from ncclscope_service.export.trace_arguments import significant
+from ncclscope_service.export.traffic_file import Traffic
 from ncclscope_service.ranks import hosts_of
-from ncclscope_service.rows import Match
+from ncclscope_service.rows import HostClock, Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
 
@@ -27,11 +30,13 @@ every n-th would follow the rhythm of the training step and miss whole sizes."""
 
 MAX_HEAT_ROWS: Final = 512
 TIME_BINS: Final = 96
+CONFIDENCE_BINS: Final = 20
+MAX_CLOCKS: Final = 64
 _SIZE_BINS: Final = 64
 NOT_KNOWN: Final = "not known"
 
 
-def report_data(selection: Selection, sums: Totals) -> dict[str, object]:
+def report_data(selection: Selection, sums: Totals, traffic: Traffic) -> dict[str, object]:
     """Everything that the figures show, as JSON has it; None where there is nothing to show."""
     return {
         "mix": _mix(selection, sums),
@@ -40,7 +45,13 @@ def report_data(selection: Selection, sums: Totals) -> dict[str, object]:
         "waits": _waits(selection),
         "volume": _volume(selection, sums),
         "alignment": _alignment(selection) if len(selection.kernels) else None,
+        "confidence": _confidence(selection),
         "match": match_counts(sums),
+        "iterations": per_iteration(selection),
+        "traffic": traffic_map(traffic),
+        "timeline": timeline(selection),
+        "on_off": on_off(selection),
+        "clocks": _clocks(selection),
     }
 
 
@@ -252,6 +263,39 @@ def _volume(selection: Selection, sums: Totals) -> dict[str, object] | None:
     ops = sorted({op for _, op in by_process})
     volume = {op: [by_process.get((index, op), Total()).bytes for index in processes] for op in ops}
     return {"ranks": names, "ops": {op: found for op, found in volume.items() if any(found)}}
+
+
+def _confidence(selection: Selection) -> list[int] | None:
+    """Matched operations by confidence, in bins of 0.05 from 0 to 1."""
+    part = selection.operations
+    found = part.column("confidence")[part.column("match") == Match.MATCHED].astype(np.float64)
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return None
+    bins = np.minimum((found * CONFIDENCE_BINS + 1e-6).astype(np.int64), CONFIDENCE_BINS - 1)
+    counts: list[int] = np.bincount(bins, minlength=CONFIDENCE_BINS).tolist()
+    return counts
+
+
+def _clocks(selection: Selection) -> dict[str, object] | None:
+    """Uncertainties around each host's estimate, in microseconds; None without an estimate of another's clock."""
+    store = selection.store
+    ours = {store.processes[index].host for index in selection.processes()}
+    hosts = sorted(host for host, clock in store.clocks.items() if host in ours and clock.samples)
+    hosts = [host for host in hosts if host != store.clock_reference][:MAX_CLOCKS]
+    if not hosts:
+        return None
+    clocks = [store.clocks[host] for host in hosts]
+
+    def beside(clock: HostClock, bound: float | None) -> float | None:
+        return None if bound is None else round((bound - clock.offset_ns) / 1e3, 4)
+
+    return {
+        "hosts": hosts,
+        "sigma": [round(clock.sigma_ns / 1e3, 4) for clock in clocks],
+        "low": [beside(clock, clock.interval_lo_ns) for clock in clocks],
+        "high": [beside(clock, clock.interval_hi_ns) for clock in clocks],
+    }
 
 
 def _alignment(selection: Selection) -> dict[str, object]:

@@ -148,3 +148,19 @@ EFFICIENCY: Final = pa.schema(
     ]
 )
 """`efficiency.parquet`: one row per measured collective and reference."""
+
+TRAFFIC: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("from_rank", pa.int32()),
+        ("to_rank", pa.int32()),
+        ("from_host", _TEXT),
+        ("to_host", _TEXT),
+        ("through", _TEXT),
+        ("op", _TEXT),
+        ("parallelism", _TEXT),
+        ("bytes", pa.int64()),
+        ("assumed_bytes", pa.int64()),
+    ]
+)
+"""`traffic.parquet`: one row per sender, receiver, operation and parallelism."""

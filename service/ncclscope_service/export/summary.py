@@ -12,6 +12,7 @@ from ncclscope_service.export.inspector_section import inspector_document
 from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.totals import Group, Total, Totals, totals
+from ncclscope_service.export.traffic_file import Traffic, measure_traffic, traffic_by_node
 from ncclscope_service.rows import Match
 from ncclscope_service.store import SourceState
 from ncclscope_service.version_of import version_of
@@ -33,9 +34,16 @@ LEVELS: Final = {
 """By what was read: logs, dumps of NCCL Inspector, exports of nsys."""
 
 
-def summary_document(selection: Selection, sums: Totals | None = None) -> dict[str, object]:
-    """The content of the file; `sums` where they are computed already."""
+MAX_NODE_PAIRS: Final = 4096
+"""Pairs of nodes that are listed, most bytes first; `traffic.parquet` has all."""
+
+
+def summary_document(
+    selection: Selection, sums: Totals | None = None, traffic: Traffic | None = None
+) -> dict[str, object]:
+    """The content of the file; `sums` and `traffic` where they are computed already."""
     sums = totals(selection) if sums is None else sums
+    traffic = measure_traffic(selection) if traffic is None else traffic
     store = selection.store
     hosts = sorted({store.processes[index].host for index in selection.processes()})
     return {
@@ -53,6 +61,7 @@ def summary_document(selection: Selection, sums: Totals | None = None) -> dict[s
         "captured": _captured(selection, sums),
         "totals": _total(sums.all(), has_kernels(selection)),
         "operations": _operations(selection, sums),
+        "traffic": _traffic(traffic),
         "kernels": _kernels(selection),
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),
@@ -155,6 +164,8 @@ def _read(selection: Selection) -> dict[str, object]:
         "understood": dict(understood.most_common()),
         "skipped": dict(skipped.most_common()),
         "torn": skipped["torn"],
+        "alignment_checked": selection.store.alignment_checked.total(),
+        "alignment_disagreements": selection.store.alignment_disagreements.total(),
     }
 
 
@@ -207,6 +218,19 @@ def _total(total: Total, has_kernels: bool) -> dict[str, object]:
         "wait_ns": recorded(total.wait_ns, total.waits),
         "transfer_ns": recorded(total.transfer_ns, total.transfers),
         "wait_ratio": total.wait_ratio,
+    }
+
+
+def _traffic(traffic: Traffic) -> object:
+    if not traffic.rows:
+        return None
+    by_node = traffic_by_node(traffic)
+    return {
+        "bytes": sum(row.bytes for row in traffic.rows),
+        "assumed_bytes": sum(row.assumed_bytes for row in traffic.rows),
+        "unplaced_calls": traffic.unplaced_calls,
+        "node_pairs": len(by_node),
+        "by_node": by_node[:MAX_NODE_PAIRS],
     }
 
 

@@ -351,6 +351,7 @@ def _around(build: Builder) -> None:
         store.captures.append((3 + node, _capture(f"node{node}", START_NS + (node - 1) * NODE2_AHEAD_NS)))
     store.findings += [_finding(FindingKind.LATE_RANK, None), _finding(FindingKind.SLOW_LINK, START_NS + 15 * MS)]
     store.understood.update({"operation": len(store.operations), "init": 12, "other_nccl": 40})
+    store.alignment_checked["demo"], store.alignment_disagreements["demo"] = 40, 2
     store.skipped.update({"torn": 2, "not_nccl": 7})
     store.gaps[0].append(SourceGap(reason="truncated", amount=80, unit="bytes", detail="logs/rank0.log was cut"))
     _joined(store)

@@ -66,6 +66,8 @@ def test_the_summary_counts_every_row_and_every_launch_once() -> None:
         "understood": {"operation": 46, "other_nccl": 40, "init": 12},
         "skipped": {"not_nccl": 7, "torn": 2},
         "torn": 2,
+        "alignment_checked": 40,
+        "alignment_disagreements": 2,
     }
     sums = totals(select(small_run())).all()
     assert (sums.operations, sums.timed, sums.waits) == (46, 38, 36)
@@ -232,7 +234,7 @@ def test_the_docs_name_every_file_and_every_column(repository: Path) -> None:
     text = (repository / "docs" / "outputs.md").read_text(encoding="utf-8")
     for name in WRITERS:
         assert f"## `{name}`" in text
-    for file in ("operations", "kernels", "communicators", "efficiency"):
+    for file in ("operations", "kernels", "communicators", "efficiency", "traffic"):
         section = text.split(f"## `{file}.parquet`")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
         assert rows == getattr(schema, file.upper()).names

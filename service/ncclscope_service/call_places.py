@@ -1,0 +1,280 @@
+"""Where in a thread's log lines a capture's calls belong: the same calls in the same order, stamps or none.
+
+A program that repeats fits at many places. Which one is meant is told by stamps, else by how far correlation ids (or
+the time) have moved since calls that were placed before, at the distance of one period; else the first is taken.
+From there on lines and calls are paired one by one, and what one side lost is skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+LINE: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("kind", "<i2"),  # code in terms.OPERATIONS
+        ("bytes", "<i8"),  # count x size of the call; NO_NUMBER
+        ("member", "<i4"),
+        ("logged_at_ns", "<i8"),  # NO_TIME_NS
+        ("unit", "<i8"),  # lines of one unit share it, once they were placed; NO_NUMBER
+    ]
+)
+"""One operation line of a thread."""
+
+_LENGTHS: Final = (1024, 256, 64, 24)
+"""Calls that must follow each other in the log as they do in the capture, somewhere: the most that do."""
+
+_TRIES: Final = 16
+"""Stretches of a capture that are looked for."""
+
+_LOOKED_AT: Final = 64
+"""Places that are tried, the likeliest first."""
+
+_ENOUGH: Final = 0.8
+"""Share of the calls that must have a line."""
+
+_LIKENESS: Final = 1024
+"""Calls of two captures that are compared to see at which distance they lie."""
+
+_AHEAD: Final = 64
+"""Lines and calls that may be missing at one place."""
+
+_AGREE: Final = 8
+"""What must agree behind a gap."""
+
+_SURE: Final = 0.3
+"""Periods by which a distance may be off from a whole number of them."""
+
+GUESSED: Final = 0.5
+
+_NO_PACES: Final = ((0, 0.0), (0, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lines beside calls, both as indices, increasing."""
+
+    lines: NDArray[np.int64]
+    calls: NDArray[np.int64]
+    trust: float
+    period: int
+    """Calls after which the program repeats; 0 where that is not known."""
+    paces: tuple[tuple[int, float], ...]
+    """As in Placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The capture before, and where it ended."""
+
+    calls: Columns
+    correlation_ids: NDArray[np.int64]
+    last_call: int
+    last_line: int
+    trust: float
+    paces: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))
+    """Periods from capture to capture so far, and how far correlation ids, and the time, moved in them."""
+
+
+def find_place(
+    lines: Columns, begin: int, calls: Columns, correlation_ids: NDArray[np.int64], before: Placed | None
+) -> Place | None:
+    """Places calls (api_calls.CALL) among lines (LINE) from `begin` on; None where they fit nowhere.
+
+    `correlation_ids` are those of the calls' launches, NO_NUMBER where they have none.
+    """
+    progress = None if before is None else _progress(before, calls, correlation_ids)
+    expected = before.last_line + progress.calls if before is not None and progress is not None else None
+    starts = _starts(lines, begin, calls, expected)
+    best: tuple[int, int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
+    rivals = 0
+    for start, line, call in starts:
+        ahead, behind = _walk(lines[line:], calls[call:]), _walk(lines[begin:line][::-1], calls[:call][::-1])
+        pairs = (
+            np.concatenate([line - 1 - behind[0][::-1], line + ahead[0]]),
+            np.concatenate([call - 1 - behind[1][::-1], call + ahead[1]]),
+        )
+        left_out = int(pairs[0][-1] - pairs[0][0] + 1 - len(pairs[0])) if len(pairs[0]) else 0
+        score = len(pairs[0]) - left_out
+        is_enough = score >= _ENOUGH * len(calls)
+        rivals += is_enough
+        if is_enough and (expected is not None or start == begin == 0 or lines["logged_at_ns"][line] != NO_TIME_NS):
+            best = (score, start, pairs)
+            break
+        if best is None or score > best[0]:
+            best = (score, start, pairs)
+    if best is None:
+        return None
+    period = progress.period if progress is not None else period_of(calls)
+    _, start, (at_lines, at_calls) = best
+    if (lines["logged_at_ns"][at_lines[:1]] != NO_TIME_NS).any():
+        trust = 1.0
+    elif before is None:
+        trust = 1.0 if len(starts) == 1 else 0.9 if begin == start == 0 else GUESSED
+    elif progress is None or expected is None:
+        trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED
+    else:
+        is_sure = progress.error < _SURE and abs(start - expected) < max(period // 2, 1)
+        trust = before.trust if is_sure else GUESSED
+    return Place(at_lines, at_calls, trust, period, progress.paces if progress is not None else _NO_PACES)
+
+
+def _starts(lines: Columns, begin: int, calls: Columns, expected: int | None) -> list[tuple[int, int, int]]:
+    """Where the calls may begin, the likeliest first: the line of the first call, and a line and call that agree."""
+    found: dict[int, tuple[int, int]] = {}
+    for length in sorted({min(length, len(calls)) for length in _LENGTHS}, reverse=True):
+        for call in range(0, min(len(calls) - length + 1, _TRIES * length), max(length, 1)):
+            for line in (_occurrences(lines[begin:], calls[call : call + length]) + begin).tolist():
+                if line - call >= begin - _AHEAD:
+                    found.setdefault(line - call, (line, call))
+        if expected is None and found:
+            break
+        if any(abs(start - expected) <= _AHEAD for start in found if expected is not None):
+            break
+    if expected is None and begin == 0 and len(lines) and len(calls):
+        found.setdefault(0, (0, 0))
+    starts = [(start, *at) for start, at in found.items()]
+    if expected is not None:
+        starts.sort(key=lambda each: (abs(each[0] - expected), each[0]))
+    else:
+        starts.sort()
+    stamps = lines["logged_at_ns"]
+    if starts and all(stamps[line] != NO_TIME_NS for _, line, _ in starts):
+        starts.sort(key=lambda each: abs(int(stamps[each[1]]) - int(calls["start_ns"][each[2]])))
+    return starts[:_LOOKED_AT]
+
+
+def _occurrences(lines: Columns, pattern: Columns) -> NDArray[np.int64]:
+    places = np.arange(max(0, len(lines) - len(pattern) + 1), dtype=np.int64)
+    for at in range(len(pattern)):
+        if len(places) == 0:
+            break
+        places = places[_same(lines[places + at], pattern[at : at + 1])]
+    return places
+
+
+def _same(lines: Columns, calls: Columns) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = lines["kind"] == calls["kind"]
+    unknown = (lines["bytes"] == NO_NUMBER) | (calls["bytes"] == NO_NUMBER)
+    same &= unknown | (lines["bytes"] == calls["bytes"])
+    return same
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    calls: int
+    """How many calls after the last one of the capture before the first of this one is."""
+    period: int
+    error: float
+    """How far the distance is from a whole number of periods, in periods."""
+    paces: tuple[tuple[int, float], ...]
+    """As in Placed."""
+
+
+def period_of(calls: Columns) -> int:
+    """After how many calls all of them repeat; 0 where that is not seen."""
+    for lag in _occurrences(calls, calls[: min(_AGREE, len(calls))])[1:].tolist():
+        if 2 * lag > 3 * (len(calls) - lag):
+            break
+        if _same(calls[lag:], calls[:-lag]).all():
+            return int(lag)
+    return 0
+
+
+def _progress(before: Placed, calls: Columns, correlation_ids: NDArray[np.int64]) -> _Progress | None:
+    """How the program went on, from how far correlation ids (where these stand, the time) moved in whole periods."""
+    sides = ((calls, correlation_ids), (before.calls, before.correlation_ids))
+    period, side = next(((found, side) for side in sides if (found := period_of(side[0]))), (0, sides[0]))
+    meeting = _meeting(before.calls, calls)
+    if period == 0 or meeting is None:
+        return None
+    old, new = meeting
+    likely: list[tuple[float, int]] = []
+    moved: list[float] = []
+    for (known_periods, known), steps_of, was, now in (
+        (before.paces[0], side[1], before.correlation_ids[old:], correlation_ids[new:]),
+        (before.paces[1], side[0]["start_ns"], before.calls["start_ns"][old:], calls["start_ns"][new:]),
+    ):
+        moved.append(0.0)
+        later, earlier = steps_of[period:], steps_of[:-period]
+        steps = (later - earlier)[(later >= 0) & (earlier >= 0)]
+        amount = min(len(was), len(now))
+        both = np.flatnonzero((was[:amount] >= 0) & (now[:amount] >= 0))
+        if len(steps) == 0 or len(both) == 0:
+            continue
+        seen = len(steps_of) / period
+        pace = (float(np.mean(steps)) * seen + known) / (seen + known_periods)
+        moved[-1] = float(now[both[0]] - was[both[0]])
+        if moved[-1] > 0 and pace > 0:
+            exactly = moved[-1] / pace
+            likely.append((abs(exactly - round(exactly)), round(exactly)))
+    if not likely:
+        return None
+    error, periods = min(likely)
+    if len({each for _, each in likely}) > 1:
+        error = 1.0 - error  # correlation ids and time do not agree
+    return _Progress(
+        calls=periods * period - new - (before.last_call - old),
+        period=period,
+        error=error,
+        paces=tuple(
+            (count + periods, known + distance) if distance > 0 else (count, known)
+            for (count, known), distance in zip(before.paces, moved, strict=True)
+        ),
+    )
+
+
+def _meeting(before: Columns, calls: Columns) -> tuple[int, int] | None:
+    """A call of each side from which on both look alike for as long as the shorter lasts."""
+    for length in (_LIKENESS, _AHEAD, _AGREE):
+        for old_first in (True, False):
+            pattern, among = (before, calls) if old_first else (calls, before)
+            if len(pattern) < min(length, len(among)):
+                continue
+            for at in _occurrences(among, pattern[: min(length, len(pattern), len(among))]).tolist():
+                amount = min(len(pattern), len(among) - at)
+                if _same(among[at : at + amount], pattern[:amount]).all():
+                    return (0, at) if old_first else (at, 0)
+    return None
+
+
+def _walk(lines: Columns, calls: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pairs lines with calls from the first of both on; what one side lacks is skipped on the other."""
+    paired_lines: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    paired_calls: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    line = call = gaps = 0
+    while line < len(lines) and call < len(calls):
+        amount = min(len(lines) - line, len(calls) - call)
+        same = _same(lines[line : line + amount], calls[call : call + amount])
+        run = amount if same.all() else int((~same).argmax())
+        paired_lines.append(np.arange(line, line + run))
+        paired_calls.append(np.arange(call, call + run))
+        line, call = line + run, call + run
+        if run == amount:
+            break
+        gaps += 1
+        if gaps > _AGREE + line // _AGREE:
+            break
+        skipped = _skip(lines[line : line + 2 * _AHEAD], calls[call : call + 2 * _AHEAD])
+        if skipped is None:
+            break
+        line, call = line + skipped[0], call + skipped[1]
+    return np.concatenate(paired_lines), np.concatenate(paired_calls)
+
+
+def _skip(lines: Columns, calls: Columns) -> tuple[int, int] | None:
+    """The least to skip of either side so that both agree again."""
+    for total in range(1, _AHEAD + 1):
+        for of_lines in range(total + 1):
+            left, right = lines[of_lines : of_lines + _AGREE], calls[total - of_lines : total - of_lines + _AGREE]
+            amount = min(len(left), len(right))
+            if amount and _same(left[:amount], right[:amount]).all():
+                return of_lines, total - of_lines
+    return None

@@ -1,0 +1,312 @@
+"""Operation lines of one process to kernels through NCCL's NVTX ranges: no guessing, where a capture has them.
+
+A line is a call of its thread, the call is a range, the range (of a group, its ncclGroupEnd) holds the launch, and the
+launch has the kernel's correlation id. So only where the calls of a capture belong among the lines is to be found
+(`call_places`); the rest is exact. Captures are taken whole, in order of time; lines may come before or after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.api_calls import ThreadCalls, thread_calls
+from ncclscope_service.call_places import GUESSED, LINE, Place, Placed, find_place
+from ncclscope_service.kernel_name import operation_class
+from ncclscope_service.rows import Match
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, NO_TIME_NS
+
+OPINION: Final = np.dtype(
+    [
+        ("operation", "<i8"),
+        ("kernel", "<i8"),  # NO_NUMBER where it has none, or nothing is known
+        ("launch", "<i8"),  # id of the first operation that shares the kernel
+        ("match", "<u1"),  # rows.Match; PENDING: nothing is known, let others decide
+        ("confidence", "<f4"),
+    ]
+)
+
+HISTORY: Final = 65_536
+"""Placed lines of a thread that are remembered, to tell how a program goes on."""
+
+PENDING_LINES: Final = 1_000_000
+"""Lines of a thread that wait for captures; beyond, the older half is left to others."""
+
+_TAIL: Final = 256
+"""Lines before a capture of which kernels may still have run in it."""
+
+_SIZES: Final = np.array([of.size_bytes for of in DATA_TYPES], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What one capture holds of one thread."""
+
+    thread: ThreadCalls
+    kernels: Columns
+    """Of all threads and without a thread (align.ALIGN_KERNEL), in order of launching."""
+    end_ns: int
+
+
+@dataclass(slots=True)
+class _Thread:
+    lines: Columns = field(default_factory=lambda: np.empty(0, LINE))
+    frontier: int = 0
+    """Lines before it are decided."""
+    chunks: list[_Chunk] = field(default_factory=list[_Chunk])
+    has_calls: bool = False
+    is_broken: bool = False
+    """A capture of it fitted nowhere: what lies between captures is not known."""
+    units: int = 0
+    placed: Placed | None = None
+
+
+@dataclass(slots=True)
+class ExactJoin:
+    """Joins one process. `is_active` once a capture had calls of it."""
+
+    is_active: bool = False
+    _threads: dict[int, _Thread] = field(default_factory=dict[int, _Thread])
+    _lanes: dict[int, set[tuple[int, int]]] = field(default_factory=dict[int, set[tuple[int, int]]])
+    """(device, stream) on which each member was seen to run."""
+    _hashes: dict[int, int] = field(default_factory=dict[int, int])
+    """The member that a communicator hash stands for."""
+    _out: list[Columns] = field(default_factory=list[Columns])
+
+    def feed_operations(self, rows: Columns) -> None:
+        """Takes operations (align.ALIGN_OPERATION) in log order."""
+        for tid in np.unique(rows["tid"]).tolist():
+            own = rows[rows["tid"] == tid]
+            lines = np.zeros(len(own), LINE)
+            for name in ("id", "member", "logged_at_ns"):
+                lines[name] = own[name]
+            lines["kind"] = own["op"]
+            lines["bytes"] = _call_bytes(own)
+            lines["unit"] = NO_NUMBER
+            thread = self._threads.setdefault(tid, _Thread())
+            thread.lines = np.concatenate([thread.lines, lines])
+
+    def feed_capture(self, ranges: Columns, kernels: Columns, end_ns: int) -> None:
+        """Takes a whole capture: the ranges (store.API_CALL) and kernels (align.ALIGN_KERNEL) of this process."""
+        kernels = kernels[kernels["graph_node_id"] == NO_NUMBER]
+        kernels = kernels[np.argsort(kernels["correlation_id"], kind="stable")]
+        self.is_active |= len(ranges) > 0
+        for tid in np.unique(ranges["tid"]).tolist():
+            thread = self._threads.setdefault(tid, _Thread())
+            thread.has_calls = True
+            calls = thread_calls(ranges[ranges["tid"] == tid])
+            thread.chunks.append(_Chunk(calls, kernels, end_ns))
+            thread.chunks.sort(key=lambda chunk: chunk.end_ns)
+
+    def advance(self, *, final: bool) -> Columns:
+        """What is known now (OPINION), each operation once; with `final`, something of all that were fed."""
+        for tid, thread in self._threads.items():
+            while thread.chunks and self._join(tid, thread, thread.chunks[0], final=final):
+                del thread.chunks[0]
+            if final:
+                self._leave(thread, len(thread.lines), is_known=thread.has_calls and not thread.is_broken)
+            elif len(thread.lines) - thread.frontier > PENDING_LINES:
+                self._leave(thread, thread.frontier + PENDING_LINES // 2, is_known=False)
+            _forget(thread)
+        decided = np.concatenate([np.empty(0, OPINION), *self._out])
+        self._out = []
+        return decided
+
+    def _join(self, tid: int, thread: _Thread, chunk: _Chunk, *, final: bool) -> bool:
+        """Joins a thread's part of a capture; False while lines must come first."""
+        calls, kernels = chunk.thread.calls, chunk.kernels
+        if len(calls) == 0:
+            return True
+        if not final and len(thread.lines) - thread.frontier < len(calls):
+            return False
+        mine = kernels[kernels["launch_tid"] == tid]
+        units = chunk.thread.units_at(mine["launch_start_ns"])
+        mine, units = mine[units != NO_NUMBER], units[units != NO_NUMBER]
+        correlation_ids = _first_of_unit(mine["correlation_id"], units, len(chunk.thread.units))[calls["unit"]]
+        place = find_place(thread.lines, thread.frontier, calls, correlation_ids, thread.placed)
+        if place is None or len(place.lines) == 0:
+            thread.is_broken = final or thread.is_broken
+            return final
+        last = int(place.lines[-1]) + 1
+        if not final and len(thread.lines) < last + max(place.period, 1):
+            return False
+        if place.trust <= GUESSED:
+            thread.is_broken = True  # a guess is no better than what others say
+            return True
+        place = self._without_strangers(thread, calls, place)
+        self._note(thread, calls, correlation_ids, place)
+        self._decide_gap(thread, chunk, place)
+        self._decide(thread, chunk, place, mine, units)
+        thread.frontier, thread.is_broken = last, False
+        return True
+
+    def _without_strangers(self, thread: _Thread, calls: Columns, place: Place) -> Place:
+        """Takes out pairs of another communicator, where payloads name it."""
+        hashes, members = calls["communicator"][place.calls], thread.lines["member"][place.lines]
+        for one in np.unique(hashes[hashes != 0]).tolist():
+            if one not in self._hashes:
+                seen, amount = np.unique(members[hashes == one], return_counts=True)
+                self._hashes[one] = int(seen[amount.argmax()])
+        named = np.array([self._hashes.get(one, NO_NUMBER) for one in hashes.tolist()], dtype=np.int64)
+        fits = (hashes == 0) | (named == members)
+        return replace(place, lines=place.lines[fits], calls=place.calls[fits])
+
+    @staticmethod
+    def _note(thread: _Thread, calls: Columns, correlation_ids: NDArray[np.int64], place: Place) -> None:
+        thread.lines["unit"][place.lines] = calls["unit"][place.calls] + thread.units
+        thread.units += int(calls["unit"].max()) + 1
+        if len(place.lines):
+            thread.placed = Placed(
+                calls, correlation_ids, int(place.calls[-1]), int(place.lines[-1]), min(place.trust, 0.99), place.paces
+            )
+
+    def _decide_gap(self, thread: _Thread, chunk: _Chunk, place: Place) -> None:
+        """What lies before the first pair: not recorded, but for launches whose kernels ran when the capture began."""
+        if len(place.lines) == 0:
+            return
+        first = int(place.lines[0])
+        begin = thread.frontier
+        opinions = self._opinions(thread.lines["id"][begin:first], thread.is_broken)
+        orphans = chunk.kernels[chunk.kernels["launch_start_ns"] == NO_TIME_NS]
+        tail = max(begin, first - _TAIL)
+        units = _units_of_tail(thread.lines, tail, first, place.period)
+        if len(orphans):
+            opinions["match"][tail - begin :] = Match.PENDING
+        for member in (
+            np.unique(thread.lines["member"][tail:first]).tolist() if len(orphans) and units is not None else ()
+        ):
+            assert units is not None
+            lanes = self._lanes.get(member, set())
+            own = orphans[[(row["device_id"], row["stream_id"]) in lanes for row in orphans]]
+            mine = np.flatnonzero(thread.lines["member"][tail:first] == member)
+            launched = list(dict.fromkeys(units[mine].tolist()))[-len(own) :] if len(own) else []
+            for unit, kernel in zip(reversed(launched), reversed(own["id"].tolist()), strict=False):
+                of_unit = mine[units[mine] == unit] + tail - begin
+                opinions["kernel"][of_unit], opinions["match"][of_unit] = kernel, Match.MATCHED
+                opinions["launch"][of_unit] = opinions["operation"][of_unit[0]]
+                opinions["confidence"][of_unit] = min(0.9, place.trust)
+        self._out.append(opinions)
+
+    def _decide(self, thread: _Thread, chunk: _Chunk, place: Place, kernels: Columns, units: NDArray[np.int64]) -> None:
+        begin, end = (int(place.lines[0]), int(place.lines[-1]) + 1) if len(place.lines) else (0, 0)
+        opinions = self._opinions(thread.lines["id"][begin:end], True)
+        members = thread.lines["member"][place.lines]
+        unit_of = chunk.thread.calls["unit"][place.calls]
+        self._learn_lanes(members, unit_of, kernels, units)
+        queue = np.max(kernels["start_ns"] - kernels["launch_start_ns"], initial=0)
+        bounds = np.searchsorted(units, np.arange(len(chunk.thread.units) + 1)) if _is_sorted(units) else None
+        order = np.lexsort((place.lines, members, unit_of))
+        keys = unit_of[order] << 32 | members[order]
+        starts = np.flatnonzero(np.concatenate([[True], np.diff(keys) != 0])) if len(order) else order
+        for run, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+            pairs = order[run:stop]
+            unit, member = int(unit_of[pairs[0]]), int(members[pairs[0]])
+            held = kernels[bounds[unit] : bounds[unit + 1]] if bounds is not None else kernels[units == unit]
+            lines = place.lines[pairs]
+            others = len({int(of) for of in members[unit_of == unit]}) > 1 if len(held) else False
+            kernel = self._kernel_of(held, member, thread.lines["kind"][lines], is_shared=others)
+            at = lines - begin
+            if kernel is None:
+                is_late = chunk.thread.units["launch_until_ns"][unit] + queue >= chunk.end_ns
+                opinions["match"][at] = Match.PENDING if is_late else Match.UNMATCHED
+                opinions["confidence"][at] = 0.9 * place.trust
+            else:
+                opinions["kernel"][at], opinions["match"][at] = kernel, Match.MATCHED
+                opinions["launch"][at] = thread.lines["id"][lines[0]]
+                opinions["confidence"][at] = place.trust
+        self._out.append(opinions)
+
+    def _learn_lanes(
+        self, members: NDArray[np.int32], unit_of: NDArray[np.int64], kernels: Columns, units: NDArray[np.int64]
+    ) -> None:
+        """Notes on which stream each communicator runs, from units that hold one communicator."""
+        least = np.full(int(unit_of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+        most = np.full(len(least), -1)
+        np.minimum.at(least, unit_of, members)
+        np.maximum.at(most, unit_of, members)
+        inside = units < len(least)
+        single = inside.copy()
+        single[inside] = least[units[inside]] == most[units[inside]]
+        seen = np.unique(
+            np.stack([most[units[single]], kernels["device_id"][single], kernels["stream_id"][single]], axis=1), axis=0
+        )
+        for member, device, stream in seen.tolist():
+            self._lanes.setdefault(member, set()).add((device, stream))
+
+    def _kernel_of(self, held: Columns, member: int, kinds: NDArray[np.int16], *, is_shared: bool) -> int | None:
+        """The first kernel of a unit that a member's operations may have launched."""
+        if len(held) == 0:
+            return None
+        if len(held) > 1 or is_shared:
+            lanes = self._lanes.get(member)
+            if lanes is not None:
+                held = held[[(row["device_id"], row["stream_id"]) in lanes for row in held]]
+            classes = {int(operation_class(kind)) for kind in kinds.tolist()}
+            fitting = held[np.isin(held["kernel_class"], list(classes))]
+            held = fitting if len(fitting) else held
+        return int(held["id"][0]) if len(held) else None
+
+    @staticmethod
+    def _opinions(ids: NDArray[np.int64], is_unknown: bool) -> Columns:
+        opinions = np.zeros(len(ids), OPINION)
+        opinions["operation"], opinions["kernel"], opinions["launch"] = ids, NO_NUMBER, NO_NUMBER
+        opinions["match"] = Match.PENDING if is_unknown else Match.NOT_COVERED
+        opinions["confidence"] = 0.9
+        return opinions
+
+    def give_up(self, before: int) -> None:
+        """Leaves operations with an id below `before` to others: no capture came for too long after them."""
+        for thread in self._threads.values():
+            until = int(np.searchsorted(thread.lines["id"], before))
+            if until > thread.frontier:
+                self._leave(thread, until, is_known=False)
+
+    def _leave(self, thread: _Thread, until: int, *, is_known: bool) -> None:
+        self._out.append(self._opinions(thread.lines["id"][thread.frontier : until], not is_known))
+        thread.frontier = max(thread.frontier, until)
+
+
+def _call_bytes(rows: Columns) -> NDArray[np.int64]:
+    known = (rows["data_type"] >= 0) & (rows["data_type"] < len(_SIZES))
+    sizes = _SIZES[np.where(known, rows["data_type"], 0)]
+    known &= rows["count"] < 2**58
+    return np.where(known, rows["count"].astype(np.int64) * sizes, NO_NUMBER)
+
+
+def _first_of_unit(values: NDArray[np.int64], units: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
+    first = np.full(amount, NO_NUMBER, dtype=np.int64)
+    first[units[::-1]] = values[::-1]
+    return first
+
+
+def _is_sorted(values: NDArray[np.int64]) -> bool:
+    return bool(np.all(values[1:] >= values[:-1]))
+
+
+def _units_of_tail(lines: Columns, begin: int, end: int, period: int) -> NDArray[np.int64] | None:
+    """A number for each line that lines of one launch share, as their like a whole number of periods ago did."""
+    if period == 0:
+        return None
+    units = np.full(end - begin, NO_NUMBER, dtype=np.int64)
+    for at in range(begin, end):
+        for before in range(at - period, max(-1, at - 64 * period), -period):
+            if lines["unit"][before] != NO_NUMBER:
+                units[at - begin] = lines["unit"][before] + (at - before) // period * 2**40
+                break
+    known = np.flatnonzero(units == NO_NUMBER)
+    if len(known):
+        units[: known[-1] + 1] = -2 - np.arange(known[-1] + 1)
+    return units
+
+
+def _forget(thread: _Thread) -> None:
+    surplus = thread.frontier - HISTORY
+    if surplus > HISTORY:
+        thread.lines = thread.lines[surplus:].copy()
+        thread.frontier -= surplus
+        if thread.placed is not None:
+            thread.placed = replace(thread.placed, last_line=thread.placed.last_line - surplus)

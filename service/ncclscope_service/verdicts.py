@@ -1,0 +1,105 @@
+"""The aligner's matches beside exact joins: the exact one wins, and how often they differ is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.align import MATCH
+from ncclscope_service.exact_join import OPINION
+from ncclscope_service.rows import Match
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+CLAIMS_LIMIT: Final = 1_000_000
+"""Kernels that are remembered as exactly joined."""
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What becomes of the operations of one process of which two parts have something to say.
+
+    Exact pairs are given out at once; everything else when both have spoken.
+    """
+
+    checked: int = 0
+    """Operations of which both said whether they have a kernel, and which."""
+    disagreements: int = 0
+    _aligned: Columns = field(default_factory=lambda: np.empty(0, MATCH))
+    _opinions: Columns = field(default_factory=lambda: np.empty(0, OPINION))
+    _silent: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Operations that launch nothing and of which no opinion came yet."""
+    _claimed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def merge(self, aligned: Columns, opinions: Columns, *, final: bool) -> Columns:
+        """Takes what either side decided, each operation once; gives what is settled (align.MATCH)."""
+        is_silent = aligned["match"] == Match.NO_KERNEL
+        out = [aligned[is_silent]]
+        self._silent = np.concatenate([self._silent, aligned["operation"][is_silent]])
+        answered = np.isin(opinions["operation"], self._silent)
+        self._silent = self._silent[~np.isin(self._silent, opinions["operation"])]
+        opinions = opinions[~answered]
+        pairs = opinions[opinions["kernel"] != NO_NUMBER]
+        out.append(_matches(pairs))
+        self._claimed = np.concatenate([self._claimed, np.unique(pairs["kernel"])])[-CLAIMS_LIMIT:]
+        self._aligned = np.concatenate([self._aligned, aligned[~is_silent]])
+        self._opinions = np.concatenate([self._opinions, opinions])
+        out.append(self._settle())
+        if final:
+            left = self._opinions[self._opinions["kernel"] == NO_NUMBER]
+            left["match"][left["match"] == Match.PENDING] = Match.UNMATCHED
+            out += [self._aligned, _matches(left)]
+            self._aligned, self._opinions = self._aligned[:0], self._opinions[:0]
+        return _with_launches(np.concatenate(out))
+
+    def release(self, aligned: Columns) -> Columns:
+        """What was held back with what was decided since, where no exact join comes."""
+        released: Columns = np.concatenate([self._aligned, aligned])
+        self._aligned = self._aligned[:0]
+        given_out = self._opinions["operation"][self._opinions["kernel"] != NO_NUMBER]
+        left: Columns = released[~np.isin(released["operation"], given_out)] if len(given_out) else released
+        return left
+
+    def _settle(self) -> Columns:
+        """What both have spoken of and that is not given out yet."""
+        _, at_aligned, at_opinion = np.intersect1d(
+            self._aligned["operation"], self._opinions["operation"], assume_unique=True, return_indices=True
+        )
+        aligned, opinions = self._aligned[at_aligned], self._opinions[at_opinion]
+        self._aligned = np.delete(self._aligned, at_aligned)
+        self._opinions = np.delete(self._opinions, at_opinion)
+        is_pair = opinions["kernel"] != NO_NUMBER
+        is_known = is_pair | (opinions["match"] != Match.PENDING)
+        self.checked += int(np.count_nonzero(is_known))
+        self.disagreements += int(np.count_nonzero(is_known & (aligned["kernel"] != opinions["kernel"])))
+        settled: Columns = aligned[~is_pair]
+        opinions = opinions[~is_pair]
+        has_kernel = settled["kernel"] != NO_NUMBER
+        denied = has_kernel & (opinions["match"] != Match.PENDING)
+        settled["match"][denied] = opinions["match"][denied]
+        taken = has_kernel & ~denied & np.isin(settled["kernel"], self._claimed)
+        settled["match"][taken] = Match.UNMATCHED
+        for name in ("kernel", "launch"):
+            settled[name][denied | taken] = NO_NUMBER
+        settled["confidence"][denied | taken] = np.where(opinions["match"] == Match.PENDING, 0.5, 0.9)[denied | taken]
+        return settled
+
+
+def _matches(opinions: Columns) -> Columns:
+    rows = np.zeros(len(opinions), MATCH)
+    for name in MATCH.names or ():
+        rows[name] = opinions[name]
+    return rows
+
+
+def _with_launches(rows: Columns) -> Columns:
+    """The same, with the launch named by the first operation that shares the kernel."""
+    matched = np.flatnonzero(rows["kernel"] != NO_NUMBER)
+    kernels, inverse = np.unique(rows["kernel"][matched], return_inverse=True)
+    first = np.full(len(kernels), np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse, rows["operation"][matched])
+    rows["launch"][matched] = first[inverse]
+    return rows
