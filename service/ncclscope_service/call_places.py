@@ -58,8 +58,8 @@ _STAMP_NS: Final = 999
 _FINEST_NS: Final = 100_000
 """Stamps that are all multiples of this are too coarse to tell calls apart."""
 
-_IN_TIME: Final = 0.95
-"""Share of the lines of a capture's time that must be printed during a call that is theirs, for stamps to decide."""
+_IN_TIME: Final = 1.0
+"""Share of the lines of a capture's time that must be printed during a call of their kind, for stamps to decide."""
 
 _SOON_NS: Final = 600 * 1_000_000_000
 """Lines older than a capture by less than this have not come that far; older by more, stamps are of another zone."""
@@ -160,7 +160,7 @@ def _by_time(lines: Columns, begin: int, calls: Columns) -> tuple[NDArray[np.int
     """
     stamps = lines["logged_at_ns"][begin:]
     at = np.searchsorted(calls["start_ns"], stamps + _STAMP_NS, side="right") - 1
-    within = np.flatnonzero((stamps != NO_TIME_NS) & (at >= 0) & (stamps <= int(calls["start_ns"][-1]) + _STAMP_NS))
+    within = np.flatnonzero((stamps != NO_TIME_NS) & (at >= 0) & (stamps <= int(calls["end_ns"][-1])))
     held = at[within]
     fits = (stamps[within] <= calls["end_ns"][held]) & _same(lines[begin + within], calls[held])
     is_first = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]]) if len(held) else fits
