@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
 from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
+from ncclscope_service.copy_engine import NO_CHANNELS, Copies
 from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.exact_join import ExactJoin
 from ncclscope_service.graph_replays import GraphReplays
@@ -52,6 +53,7 @@ class Alignment:
         """Ranges of NCCL's calls likewise (store.API_CALL)."""
         self._touched: set[int] = set()
         self._name_columns: dict[int, tuple[int, int]] = {}
+        self._copies = Copies(known)
 
     def feed_operations(self, operations: Ids) -> None:
         """New operations, already placed in their communicators, in log order."""
@@ -82,6 +84,10 @@ class Alignment:
             if self._exact.setdefault(process, ExactJoin()) is not None:
                 self._captured.setdefault(process, []).append(columns)
             self._touched.add(process)
+
+    def feed_copied(self, operations: Ids) -> None:
+        """Operations of which a TUNING line said that copy engines carry them out."""
+        self._copies.feed(operations)
 
     def feed_calls(self, calls: Columns) -> None:
         """Calls of NCCL's API that an export holds (store.API_CALL), before its capture is said to be finished."""
@@ -183,8 +189,9 @@ class Alignment:
             self._not_captured[process] = [ids[len(decided) :]]
         at = self._store.operations.at(decided)
         table = self._store.operations.rows
-        one_rank = self._store.operation_templates.take(table["template"][at], "nranks")["nranks"] == 1
-        table["match"][at] = np.where(one_rank, Match.NO_KERNEL, Match.NOT_COVERED)
+        launches_none = self._store.operation_templates.take(table["template"][at], "nranks")["nranks"] == 1
+        launches_none |= (table["channels"][at] == NO_CHANNELS) | self._copies.holds(decided)
+        table["match"][at] = np.where(launches_none, Match.NO_KERNEL, Match.NOT_COVERED)
         table["confidence"][at] = 1.0
         return decided
 
@@ -244,6 +251,8 @@ class Alignment:
         at = operations.at(matches["operation"])
         table = operations.rows
         table["match"][at] = matches["match"]
+        idle = np.flatnonzero((matches["match"] == Match.UNMATCHED) | (matches["match"] == Match.NOT_COVERED))
+        table["match"][at[idle[self._copies.holds(matches["operation"][idle])]]] = Match.NO_KERNEL
         table["confidence"][at] = matches["confidence"]
         found = matches["kernel"] != NO_NUMBER
         at, matches = at[found], matches[found]

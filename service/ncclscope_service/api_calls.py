@@ -25,6 +25,7 @@ CALL: Final = np.dtype(
         ("bytes", "<i8"),
         ("communicator", "<u8"),
         ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
         ("unit", "<i8"),  # index into units
     ]
 )
@@ -63,7 +64,7 @@ def thread_calls(ranges: Columns) -> ThreadCalls:
     """
     rows = ranges[np.lexsort((-_ends(ranges), ranges["start_ns"]))]
     ends = _ends(rows)
-    calls: list[tuple[int, int, int, int, int]] = []
+    calls: list[tuple[int, int, int, int, int, int]] = []
     units: list[tuple[int, int]] = []
     depth, inside_until, first_of_group = 0, NO_TIME_NS, 0
     has_closed = False
@@ -86,7 +87,7 @@ def thread_calls(ranges: Columns) -> ThreadCalls:
                     has_closed = True
         else:
             inside_until = end
-            calls.append((kind, int(rows["bytes"][at]), int(rows["communicator"][at]), start, len(units)))
+            calls.append((kind, int(rows["bytes"][at]), int(rows["communicator"][at]), start, end, len(units)))
             if depth == 0:
                 units.append((start, end))
     if depth:  # the group was still open when the capture ended: nothing of it was launched
@@ -95,9 +96,9 @@ def thread_calls(ranges: Columns) -> ThreadCalls:
     return ThreadCalls(np.array(calls, CALL), np.array(units, UNIT))
 
 
-def _close(calls: list[tuple[int, int, int, int, int]], first: int, unit: int) -> None:
+def _close(calls: list[tuple[int, int, int, int, int, int]], first: int, unit: int) -> None:
     for at in range(first, len(calls)):
-        calls[at] = (*calls[at][:4], unit)
+        calls[at] = (*calls[at][:5], unit)
 
 
 def _ends(ranges: Columns) -> NDArray[np.int64]:

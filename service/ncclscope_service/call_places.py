@@ -52,6 +52,18 @@ _AGREE: Final = 8
 _SURE: Final = 0.3
 """Periods by which a distance may be off from a whole number of them."""
 
+_STAMP_NS: Final = 999
+"""Stamps are cut to microseconds."""
+
+_FINEST_NS: Final = 100_000
+"""Stamps that are all multiples of this are too coarse to tell calls apart."""
+
+_IN_TIME: Final = 1.0
+"""Share of the lines of a capture's time that must be printed during a call of their kind, for stamps to decide."""
+
+_SOON_NS: Final = 600 * 1_000_000_000
+"""Lines older than a capture by less than this have not come that far; older by more, stamps are of another zone."""
+
 GUESSED: Final = 0.5
 
 _NO_PACES: Final = ((0, 0.0), (0, 0.0))
@@ -91,6 +103,12 @@ def find_place(
     `correlation_ids` are those of the calls' launches, NO_NUMBER where they have none.
     """
     progress = None if before is None else _progress(before, calls, correlation_ids)
+    if _is_behind(lines[begin:], int(calls["start_ns"][0])):
+        return None
+    timed = _by_time(lines, begin, calls)
+    if timed is not None:
+        paces = progress.paces if progress is not None else _NO_PACES
+        return Place(*timed, 1.0, progress.period if progress is not None else period_of(calls), paces)
     expected = before.last_line + progress.calls if before is not None and progress is not None else None
     starts = _starts(lines, begin, calls, expected)
     best: tuple[int, int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
@@ -117,13 +135,39 @@ def find_place(
     if (lines["logged_at_ns"][at_lines[:1]] != NO_TIME_NS).any():
         trust = 1.0
     elif before is None:
-        trust = 1.0 if len(starts) == 1 else 0.9 if begin == start == 0 else GUESSED
+        is_first = begin == start == 0 and len(at_lines) > 0 and at_lines[0] == at_calls[0] == 0
+        trust = 1.0 if len(starts) == 1 else 0.9 if is_first else GUESSED
     elif progress is None or expected is None:
         trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED
     else:
         is_sure = progress.error < _SURE and abs(start - expected) < max(period // 2, 1)
         trust = before.trust if is_sure else GUESSED
     return Place(at_lines, at_calls, trust, period, progress.paces if progress is not None else _NO_PACES)
+
+
+def _is_behind(lines: Columns, start_ns: int) -> bool:
+    """Whether lines have not come as far as a capture, by stamps that are fine enough to tell."""
+    stamps = lines["logged_at_ns"][-_AHEAD:]
+    if len(stamps) == 0 or (stamps == NO_TIME_NS).any() or not (stamps % _FINEST_NS).any():
+        return False
+    return 0 < start_ns - int(stamps[-1]) < _SOON_NS
+
+
+def _by_time(lines: Columns, begin: int, calls: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Each line beside the call during which it was printed; None where stamps are too coarse or of another clock.
+
+    So a line lost among equal ones costs only itself.
+    """
+    stamps = lines["logged_at_ns"][begin:]
+    at = np.searchsorted(calls["start_ns"], stamps + _STAMP_NS, side="right") - 1
+    within = np.flatnonzero((stamps != NO_TIME_NS) & (at >= 0) & (stamps <= int(calls["end_ns"][-1])))
+    held = at[within]
+    fits = (stamps[within] <= calls["end_ns"][held]) & _same(lines[begin + within], calls[held])
+    is_first = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]]) if len(held) else fits
+    fits &= is_first
+    if np.count_nonzero(fits) < _IN_TIME * max(len(within), 1):
+        return None
+    return begin + within[fits], held[fits]
 
 
 def _starts(lines: Columns, begin: int, calls: Columns, expected: int | None) -> list[tuple[int, int, int]]:

@@ -2,7 +2,8 @@
 
 A line is a call of its thread, the call is a range, the range (of a group, its ncclGroupEnd) holds the launch, and the
 launch has the kernel's correlation id. So only where the calls of a capture belong among the lines is to be found
-(`call_places`); the rest is exact. Captures are taken whole, in order of time; lines may come before or after them.
+(`call_places`); the rest is exact. Captures are taken whole, in order of time (one that comes after a later one
+is left out); lines may come before or after them.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class ExactJoin:
     def _join(self, tid: int, thread: _Thread, chunk: _Chunk, *, final: bool) -> bool:
         """Joins a thread's part of a capture; False while lines must come first."""
         calls, kernels = chunk.thread.calls, chunk.kernels
-        if len(calls) == 0:
+        if len(calls) == 0 or _came_late(thread, calls):
             return True
         if not final and len(thread.lines) - thread.frontier < len(calls):
             return False
@@ -139,7 +140,7 @@ class ExactJoin:
             return True
         place = self._without_strangers(thread, calls, place)
         self._note(thread, calls, correlation_ids, place)
-        self._decide_gap(thread, chunk, place)
+        self._decide_gap(tid, thread, chunk, place)
         self._decide(thread, chunk, place, mine, units)
         thread.frontier, thread.is_broken = last, False
         return True
@@ -164,8 +165,11 @@ class ExactJoin:
                 calls, correlation_ids, int(place.calls[-1]), int(place.lines[-1]), min(place.trust, 0.99), place.paces
             )
 
-    def _decide_gap(self, thread: _Thread, chunk: _Chunk, place: Place) -> None:
-        """What lies before the first pair: not recorded, but for launches whose kernels ran when the capture began."""
+    def _decide_gap(self, tid: int, thread: _Thread, chunk: _Chunk, place: Place) -> None:
+        """What lies before the first pair: not recorded, but for launches whose kernels ran when the capture began.
+
+        On a stream to which other threads launch as well, nothing tells whose these kernels are.
+        """
         if len(place.lines) == 0:
             return
         first = int(place.lines[0])
@@ -174,13 +178,15 @@ class ExactJoin:
         orphans = chunk.kernels[chunk.kernels["launch_start_ns"] == NO_TIME_NS]
         tail = max(begin, first - _TAIL)
         units = _units_of_tail(thread.lines, tail, first, place.period)
+        elsewhere = chunk.kernels[(chunk.kernels["launch_tid"] != tid) & (chunk.kernels["launch_tid"] != NO_NUMBER)]
+        others = set(zip(elsewhere["device_id"].tolist(), elsewhere["stream_id"].tolist(), strict=True))
         if len(orphans):
             opinions["match"][tail - begin :] = Match.PENDING
         for member in (
             np.unique(thread.lines["member"][tail:first]).tolist() if len(orphans) and units is not None else ()
         ):
             assert units is not None
-            lanes = self._lanes.get(member, set())
+            lanes = self._lanes.get(member, set()) - others
             own = orphans[[(row["device_id"], row["stream_id"]) in lanes for row in orphans]]
             mine = np.flatnonzero(thread.lines["member"][tail:first] == member)
             launched = list(dict.fromkeys(units[mine].tolist()))[-len(own) :] if len(own) else []
@@ -281,6 +287,11 @@ def _first_of_unit(values: NDArray[np.int64], units: NDArray[np.int64], amount: 
     first = np.full(amount, NO_NUMBER, dtype=np.int64)
     first[units[::-1]] = values[::-1]
     return first
+
+
+def _came_late(thread: _Thread, calls: Columns) -> bool:
+    """Whether a capture that was recorded later was joined already, which decided the lines of this one."""
+    return thread.placed is not None and int(calls["start_ns"][0]) < int(thread.placed.calls["start_ns"][-1])
 
 
 def _is_sorted(values: NDArray[np.int64]) -> bool:

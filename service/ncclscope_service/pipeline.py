@@ -183,6 +183,7 @@ class Pipeline:
         if len(operations) or len(arrived.tunings):
             ids = self._add_operations(operations)
             self._tuning.feed(ids, arrived.tunings)
+            self._alignment.feed_copied(self._tuning.take_copied())
             self._detection.count_logged(ids)
             self._arrivals.operations.append(ids)
             self._inspection.feed_operations(ids)

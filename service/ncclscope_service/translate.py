@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.call_groups import ALONE
+from ncclscope_service.copy_engine import NO_CHANNELS
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.standing_counts import GROUP_SPAN, POINT_TO_POINT, StandingCounts
@@ -224,7 +225,7 @@ class Translator:
         for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes"):
             rows[name] = operations[name]
         rows["signature"] = signature
-        launches = self._decisions["launches"][signature]
+        launches = self._decisions["launches"][signature] & (operations["channels"] != NO_CHANNELS)
         for tid in np.unique(rows["tid"]).tolist():
             self._newest_groups[tid] = int(rows["group"][np.flatnonzero(rows["tid"] == tid)[-1]])
         new = rows if launches.all() else rows[launches]
@@ -387,6 +388,7 @@ class Translator:
         launches["lane"] = of_last["lane"]
         launches["signature"] = last["signature"]
         launches["classes"] = np.bitwise_or.reduceat(decisions["classes"], starts)
+        launches["classes"] &= ~self._not_gathered(rows[order], decisions["classes"], starts)
         launches["data_type"] = _common(decisions["data_type"], starts, ends)
         launches["logged_at_ns"] = last["logged_at_ns"]
         launches["is_open"] = of_last["is_p2p"] & ~is_joined[order[starts]]
@@ -395,6 +397,21 @@ class Translator:
         ids: NDArray[np.int64] = rows["id"][order]
         in_call_order = np.argsort(launches["first_op"], kind="stable")
         return launches[in_call_order], ids
+
+    def _not_gathered(self, rows: Columns, classes: NDArray[np.uint32], starts: NDArray[np.intp]) -> NDArray[np.uint32]:
+        """The class of AllGatherV for launches of known extent whose Broadcasts have one root, else no class.
+
+        *Source:* NCCL `src/enqueue.cc` (2.29 on): Broadcasts of one group and two or more roots become one.
+        """
+        gathered = np.uint32(1 << int(KernelClass.ALL_GATHER_V))
+        if not (classes & gathered).any():
+            return np.zeros(len(starts), np.uint32)
+        roots = self.signatures.rows["root"][rows["signature"]].astype(np.int64)
+        is_broadcast = classes & gathered != 0
+        low = np.minimum.reduceat(np.where(is_broadcast, roots, 2**32), starts)
+        high = np.maximum.reduceat(np.where(is_broadcast, roots, -(2**32)), starts)
+        is_known = rows["group"][starts] != NO_NUMBER
+        return np.where(is_known & (low >= high), gathered, np.uint32(0)).astype(np.uint32)
 
 
 _PENDING: Final = np.dtype(

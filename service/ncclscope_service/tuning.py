@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
+from ncclscope_service.copy_engine import NO_CHANNELS, speaks_of_copies
 from ncclscope_service.distinct import groups
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
@@ -37,6 +38,12 @@ class TuningJoin:
         self._waiting: dict[int, Ids] = {}
         self.unattached = 0
         """TUNING lines that fitted no operation."""
+        self._copied: list[Ids] = []
+
+    def take_copied(self) -> Ids:
+        """The operations since the last call of which a line said that copy engines carry them out."""
+        copied, self._copied = self._copied, []
+        return np.concatenate([_NONE, *copied])
 
     def feed(self, operations: Ids, tunings: Columns) -> None:
         """New operations (store rows, one source, line order) and the TUNING lines of the same batch."""
@@ -69,6 +76,10 @@ class TuningJoin:
         table = self._store.operations.rows
         for name in ("algorithm", "protocol", "channels"):
             table[name][positions] = tunings[name][hit]
+        is_copied = speaks_of_copies(tunings[hit])
+        if is_copied.any():
+            table["channels"][positions[is_copied]] = NO_CHANNELS
+            self._copied.append(candidates[at[hit]][is_copied])
         return candidates[free]
 
     def _known(self, candidates: Ids) -> Columns:

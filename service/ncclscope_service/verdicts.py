@@ -37,8 +37,7 @@ class Verdicts:
     def merge(self, aligned: Columns, opinions: Columns, *, final: bool) -> Columns:
         """Takes what either side decided, each operation once; gives what is settled (align.MATCH)."""
         is_silent = aligned["match"] == Match.NO_KERNEL
-        out = [aligned[is_silent]]
-        self._silent = np.concatenate([self._silent, aligned["operation"][is_silent]])
+        out = [self._hear_silent(aligned[is_silent])]
         answered = np.isin(opinions["operation"], self._silent)
         self._silent = self._silent[~np.isin(self._silent, opinions["operation"])]
         opinions = opinions[~answered]
@@ -54,6 +53,17 @@ class Verdicts:
             out += [self._aligned, _matches(left)]
             self._aligned, self._opinions = self._aligned[:0], self._opinions[:0]
         return _with_launches(np.concatenate(out))
+
+    def _hear_silent(self, silent: Columns) -> Columns:
+        """Takes operations that launch nothing; gives those of which nothing was given out before."""
+        of_silent = np.isin(self._opinions["operation"], silent["operation"])
+        held = self._opinions[of_silent]
+        self._opinions = self._opinions[~of_silent]
+        given_out = held["operation"][held["kernel"] != NO_NUMBER]
+        unheard = silent["operation"][~np.isin(silent["operation"], held["operation"])]
+        self._silent = np.concatenate([self._silent, unheard])
+        left: Columns = silent[~np.isin(silent["operation"], given_out)]
+        return left
 
     def release(self, aligned: Columns) -> Columns:
         """What was held back with what was decided since, where no exact join comes."""

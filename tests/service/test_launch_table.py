@@ -26,6 +26,8 @@ class Situation:
     calls: tuple[str, ...]
     launches: tuple[tuple[tuple[int, ...], str], ...]
     columns: dict[str, object] = field(default_factory=dict[str, object])
+    never: str = ""
+    """A name that the kernels cannot have."""
 
 
 _LL = "ncclKernel_AllReduce_RING_LL_Sum_float"
@@ -108,7 +110,38 @@ _TABLE = (
         ("2.28.3", "2.30.7"),
         ("Broadcast", "Broadcast"),
         (((0, 1), "ncclDevKernel_Broadcast_RING_LL"),),
-        {"group": 1},
+        {"group": 1, "root": 3},
+        never="ncclDevKernel_AllGatherV_RING_LL",
+    ),
+    Situation(
+        "a Broadcast that is not grouped",
+        ("2.28.3", "2.29.2"),
+        ("Broadcast",),
+        (((0,), "ncclDevKernel_Broadcast_RING_LL"),),
+        {"group": ALONE},
+        never="ncclDevKernel_AllGatherV_RING_LL",
+    ),
+    Situation(
+        "Broadcasts of several roots before AllGatherV",
+        ("2.28.3",),
+        ("Broadcast", "Broadcast"),
+        (((0, 1), "ncclDevKernel_Broadcast_RING_LL"),),
+        {"group": 1, "root": [0, 1]},
+        never="ncclDevKernel_AllGatherV_RING_LL",
+    ),
+    Situation(
+        "Broadcasts of which no group is known",
+        ("2.29.2",),
+        ("Broadcast",),
+        (((0,), "ncclDevKernel_AllGatherV_RING_LL"),),
+        {"root": 3},
+    ),
+    Situation(
+        "copied by copy engines, as a TUNING line said",
+        ("2.29.2", "2.30.7"),
+        ("AllGather", "AlltoAll", "AllGather"),
+        (((2,), _DEV.replace("AllReduce_Sum_f32", "AllGather")),),
+        {"channels": [0, 0, 4], "group": ALONE},
     ),
     Situation(
         "a group over several communicators",
@@ -156,6 +189,8 @@ def test_lines_lead_to_the_kernels_of_their_situation(situation: Situation, vers
             kernel_class = parse_kernel_name(name).kernel_class
             assert kernel_class is not KernelClass.UNKNOWN
             assert int(row["classes"]) >> int(kernel_class) & 1, f"{name} is not expected"
+        if situation.never:
+            assert not int(row["classes"]) >> int(parse_kernel_name(situation.never).kernel_class) & 1
 
 
 def _operations(situation: Situation) -> Columns:
