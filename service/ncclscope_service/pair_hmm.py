@@ -24,6 +24,10 @@ _TINY: Final = 1e-300
 _RESCALED: Final = 8
 """Diagonals after which sums are brought back near one: what so many steps are worth neither vanishes nor overflows."""
 
+_SURELY: Final = 0.85
+_POSSIBLE: Final = 1e-6
+_GUESSED: Final = 0.1
+"""What a guess is worth beside what is probable: less than any pair that pays its price."""
 _EQUAL: Final = 1e-4
 """Gains that differ by less are equal: of equal launches the first is paired."""
 
@@ -270,10 +274,14 @@ def _rescale(table: _Table, diagonal: int, before: int, first: int, last: int) -
 def most_accurate(probable: Posterior, price: float) -> tuple[Indices, Indices, Indices]:
     """Window, launch and kernel of the pairs of the alignment with the highest expected gain.
 
-    A right pair gains one; any pair costs `price`, so that what is improbable stays out. Ascending in each window.
+    A right pair gains one; any pair costs `price`, so that what is improbable stays out. A kernel of which it is sure
+    that its line is there gets one all the same, the likeliest: in a run of equal operations communicator, kind and
+    size are right then, and the probability says that the pair is a guess. Ascending in each window.
     """
     launches, kernels, batch = probable.fresh.shape
-    gain = probable.fresh + probable.joined - price
+    together = probable.fresh + probable.joined
+    has_line = (together.sum(axis=0) >= _SURELY) & (together > _POSSIBLE)
+    gain = np.where(has_line, np.maximum(together - price, _GUESSED * together), together - price)
     joining = np.maximum(probable.joined - price, 0.0)
     value = np.zeros((launches + 1, kernels + 1, batch))
     for row in range(launches):

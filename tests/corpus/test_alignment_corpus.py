@@ -150,6 +150,10 @@ def _aligned(export: Path, tmp_path: Path, version: str, *, stamps: bool) -> tup
     return run.pipeline.store, written
 
 
+_GUESS = 0.75
+"""Without stamps, one export holds a run of equal launches of which two have no kernel: nothing tells which two."""
+
+
 @pytest.mark.parametrize("stamps", [True, False], ids=["stamps", "calls"])
 @pytest.mark.parametrize("name", EXPORTS)
 def test_every_kernel_of_a_real_export_finds_its_operation(
@@ -161,9 +165,11 @@ def test_every_kernel_of_a_real_export_finds_its_operation(
     assert len(kernels) == amount
     assert np.all(kernels["launch"] != NO_NUMBER)
     matched = operations[operations["match"] == Match.MATCHED]
+    sure = matched[matched["confidence"] > _GUESS]
+    assert len(sure) == len(matched) or not stamps
     lines = {
         (known.processes[process].pid, int(kernel["correlation_id"])): int(row["line"])
-        for row in matched
+        for row in sure
         for kernel in [kernels[int(row["kernel"])]]
         for process in [int(kernel["process"])]
     }

@@ -145,9 +145,15 @@ def test_which_of_equal_letters_is_missing_is_said_to_be_unknown() -> None:
 
 
 def test_what_is_less_probable_than_its_price_stays_out() -> None:
-    found = posterior(of_letters("XAAAAY", "XAY"))
-    assert len(pairs_of(found, price=0.2)) == 3
+    found = posterior(of_letters("XAAY", "XAAAAAY"))
+    assert len(pairs_of(found, price=0.2)) == 4
     assert len(pairs_of(found, price=0.4)) == 2
+
+
+def test_a_kernel_that_surely_has_its_line_gets_one_though_it_is_a_guess() -> None:
+    found = posterior(of_letters("XAAAAY", "XAY"))
+    assert len(pairs_of(found, price=0.5)) == 3
+    assert found.fresh[1:5, 1, 0].max() < 0.5
 
 
 def test_an_open_end_is_no_loss() -> None:
