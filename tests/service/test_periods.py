@@ -45,7 +45,7 @@ class _Rank:
 
 
 def _steps(amount: int) -> list[str]:
-    return list(_STEP) * amount
+    return [call for _ in range(amount) for call in _STEP]
 
 
 @pytest.mark.parametrize(("seed", "lost"), [(0, 0.0), (1, 0.0), (2, 0.05), (3, 0.05), (4, 0.05)])

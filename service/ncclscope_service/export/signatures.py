@@ -28,7 +28,7 @@ def signatures(selection: Selection) -> dict[int, Signature]:
     communicator_of = np.asarray([member.communicator for member in store.members], np.int64)
     members = columns["member"].astype(np.intp)
     communicators = np.where(members >= 0, communicator_of[members] if len(communicator_of) else -1, -1)
-    codes = store.operation_templates.rows["op"][columns["template"]].astype(np.int64)
+    codes = store.operation_templates.rows["op"][columns["template"].astype(np.intp)].astype(np.int64)
     starts = np.where(columns["start_ns"] == NO_TIME_NS, columns["logged_at_ns"], columns["start_ns"])
     return {
         communicator: signature_of(
