@@ -16,7 +16,7 @@ test: .venv/dev
 
 test-slow: .venv/dev
 	tools/test-programs
-	.venv/bin/python -m pytest -m slow
+	.venv/bin/python -m pytest -m slow -n 2
 	tools/fuzz-log 20
 
 fuzz: .venv/dev
