@@ -65,3 +65,13 @@ class Coverage:
         inside = np.clip(times - self.start[at], 0, (self.end - self.start)[at])
         found: Integers = np.where(at < 0, 0, whole[np.maximum(at, 0)] + inside)
         return found
+
+
+def covered_ns(starts: Integers, ends: Integers, borders: Integers) -> Integers:
+    """How much of each stretch between neighbouring borders the intervals cover; what they share counts once.
+
+    `borders` ascend; one stretch fewer comes back. Intervals may overlap and come in any order; one that ends before it
+    starts covers nothing.
+    """
+    together = union(Spans(np.zeros(len(starts), np.int64), starts, ends))
+    return Coverage(together.start, together.end).covered(borders[:-1], borders[1:])

@@ -13,7 +13,7 @@ from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
 from ncclscope_service.export.reference_clock import reference_times
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.on_off import covered_ns
+from ncclscope_service.intervals import covered_ns
 from ncclscope_wire.terms import NO_TIME_NS
 
 Times = NDArray[np.int64]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclscope_service.on_off import covered_ns
+from ncclscope_service.intervals import covered_ns
 
 
 def test_what_intervals_share_counts_once_and_borders_cut_them() -> None:
