@@ -15,6 +15,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -206,19 +207,17 @@ class Link:
             found = await loop.getaddrinfo(self._settings.host, self._settings.port, type=socket.SOCK_STREAM)
         failure: Exception = OSError("the name has no address")
         for family, kind, protocol, _, address in found:
-            tried = socket.socket(family, kind, protocol)
-            try:
+            with ExitStack() as unless_connected:
+                tried = unless_connected.enter_context(socket.socket(family, kind, protocol))
                 tried.setblocking(False)
-                with anyio.fail_after(seconds / len(found)):
-                    await loop.sock_connect(tried, address)
-            except (OSError, TimeoutError) as error:
-                tried.close()
-                failure = error
-            except BaseException:
-                tried.close()
-                raise
-            else:
-                return tried
+                try:
+                    with anyio.fail_after(seconds / len(found)):
+                        await loop.sock_connect(tried, address)
+                except (OSError, TimeoutError) as error:
+                    failure = error
+                else:
+                    unless_connected.pop_all()
+                    return tried
         raise failure
 
     async def _converse(self, transport: asyncio.Transport, conversation: _Conversation) -> None:

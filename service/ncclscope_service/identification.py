@@ -43,6 +43,9 @@ class Identification:
         self._settle_ns = settle_ns
         self._gpus_per_node = gpus_per_node
         self._members_seen = 0
+        self._noted = 0
+        self._unnamed: list[int] = []
+        """Members of communicators of several ranks which nothing names, but those that were put together."""
         self._settled_at_ns: int | None = None
         self._looked_at_rows = 0
 
@@ -70,17 +73,19 @@ class Identification:
         is_settled = self._settled_at_ns is not None and now_ns - self._settled_at_ns >= self._settle_ns
         return is_settled and self._store.operations.next_id > _MORE * self._looked_at_rows
 
+    def _note_new_members(self) -> None:
+        for member in self._store.members[self._noted :]:
+            communicator = self._store.communicators[member.communicator]
+            if communicator.size > 1 and communicator.comm_id.startswith("~"):
+                self._unnamed.append(member.index)
+        self._noted = len(self._store.members)
+
     def _open_members(self) -> list[Member]:
-        """Members that are alone in a communicator of several ranks which nothing names."""
-        communicators = self._store.communicators
-        mates = Counter(member.communicator for member in self._store.members)
-        return [
-            member
-            for member in self._store.members
-            if mates[member.communicator] == 1
-            and communicators[member.communicator].size > 1
-            and communicators[member.communicator].comm_id.startswith("~")
-        ]
+        """Unnamed members that are alone in their communicator."""
+        self._note_new_members()
+        unnamed = [self._store.members[index] for index in self._unnamed]
+        mates = Counter(member.communicator for member in unnamed)
+        return [member for member in unnamed if mates[member.communicator] == 1]
 
     def _put_together(self, members: Iterable[Member], sizes: Sequence[int]) -> bool:
         chosen = [member for member in members if member_size(self._store, member) in sizes]
@@ -93,6 +98,8 @@ class Identification:
         absorbed: dict[int, int] = {}
         for group in groups:
             absorbed |= self._unite(group)
+        united = {member for group in groups for member in group.members}
+        self._unnamed = [member for member in self._unnamed if member not in united]
         if absorbed:
             self._series.absorb(absorbed)
             ranks.assign_ranks(self._store, gpus_per_node=self._gpus_per_node)

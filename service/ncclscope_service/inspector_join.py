@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, measure, rows
-from ncclscope_service.measure import Measures
-from ncclscope_service.size_class import classify
+from ncclscope_service.measure import Measures, collective_rows
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import KERNEL_GPU, NO_NUMBER, NO_TIME_NS, OPERATIONS
@@ -139,20 +138,9 @@ def _counted(reason: str, amount: int) -> dict[str, int]:
 
 
 def _collectives(communicator: int, reference: Columns, measures: Measures) -> Columns:
-    collectives = np.zeros(len(reference), rows.COLLECTIVE)
+    collectives = collective_rows(reference["op"], reference["message_bytes"], measures)
     collectives["communicator"] = communicator
     collectives["coll_seq"] = NO_NUMBER
-    collectives["op"] = reference["op"]
-    collectives["size_class"] = classify(reference["message_bytes"])
-    collectives["message_bytes"] = reference["message_bytes"]
-    collectives["ranks_seen"] = measures.ranks_seen
     collectives["first_start_true_ns"] = collectives["end_true_ns"] = NO_TIME_NS
-    collectives["transfer_ns"] = measures.transfer_ns
-    collectives["spread_ns"] = measures.spread_ns
-    collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
-    collectives["busy_ns"] = np.maximum(measures.duration_ns, 0).sum(axis=1)
-    collectives["last_rank"] = measures.last_rank
-    collectives["blame_ns"] = measures.blame_ns
-    collectives["busbw"] = measures.busbw
     collectives["confidence"] = measures.ranks_seen / measures.duration_ns.shape[1]
     return collectives

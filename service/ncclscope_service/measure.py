@@ -16,7 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth
+from ncclscope_service import bandwidth, rows
+from ncclscope_service.size_class import classify
+from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Times = NDArray[np.int64]
@@ -52,6 +54,25 @@ class Measures:
     """K, bytes per second of the transfer."""
     busbw: NDArray[np.float64]
     """K, bytes per second of the transfer."""
+
+
+def collective_rows(op: NDArray[np.uint8], moved_bytes: NDArray[np.int64], measures: Measures) -> Columns:
+    """One rows.COLLECTIVE for each launch: what it moved and what was measured. Which it was, its times and its
+    confidence are the caller's.
+    """
+    collectives = np.zeros(len(op), rows.COLLECTIVE)
+    collectives["op"] = op
+    collectives["size_class"] = classify(moved_bytes)
+    collectives["message_bytes"] = moved_bytes
+    collectives["ranks_seen"] = measures.ranks_seen
+    collectives["transfer_ns"] = measures.transfer_ns
+    collectives["spread_ns"] = measures.spread_ns
+    collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
+    collectives["busy_ns"] = np.maximum(measures.duration_ns, 0).sum(axis=1)
+    collectives["last_rank"] = measures.last_rank
+    collectives["blame_ns"] = measures.blame_ns
+    collectives["busbw"] = measures.busbw
+    return collectives
 
 
 def measure_all_to_all(

@@ -16,7 +16,7 @@ from ncclscope_service.distinct import distinct, firsts
 from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
-from ncclscope_service.measure import ExchangeMeasures, Measures
+from ncclscope_service.measure import ExchangeMeasures, Measures, collective_rows
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.batch import Columns
@@ -264,22 +264,11 @@ def _collectives(part: KernelMatrix, measures: Measures, moved: NDArray[np.int64
     starts, ends = part.start_true_ns, part.end_true_ns
     some = np.where(starts == NO_TIME_NS, np.iinfo(np.int64).max, starts).min(axis=1, initial=np.iinfo(np.int64).max)
     last = np.where(measures.last_rank >= 0, measures.last_rank, ends.argmax(axis=1))
-    collectives = np.zeros(len(moved), rows.COLLECTIVE)
+    collectives = collective_rows(part.op, moved, measures)
     collectives["communicator"] = part.joined.communicator
     collectives["coll_seq"] = part.joined.coll_seq
-    collectives["op"] = part.op
-    collectives["size_class"] = classify(moved)
-    collectives["message_bytes"] = moved
-    collectives["ranks_seen"] = measures.ranks_seen
     collectives["first_start_true_ns"] = np.where(some == np.iinfo(np.int64).max, NO_TIME_NS, some)
     collectives["end_true_ns"] = ends[np.arange(len(moved)), last]
-    collectives["transfer_ns"] = measures.transfer_ns
-    collectives["spread_ns"] = measures.spread_ns
-    collectives["wait_ns"] = np.maximum(measures.wait_ns, 0).sum(axis=1)
-    collectives["busy_ns"] = np.maximum(measures.duration_ns, 0).sum(axis=1)
-    collectives["last_rank"] = measures.last_rank
-    collectives["blame_ns"] = measures.blame_ns
-    collectives["busbw"] = measures.busbw
     # With ranks missing the transfer is an upper bound, and the last arriver may be one that was not seen.
     collectives["confidence"] = part.confidence.min(axis=1, initial=1.0) * measures.ranks_seen / part.present.shape[1]
     return collectives
