@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -85,7 +85,7 @@ def demo(
             http_port=_free_port(http_port),
             agents_port=_free_port(0),
         )
-        with _signals_end_it():
+        with _signals_end_it(), closing(run):
             try:
                 run.start()
                 _say_where(run)
@@ -97,7 +97,6 @@ def demo(
                 run.wait_until_settled()
                 for name in fetch_snapshot(run.url, snapshot_to):
                     click.echo(f"wrote {snapshot_to / name}")
-            run.stop()
 
 
 @dataclass(slots=True)
@@ -155,7 +154,7 @@ class DemoRun:
         while until is None or time.monotonic() < until:
             for name, process in self.processes.items():
                 if process.poll() is not None:
-                    raise click.ClickException(f"{name} ended by itself: {self._last_words(name)}")
+                    raise click.ClickException(f"{name} {_how(process)}: {self._last_words(name)}")
             time.sleep(0.2)
 
     def end_training(self) -> None:
@@ -169,9 +168,9 @@ class DemoRun:
         while time.monotonic() < until and not settling.is_over(_jobs_of(self.url), time.monotonic()):
             time.sleep(0.5)
 
-    def stop(self) -> None:
-        """Ends what still runs, agents before the service."""
-        for name in [*(name for name in self.processes if name.startswith("agent")), "service"]:
+    def close(self) -> None:
+        """Ends what still runs: the cluster, its agents, and at last the service, which was started first."""
+        for name in [*list(self.processes)[1:], *list(self.processes)[:1]]:
             self._end(name)
 
     def _spawn(self, name: str, *arguments: str) -> None:
@@ -209,6 +208,13 @@ class DemoRun:
     def _last_words(self, name: str) -> str:
         text = (self.folder / f"{name}.log").read_text(errors="replace").strip()
         return text.splitlines()[-1] if text else "it said nothing"
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    """How a process that ran too short a time has ended."""
+    if process.returncode < 0:
+        return f"was ended by {signal.Signals(-process.returncode).name}; it said last"
+    return f"ended by itself with {process.returncode}"
 
 
 @dataclass(slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import urllib.parse
 from pathlib import Path
@@ -106,3 +108,20 @@ def _query(port: int, expression: str) -> bool:
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     answer = cast("dict[str, Any]", fetch_json(url))
     return bool(answer["data"]["result"])
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to name the demo's processes")
+@pytest.mark.timeout(120)
+def test_a_demo_of_which_a_part_was_killed_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
+    web = free_port()
+    with running(tmp_path / "demo.log", "demo", "--http-port", str(web)) as demo:
+        wait_for(lambda: len(_children(demo.pid)) == 6, "service, cluster and four agents", within=40)
+        children = _children(demo.pid)
+        os.kill(children[-1], signal.SIGKILL)
+        assert demo.wait(60) == 1
+    assert "agent-node04 was ended by SIGKILL" in (tmp_path / "demo.log").read_text()
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
