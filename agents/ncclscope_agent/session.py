@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, cast
 
-from ncclscope_wire.batch import Batch
+from ncclscope_wire.batch import ROW_TABLES, Batch, Columns
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
@@ -35,6 +35,7 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import SourceGap
+from ncclscope_wire.tables import CALLS_TORN
 
 
 class SessionState(Enum):
@@ -351,14 +352,15 @@ class Session:
 
 def _without_rows(batch: Batch, size_bytes: int) -> Batch:
     """The positions and dictionaries of a batch that is too large, and a gap in the place of its rows."""
-    tables = (batch.operations, batch.tunings, batch.kernels, batch.ranges, batch.busy, batch.inspected)
-    rows = sum(len(table) for table in tables)
+    rows = sum(len(cast(Columns, getattr(batch, name))) for name in ROW_TABLES)
     gap = SourceGap(
         reason="batch_too_large",
         amount=rows,
         unit="records",
         detail=f"{batch.source.name}: a batch of {size_bytes} bytes does not fit a frame; its rows were left out",
     )
+    marks = batch.call_marks[:1].copy()
+    marks["kind"] = CALLS_TORN
     return Batch(
         source=batch.source,
         begin=batch.begin,
@@ -372,6 +374,7 @@ def _without_rows(batch: Batch, size_bytes: int) -> Batch:
         kernel_templates=batch.kernel_templates,
         range_templates=batch.range_templates,
         inspected_ranks=batch.inspected_ranks,
+        call_marks=marks,
         captures=batch.captures,
         gaps=(*batch.gaps, gap),
         counts=batch.counts,

@@ -252,6 +252,7 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         inspected_ranks=table("inspected_ranks"),
         operations=table("operations"),
         tunings=table("tunings"),
+        call_marks=table("call_marks"),
         kernels=table("kernels"),
         ranges=table("ranges"),
         busy=table("busy"),

@@ -82,6 +82,7 @@ GROUP_START: Final = 1
 GROUP_END: Final = 2
 CALLS_TORN: Final = 3
 """A line was torn or left out here, which may have been a CALL line of any thread of this source."""
+CALL_MARK_KINDS: Final = 4
 
 KERNEL_TEMPLATE: Final = np.dtype(
     [

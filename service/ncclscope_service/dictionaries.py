@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.tables import CALL_MARK_KINDS, CALLS_BEGIN
 from ncclscope_wire.terms import (
     ALGORITHMS,
     INSPECTOR_TIMINGS,
@@ -31,6 +32,7 @@ _REFERENCES: Final[Mapping[str, Mapping[str, str]]] = {
     "inspected_ranks": {"host": "strings", "name": "strings"},
     "operations": {"template": "operation_templates"},
     "tunings": {"thread": "threads"},
+    "call_marks": {"thread": "threads"},
     "kernels": {"template": "kernel_templates"},
     "ranges": {"template": "range_templates"},
     "busy": {"host": "strings"},
@@ -52,6 +54,7 @@ _CODES: Final = (
     ("tunings", "op", len(OPERATIONS), UNKNOWN_OPERATION),
     ("tunings", "algorithm", len(ALGORITHMS), NO_NUMBER),
     ("tunings", "protocol", len(PROTOCOLS), NO_NUMBER),
+    ("call_marks", "kind", CALL_MARK_KINDS, CALLS_BEGIN),
     ("inspected", "op", len(OPERATIONS), UNKNOWN_OPERATION),
     ("inspected", "timing", len(INSPECTOR_TIMINGS), UNKNOWN_TIMING),
     ("inspected", "algorithm", len(ALGORITHMS), NO_NUMBER),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from wire.sample_batches import log_batch
 
 from ncclscope_agent.session import TRANSITIONS, Session, SessionEvent, SessionState, WindowLimits
+from ncclscope_wire import tables
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import Deframer, encode_frame
@@ -282,6 +285,18 @@ def test_a_batch_over_the_frame_limit_becomes_its_dictionaries_and_a_gap() -> No
     assert (message.batch.strings, len(message.batch.operation_templates)) == (("AllReduce",), 1)
     assert [(gap.reason, gap.amount) for gap in message.batch.gaps] == [("batch_too_large", 100)]
     assert session.statistics().too_large_total == 1
+
+
+def test_a_batch_over_the_frame_limit_says_that_marks_of_groups_were_lost() -> None:
+    session = streaming(WindowLimits(max_frame_bytes=2000))
+    marks = np.zeros(2, tables.CALL_MARK)
+    marks["line"], marks["kind"] = [5, 9], [tables.GROUP_START, tables.GROUP_END]
+    operations = tuple((0, line) for line in range(100))
+    session.offer(replace(log_batch(0, 7, strings=("x",), templates=1, operations=operations), call_marks=marks))
+    (message,) = sent_by(session)
+    assert isinstance(message, BatchMessage)
+    assert message.batch.call_marks.tolist() == [(0, 5, tables.CALLS_TORN)]
+    assert message.batch.gaps[0].amount == 102
 
 
 def test_a_service_of_another_version_is_refused() -> None:

@@ -228,6 +228,7 @@ def test_an_export_that_is_read_again_is_dropped_whole() -> None:
 BAD_INDICES = [
     ("operations", "template", tables.OPERATION_ROW, "operation_templates has 1 entries"),
     ("tunings", "thread", tables.TUNING_ROW, "threads has 1 entries"),
+    ("call_marks", "thread", tables.CALL_MARK, "threads has 1 entries"),
     ("kernels", "template", tables.KERNEL_ROW, "kernel_templates has 0 entries"),
     ("ranges", "template", tables.RANGE_ROW, "range_templates has 0 entries"),
     ("busy", "host", tables.BUSY_ROW, "strings has 1 entries"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from agent.family_samples import facts_of, samples
@@ -125,6 +125,9 @@ TUNING_TABLES = st.builds(
 def batches(draw: st.DrawFn) -> Batch:
     """Any batch that the types allow; its indices point anywhere."""
     begin = draw(st.integers(0, 2**62))
+    columns: dict[str, Any] = {
+        name: draw(table_rows(dtype)) for name, dtype in (DICTIONARY_TABLES | ROW_TABLES).items()
+    }
     return Batch(
         source=draw(SOURCES),
         begin=begin,
@@ -133,17 +136,6 @@ def batches(draw: st.DrawFn) -> Batch:
         is_last=draw(st.booleans()),
         observed_at_ns=draw(st.none() | INT64),
         strings=draw(st.lists(TEXTS, max_size=4).map(tuple)),
-        threads=draw(table_rows(tables.THREAD)),
-        operation_templates=draw(table_rows(tables.OPERATION_TEMPLATE)),
-        kernel_templates=draw(table_rows(tables.KERNEL_TEMPLATE)),
-        range_templates=draw(table_rows(tables.RANGE_TEMPLATE)),
-        inspected_ranks=draw(table_rows(tables.INSPECTED_RANK)),
-        operations=draw(table_rows(tables.OPERATION_ROW)),
-        tunings=draw(table_rows(tables.TUNING_ROW)),
-        kernels=draw(table_rows(tables.KERNEL_ROW)),
-        ranges=draw(table_rows(tables.RANGE_ROW)),
-        busy=draw(table_rows(tables.BUSY_ROW)),
-        inspected=draw(table_rows(tables.INSPECTED_ROW)),
         communicators=draw(st.lists(EVENTS, max_size=2).map(tuple)),
         versions=draw(st.lists(VERSIONS, max_size=2).map(tuple)),
         captures=draw(st.lists(CAPTURES, max_size=2).map(tuple)),
@@ -152,6 +144,7 @@ def batches(draw: st.DrawFn) -> Batch:
         tuning_tables=draw(st.lists(TUNING_TABLES, max_size=2).map(tuple)),
         gaps=draw(st.lists(GAPS, max_size=2).map(tuple)),
         counts=draw(COUNTS),
+        **columns,
     )
 
 
