@@ -339,7 +339,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.GAUGE,
         labels=("job", "kind", "severity"),
         help="Findings that are open now.",
-        bound="jobs x 8 kinds x 3 severities, 0 where there is none",
+        bound="jobs x 11 kinds x 3 severities, 0 where there is none",
     ),
     # Agents
     Metric(

@@ -319,9 +319,12 @@ class FindingKind(StrEnum):
     LATE_RANK = "late_rank"
     SLOW_LINK = "slow_link"
     BANDWIDTH_DROP = "bandwidth_drop"
+    SLOW_DRIFT = "slow_drift"
     BELOW_LIMIT = "below_limit"
     HANG = "hang"
     MISMATCH = "mismatch"
+    REPORTED_FAILURE = "reported_failure"
+    STOPPED_LOGGING = "stopped_logging"
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"
 

@@ -168,7 +168,7 @@ def test_an_agent_that_has_left_has_no_lag() -> None:
 
 def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
     findings = named(samples_of(small_view()), "ncclscope_findings")
-    assert len(findings) == 8 * 3
+    assert len(findings) == 11 * 3
     assert sum(findings.values()) == 1
     assert findings[frozenset({"job": fake.JOB, "kind": "late_rank", "severity": "critical"}.items())] == 1
 

@@ -17,12 +17,15 @@ _KINDS: Final = {
     kind: place
     for place, kind in enumerate(
         (
-            FindingKind.HANG,
             FindingKind.MISMATCH,
+            FindingKind.HANG,
+            FindingKind.REPORTED_FAILURE,
+            FindingKind.STOPPED_LOGGING,
             FindingKind.SLOW_LINK,
             FindingKind.LATE_RANK,
             FindingKind.BANDWIDTH_DROP,
             FindingKind.BELOW_LIMIT,
+            FindingKind.SLOW_DRIFT,
             FindingKind.CLOCK_FAULT,
             FindingKind.BLIND,
         )

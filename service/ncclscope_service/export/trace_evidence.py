@@ -20,7 +20,9 @@ MAX_SHOWN: Final = 8
 """Collectives that one finding leads to."""
 
 _NAMED_IN: Final = ("groups", "slow_groups", "stuck_groups")
-_SLOW: Final = (FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.BELOW_LIMIT)
+_SLOW: Final = (
+    FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.SLOW_DRIFT, FindingKind.BELOW_LIMIT
+)  # fmt: skip
 
 
 def evidence_collectives(selection: Selection, finding: Finding) -> list[Collective]:

@@ -7,7 +7,7 @@ import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings,
 const state = { overview: null, job: null, selected: null, mix: "bytes", heardAt: 0 };
 
 // Findings that show in a communicator's own bandwidth.
-const SLOW = new Set(["slow_link", "bandwidth_drop", "below_limit"]);
+const SLOW = new Set(["slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
 
 const draw = () => {
   const { overview } = state;
