@@ -1,93 +1,151 @@
 """Bounds on clock errors from causality: no rank of an N-to-N collective ends before every rank has started.
 
 With S and E the start and end of hosts i and j on clocks that are off by d_i and d_j, E_j - d_j >= S_i - d_i, so
-d_j - d_i <= E_j - S_i. The smallest such bound over many operations is an edge i -> j of a graph; the tightest
-bound that all of them imply is the shortest path, and bounds that contradict each other form a negative cycle.
-That is not an error of the solver but news: a clock stepped, or operations were matched wrongly.
+d_j - d_i <= E_j - S_i. Such bounds are edges of a graph; the tightest bound that all of them imply is the shortest
+path, and bounds that contradict each other form a negative cycle. That is not an error of the solver but news: a clock
+was set, or operations were matched wrongly.
+
+An operation of m hosts is m^2 such edges, but all of them lead over one moment, the latest start: a star of 2m edges
+through a node of its own, which says exactly the same. So a solution costs (operations x hosts) a round, and takes as
+many rounds as the longest shortest path has steps: few, as communicators overlap.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Bounds = NDArray[np.float64]
-"""[i, j]: the most by which the clock error of host j may exceed that of host i, in ns; inf where not bound."""
+_Floats = NDArray[np.float64]
 
+_ROUNDING_NS: Final = 1e-3
+"""A path is shorter only if by more than what sums of floats may differ by."""
 _CELLS_AT_ONCE: Final = 2**21
 """Operations x hosts x hosts that are compared in one go: 16 MiB of floats."""
+_CELLS_TO_ACCUSE: Final = 2**26
+"""The same in all, when contradicting hosts are looked for; beyond it every n-th operation is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """Where the clock error of each host lies, relative to the reference. All bounds infinite where inconsistent."""
 
-    lo_ns: NDArray[np.float64]
-    hi_ns: NDArray[np.float64]
+    lo_ns: _Floats
+    hi_ns: _Floats
     inconsistent: tuple[int, ...]
     """Hosts of which two bounds contradict each other, worst first; empty where a solution exists."""
 
 
-def no_bounds(hosts: int) -> Bounds:
-    """Bounds that allow everything; a clock agrees with itself."""
-    bounds = np.full((hosts, hosts), np.inf)
-    np.fill_diagonal(bounds, 0.0)
-    return bounds
+@dataclass(frozen=True, slots=True)
+class _Star:
+    """K operations of some hosts: K x len(members); -inf and inf where a host was not seen."""
+
+    members: NDArray[np.intp]
+    latest_start: _Floats
+    end: _Floats
+    """Earliest end of the host's ranks, slack included."""
 
 
-def tighten(
-    bounds: Bounds,
-    members: NDArray[np.intp],
-    latest_start_ns: NDArray[np.float64],
-    earliest_end_ns: NDArray[np.float64],
-    slack_ns: NDArray[np.float64],
-) -> None:
-    """Tightens `bounds` in place by N-to-N operations of the hosts `members`.
+@dataclass(slots=True)
+class Bounds:
+    """Bounds on the clock errors of so many hosts, by position; without any everything is allowed."""
 
-    Times are K x len(members), one row per operation, from any common origin, NaN where a host was not seen; per
-    host the latest start and the earliest end of its ranks. `slack_ns` (K) is added to each bound: what drift that
-    was not removed may amount to. O(K x hosts^2); equal to adding all pairs, which for these operations is exact.
-    """
-    tightest = np.full((len(members), len(members)), np.inf)
-    rows_at_once = max(1, _CELLS_AT_ONCE // max(1, len(members) ** 2))
-    for begin in range(0, len(slack_ns), rows_at_once):
+    hosts: int
+    _stars: list[_Star] = field(default_factory=list[_Star])
+    _ways: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    """By (sender, receiver): the most by which the receiver's error may exceed the sender's."""
+
+    def add_collectives(
+        self, members: NDArray[np.intp], latest_start_ns: _Floats, earliest_end_ns: _Floats, slack_ns: _Floats
+    ) -> None:
+        """N-to-N operations of the hosts `members`.
+
+        Times are K x len(members), one row per operation, from any common origin, NaN where a host was not seen; per
+        host the latest start and the earliest end of its ranks. `slack_ns` (K) is added to each bound: what drift that
+        was not removed may amount to.
+        """
+        if not len(slack_ns):
+            return
+        # a host's own GPUs may contradict each other by a microsecond or two: that says nothing of its clock
+        end = np.fmax(earliest_end_ns, latest_start_ns) + slack_ns[:, None]
+        self._stars.append(
+            _Star(members, np.where(np.isnan(end), -np.inf, latest_start_ns), np.where(np.isnan(end), np.inf, end))
+        )
+
+    def add_messages(self, sender: int, receiver: int, sent_ns: _Floats, received_ns: _Floats) -> None:
+        """No Recv ends before its Send began; slack is part of `received_ns`."""
+        if len(sent_ns):
+            tightest = float((received_ns - sent_ns).min())
+            self._ways[sender, receiver] = min(tightest, self._ways.get((sender, receiver), np.inf))
+
+    def solve(self, reference: int) -> Interval:
+        """The interval of each host's clock error relative to `reference` that all bounds together allow."""
+        ways = self._edges()
+        upper = np.full(self.hosts, np.inf)
+        upper[reference] = 0.0
+        lower = upper.copy()
+        for _ in range(self.hosts + 1):
+            next_upper, next_lower = self._forward(upper, ways), self._backward(lower, ways)
+            changed = (next_upper < upper - _ROUNDING_NS).any() or (next_lower < lower - _ROUNDING_NS).any()
+            upper, lower = next_upper, next_lower
+            if (upper + lower < -_ROUNDING_NS * self.hosts).any():
+                break
+            if not changed:
+                return Interval(lo_ns=-lower, hi_ns=upper, inconsistent=())
+        unbounded = np.full(self.hosts, np.inf)
+        return Interval(lo_ns=-unbounded, hi_ns=unbounded, inconsistent=_contradicting(self._dense()))
+
+    def _edges(self) -> tuple[NDArray[np.intp], NDArray[np.intp], _Floats]:
+        pairs = np.array(list(self._ways), np.intp).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1], np.array(list(self._ways.values()), np.float64)
+
+    def _forward(self, reached: _Floats, ways: tuple[NDArray[np.intp], NDArray[np.intp], _Floats]) -> _Floats:
+        """Paths from the reference, one step longer."""
+        shorter = reached.copy()
+        for star in self._stars:
+            moment = (reached[star.members] - star.latest_start).min(axis=1)
+            shorter[star.members] = np.minimum(shorter[star.members], (moment[:, None] + star.end).min(axis=0))
+        np.minimum.at(shorter, ways[1], reached[ways[0]] + ways[2])
+        return shorter
+
+    def _backward(self, reached: _Floats, ways: tuple[NDArray[np.intp], NDArray[np.intp], _Floats]) -> _Floats:
+        """Paths to the reference, one step longer."""
+        shorter = reached.copy()
+        for star in self._stars:
+            moment = (reached[star.members] + star.end).min(axis=1)
+            found = (moment[:, None] - star.latest_start).min(axis=0)
+            shorter[star.members] = np.minimum(shorter[star.members], found)
+        np.minimum.at(shorter, ways[0], reached[ways[1]] + ways[2])
+        return shorter
+
+    def _dense(self) -> _Floats:
+        """[i, j]: the most by which the error of j may exceed that of i; for accusing hosts, which is seldom needed."""
+        bounds = np.full((self.hosts, self.hosts), np.inf)
+        cells = sum(star.end.shape[0] * star.end.shape[1] ** 2 for star in self._stars)
+        stride = -(-cells // _CELLS_TO_ACCUSE) or 1
+        for star in self._stars:
+            index = np.ix_(star.members, star.members)
+            bounds[index] = np.minimum(bounds[index], _pairs(star.latest_start[::stride], star.end[::stride]))
+        for (sender, receiver), most in self._ways.items():
+            bounds[sender, receiver] = min(bounds[sender, receiver], most)
+        np.fill_diagonal(bounds, 0.0)
+        return bounds
+
+
+def _pairs(latest_start: _Floats, end: _Floats) -> _Floats:
+    tightest = np.full((end.shape[1], end.shape[1]), np.inf)
+    rows_at_once = max(1, _CELLS_AT_ONCE // max(1, end.shape[1] ** 2))
+    for begin in range(0, len(end), rows_at_once):
         part = slice(begin, begin + rows_at_once)
-        gaps = earliest_end_ns[part, None, :] - latest_start_ns[part, :, None] + slack_ns[part, None, None]
-        np.minimum(tightest, np.where(np.isnan(gaps), np.inf, gaps).min(axis=0, initial=np.inf), out=tightest)
-    np.fill_diagonal(tightest, 0.0)
-    index = np.ix_(members, members)
-    bounds[index] = np.minimum(bounds[index], tightest)
+        gaps = end[part, None, :] - latest_start[part, :, None]
+        np.minimum(tightest, gaps.min(axis=0, initial=np.inf), out=tightest)
+    return tightest
 
 
-def solve(bounds: Bounds, reference: int) -> Interval:
-    """The interval of each host's clock error relative to `reference` that all bounds together allow.
-
-    Bellman-Ford by whole rows: O(hosts^2) a round, rounds = length of the longest shortest path (few, as
-    communicators overlap).
-    """
-    hosts = len(bounds)
-    from_reference, ends_first = _shortest(bounds, reference)
-    to_reference, ends_second = _shortest(bounds.T, reference)
-    if ends_first and ends_second:
-        return Interval(lo_ns=-to_reference, hi_ns=from_reference, inconsistent=())
-    return Interval(lo_ns=np.full(hosts, -np.inf), hi_ns=np.full(hosts, np.inf), inconsistent=_contradicting(bounds))
-
-
-def _shortest(bounds: Bounds, source: int) -> tuple[NDArray[np.float64], bool]:
-    distances = np.full(len(bounds), np.inf)
-    distances[source] = 0.0
-    for _ in range(len(bounds)):
-        shorter = np.minimum(distances, (distances[:, None] + bounds).min(axis=0))
-        if np.array_equal(shorter, distances):
-            return distances, True
-        distances = shorter
-    return distances, False
-
-
-def _contradicting(bounds: Bounds) -> tuple[int, ...]:
+def _contradicting(bounds: _Floats) -> tuple[int, ...]:
+    """The hosts that contradict others most; all where no pair alone does."""
     both_ways = bounds + bounds.T
     conflict = np.where(both_ways < 0, both_ways, 0.0).sum(axis=1)
     order = np.argsort(conflict, kind="stable")

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.clock import SAME_HOST_SIGMA_NS, ClockCheck, ClockEstimator, to_true
+from ncclscope_service.clock import ClockEstimator, to_true
+from ncclscope_service.clock_check import SAME_HOST_SIGMA_NS, ClockCheck
 from ncclscope_service.clock_prior import ClockPrior, clocks_by_prior
-from ncclscope_service.detect.clock_fault import is_trusted
 from ncclscope_service.distinct import firsts, groups
 from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measuring import Hosts
@@ -154,7 +154,7 @@ class Clocks:
 
     def is_trusted(self) -> bool:
         """False while operations contradict causality on the corrected clocks."""
-        return is_trusted(self._estimator.check)
+        return self._estimator.check.is_trusted
 
     def check(self) -> ClockCheck | None:
         """How well the last estimate explains what was seen; None before the first."""

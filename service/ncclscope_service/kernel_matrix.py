@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.clock import SAME_HOST_SIGMA_NS
+from ncclscope_service.clock_check import SAME_HOST_SIGMA_NS
 from ncclscope_service.distinct import values_of
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.store import Store, Table

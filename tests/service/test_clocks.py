@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from service.log_batches import BASE_NS, PERIOD_NS, rank_batches
 
-from ncclscope_service.clock import SAME_HOST_SIGMA_NS
+from ncclscope_service.clock_check import SAME_HOST_SIGMA_NS
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.join import JoinedCollectives

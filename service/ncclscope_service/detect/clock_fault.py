@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from ncclscope_service.clock import VIOLATION_LIMIT, ClockCheck
+from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.findings import Ledger, names_of_hosts
 from ncclscope_service.rows import Finding, FindingKind, Severity
-
-_LEAST_OPERATIONS: Final = 100
-_LEAST_VIOLATIONS: Final = 3
-
-
-def is_trusted(check: ClockCheck) -> bool:
-    """Whether clocks explain what was seen; where too little was seen to judge, yes."""
-    return not _is_violated(check) and not check.suspects
 
 
 class ClockFault:
@@ -28,7 +19,7 @@ class ClockFault:
     def feed(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """Takes the check of the last estimate; `hosts` gives the name of each host number."""
         names = tuple(hosts[host] for host in check.suspects)
-        if is_trusted(check):
+        if check.is_trusted:
             self._ledger.close("clock", at_ns)
             return
         ratio = check.violation_ratio or 0.0
@@ -63,13 +54,3 @@ class ClockFault:
         """All findings so far."""
         del now_ns
         return self._ledger.findings()
-
-
-def _is_violated(check: ClockCheck) -> bool:
-    ratio = check.violation_ratio
-    return (
-        ratio is not None
-        and check.operations >= _LEAST_OPERATIONS
-        and check.violations >= _LEAST_VIOLATIONS
-        and ratio > VIOLATION_LIMIT
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ncclscope_service.clock import OTHER_HOST_SIGMA_NS
+from ncclscope_service.clock_check import OTHER_HOST_SIGMA_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ncclscope_service.clock import ClockCheck
+from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
 from ncclscope_service.detect.blind import Blind, HostSight
 from ncclscope_service.detect.clock_fault import ClockFault

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope_service.clock import ClockCheck
+from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.blind import Blind, HostSight
-from ncclscope_service.detect.clock_fault import ClockFault, is_trusted
+from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import Ledger, names_of_ranks, ordered
@@ -31,7 +31,7 @@ FINDING = Finding(
     ],
 )
 def test_clocks_are_trusted_until_they_contradict_causality(check: ClockCheck, trusted: bool) -> None:
-    assert is_trusted(check) is trusted
+    assert check.is_trusted is trusted
 
 
 def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
