@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rhythm
 from ncclscope_service.distinct import groups
 from ncclscope_service.rows import IterationBy
 from ncclscope_service.store import Ids, Store
@@ -22,10 +21,6 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 _MARK: Final = re.compile(r"^(?:train(?:ing)?[ _]?)?(?:iteration|iter|step|batch)[ _#:=]*(\d{1,9})$", re.IGNORECASE)
 
 _RECENT_MARKS: Final = 20
-_LISTENED: Final = 8
-"""Processes whose logs are looked through for a rhythm."""
-_GROWN: Final = 1.1
-"""The rhythm is looked for again when the log has grown by this."""
 _A_LONG_STEP_NS: Final = 60_000_000_000
 """What an iteration may last of which only the beginning is known."""
 
@@ -65,8 +60,6 @@ class Iterations:
         self._read_upto = 0
         self._number_of_text: dict[int, int | None] = {}
         self._marks: dict[int, _Marks] = {}
-        self._listened_upto = 0
-        self._rhythm_ns: int | None = None
 
     def assign(self, operations: Ids) -> None:
         """Sets `iteration` of these operations where a mark tells it."""
@@ -98,30 +91,9 @@ class Iterations:
         return self._store.ranges.next_id != self._read_upto
 
     def step_ns(self) -> int | None:
-        """The duration of a recent iteration: the median over processes. Without marks by the rhythm of the log.
-
-        None where neither tells.
-        """
+        """The duration of a recent iteration: the median over processes; None without marks, where `periods` tells."""
         steps = [step for marks in self._marks.values() if (step := marks.step_ns()) is not None]
-        return int(np.median(steps)) if steps else self._by_rhythm()
-
-    def _by_rhythm(self) -> int | None:
-        table = self._store.operations
-        if table.next_id > _GROWN * self._listened_upto:
-            self._listened_upto = table.next_id
-            steps = [step for process in self._listened() if (step := self._rhythm_of(process)) is not None]
-            self._rhythm_ns = int(np.median(steps)) if steps else None
-        return self._rhythm_ns
-
-    def _listened(self) -> list[int]:
-        """A few processes, the same in whichever order they were first heard of."""
-        known = self._store.processes
-        return sorted(range(len(known)), key=lambda index: (known[index].host, known[index].pid))[:_LISTENED]
-
-    def _rhythm_of(self, process: int) -> int | None:
-        rows = self._store.operations.rows
-        mine = np.flatnonzero((rows["process"] == process) & (rows["logged_at_ns"] != NO_TIME_NS))
-        return rhythm.step_ns(rows["template"][mine], rows["logged_at_ns"][mine])
+        return int(np.median(steps)) if steps else None
 
     def _enqueued_at(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
         """Host time of the launch call, else of the log line."""

@@ -36,6 +36,11 @@ _STALE: Final = 8
 """Periods without any mark after which a period no longer fits."""
 _AGREES: Final = 0.8
 """Share of the operations with marks on which a period must agree with them."""
+_LISTENED: Final = 8
+"""Ranks whose stamps tell how long an iteration lasts."""
+_ENDS_KEPT: Final = 21
+_LEAST_ENDS: Final = 4
+"""Ends of iterations without which their distance is no duration."""
 _SCALAR_BYTES: Final = 1024
 _TENSOR_BYTES: Final = 64 * 1024
 _REDUCING: Final = [OPERATION_CODES[name] for name in ("AllReduce", "ReduceScatter", "Reduce")]
@@ -58,6 +63,8 @@ class _Lane:
     since_mark: int = 0
     offset: int | None = None
     """What the numbers of marks have on those of the period; None while there are no marks to compare with."""
+    ends_ns: list[int] = field(default_factory=list[int])
+    """Stamps of the last iterations' last marks, where there are stamps."""
     templates: list[int] = field(default_factory=list[int])
     """Those that mark an iteration."""
 
@@ -73,8 +80,7 @@ class Periods:
 
     def number(self, operations: Ids) -> None:
         """Numbers operations that were just read, in the order of their log."""
-        rows = self._store.operations.take(operations, "template")
-        templates = rows["template"]
+        templates = self._store.operations.take(operations, "template")["template"]
         self._reserve()
         for key, mine in groups(self._lane_of(templates)):
             lane = self._lanes[key]
@@ -115,6 +121,13 @@ class Periods:
                 by_job[self._store.process_job[lane.process]].append(lane.place.iteration)
         return {job: round(median(counts)) for job, counts in by_job.items()}
 
+    def step_ns(self) -> int | None:
+        """The duration of a recent iteration by the stamps of its lines: the median over a few ranks; None without."""
+        known = self._store.processes
+        heard = (lane for lane in self._lanes.values() if lane.cycle is not None and len(lane.ends_ns) >= _LEAST_ENDS)
+        lanes = sorted(heard, key=lambda lane: (known[lane.process].host, known[lane.process].pid))[:_LISTENED]
+        return int(median(median(np.diff(lane.ends_ns).tolist()) for lane in lanes)) if lanes else None
+
     def _agree_with_marks(self, *, final: bool) -> None:
         """Shifts the numbers of each rank's periods to those of its marks, where it has both."""
         if not (self._store.operations.rows["iteration_by"] == IterationBy.MARKS).any():
@@ -153,10 +166,15 @@ class Periods:
         if len(marks):
             lane.unsure.clear()
             lane.since_mark = 0
+            self._note_ends(lane, operations[phases == len(lane.cycle.kinds) - 1])
         rest = operations[int(marks[-1]) + 1 :] if len(marks) else operations
         lane.since_mark += len(rest)
         if lane.place.mark >= 0 and lane.since_mark <= _STALE * lane.cycle.operations:
             lane.unsure.append(rest)
+
+    def _note_ends(self, lane: _Lane, last_marks: Ids) -> None:
+        stamps = self._store.operations.take(last_marks[-_ENDS_KEPT:], "logged_at_ns")["logged_at_ns"]
+        lane.ends_ns = (lane.ends_ns + stamps[stamps != NO_TIME_NS].tolist())[-_ENDS_KEPT:]
 
     def _write(self, operations: Ids, numbers: Integers | np.int64) -> None:
         table = self._store.operations
@@ -167,6 +185,7 @@ class Periods:
 
     def _mark(self, lane: _Lane, cycle: Cycle, templates: list[tuple[int, int]]) -> None:
         self._forget(lane)
+        lane.ends_ns.clear()
         lane.templates = [template for template, _ in templates]
         self._phases[lane.templates] = [phase for _, phase in templates]
         lane.cycle, lane.since_mark = cycle, 0

@@ -297,8 +297,9 @@ class Pipeline:
         measured = whole_rows.joined([measured, self._inspect(now_ns, final=final)])
         if final:
             self._group(now_ns, final=True)
+        step_ns = self._iterations.step_ns() or self._periods.step_ns()
         self._detection.advance(
-            measured, now_ns, self._clocks, step_ns=self._iterations.step_ns(), silent_hosts=silent_hosts, final=final
+            measured, now_ns, self._clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final
         )
 
     def _group(self, now_ns: int, *, final: bool) -> None:

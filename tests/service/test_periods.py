@@ -9,7 +9,7 @@ from service.log_batches import Line, Reading, log_batch
 from ncclscope_service.periods import Periods
 from ncclscope_service.rows import IterationBy
 from ncclscope_service.store import Ids
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _STEP = ("G", "a", "b", "a", "b", "H", "n")
 _CALLS = {
@@ -29,11 +29,11 @@ class _Rank:
         self.periods = Periods(self.reading.store)
         self._line = 0
 
-    def read(self, letters: list[str]) -> Ids:
+    def read(self, letters: list[str], stamps_ns: list[int] | None = None) -> Ids:
         lines = []
-        for letter in letters:
+        for letter, at_ns in zip(letters, stamps_ns or [NO_TIME_NS] * len(letters), strict=True):
             self._line += 1
-            lines.append(Line(line=self._line, **_CALLS[letter]))  # type: ignore[arg-type]  # texts and numbers
+            lines.append(Line(line=self._line, logged_at_ns=at_ns, **_CALLS[letter]))  # type: ignore[arg-type]  # texts and numbers
         ids = self.reading.feed(log_batch(lines))
         self.periods.number(ids)
         return ids
@@ -73,6 +73,44 @@ def test_before_a_period_is_known_nothing_is_numbered_and_then_all_is() -> None:
     rank.periods.learn(final=False)
     assert rank.numbers == [index // len(_STEP) for index in range(4 * len(_STEP))]
     assert rank.periods.iterations() == {"j": 4}
+
+
+_MS = 1_000_000
+
+
+def _stamps(steps: int, *, pause_ms: int = 0) -> list[int]:
+    """Each step lasts 400 ms; after half of them there is a pause."""
+    return [
+        (step * 400 + place * 5 + (pause_ms if 2 * step >= steps else 0)) * _MS
+        for step in range(steps)
+        for place in range(len(_STEP))
+    ]
+
+
+@pytest.mark.parametrize("portions", [1, 7])
+def test_the_stamps_of_iterations_tell_how_long_they_last(portions: int) -> None:
+    rank, letters, stamps = _Rank(), _steps(30), _stamps(30)
+    for part in np.array_split(np.arange(len(letters)), portions):
+        rank.read([letters[place] for place in part], [stamps[place] for place in part])
+        rank.periods.learn(final=False)
+    assert rank.periods.step_ns() == 400 * _MS
+
+
+def test_lost_lines_and_a_pause_do_not_change_how_long_a_step_is() -> None:
+    rank, rng = _Rank(), np.random.default_rng(5)
+    read = [pair for pair in zip(_steps(60), _stamps(60, pause_ms=3_000), strict=True) if rng.random() > 0.05]
+    rank.read([letter for letter, _ in read], [at_ns for _, at_ns in read])
+    rank.periods.learn(final=False)
+    assert rank.periods.step_ns() == 400 * _MS
+
+
+def test_few_steps_or_lines_without_stamps_do_not_tell_how_long_a_step_is() -> None:
+    few, unstamped = _Rank(), _Rank()
+    few.read(_steps(3), _stamps(3))
+    unstamped.read(_steps(30))
+    for rank in (few, unstamped):
+        rank.periods.learn(final=False)
+        assert rank.periods.step_ns() is None
 
 
 def test_marks_win_and_lend_their_numbers_to_the_rest() -> None:
