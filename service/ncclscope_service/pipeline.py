@@ -298,9 +298,7 @@ class Pipeline:
         if final:
             self._group(now_ns, final=True)
         step_ns = self._iterations.step_ns() or self._periods.step_ns()
-        self._detection.advance(
-            measured, now_ns, self._clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final
-        )
+        self._detection.advance(measured, now_ns, self._clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final)
 
     def _group(self, now_ns: int, *, final: bool) -> None:
         """Ranks and parallelism, where membership changed or it is time."""
