@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.align import ProcessAligner, blank_kernels, blank_operations
+from ncclscope_service.align import ProcessAligner
+from ncclscope_service.align_rows import blank_kernels, blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.rows import Match

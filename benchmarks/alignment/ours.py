@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.alignment.case import pairs_of
 
-from ncclscope_service.align import ProcessAligner, blank_kernels, blank_operations
+from ncclscope_service.align import ProcessAligner
+from ncclscope_service.align_rows import blank_kernels, blank_operations
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
-from ncclscope_service.align import ALIGN_KERNEL, ALIGN_OPERATION, ProcessAligner
+from ncclscope_service.align import ProcessAligner
+from ncclscope_service.align_rows import ALIGN_KERNEL, ALIGN_OPERATION
 from ncclscope_service.copy_engine import NO_CHANNELS, Copies
 from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.exact_join import ExactJoin

@@ -49,7 +49,7 @@ class _Chunk:
 
     thread: ThreadCalls
     kernels: Columns
-    """Of all threads and without a thread (align.ALIGN_KERNEL), in order of launching."""
+    """Of all threads and without a thread (align_rows.ALIGN_KERNEL), in order of launching."""
     end_ns: int
 
 
@@ -79,7 +79,7 @@ class ExactJoin:
     _out: list[Columns] = field(default_factory=list[Columns])
 
     def feed_operations(self, rows: Columns) -> None:
-        """Takes operations (align.ALIGN_OPERATION) in log order."""
+        """Takes operations (align_rows.ALIGN_OPERATION) in log order."""
         for tid in np.unique(rows["tid"]).tolist():
             own = rows[rows["tid"] == tid]
             lines = np.zeros(len(own), LINE)
@@ -92,7 +92,7 @@ class ExactJoin:
             thread.lines = np.concatenate([thread.lines, lines])
 
     def feed_capture(self, ranges: Columns, kernels: Columns, end_ns: int) -> None:
-        """Takes a whole capture: the ranges (store.API_CALL) and kernels (align.ALIGN_KERNEL) of this process."""
+        """Takes a whole capture: the ranges (store.API_CALL) and kernels (align_rows.ALIGN_KERNEL) of this process."""
         kernels = kernels[kernels["graph_node_id"] == NO_NUMBER]
         kernels = kernels[np.argsort(kernels["correlation_id"], kind="stable")]
         self.is_active |= len(ranges) > 0

@@ -37,7 +37,7 @@ class Evidence:
     first_correlation: int
     """Correlation id of its first launch that was seen."""
     launched: Columns
-    """The NCCL kernels of the process that were launched one by one (align.ALIGN_KERNEL), in any order."""
+    """The NCCL kernels of the process that were launched one by one (align_rows.ALIGN_KERNEL), in any order."""
     graph_launches_ns: NDArray[np.int64]
     """When graphs of the process were launched."""
     takes_last: bool
@@ -70,7 +70,7 @@ class Lines:
 
     @classmethod
     def of(cls, version: str | None, operations: Columns) -> Lines:
-        """The launches that these operations (align.ALIGN_OPERATION, in log order) lead to."""
+        """The launches that these operations (align_rows.ALIGN_OPERATION, in log order) lead to."""
         translator = Translator(replace(rules_of(version), counting=Counting.NEVER))
         translator.feed(operations)
         launches, ids = translator.launches(final=True)
@@ -87,8 +87,8 @@ class Lines:
     def find(self, nodes: Columns, taken: NDArray[np.int64], evidence: Evidence) -> list[CapturedLaunch]:
         """What each node of a graph runs; empty where no stretch of the lines fits them.
 
-        `nodes`: one kernel (align.ALIGN_KERNEL) of each node, in the order of capture; `taken`: operations that are
-        known to be of another graph, or to have a kernel of their own.
+        `nodes`: one kernel (align_rows.ALIGN_KERNEL) of each node, in the order of capture; `taken`: operations that
+        are known to be of another graph, or to have a kernel of their own.
         """
         device = int(nodes["device_id"][0])
         mine = np.flatnonzero((self.devices == device) | (self.devices == NO_NUMBER))

@@ -80,7 +80,7 @@ class GraphReplays:
         operation_columns: Callable[[Ids, Columns], Columns],
         kernel_columns: Callable[[Ids, Columns], Columns],
     ) -> None:
-        """The last two give rows of operations and of kernels as aligners want them (align.ALIGN_...)."""
+        """The last two give rows of operations and of kernels as aligners want them (align_rows.ALIGN_...)."""
         self._store = known
         self._version_of = version_of
         self._operation_columns = operation_columns
@@ -91,7 +91,7 @@ class GraphReplays:
         """By process."""
 
     def feed_kernels(self, process: int, kernels: Columns) -> None:
-        """Kernels of graphs (align.ALIGN_KERNEL) of one process."""
+        """Kernels of graphs (align_rows.ALIGN_KERNEL) of one process."""
         if process not in self._processes:
             self._processes[process] = _Process(ProcessGraphs(self._version_of(process)))
         self._processes[process].graphs.feed(kernels)

@@ -104,7 +104,7 @@ class ProcessGraphs:
         return any(graph.waiting for graph in self._graphs)
 
     def feed(self, kernels: Columns) -> None:
-        """Takes further kernels of graphs (align.ALIGN_KERNEL), in any order."""
+        """Takes further kernels of graphs (align_rows.ALIGN_KERNEL), in any order."""
         order = np.lexsort((kernels["graph_node_id"], kernels["correlation_id"]))
         kernels = kernels[order]
         borders = np.flatnonzero(np.diff(kernels["correlation_id"])) + 1
@@ -121,8 +121,8 @@ class ProcessGraphs:
     ) -> list[CapturedLaunch]:
         """Finds the lines of the graphs whose nodes are known; gives what each node of these runs.
 
-        `operations`: align.ALIGN_OPERATION in log order; `matched`: ids of those that have a kernel of their own;
-        `launched`: the process's kernels outside graphs (align.ALIGN_KERNEL). With `final` incomplete graphs too.
+        `operations`: align_rows.ALIGN_OPERATION in log order; `matched`: ids of those that have a kernel of their own;
+        `launched`: the process's kernels outside graphs (align_rows.ALIGN_KERNEL). With `final` incomplete graphs too.
         """
         lines = Lines.of(self.version, operations)
         found: list[CapturedLaunch] = []

@@ -113,15 +113,14 @@ class Resumption:
         kernels: Columns,
         kernel: NDArray[np.int64],
         operations: NDArray[np.int64],
-        kernels_used: int,
         launches_used: int,
     ) -> None:
-        """Takes in what was decided: the kernel of each launch, the first of which has number `launches_used`.
+        """Takes in what was decided: these kernels, and which is that of each launch.
 
-        `operations`: the first one of each launch.
+        `operations`: the first one of each launch; `launches_used`: the number of the first launch.
         """
-        if kernels_used:
-            self._last_ns = max(self._last_ns, int(kernels["time_ns"][:kernels_used].max()))
+        if len(kernels):
+            self._last_ns = max(self._last_ns, int(kernels["time_ns"].max()))
         paired = np.flatnonzero(kernel != NO_NUMBER)
         self._numbers = np.concatenate([self._numbers, paired + launches_used])[-_HISTORY:]
         ids, operations = kernels["correlation_id"][kernel[paired]], operations[paired]

@@ -214,7 +214,7 @@ class Translator:
         return int(self._pending["id"].min()), int(self._pending["logged_at_ns"].min())
 
     def feed(self, operations: Columns) -> NDArray[np.int64]:
-        """Takes operations (columns of align.ALIGN_OPERATION) in log order; gives the ids that launch nothing."""
+        """Takes operations (columns of align_rows.ALIGN_OPERATION) in log order; gives the ids that launch nothing."""
         if len(operations) == 0:
             return np.empty(0, dtype=np.int64)
         known = len(self.signatures)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.pending import Outcome
 from ncclscope_service.rows import Match
-from ncclscope_service.track import Outcome
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.align import MATCH
+from ncclscope_service.align_rows import MATCH
 from ncclscope_service.exact_join import OPINION
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
@@ -35,7 +35,7 @@ class Verdicts:
     _claimed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def merge(self, aligned: Columns, opinions: Columns, *, final: bool) -> Columns:
-        """Takes what either side decided, each operation once; gives what is settled (align.MATCH)."""
+        """Takes what either side decided, each operation once; gives what is settled (align_rows.MATCH)."""
         is_silent = aligned["match"] == Match.NO_KERNEL
         out = [self._hear_silent(aligned[is_silent])]
         answered = np.isin(opinions["operation"], self._silent)

@@ -4,11 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import Experience, Pairing, Sides
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.streams import lanes_by_order, majority
-from ncclscope_service.track import TRACK_KERNEL
 from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.terms import OPERATION_CODES
 

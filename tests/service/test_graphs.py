@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.align import blank_kernels, blank_operations
+from ncclscope_service.align_rows import blank_kernels, blank_operations
 from ncclscope_service.graph_lines import CapturedLaunch
 from ncclscope_service.graphs import ProcessGraphs
 from ncclscope_service.kernel_name import operation_class

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ncclscope_service.align import blank_operations
+from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass, parse_kernel_name
 from ncclscope_service.translate import Translator, rules_of

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.orphans import Placing, ThreadMemory, place_by_time
-from ncclscope_service.track import TRACK_KERNEL
+from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.resumption import Behind, Resumed, Resumption
-from ncclscope_service.track import TRACK_KERNEL
 from ncclscope_wire.batch import Columns
 
 PERIOD = 50
@@ -29,7 +29,7 @@ def symbols(first: int, amount: int) -> np.ndarray[tuple[int], np.dtype[np.int32
 def resumed(hidden: int, *, late_ids: int = 0, final: bool = True, launches: int = 4000) -> Resumed | None:
     """600 launches are known; so many more were not recorded; then 300 kernels come."""
     resumption = Resumption()
-    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 600, 0)
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
     behind = kernels(600 + hidden, 300, late_ids=late_ids)
     fits = np.eye(PERIOD, dtype=bool)
     given = Behind(
@@ -64,7 +64,7 @@ def test_more_launches_are_waited_for() -> None:
 
 def test_few_kernels_say_nothing_sure() -> None:
     resumption = Resumption()
-    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 600, 0)
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
     fits = np.eye(PERIOD, dtype=bool)
     few = Behind(np.arange(1001), np.arange(600, 1600), symbols(600, 1000), kernels(700, 10), symbols(700, 10), fits)
     assert resumption.find(few, 600, final=True) == Resumed(0, 0.5)
@@ -83,7 +83,7 @@ def test_a_hole_before_the_first_kernel_is_a_border_of_its_own() -> None:
     coverage.add(0, 100_000_000)
     coverage.add(400_000_000, 600_000_000)
     resumption = Resumption()
-    resumption.remember(kernels(0, 60), np.arange(60), np.arange(60), 60, 0)
+    resumption.remember(kernels(0, 60), np.arange(60), np.arange(60), 0)
     assert resumption.next_border(kernels(450, 30), coverage, final=True) == (0, True)
     assert resumption.next_border(kernels(450, 30), coverage, final=True, is_behind=True) == (30, False)
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from align_samples import Call, Recorder, Sample, align_whole, f1, training
 
-from ncclscope_service.align import ProcessAligner, blank_operations
+from ncclscope_service.align import ProcessAligner
+from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.rows import Match
 from ncclscope_service.standing_counts import GROUP_SPAN
 from ncclscope_service.translate import Translator, rules_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclscope_service.align import blank_operations
+from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.standing_counts import GROUP_SPAN

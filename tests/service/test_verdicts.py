@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.align import MATCH
+from ncclscope_service.align_rows import MATCH
 from ncclscope_service.exact_join import OPINION
 from ncclscope_service.rows import Match
 from ncclscope_service.verdicts import Verdicts

@@ -1,0 +1,214 @@
+"""Pairs launches of one thread with its kernels by their order alone.
+
+What is aligned are items: one launch, or, where nothing tells what was fused, a run of Sends and Receives. `sequence`
+pairs items; here they are made, and what was paired is spread over the launches in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.lanes import LANE_WINDOW, Lanes
+from ncclscope_service.segment import Divider, Kind
+from ncclscope_service.sequence import CERTAIN, Decided, Experience, Pairing, Sides
+from ncclscope_service.streams import UNBOUND
+from ncclscope_service.timed import GroupVotes
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+UNANCHORED: Final = 0.5
+"""What is believed of pairs that may be off by whole periods."""
+
+_ENOUGH_LAUNCHES: Final = 32
+_FEW_LOST: Final = 0.005
+"""With so few kernels missing, equal calls of which the second has none were rather one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedPairs:
+    """What is decided of the launches from the front."""
+
+    kernels: NDArray[np.int64]
+    """Index of each launch's kernel; several launches may share one; NO_NUMBER: there is none."""
+    confidence: NDArray[np.float32]
+    is_hole: NDArray[np.bool_]
+    """Launches in a stretch that no capture seems to hold."""
+    kernels_used: int
+
+
+@dataclass(slots=True)
+class OrderedTrack:
+    """Pairs the launches of one thread with its kernels by order."""
+
+    lanes: Lanes
+    trust: float = 1.0
+    """How sure it is that pairs are not off by whole periods, after the last hole."""
+    _used: int = 0
+    """Launches decided so far, by order."""
+    _lost: int = 0
+    """Those of them for which no kernel was found at first."""
+    _votes: GroupVotes = field(default_factory=GroupVotes)
+    _experience: Experience = field(default_factory=Experience)
+    _divider: Divider = field(default_factory=Divider)
+
+    def pair(
+        self,
+        launches: Columns,
+        kernels: Columns,
+        *,
+        collapse: bool,
+        may_coalesce: bool,
+        kinds: Columns,
+        is_closed: bool,
+        final: bool,
+    ) -> OrderedPairs:
+        """Decides what is certain by now of these launches (LAUNCH) and kernels (TRACK_KERNEL).
+
+        `collapse`: runs of Send and Receive are items, divided by `kinds`, the operations' signatures.
+        `may_coalesce`: collectives may have been launched together without the log telling. With `is_closed` the
+        kernels are all there are before a hole, though there are more launches.
+        """
+        items, runs = items_of(launches, kernels, collapse=collapse, final=final)
+        decided = self._paired(launches, kernels, (items, runs), is_closed=is_closed, final=final)
+        kernel, confidence = self._spread(launches, decided, kinds)
+        used = decided.launches_used
+        is_hole = np.zeros(used, dtype=bool)
+        for begin, end in decided.holes:
+            is_hole[begin:end] = True
+        self._doubt(confidence, decided.holes[0][0] if decided.holes else used)
+        if may_coalesce:
+            self._coalesce(launches[:used], kernel, confidence, is_divided=collapse)
+        self._used += used
+        return OrderedPairs(kernel, confidence, is_hole, decided.kernels_used)
+
+    def skip(self, amount: int) -> None:
+        """So many launches were given up without a kernel."""
+        self._used += amount
+
+    def _paired(
+        self,
+        rows: Columns,
+        kernels: Columns,
+        ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+        *,
+        is_closed: bool,
+        final: bool,
+    ) -> Decided:
+        items, runs = ends
+        rows, kernels = rows[: int(items[-1])], kernels[: int(runs[-1])]
+        joinable = np.zeros(len(rows), dtype=bool)
+        joinable[1:] = rows["is_open"][1:] & rows["is_open"][:-1] & (rows["lane"][1:] == rows["lane"][:-1])
+        left, right = self.lanes.launch_symbols.number(rows), self.lanes.kernel_symbols.number(kernels)
+        pairing = Pairing(Sides(rows, kernels, left, right, items, runs, joinable), self._experience)
+        while True:
+            used = pairing.launches_used
+            unbound = self.lanes.pairs.kernel_lanes[rows["lane"][used:]] == UNBOUND
+            limit = used + int(unbound.argmax()) if unbound.any() else None
+            if limit == used:
+                waiting, free = pairing.waiting(LANE_WINDOW)
+                if self.lanes.bind_by_order(rows[waiting], kernels[free], final=final):
+                    continue
+                break
+            pairing.run(self.lanes.compatible(), final=final, is_closed=is_closed, limit=limit)
+            if limit is None or pairing.launches_used == used:
+                break
+        decided = pairing.decided
+        decided.launches_used, decided.kernels_used = pairing.launches_used, pairing.kernels_used
+        if is_closed:
+            decided.kernels_used = len(kernels)
+        elif final:
+            decided.launches_used, decided.kernels_used = len(rows), len(kernels)
+        return decided
+
+    def _spread(
+        self, rows: Columns, decided: Decided, signatures: Columns
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """From pairs to launches: those of a run are divided among its kernels, where runs were paired."""
+        kernel = np.full(decided.launches_used, NO_NUMBER, dtype=np.int64)
+        confidence = np.full(decided.launches_used, 0.9, dtype=np.float32)
+        for found in decided.pairs:
+            single = (found.launch_counts == 1) & (found.kernel_counts == 1)
+            kernel[found.launches[single]] = found.kernels[single]
+            confidence[found.launches[single]] = found.confidence[single]
+            for index in np.flatnonzero(~single).tolist():
+                begin, first = int(found.launches[index]), int(found.kernels[index])
+                kinds = _kinds_of(rows[begin : begin + int(found.launch_counts[index])], signatures)
+                groups, how_sure = self._divider.divide(kinds, int(found.kernel_counts[index]))
+                kernel[begin : begin + len(groups)] = first + groups
+                confidence[begin : begin + len(groups)] = how_sure * found.confidence[index] / CERTAIN
+        return kernel, confidence
+
+    def _doubt(self, confidence: NDArray[np.float32], hole: int) -> None:
+        """Lowers what order says where it may be off by whole periods: a program that repeats fits anywhere."""
+        confidence[:hole] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
+        if hole < len(confidence):
+            self.trust = min(self.trust, UNANCHORED)
+            confidence[hole:] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
+
+    def _coalesce(
+        self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32], *, is_divided: bool
+    ) -> None:
+        """Gives collectives whose neighbour has a kernel, time and again, while they have none, that same kernel.
+
+        Equal collectives of one group are one launch, which nothing in the log tells where opCount does not count.
+        So are a Send and a Receive, where their runs were not divided.
+        """
+        before, after = np.arange(len(rows) - 1), np.arange(1, len(rows))
+        matched = kernel != NO_NUMBER
+        lost = self._lost + np.cumsum(~matched)
+        self._lost += int(np.count_nonzero(~matched))
+        same = (rows["lane"][before] == rows["lane"][after]) & (rows["classes"][before] == rows["classes"][after])
+        same &= matched[before]
+        if is_divided:
+            same &= ~rows["is_open"][before]
+        before, after = before[same], after[same]
+        if len(before) == 0:
+            return
+        keys = rows["signature"][before].astype(np.int64) << 32 | rows["signature"][after]
+        together = ~matched[after]
+        # Frameworks coalesce different tensors; a run of one and the same call is rather one that lost a kernel.
+        seen, missing = self._used + before, lost[before]
+        is_clean = (seen >= _ENOUGH_LAUNCHES) & (missing < _FEW_LOST * seen)
+        prior = np.where(rows["signature"][before] != rows["signature"][after], 0.6, np.where(is_clean, 0.4, 0.1))
+        share = self._votes.share(keys, together, prior)
+        joined = together & (share > 0.5)
+        kernel[after[joined]] = kernel[before[joined]]
+        confidence[after[joined]] = share[joined]
+        confidence[before[joined]] = np.maximum(confidence[before[joined]], share[joined])
+
+
+def items_of(
+    launches: Columns, kernels: Columns, *, collapse: bool, final: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each item begins, on both sides, with the end appended: one launch, or a run of Send and Receive."""
+    if not collapse:
+        return np.arange(len(launches) + 1), np.arange(len(kernels) + 1)
+    is_p2p = launches["classes"] & (1 << int(KernelClass.SEND_RECV)) != 0
+    is_kernel_p2p = kernels["kernel_class"] == KernelClass.SEND_RECV
+    return (
+        _runs(launches["lane"], is_p2p, final=final),
+        _runs(kernels["lane"], is_kernel_p2p, final=final),
+    )
+
+
+def _runs(lanes: NDArray[np.int32], is_p2p: NDArray[np.bool_], *, final: bool) -> NDArray[np.int64]:
+    """Where each item begins, with the end appended; a run at the end is left out while it may still grow."""
+    if len(lanes) == 0:
+        return np.zeros(1, dtype=np.int64)
+    goes_on = is_p2p[1:] & is_p2p[:-1] & (lanes[1:] == lanes[:-1])
+    begins = np.concatenate([[0], np.flatnonzero(~goes_on) + 1])
+    if is_p2p[-1] and not final:
+        return begins.astype(np.int64)
+    return np.append(begins, len(lanes)).astype(np.int64)
+
+
+def _kinds_of(rows: Columns, signatures: Columns) -> tuple[Kind, ...]:
+    return tuple(
+        (int(signatures["op"][number]), int(signatures["root"][number]), bool(is_open))
+        for number, is_open in zip(rows["signature"].tolist(), rows["is_open"].tolist(), strict=True)
+    )

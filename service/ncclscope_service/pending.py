@@ -1,0 +1,124 @@
+"""Launches and kernels of one thread that are not decided yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.translate import LAUNCH
+from ncclscope_wire.batch import Columns
+
+TRACK_KERNEL: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("correlation_id", "<i8"),
+        ("time_ns", "<i8"),  # of its launch call; its start where that is not known
+        ("lane", "<i4"),
+        ("device", "<i4"),
+        ("kernel_class", "<u1"),
+        ("data_type", "<i2"),
+        ("is_orphan", "?"),  # its launch call is in no export
+        ("duration_ns", "<i8"),  # 0 where it is not known
+    ]
+)
+"""One kernel of a thread, in order of launching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Launches that are decided, in order, with the position of their kernel in `kernels`."""
+
+    launches: Columns
+    """LAUNCH rows; begin and end point into `ids`."""
+    ids: NDArray[np.int64]
+    kernel: NDArray[np.int64]
+    """Index into `kernels`; NO_NUMBER where none was found."""
+    confidence: NDArray[np.float32]
+    kernels: Columns
+    is_hole: NDArray[np.bool_]
+    """Launches in a stretch that no capture seems to hold."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """What one thread has logged and launched, in order, until it is taken."""
+
+    launches: Columns = field(default_factory=lambda: np.empty(0, dtype=LAUNCH))
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """The operations that the launches' begin and end point into."""
+    kernels: Columns = field(default_factory=lambda: np.empty(0, dtype=TRACK_KERNEL))
+    late_kernels: int = 0
+    """Kernels that came after what follows them was decided, or twice."""
+    _last_correlation: int = -(2**63)
+
+    def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
+        """Takes further launches; `ids` are the operations their begin and end point into."""
+        lengths = launches["end"] - launches["begin"]
+        added = launches.copy()
+        added["end"] = np.cumsum(lengths) + len(self.ids)
+        added["begin"] = added["end"] - lengths
+        within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        self.ids = np.concatenate([self.ids, ids[np.repeat(launches["begin"], lengths) + within]])
+        is_ordered = len(self.launches) == 0 or added["first_op"][0] > self.launches["first_op"][-1]
+        self.launches = np.concatenate([self.launches, added])
+        if not is_ordered:
+            self._sort_launches()
+
+    def _sort_launches(self) -> None:
+        rows = self.launches[np.argsort(self.launches["first_op"], kind="stable")]
+        ids, self.launches, self.ids = self.ids, rows[:0], np.empty(0, dtype=np.int64)
+        self.add_launches(rows, ids)
+
+    def add_kernels(self, kernels: Columns) -> None:
+        """Takes further kernels in any order; those before what is decided, and doubles, are counted and left out."""
+        new = kernels[kernels["correlation_id"] > self._last_correlation]
+        merged = np.concatenate([self.kernels, new])
+        if len(merged) > 1 and not np.all(merged["correlation_id"][1:] > merged["correlation_id"][:-1]):
+            _, first = np.unique(merged["correlation_id"], return_index=True)
+            merged = merged[first]
+        self.late_kernels += len(kernels) - (len(merged) - len(self.kernels))
+        self.kernels = merged
+
+    def withdraw(self, operations: NDArray[np.int64]) -> None:
+        """Takes these operations out of the launches."""
+        gone = np.isin(self.ids, operations)
+        if not gone.any():
+            return
+        kept = np.concatenate([[0], np.cumsum(~gone)])
+        self.ids = self.ids[~gone]
+        launches = self.launches.copy()
+        launches["begin"], launches["end"] = kept[launches["begin"]], kept[launches["end"]]
+        launches = launches[launches["begin"] < launches["end"]]
+        launches["first_op"] = self.ids[launches["begin"]]
+        self.launches = launches
+
+    def take(
+        self,
+        kernels_used: int,
+        kernel: NDArray[np.int64],
+        confidence: NDArray[np.float32],
+        is_hole: NDArray[np.bool_],
+    ) -> Outcome:
+        """Takes out the first launches, one per row of these columns (see `Outcome`), and the first kernels."""
+        used = len(kernel)
+        cut = int(self.launches["end"][used - 1]) if used else 0
+        outcome = Outcome(
+            launches=self.launches[:used],
+            ids=self.ids[:cut],
+            kernel=kernel,
+            confidence=confidence,
+            kernels=self.kernels[:kernels_used],
+            is_hole=is_hole,
+        )
+        if used:
+            self.launches = self.launches[used:].copy()
+            self.launches["begin"] -= cut
+            self.launches["end"] -= cut
+            self.ids = self.ids[cut:].copy()
+        if kernels_used:
+            self._last_correlation = int(self.kernels["correlation_id"][kernels_used - 1])
+            self.kernels = self.kernels[kernels_used:].copy()
+        return outcome
