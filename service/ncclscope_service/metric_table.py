@@ -178,6 +178,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         help="Share of a global rank's kernel time that was waiting, over the last minutes; a late rank waits least.",
         bound=f"the {MAX_RANKS} ranks of a job that wait least or most",
     ),
+    Metric(
+        name="ncclscope_host_wait_ratio",
+        kind=Kind.GAUGE,
+        unit="ratio",
+        labels=("job", "host"),
+        help="The same of a host, mean of its ranks: the host that waits least has the late rank.",
+        bound="hosts of a job",
+    ),
     # What NCCL Inspector told
     Metric(
         name="ncclscope_inspector_records",

@@ -31,11 +31,11 @@ from ncclscope_service.metric_table import (
     Kind,
 )
 from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of_job
-from ncclscope_service.ranks import hosts_of
+from ncclscope_service.ranks import host_of_ranks, hosts_of
 from ncclscope_service.rows import Communicator, FindingKind, Match, Severity
 from ncclscope_service.store import Store
 from ncclscope_service.tally import DurationHistogram, DurationLabels, Tally, operation_name
-from ncclscope_service.wait_map import rank_waits
+from ncclscope_service.wait_map import host_waits, rank_waits
 from ncclscope_service.window import (
     MAX_OPERATIONS,
     Floats,
@@ -288,6 +288,8 @@ def _add_jobs(
         for position in waits.most_telling(MAX_RANKS):
             rank = str(waits.ranks[position])
             collected.add("ncclscope_rank_wait_ratio", float(waits.mean_ratio[position]), job, rank)
+        for host, ratio in host_waits(waits, host_of_ranks(store, job)):
+            collected.add("ncclscope_host_wait_ratio", ratio, job, host)
 
 
 def _add_iterations(collected: _Collected, store: Store, jobs: Sequence[str]) -> None:

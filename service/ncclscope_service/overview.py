@@ -27,6 +27,7 @@ from ncclscope_service.communicator_views import (
 )
 from ncclscope_service.export.reference_clock import has_clock_estimate
 from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.ranks import host_of_ranks
 from ncclscope_service.rows import Communicator, Finding, Match
 from ncclscope_service.store import Store
 from ncclscope_service.tally import operation_name
@@ -390,9 +391,7 @@ class _Makers:
     def _waits(self, name: str) -> WaitMap | None:
         ours = of_job(self._store, name, self._operations.process)
         waits = rank_waits(self._operations, ours, self._window, self._store.communicators)
-        members = [m for m in self._store.members if self._store.process_job[m.process] == name]
-        hosts = {m.global_rank: self._store.processes[m.process].host for m in members if m.global_rank is not None}
-        return make_wait_map(waits, hosts)
+        return make_wait_map(waits, host_of_ranks(self._store, name))
 
 
 def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingView:

@@ -104,3 +104,9 @@ def hosts_of(known: Store, communicator: Communicator) -> tuple[str, ...]:
     """The hosts of the ranks that were seen, sorted."""
     members = (communicator.members or {}).values()
     return tuple(sorted({known.processes[known.members[member].process].host for member in members}))
+
+
+def host_of_ranks(known: Store, job: str) -> dict[int, str]:
+    """The host of each global rank of a job."""
+    members = [member for member in known.members if known.process_job[member.process] == job]
+    return {m.global_rank: known.processes[m.process].host for m in members if m.global_rank is not None}

@@ -6,7 +6,7 @@ A late rank is the one row that does *not* wait while all others do; a slow link
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,7 +98,16 @@ def _spans_stages(
     return spans
 
 
-def make_wait_map(waits: RankWaits, host_of_rank: dict[int, str]) -> WaitMap | None:
+def host_waits(waits: RankWaits, host_of_rank: Mapping[int, str]) -> list[tuple[str, float]]:
+    """Each host with the mean wait of its ranks, by name; ranks on hosts that are not known are left out."""
+    ratios: dict[str, list[float]] = {}
+    for rank, ratio in zip(waits.ranks.tolist(), waits.mean_ratio.tolist(), strict=True):
+        if rank in host_of_rank:
+            ratios.setdefault(host_of_rank[rank], []).append(ratio)
+    return [(host, sum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
+
+
+def make_wait_map(waits: RankWaits, host_of_rank: Mapping[int, str]) -> WaitMap | None:
     """The map of a job; None where no wait is known, which is always so with logs only."""
     if not len(waits.ranks):
         return None
