@@ -1,0 +1,68 @@
+"""Every query of dashboards and alert rules against a real Prometheus that scraped the demo: it returns data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from end_to_end.processes import free_port, running, wait_for
+from grafana.asked import Asked, alert_queries, annotation_queries, panel_queries, variable_queries
+from grafana.prometheus_server import Prometheus, prometheus
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_SECONDS = 75.0
+"""By then the demo has found its late rank, whose finding is what annotations draw."""
+
+_NOTHING_TO_SAY = {
+    "ncclscope_inspector_": "the demo runs no NCCL Inspector",
+    "ncclscope_gaps_total": "nothing is lost",
+    "ncclscope_sessions_refused_total": "nobody is refused",
+    "ncclscope_agent_lines_skipped_total": "every line is understood",
+    "ncclscope_alignment_checked_total": "the demo's exports carry no NVTX payloads to check against",
+}
+"""Metrics without series in a sound run, by reason."""
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("scraped")
+    port = free_port()
+    faults = ("--fault", "late_rank:rank=1,ms=8,from=5")
+    demo = running(folder / "demo.log", "demo", "--http-port", str(port), "--for", str(2 * _SECONDS), *faults)
+    with demo, prometheus(folder, scrapes=port) as server:
+        began = time.monotonic()
+        late = 'ncclscope_findings{kind="late_rank"} > 0'
+        wait_for(lambda: bool(server.now(late)), "the demo to find its late rank", within=2 * _SECONDS)
+        wait_for(lambda: time.monotonic() - began > _SECONDS, "enough history", within=2 * _SECONDS)
+        yield server
+
+
+def has_data(scraped: Prometheus, asked: Asked) -> bool:
+    """Whether a query gave anything within the last minute; on a busy machine single scrapes may fail."""
+    now = time.time()
+    return bool(scraped.over(asked.filled(interval="15s"), begin=now - 60, end=now))
+
+
+def _is_excused(asked: Asked) -> bool:
+    return any(name in asked.expr for name in _NOTHING_TO_SAY)
+
+
+@pytest.mark.parametrize("asked", [*panel_queries(), *annotation_queries()], ids=lambda asked: asked.where)
+def test_a_panel_shows_data(scraped: Prometheus, asked: Asked) -> None:
+    assert has_data(scraped, asked) or _is_excused(asked), asked.expr
+
+
+@pytest.mark.parametrize("asked", variable_queries(), ids=lambda asked: asked.where)
+def test_a_variable_has_choices(scraped: Prometheus, asked: Asked) -> None:
+    assert has_data(scraped, asked)
+
+
+@pytest.mark.parametrize("asked", alert_queries(), ids=lambda asked: asked.where)
+def test_an_alert_has_a_number_to_judge(scraped: Prometheus, asked: Asked) -> None:
+    assert has_data(scraped, asked) or _is_excused(asked), asked.expr
+
+
+def test_what_has_no_data_would_be_noticed(scraped: Prometheus) -> None:
+    assert not has_data(scraped, Asked(where="nowhere", expr="ncclscope_no_such_thing"))
