@@ -23,7 +23,9 @@ def _commands() -> list[tuple[str, click.Command]]:
 
 
 def _flags(command: click.Command) -> list[str]:
-    return [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+    own = [max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)]
+    inner = command.commands.values() if isinstance(command, click.Group) else []
+    return [*own, *(flag for each in inner for flag in _flags(each))]
 
 
 @pytest.mark.parametrize(("name", "command"), _commands(), ids=lambda value: value if isinstance(value, str) else "")

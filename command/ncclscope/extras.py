@@ -31,6 +31,12 @@ def require_perfetto() -> None:
         )
 
 
+def require_grafana() -> None:
+    """Ends the command with a sentence where the package that talks to Grafana is not installed."""
+    if importlib.util.find_spec("grafana_api") is None:
+        raise click.ClickException("this needs grafana-api: install it with `pip install 'ncclscope[grafana]'`")
+
+
 def require_writable(folder: Path, option: str) -> None:
     """Makes the folder if need be, and ends the command with a sentence where no file can be written into it.
 
