@@ -29,6 +29,7 @@ from ncclscope_service.overview import Overview, make_overview
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
+from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.tally import Tally
 from ncclscope_wire.errors import ConfigError
 
@@ -70,7 +71,10 @@ class Service:
         started = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
         self._archive = None if settings.data is None else Archive(settings.data / "operations" / started)
         self._hub = Hub()
+        self._budget = SeriesBudget()
+        self._metrics: MetricsView | None = None
         self._ingest_lag_seconds: float | None = None
+        self._tick_seconds: float | None = None
         self._is_listening = False
 
     async def deliver(self, received: Received) -> None:
@@ -81,6 +85,7 @@ class Service:
 
     def tick(self, now_ns: int) -> None:
         """Works on what came, and lets go of what is old."""
+        began = time.perf_counter()
         self.pipeline.believe_clocks({record.host: _clock_prior(record) for record in self.receiver.agents()})
         self.pipeline.advance(now_ns, silent_hosts=self._silent_hosts(now_ns))
         self._tally.feed(self.pipeline.store)
@@ -88,6 +93,8 @@ class Service:
         if self._archive is not None:
             self._archive.append(self.pipeline.store, expired)
         self.pipeline.forget(expired, now_ns)
+        self._metrics = None
+        self._tick_seconds = time.perf_counter() - began
 
     def finish(self, now_ns: int) -> None:
         """Decides what is open and writes what was asked for; the service is being stopped."""
@@ -109,16 +116,19 @@ class Service:
         )
 
     def metrics(self) -> MetricsView:
-        """Every metric, now."""
-        self._tally.feed(self.pipeline.store)
-        return gather(
-            self.pipeline.store,
-            tally=self._tally,
-            aliases=self._aliases,
-            agents=self._agents(),
-            health=self._health(),
-            now_ns=time.time_ns(),
-        )
+        """Every metric, as the last tick left it: gathered once for all scrapes between two ticks."""
+        if self._metrics is None:
+            self._tally.feed(self.pipeline.store)
+            self._metrics = gather(
+                self.pipeline.store,
+                tally=self._tally,
+                aliases=self._aliases,
+                agents=self._agents(),
+                health=self._health(),
+                now_ns=time.time_ns(),
+                budget=self._budget,
+            )
+        return self._metrics
 
     def is_ready(self) -> tuple[bool, str]:
         """Whether agents can be served."""
@@ -189,6 +199,8 @@ class Service:
             ingest_lag_seconds=self._ingest_lag_seconds,
             page_clients=hub.clients,
             page_events_dropped=hub.dropped_total,
+            page_clients_refused=hub.refused_total,
+            tick_seconds=self._tick_seconds,
         )
 
     def _agents(self) -> tuple[AgentView, ...]:

@@ -42,9 +42,8 @@ def expected_busbw(known: Store, rows: Columns) -> NDArray[np.float64]:
     return expected
 
 
-def series_busbw(known: Store) -> NDArray[np.float64]:
-    """The same for the mean message of each series of the store; NaN where there is none."""
-    series = known.series.rows
+def series_busbw(known: Store, series: Columns) -> NDArray[np.float64]:
+    """The same for the mean message of each series (rows.SERIES); NaN where there is none."""
     baseline = known.measured_baseline
     if baseline is None:
         return np.full(len(series), np.nan)

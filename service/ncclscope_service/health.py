@@ -32,6 +32,17 @@ class AgentView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverView:
+    """One receiver of notifications, and how its deliveries went."""
+
+    name: str
+    outcomes: Mapping[str, int]
+    """Notifications by what became of them; every outcome, 0 where there is none."""
+    retries: int
+    queued: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceHealth:
     """The service as its shell shows it."""
 
@@ -44,3 +55,7 @@ class ServiceHealth:
     """Received and not applied."""
     page_clients: int = 0
     page_events_dropped: int = 0
+    page_clients_refused: int = 0
+    tick_seconds: float | None = None
+    """How long the last pass over what had come took."""
+    receivers: tuple[ReceiverView, ...] = ()

@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from prometheus_client.utils import floatToGoString
+
 
 class Kind(StrEnum):
     """What a metric's value does."""
@@ -34,31 +36,56 @@ class Metric:
     help: str
     bound: str
     """What bounds the number of its series, in words."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, +Inf left out; classic ones, twelve with +Inf at most."""
 
     @property
     def exposed_name(self) -> str:
         """The name that a query uses; of a histogram, the common part of its three series."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
 
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """Values of the label `le`, +Inf included."""
+        return (*(number_text(bound) for bound in self.buckets), "+Inf")
 
-MAX_COMMUNICATORS: Final = 1_000
-"""Communicators of a job that have series of their own; the rest is summed as communicator="other".
 
-With a handful of operations and sizes each this stays below 50,000 series at 4,096 ranks.
-"""
+def number_text(value: float) -> str:
+    """A number as Go prints it, which is how Prometheus's own clients write them."""
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+
+
+MAX_SERIES: Final = 50_000
+"""Series of a scrape at 4,096 ranks; the limits below keep to it, and a test adds up a simulated job."""
+
+MAX_COMMUNICATORS: Final = 2_000
+"""Communicators that have series of their own; the rest is summed as communicator="other"."""
+
+MAX_GROUP_SERIES: Final = 3_000
+"""(communicator, operation, size class) with series of their own, twelve each; the rest is summed like the above."""
 
 MAX_RANKS: Final = 32
 """Ranks of a job that have series of their own: those that wait least and those that wait most."""
 
+MAX_FINDINGS: Final = 50
+"""Open findings that are exposed one by one, the gravest first; `ncclscope_findings` counts all."""
+
 DURATION_BOUNDS_SECONDS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0, 10.0)
-"""Upper bounds of the duration histogram; with +Inf twelve buckets, each about three times the last."""
+"""Upper bounds of the histograms of times; with +Inf twelve buckets, each about three times the last."""
+
+BUSBW_BOUNDS: Final = (1e8, 1e9, 5e9, 1e10, 2e10, 3e10, 4e10, 5e10, 1e11, 2e11, 4e11)
+"""Bytes per second: fine between 10 and 50 GB/s, where networks of 100 to 400 Gbit/s are, coarse elsewhere."""
 
 SERIES_LABELS: Final = ("job", "communicator", "parallelism", "op", "size_class")
+HISTOGRAM_LABELS: Final = ("job", "parallelism", "op")
+_INSPECTOR_LABELS: Final = ("job", "parallelism", "op", "size_class")
 
 _PER_SERIES: Final = (
-    f"{MAX_COMMUNICATORS:,} communicators of a job (the rest is `other`) x operations and size classes they use"
+    f"{MAX_GROUP_SERIES:,} (communicator, operation, size class) of {MAX_COMMUNICATORS:,} communicators; "
+    "the rest is `other`"
 )
-_PER_COMMUNICATOR: Final = f"{MAX_COMMUNICATORS:,} communicators of a job"
+_PER_COMMUNICATOR: Final = f"{MAX_COMMUNICATORS:,} communicators"
+_PER_KIND: Final = "kinds of communicators x operations of a job, twelve buckets each; never per communicator or rank"
 _PER_JOB: Final = "jobs that the service keeps"
 _PER_HOST: Final = "hosts with a clock estimate"
 _PER_AGENT: Final = "agents that have connected"
@@ -133,9 +160,28 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_collective_duration_seconds",
         kind=Kind.HISTOGRAM,
         unit="seconds",
-        labels=("job", "parallelism", "op"),
+        labels=HISTOGRAM_LABELS,
         help="Kernel time of one collective, the mean of the ranks that were seen, waiting included.",
-        bound="kinds of communicators x operations of a job, twelve buckets each; never per communicator or rank",
+        bound=_PER_KIND,
+        buckets=DURATION_BOUNDS_SECONDS,
+    ),
+    Metric(
+        name="ncclscope_collective_wait_seconds",
+        kind=Kind.HISTOGRAM,
+        unit="seconds",
+        labels=HISTOGRAM_LABELS,
+        help="Longest wait of any rank in one collective for the last rank to arrive.",
+        bound=_PER_KIND,
+        buckets=DURATION_BOUNDS_SECONDS,
+    ),
+    Metric(
+        name="ncclscope_collective_busbw_bytes_per_second",
+        kind=Kind.HISTOGRAM,
+        unit="bytes_per_second",
+        labels=HISTOGRAM_LABELS,
+        help="Bus bandwidth of the transfer of one collective of more than 1 MiB, without the waiting.",
+        bound=_PER_KIND,
+        buckets=BUSBW_BOUNDS,
     ),
     # How fast it was
     Metric(
@@ -190,17 +236,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_inspector_records",
         kind=Kind.COUNTER,
-        labels=SERIES_LABELS,
+        labels=_INSPECTOR_LABELS,
         help="Completed operations that NCCL Inspector reported, over all ranks.",
-        bound=_PER_SERIES,
+        bound="kinds of communicators x operations x size classes of a job",
     ),
     Metric(
         name="ncclscope_inspector_kernel_seconds",
         kind=Kind.COUNTER,
         unit="seconds",
-        labels=SERIES_LABELS,
+        labels=_INSPECTOR_LABELS,
         help="Time that their kernels ran as NCCL Inspector says, waiting for other ranks included, over all ranks.",
-        bound=_PER_SERIES,
+        bound="kinds of communicators x operations x size classes of a job",
     ),
     Metric(
         name="ncclscope_inspector_outcomes",
@@ -213,9 +259,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_inspector_busbw_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
-        labels=SERIES_LABELS,
+        labels=_INSPECTOR_LABELS,
         help="Bus bandwidth as NCCL Inspector prints it over that of the kernel, both with waiting: 1 is agreement.",
-        bound=_PER_SERIES,
+        bound="kinds of communicators x operations x size classes of a job",
     ),
     # How much of an iteration it is
     Metric(
@@ -347,7 +393,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.GAUGE,
         labels=("job", "kind", "severity"),
         help="Findings that are open now.",
-        bound="jobs x 11 kinds x 3 severities, 0 where there is none",
+        bound="jobs x kinds x 3 severities, 0 where there is none",
+    ),
+    Metric(
+        name="ncclscope_finding_info",
+        kind=Kind.GAUGE,
+        labels=("job", "kind", "severity", "communicator", "parallelism", "ranks", "hosts"),
+        help="Always 1: a finding that is open now, with the culprits it names; empty labels are not known.",
+        bound=f"the {MAX_FINDINGS} gravest open findings; at most 8 ranks and 4 hosts are named",
     ),
     # Agents
     Metric(
@@ -445,6 +498,19 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_ONE,
     ),
     Metric(
+        name="ncclscope_rows_uncounted",
+        kind=Kind.COUNTER,
+        help="Operations and collectives that left the memory before histograms and totals had counted them.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_tick_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        help="How long the last pass over what had come took: aligning, joining, measuring, detecting.",
+        bound=_ONE,
+    ),
+    Metric(
         name="ncclscope_page_clients",
         kind=Kind.GAUGE,
         help="Open event streams of the live page.",
@@ -455,6 +521,33 @@ METRICS: Final[tuple[Metric, ...]] = (
         kind=Kind.COUNTER,
         help="Events that were dropped because a page read too slowly.",
         bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_page_clients_refused",
+        kind=Kind.COUNTER,
+        help="Listeners that were refused because too many were there.",
+        bound=_ONE,
+    ),
+    Metric(
+        name="ncclscope_notifications",
+        kind=Kind.COUNTER,
+        labels=("receiver", "outcome"),
+        help="Notifications of findings by what became of them: delivered, failed (tried for the last time), dropped.",
+        bound="webhooks that are configured x 3 outcomes, 0 where there is none",
+    ),
+    Metric(
+        name="ncclscope_notification_retries",
+        kind=Kind.COUNTER,
+        labels=("receiver",),
+        help="Attempts to deliver a notification that failed and are made again.",
+        bound="webhooks that are configured",
+    ),
+    Metric(
+        name="ncclscope_notifications_queued",
+        kind=Kind.GAUGE,
+        labels=("receiver",),
+        help="Notifications that wait for their delivery.",
+        bound="webhooks that are configured",
     ),
     Metric(
         name="ncclscope_build_info",

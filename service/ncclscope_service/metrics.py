@@ -1,14 +1,14 @@
 """What `/metrics` says, gathered from the store at scrape time as columns per metric of the table.
 
-`gather` decides (pure); `ViewCollector` hands the columns to prometheus_client. A value that is not known has
+`gather` decides (pure); `column_writer.py` writes the columns, and `ViewCollector` hands the same to prometheus_client,
+for other exporters and to check the writer against. A value that is not known has
 no series: what is missing is absent, never 0.
 """
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -18,13 +18,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.samples import Exemplar
 
 from ncclscope_service import baseline_limits
+from ncclscope_service import metric_table as table
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.communicator_views import recent_wait_ratio, size_class_name
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.iteration_times import iteration_times, summarise
 from ncclscope_service.metric_table import (
-    DURATION_BOUNDS_SECONDS,
-    MAX_COMMUNICATORS,
+    MAX_FINDINGS,
     MAX_RANKS,
     METRICS,
     METRICS_BY_NAME,
@@ -32,12 +32,14 @@ from ncclscope_service.metric_table import (
 )
 from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of_job
 from ncclscope_service.ranks import host_of_ranks, hosts_of
-from ncclscope_service.rows import Communicator, FindingKind, Match, Severity
+from ncclscope_service.rows import FindingKind, Match, Severity
+from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.store import Store
-from ncclscope_service.tally import DurationHistogram, DurationLabels, Tally, operation_name
+from ncclscope_service.tally import Histogram, HistogramLabels, Tally, operation_name
 from ncclscope_service.wait_map import host_waits, rank_waits
 from ncclscope_service.window import (
     MAX_OPERATIONS,
+    Bools,
     Floats,
     Int64s,
     RecentOperations,
@@ -46,13 +48,18 @@ from ncclscope_service.window import (
     recent_operations,
     window_until,
 )
+from ncclscope_wire.batch import Columns
 
 OTHER: Final = "other"
 """The communicator label of what is summed because a job has too many communicators."""
 
 _UNKNOWN: Final = "unknown"
 
-_BUCKET_NAMES: Final = (*(str(bound) for bound in DURATION_BOUNDS_SECONDS), "+Inf")
+_INSPECTED: Final = ("inspected", "inspected_ns", "compared_kernel_ns", "compared_inspected_ns")
+"""Columns of rows.SERIES that tell of NCCL Inspector."""
+
+_NAMED_RANKS: Final = 8
+_NAMED_HOSTS: Final = 4
 
 Labels = tuple[str, ...]
 
@@ -62,18 +69,18 @@ class Samples:
     """The samples of one metric: label values in the table's order, and a value each."""
 
     labels: Sequence[Labels]
-    values: Sequence[float]
+    values: Floats
     """NaN where not known; such samples are not exposed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DurationSamples:
-    """One histogram of durations."""
+class HistogramSamples:
+    """One histogram of collectives."""
 
-    labels: DurationLabels
+    labels: HistogramLabels
     cumulative: tuple[int, ...]
     """By bucket."""
-    sum_seconds: float
+    sum: float
     exemplars: tuple[Exemplar | None, ...]
     """By bucket: the newest collective in it, with communicator and coll_seq."""
 
@@ -84,7 +91,8 @@ class MetricsView:
 
     samples: Mapping[str, Samples]
     """By name in the table; a metric without samples may lack."""
-    durations: tuple[DurationSamples, ...]
+    histograms: Mapping[str, tuple[HistogramSamples, ...]]
+    """By name in the table."""
 
 
 def gather(
@@ -95,15 +103,20 @@ def gather(
     agents: Sequence[AgentView],
     health: ServiceHealth,
     now_ns: int,
+    budget: SeriesBudget | None = None,
 ) -> MetricsView:
-    """The view at `now_ns` (service's wall clock); the tally has been fed by the caller."""
+    """The view at `now_ns` (service's wall clock); the tally has been fed by the caller.
+
+    `budget` remembers from one view to the next which groups have series of their own.
+    """
+    budget = budget or SeriesBudget()
     aliases.update(store.communicators, store.members)
     window = window_until(now_ns)
     operations = recent_operations(store)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
-    own_labels = _communicators_with_own_labels(store.listed_communicators())
+    own_labels = _communicators_with_own_labels(store, budget, now_ns)
     collected = _Collected()
-    _add_series(collected, store, aliases, own_labels)
+    _add_series(collected, store, aliases, budget, now_ns)
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
     _add_jobs(collected, store, operations, window, jobs)
     _add_iterations(collected, store, jobs)
@@ -111,9 +124,13 @@ def gather(
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
     _add_findings(collected, store, jobs)
+    _add_culprits(collected, store, aliases)
     _add_agents(collected, agents)
-    _add_service(collected, store, health)
-    return MetricsView(samples=collected.samples(), durations=_durations(tally, aliases))
+    _add_service(collected, store, health, tally)
+    return MetricsView(
+        samples=collected.samples(),
+        histograms={name: _histograms(own, aliases) for name, own in tally.histograms.items()},
+    )
 
 
 class ViewCollector:
@@ -125,33 +142,31 @@ class ViewCollector:
     def collect(self) -> Iterator[Metric]:
         """Every family that has a sample."""
         for metric in METRICS:
-            if metric.kind is Kind.HISTOGRAM:
-                family = self._histogram(metric.name, metric.help, metric.labels)
-            else:
-                family = self._plain(metric.name, metric.kind)
+            is_histogram = metric.kind is Kind.HISTOGRAM
+            family = self._histogram(metric) if is_histogram else self._plain(metric.name, metric.kind)
             if family.samples:
                 yield family
 
     def _plain(self, name: str, kind: Kind) -> Metric:
-        table = METRICS_BY_NAME[name]
+        known = METRICS_BY_NAME[name]
         make = CounterMetricFamily if kind is Kind.COUNTER else GaugeMetricFamily
-        family = make(name, table.help, labels=table.labels, unit=table.unit)
+        family = make(name, known.help, labels=known.labels, unit=known.unit)
         samples = self._view.samples.get(name)
         if samples is not None:
-            for labels, value in zip(samples.labels, samples.values, strict=True):
-                if not math.isnan(value):
+            for labels, value in zip(samples.labels, samples.values.tolist(), strict=True):
+                if value == value:  # noqa: PLR0124  (NaN is what is not known)
                     family.add_metric(labels, value)
         return family
 
-    def _histogram(self, name: str, documentation: str, label_names: Labels) -> Metric:
-        family = HistogramMetricFamily(name, documentation, labels=label_names, unit="seconds")
-        for each in self._view.durations:
+    def _histogram(self, metric: table.Metric) -> Metric:
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels, unit=metric.unit)
+        for each in self._view.histograms.get(metric.name, ()):
             buckets: list[list[str | float | Exemplar | None]] = [
                 [bound, count, exemplar]
-                for bound, count, exemplar in zip(_BUCKET_NAMES, each.cumulative, each.exemplars, strict=True)
+                for bound, count, exemplar in zip(metric.bucket_names, each.cumulative, each.exemplars, strict=True)
             ]
             labels = (each.labels.job, each.labels.parallelism, each.labels.op)
-            family.add_metric(labels, buckets, sum_value=each.sum_seconds)  # type: ignore[arg-type]
+            family.add_metric(labels, buckets, sum_value=each.sum)  # type: ignore[arg-type]
         return family
 
 
@@ -159,44 +174,63 @@ class _Collected:
     """Samples by metric while they are gathered; refuses a name or a number of labels that the table does not have."""
 
     def __init__(self) -> None:
-        self._labels: defaultdict[str, list[Labels]] = defaultdict(list)
-        self._values: defaultdict[str, list[float]] = defaultdict(list)
+        self._labels: dict[str, Sequence[Labels]] = {}
+        self._values: dict[str, Floats] = {}
+        self._single: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
         """One sample; None stands for not known."""
         if value is not None:
-            self.add_all(name, [labels], [value])
+            assert len(labels) == len(METRICS_BY_NAME[name].labels), name
+            self._single[name][labels] = value
 
-    def add_all(self, name: str, labels: Sequence[Labels], values: Iterable[float]) -> None:
-        """A column of samples."""
+    def add_column(self, name: str, labels: Sequence[Labels], values: Floats) -> None:
+        """All samples of a metric; the labels are kept, not copied."""
         assert all(len(each) == len(METRICS_BY_NAME[name].labels) for each in labels[:1]), name
-        self._labels[name].extend(labels)
-        self._values[name].extend(values)
+        self._labels[name], self._values[name] = labels, values
 
     def samples(self) -> dict[str, Samples]:
-        return {name: Samples(labels=self._labels[name], values=self._values[name]) for name in self._labels}
+        """By metric."""
+        columns = {name: Samples(labels=self._labels[name], values=self._values[name]) for name in self._labels}
+        for name, own in self._single.items():
+            columns[name] = Samples(labels=list(own), values=np.array(list(own.values()), np.float64))
+        return columns
 
 
-def _communicators_with_own_labels(communicators: Sequence[Communicator]) -> frozenset[int]:
-    """The first MAX_COMMUNICATORS of each job; which ones never changes, so that counters never fall."""
-    of_job: defaultdict[str, list[int]] = defaultdict(list)
-    for communicator in communicators:
-        of_job[communicator.job].append(communicator.index)
-    return frozenset(index for indices in of_job.values() for index in indices[:MAX_COMMUNICATORS])
-
-
-def _add_series(collected: _Collected, store: Store, aliases: Aliases, own_labels: frozenset[int]) -> None:
+def _communicators_with_own_labels(store: Store, budget: SeriesBudget, now_ns: int) -> frozenset[int]:
+    """Communicators that have series of their own, of jobs of which something came lately."""
     series = store.series.rows
+    operations = np.bincount(
+        np.maximum(series["communicator"], 0), weights=series["operations"], minlength=len(store.communicators)
+    )
+    of_job: Counter[str] = Counter()
+    for communicator in store.communicators:
+        of_job[communicator.job] += int(operations[communicator.index])
+    budget.note_activity(of_job, now_ns)
+    return frozenset(
+        each.index
+        for each in store.listed_communicators()
+        if not budget.is_silent(each.job, now_ns) and budget.admit_communicator(each.index, each.job)
+    )
+
+
+def _add_series(collected: _Collected, store: Store, aliases: Aliases, budget: SeriesBudget, now_ns: int) -> None:
+    series = store.series.rows
+    silent = [each.index for each in store.communicators if budget.is_silent(each.job, now_ns)]
+    series = series[~np.isin(series["communicator"], silent)] if silent else series
+    codes = (series["op"].astype(np.int64) << 8) | series["size_class"]
+    is_own = budget.admit_series(series["communicator"].astype(np.int64), codes)
     positions: dict[Labels, int] = {}
     position_of_row = np.array(
         [
-            positions.setdefault(_series_labels(store, aliases, own_labels, *row), len(positions))
+            positions.setdefault(_series_labels(store, aliases, *row), len(positions))
             for row in zip(
-                series["communicator"].tolist(), series["op"].tolist(), series["size_class"].tolist(), strict=True
+                is_own.tolist(), series["communicator"].tolist(), series["op"].tolist(),
+                series["size_class"].tolist(), strict=True,
             )
         ],
         np.int64,
-    )
+    )  # fmt: skip
     labels = list(positions)
 
     def total(column: str, *, where: Floats | None = None) -> Floats:
@@ -214,45 +248,61 @@ def _add_series(collected: _Collected, store: Store, aliases: Aliases, own_label
         ("ncclscope_collectives", np.where(joined > 0, joined, np.nan)),
         ("ncclscope_transfer_seconds", total("transfer_ns", where=joined) * 1e-9),
     ):
-        collected.add_all(name, labels, values.tolist())
-    inspected, compared = total("inspected"), total("compared_inspected_ns")
+        collected.add_column(name, labels, values)
+    _add_bandwidths(collected, store, series, is_own, labels, position_of_row)
+    _add_inspected(collected, labels, {name: total(name) for name in _INSPECTED})
+
+
+def _add_inspected(collected: _Collected, labels: Sequence[Labels], totals: Mapping[str, Floats]) -> None:
+    """What NCCL Inspector said, summed over the communicators of a kind."""
+    kinds: dict[Labels, int] = {}
+    kind_of = np.array([kinds.setdefault((job, *rest), len(kinds)) for job, _, *rest in labels], np.int64)
+    records, nanoseconds, kernel_ns, compared_ns = (
+        np.bincount(kind_of, weights=totals[name], minlength=len(kinds)).astype(np.float64) for name in _INSPECTED
+    )
     for name, values in (
-        ("ncclscope_inspector_records", np.where(inspected > 0, inspected, np.nan)),
-        ("ncclscope_inspector_kernel_seconds", total("inspected_ns", where=inspected) * 1e-9),
-        (
-            "ncclscope_inspector_busbw_ratio",
-            np.divide(total("compared_kernel_ns"), compared, out=np.full(len(labels), np.nan), where=compared > 0),
-        ),
+        ("ncclscope_inspector_records", np.where(records > 0, records, np.nan)),
+        ("ncclscope_inspector_kernel_seconds", np.where(records > 0, nanoseconds, np.nan) * 1e-9),
+        ("ncclscope_inspector_busbw_ratio", _ratio(kernel_ns, compared_ns)),
     ):
-        collected.add_all(name, labels, values.tolist())
-    _add_bandwidths(collected, store, labels, position_of_row)
+        collected.add_column(name, list(kinds), values)
 
 
-def _add_bandwidths(collected: _Collected, store: Store, labels: list[Labels], position_of_row: Int64s) -> None:
+def _add_bandwidths(
+    collected: _Collected,
+    store: Store,
+    series: Columns,
+    is_own: Bools,
+    labels: list[Labels],
+    position_of_row: Int64s,
+) -> None:
     """Bandwidths of series that stand alone; there is no sum of medians for the others."""
-    series = store.series.rows
-    is_alone = np.array([each[1] != OTHER for each in labels], np.bool_)[position_of_row]
-    own = [labels[position] for position in position_of_row[is_alone]]
-    busbw, baseline, limit = (series[column][is_alone] for column in ("busbw", "baseline", "limit"))
-    of_limit = np.divide(busbw, limit, out=np.full(len(own), np.nan), where=limit > 0)
-    of_baseline = np.divide(busbw, baseline, out=np.full(len(own), np.nan), where=baseline > 0)
-    measured = baseline_limits.series_busbw(store)[is_alone]
+    own = [labels[position] for position in position_of_row[is_own].tolist()]
+    busbw, baseline, limit = (series[column][is_own] for column in ("busbw", "baseline", "limit"))
+    of_limit, of_baseline = _ratio(busbw, limit), _ratio(busbw, baseline)
+    measured = baseline_limits.series_busbw(store, series)[is_own]
     of_reference = np.where(np.isnan(measured), of_baseline, busbw / measured)
-    collected.add_all("ncclscope_busbw_bytes_per_second", own, busbw.tolist())
-    for reference, ratio in (("topology", of_limit), ("baseline", of_reference)):
-        collected.add_all("ncclscope_efficiency_ratio", [(*each, reference) for each in own], ratio.tolist())
-    collected.add_all("ncclscope_bandwidth_drift_ratio", own, (of_baseline - 1).tolist())
+    collected.add_column("ncclscope_busbw_bytes_per_second", own, busbw)
+    collected.add_column(
+        "ncclscope_efficiency_ratio",
+        [(*each, reference) for reference in ("topology", "baseline") for each in own],
+        np.concatenate([of_limit, of_reference]),
+    )
+    collected.add_column("ncclscope_bandwidth_drift_ratio", own, of_baseline - 1)
 
 
-def _series_labels(
-    store: Store, aliases: Aliases, own_labels: frozenset[int], index: int, op: int, size_class: int
-) -> Labels:
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    """NaN where the whole is 0 or not known."""
+    ratio: Floats = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return ratio
+
+
+def _series_labels(store: Store, aliases: Aliases, is_own: bool, index: int, op: int, size_class: int) -> Labels:
     what = (operation_name(op), size_class_name(size_class))
     if index < 0:
         return (_UNKNOWN, _UNKNOWN, _UNKNOWN, *what)
     communicator = store.communicators[index]
-    alias = aliases[index] if index in own_labels else OTHER
-    return (communicator.job, alias, communicator.parallelism or _UNKNOWN, *what)
+    return (communicator.job, aliases[index] if is_own else OTHER, communicator.parallelism or _UNKNOWN, *what)
 
 
 def _add_communicators(
@@ -336,6 +386,24 @@ def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> N
         collected.add("ncclscope_findings", count, job, str(kind), str(severity))
 
 
+def _add_culprits(collected: _Collected, store: Store, aliases: Aliases) -> None:
+    """Who is accused by the findings that are open; the store has the gravest first."""
+    alias_of = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
+    open_ones = [each for each in store.findings if each.until_ns is None]
+    for finding in open_ones[:MAX_FINDINGS]:
+        communicator = alias_of.get((finding.job, finding.comm_id or ""), "")
+        ranks = _named([str(rank) for rank in finding.ranks], _NAMED_RANKS)
+        hosts = _named(finding.hosts, _NAMED_HOSTS)
+        about = (str(finding.kind), str(finding.severity), communicator, finding.parallelism or "", ranks, hosts)
+        collected.add("ncclscope_finding_info", 1, finding.job, *about)
+
+
+def _named(names: Sequence[str], most: int) -> str:
+    """The first of them, and how many more there are: a label must not grow with the job."""
+    rest = [f"+{len(names) - most}"] if len(names) > most else []
+    return ",".join([*names[:most], *rest])
+
+
 def _with_unique_names(agents: Sequence[AgentView]) -> list[AgentView]:
     """One agent per (name, host): a scrape with equal series is refused as a whole.
 
@@ -367,7 +435,7 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             collected.add(name, value, agent.name, agent.host)
 
 
-def _add_service(collected: _Collected, store: Store, health: ServiceHealth) -> None:
+def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tally: Tally) -> None:
     for name, counts in (
         ("ncclscope_agent_lines_skipped", store.skipped),
         ("ncclscope_agent_lines_understood", store.understood),
@@ -381,25 +449,33 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth) -> 
     collected.add("ncclscope_ingest_lag_seconds", health.ingest_lag_seconds)
     collected.add("ncclscope_ingest_backlog_batches", health.backlog_batches)
     collected.add("ncclscope_window_operations", len(store.operations))
+    collected.add("ncclscope_rows_uncounted", tally.missed)
+    collected.add("ncclscope_tick_seconds", health.tick_seconds)
     collected.add("ncclscope_page_clients", health.page_clients)
     collected.add("ncclscope_page_events_dropped", health.page_events_dropped)
+    collected.add("ncclscope_page_clients_refused", health.page_clients_refused)
+    for receiver in health.receivers:
+        for outcome, count in receiver.outcomes.items():
+            collected.add("ncclscope_notifications", count, receiver.name, outcome)
+        collected.add("ncclscope_notification_retries", receiver.retries, receiver.name)
+        collected.add("ncclscope_notifications_queued", receiver.queued, receiver.name)
     collected.add("ncclscope_build_info", 1, health.version)
 
 
-def _durations(tally: Tally, aliases: Aliases) -> tuple[DurationSamples, ...]:
-    ordered = sorted(tally.durations.items(), key=lambda item: (item[0].job, item[0].parallelism, item[0].op))
-    return tuple(_duration(labels, histogram, aliases) for labels, histogram in ordered)
+def _histograms(own: Mapping[HistogramLabels, Histogram], aliases: Aliases) -> tuple[HistogramSamples, ...]:
+    ordered = sorted(own.items(), key=lambda item: (item[0].job, item[0].parallelism, item[0].op))
+    return tuple(_histogram(labels, histogram, aliases) for labels, histogram in ordered)
 
 
-def _duration(labels: DurationLabels, histogram: DurationHistogram, aliases: Aliases) -> DurationSamples:
-    return DurationSamples(
+def _histogram(labels: HistogramLabels, histogram: Histogram, aliases: Aliases) -> HistogramSamples:
+    return HistogramSamples(
         labels=labels,
         cumulative=tuple(accumulate(histogram.counts.tolist())),
-        sum_seconds=histogram.sum_seconds,
+        sum=histogram.sum,
         exemplars=tuple(
             None
             if each is None
-            else Exemplar({"communicator": aliases[each.communicator], "coll_seq": str(each.coll_seq)}, each.seconds)
+            else Exemplar({"communicator": aliases[each.communicator], "coll_seq": str(each.coll_seq)}, each.value)
             for each in histogram.exemplars
         ),
     )

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ncclscope_service import exposition
+from ncclscope_service.exposition import Scrapes
 from ncclscope_service.live import Hub, event_bytes
 from ncclscope_service.metrics import MetricsView
 from ncclscope_service.overview import FindingView, Overview
@@ -141,15 +141,18 @@ class _Answers:
     def __init__(self, view: ServiceView, pushes: _Pushes) -> None:
         self._view = view
         self._hub = pushes.hub
+        self._scrapes = Scrapes(with_process=True)
+        self._one_scrape = anyio.Lock()
         self._one_snapshot = anyio.Lock()
 
     async def metrics(self, request: Request) -> Response:
-        view = self._view.metrics()
         accept = request.headers.get("accept", "")
         accept_encoding = request.headers.get("accept-encoding", "")
-        scrape = await to_thread.run_sync(
-            lambda: exposition.render(view, accept=accept, accept_encoding=accept_encoding, with_process=True)
-        )
+        async with self._one_scrape:
+            view = self._view.metrics()
+            scrape = await to_thread.run_sync(
+                lambda: self._scrapes.answer(view, accept=accept, accept_encoding=accept_encoding)
+            )
         headers = {"Content-Type": scrape.content_type, "Vary": "Accept, Accept-Encoding"}
         if scrape.is_gzipped:
             headers["Content-Encoding"] = "gzip"

@@ -1,4 +1,4 @@
-"""Totals since the start over rows that the store forgets: durations by histogram, operations by match.
+"""Totals since the start over rows that the store forgets: collectives by histogram, operations by match.
 
 The store keeps a window; a counter must not fall when old rows leave it. So each row is counted once, when it
 is final, and `feed` must be called before the rows are dropped (rows dropped uncounted are themselves counted).
@@ -12,20 +12,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.metric_table import DURATION_BOUNDS_SECONDS
-from ncclscope_service.rows import Match
+from ncclscope_service.metric_table import METRICS, Kind
+from ncclscope_service.rows import SIZE_CLASSES, Match
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATIONS
 
-BUCKETS: Final = len(DURATION_BOUNDS_SECONDS) + 1
+_BOUNDS: Final = {metric.name: metric.buckets for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+_FIRST_LARGE: Final = SIZE_CLASSES.index("1MiB") + 1
+"""Bus bandwidth of smaller messages is latency in disguise, and would bury that of the others."""
 
 _UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DurationLabels:
-    """Whose durations a histogram counts."""
+class HistogramLabels:
+    """Whose collectives a histogram counts."""
 
     job: str
     parallelism: str
@@ -38,17 +40,36 @@ class Exemplar:
 
     communicator: int
     coll_seq: int
-    seconds: float
+    value: float
 
 
 @dataclass(slots=True)
-class DurationHistogram:
-    """Durations of collectives by bucket, each bucket on its own (not cumulated)."""
+class Histogram:
+    """Collectives by bucket, each bucket on its own (not cumulated)."""
 
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))
-    sum_seconds: float = 0.0
-    exemplars: list[Exemplar | None] = field(default_factory=lambda: [None] * BUCKETS)
+    bounds: tuple[float, ...]
+    """Upper bounds of all buckets but the last."""
+    counts: NDArray[np.int64] = field(init=False)
+    sum: float = 0.0
+    exemplars: list[Exemplar | None] = field(init=False)
     """The newest of each bucket."""
+
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(len(self.bounds) + 1, np.int64)
+        self.exemplars = [None] * (len(self.bounds) + 1)
+
+    def add(self, values: NDArray[np.float64], collectives: Columns) -> None:
+        """Counts a value of each of these collectives (rows.COLLECTIVE); the last one of a bucket is its exemplar."""
+        buckets = np.searchsorted(self.bounds, values, side="left")
+        self.counts += np.bincount(buckets, minlength=len(self.counts))
+        self.sum += float(values.sum())
+        newest = {int(bucket): position for position, bucket in enumerate(buckets)}
+        for bucket, position in newest.items():
+            self.exemplars[bucket] = Exemplar(
+                communicator=int(collectives["communicator"][position]),
+                coll_seq=int(collectives["coll_seq"][position]),
+                value=float(values[position]),
+            )
 
 
 def operation_name(code: int) -> str:
@@ -63,7 +84,8 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.durations: dict[DurationLabels, DurationHistogram] = {}
+        self.histograms: dict[str, dict[HistogramLabels, Histogram]] = {name: {} for name in _BOUNDS}
+        """By metric and labels."""
         self.matches: dict[tuple[str, Match], int] = {}
         """Settled operations by job and match."""
         self.missed = 0
@@ -82,31 +104,20 @@ class Tally:
         self.missed += max(0, table.first - self._next_collective)
         new = table.rows[max(0, self._next_collective - table.first) :]
         self._next_collective = table.next_id
-        # Sends and receives are no collectives: the histogram is named after what it counts.
+        # Sends and receives are no collectives: the histograms are named after what they count.
         measured = new[(new["ranks_seen"] > 0) & (new["coll_seq"] >= 0)]
         for communicator_op in np.unique(_communicator_and_op(measured)).tolist():
             communicator, op = divmod(communicator_op, 256)
             chosen = measured[_communicator_and_op(measured) == communicator_op]
-            self._add_durations(self._histogram_of(store, communicator, op), chosen)
+            self._add(store, communicator, op, chosen)
 
-    def _histogram_of(self, store: Store, communicator: int, op: int) -> DurationHistogram:
+    def _add(self, store: Store, communicator: int, op: int, collectives: Columns) -> None:
         known = store.communicators[communicator]
-        labels = DurationLabels(job=known.job, parallelism=known.parallelism or _UNKNOWN, op=operation_name(op))
-        return self.durations.setdefault(labels, DurationHistogram())
-
-    @staticmethod
-    def _add_durations(histogram: DurationHistogram, collectives: Columns) -> None:
-        seconds = collectives["busy_ns"] / collectives["ranks_seen"] * 1e-9
-        buckets = np.searchsorted(DURATION_BOUNDS_SECONDS, seconds, side="left")
-        histogram.counts += np.bincount(buckets, minlength=BUCKETS)
-        histogram.sum_seconds += float(seconds.sum())
-        newest = {int(bucket): position for position, bucket in enumerate(buckets)}
-        for bucket, position in newest.items():
-            histogram.exemplars[bucket] = Exemplar(
-                communicator=int(collectives["communicator"][position]),
-                coll_seq=int(collectives["coll_seq"][position]),
-                seconds=float(seconds[position]),
-            )
+        labels = HistogramLabels(job=known.job, parallelism=known.parallelism or _UNKNOWN, op=operation_name(op))
+        for name, (values, is_counted) in _measures(collectives).items():
+            if is_counted.any():
+                histogram = self.histograms[name].setdefault(labels, Histogram(_BOUNDS[name]))
+                histogram.add(values[is_counted], collectives[is_counted])
 
     def _feed_operations(self, store: Store) -> None:
         self._follow_window(store)
@@ -130,6 +141,22 @@ class Tally:
         kept = self._counted[gone:]
         self._counted = np.concatenate([kept, np.zeros(len(store.operations) - len(kept), np.bool_)])
         self._first_operation = store.operations.first
+
+
+def _measures(collectives: Columns) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+    """Of each histogram: the value of every collective, and which of them it counts."""
+    busbw = collectives["busbw"].astype(np.float64)
+    return {
+        "ncclscope_collective_duration_seconds": (
+            collectives["busy_ns"] / collectives["ranks_seen"] * 1e-9,
+            np.ones(len(collectives), np.bool_),
+        ),
+        "ncclscope_collective_wait_seconds": (collectives["spread_ns"] * 1e-9, collectives["spread_ns"] >= 0),
+        "ncclscope_collective_busbw_bytes_per_second": (
+            busbw,
+            np.isfinite(busbw) & (collectives["size_class"] >= _FIRST_LARGE),
+        ),
+    }
 
 
 def _communicator_and_op(collectives: Columns) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import numpy as np
 import uvicorn
 
 from ncclscope_service.aliases import Aliases
-from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.health import AgentView, ReceiverView, ServiceHealth
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
 from ncclscope_service.overview import Overview, make_overview
@@ -462,7 +462,13 @@ class FakeService:
         statistics = self.hub.statistics()
         return ServiceHealth(
             version="0.1.0", sessions_refused={"protocol_version": 1}, ingest_lag_seconds=0.21, backlog_batches=0,
-            page_clients=statistics.clients, page_events_dropped=statistics.dropped_total)  # fmt: skip
+            page_clients=statistics.clients, page_events_dropped=statistics.dropped_total, tick_seconds=0.016,
+            receivers=(
+                ReceiverView(
+                    name="hooks.example", outcomes={"delivered": 3, "failed": 1, "dropped": 0}, retries=2, queued=1
+                ),
+            ),
+        )  # fmt: skip
 
     def overview(self) -> Overview:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ncclscope_service.metric_table import (
-    DURATION_BOUNDS_SECONDS,
     METRICS,
     METRICS_BY_NAME,
     Kind,
@@ -20,7 +19,7 @@ from ncclscope_service.metric_table import (
 _ONLY_BOUNDED = {
     "job", "communicator", "parallelism", "op", "size_class", "reference", "rank", "comm_id", "size", "identity",
     "hosts", "match", "reason", "family", "host", "agent", "kind", "severity", "version",
-    "outcome", "percentile",
+    "outcome", "percentile", "ranks", "receiver",
 }  # fmt: skip
 _BASE_UNITS = {"", "seconds", "bytes", "ratio", "bytes_per_second"}
 _BEGIN, _END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->\n"
@@ -47,10 +46,13 @@ def test_the_hash_of_a_communicator_is_a_label_of_its_info_only() -> None:
     assert [metric.name for metric in METRICS if "comm_id" in metric.labels] == ["ncclscope_communicator_info"]
 
 
-def test_the_duration_histogram_has_at_most_twelve_buckets() -> None:
-    assert len(DURATION_BOUNDS_SECONDS) + 1 <= 12
-    assert list(DURATION_BOUNDS_SECONDS) == sorted(set(DURATION_BOUNDS_SECONDS))
-    assert METRICS_BY_NAME["ncclscope_collective_duration_seconds"].labels == ("job", "parallelism", "op")
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_histograms_have_at_most_twelve_buckets_and_are_never_per_communicator_or_rank(metric: Metric) -> None:
+    assert (metric.kind is Kind.HISTOGRAM) == bool(metric.buckets)
+    assert len(metric.buckets) + 1 <= 12
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+    if metric.kind is Kind.HISTOGRAM:
+        assert metric.labels == ("job", "parallelism", "op")
 
 
 def test_every_metric_is_documented(repository: Path) -> None:

@@ -21,11 +21,13 @@ from ncclscope_service.exposition import render
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.metric_table import METRICS, METRICS_BY_NAME
 from ncclscope_service.metrics import MetricsView, gather
-from ncclscope_service.rows import Match
+from ncclscope_service.rows import SIZE_CLASSES, FindingKind, Match, Severity
+from ncclscope_service.series_budget import SILENT_NS, SeriesBudget
 from ncclscope_service.store import Store
-from ncclscope_service.tally import BUCKETS, Tally
+from ncclscope_service.tally import Tally
 
 GOLDEN = Path(__file__).parent / "golden" / "scrape.txt"
+DURATION = "ncclscope_collective_duration_seconds"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -51,12 +53,12 @@ def small_view() -> MetricsView:
     return fake.small(fake.FakeService()).metrics()
 
 
-def view_of(store: Store, *, aliases: Aliases | None = None) -> MetricsView:
+def view_of(store: Store, *, budget: SeriesBudget | None = None, now_ns: int = fake.NOW_NS) -> MetricsView:
     tally = Tally()
     tally.feed(store)
     return gather(
-        store, tally=tally, aliases=aliases or Aliases(), agents=[], health=ServiceHealth(version="0"),
-        now_ns=fake.NOW_NS,
+        store, tally=tally, aliases=Aliases(), agents=[], health=ServiceHealth(version="0"), now_ns=now_ns,
+        budget=budget,
     )  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def test_with_logs_only_what_kernels_would_say_is_absent() -> None:
         "busbw_bytes_per_second", "efficiency_ratio", "bandwidth_drift_ratio", "wait_ratio", "wait_seconds_total",
         "kernel_seconds_total", "transfer_seconds_total", "matched_operations_total", "clock_offset_seconds",
         "clock_violation_ratio", "alignment_matched_ratio", "captured_ratio", "rank_wait_ratio",
-        "collective_duration_seconds_count",
+        "collective_duration_seconds_count", "collective_wait_seconds_count", "finding_info",
     ):  # fmt: skip
         assert f"ncclscope_{missing}" not in names
 
@@ -128,7 +130,7 @@ def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
     names = {name for name, _ in samples_of(view_of(Store()))}
     assert names == {
         "ncclscope_window_operations", "ncclscope_page_clients", "ncclscope_page_events_dropped_total",
-        "ncclscope_build_info",
+        "ncclscope_page_clients_refused_total", "ncclscope_rows_uncounted_total", "ncclscope_build_info",
     }  # fmt: skip
 
 
@@ -168,7 +170,7 @@ def test_an_agent_that_has_left_has_no_lag() -> None:
 
 def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
     findings = named(samples_of(small_view()), "ncclscope_findings")
-    assert len(findings) == 11 * 3
+    assert len(findings) == len(FindingKind) * len(Severity)
     assert sum(findings.values()) == 1
     assert findings[frozenset({"job": fake.JOB, "kind": "late_rank", "severity": "critical"}.items())] == 1
 
@@ -186,11 +188,10 @@ def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown() ->
     assert set(named(samples, "ncclscope_bandwidth_drift_ratio").values()) == {-0.25}
 
 
-def test_communicators_beyond_the_cap_are_summed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communicators_beyond_the_cap_are_summed_and_counted() -> None:
     store = fake.small(fake.FakeService()).store(fake.NOW_NS)
     whole = named(samples_of(view_of(store)), "ncclscope_bytes_total")
-    monkeypatch.setattr(metrics, "MAX_COMMUNICATORS", 3)
-    samples = samples_of(view_of(store))
+    samples = samples_of(view_of(store, budget=SeriesBudget(max_communicators=3)))
     capped = named(samples, "ncclscope_bytes_total")
     assert sum(capped.values()) == sum(whole.values())
     aliases = {dict(labels)["communicator"] for labels in capped}
@@ -198,6 +199,36 @@ def test_communicators_beyond_the_cap_are_summed_and_counted(monkeypatch: pytest
     assert set(named(samples, "ncclscope_communicators_summed").values()) == {len(store.communicators) - 3}
     with_bandwidth = {dict(labels)["communicator"] for labels in named(samples, "ncclscope_busbw_bytes_per_second")}
     assert "other" not in with_bandwidth
+
+
+def test_an_open_finding_says_who() -> None:
+    (culprit,) = named(samples_of(small_view()), "ncclscope_finding_info")
+    assert dict(culprit) == {
+        "job": fake.JOB, "kind": "late_rank", "severity": "critical", "communicator": "tp-1", "parallelism": "TP",
+        "ranks": "5", "hosts": "gpu-node01",
+    }  # fmt: skip
+
+
+def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    found = replace(store.findings[0], ranks=tuple(range(20)), hosts=tuple("abcdef"), comm_id=None, parallelism=None)
+    store.findings = [found, found, replace(found, until_ns=fake.NOW_NS, kind=FindingKind.HANG)]
+    (culprits,) = named(samples_of(view_of(store)), "ncclscope_finding_info")
+    assert (dict(culprits)["ranks"], dict(culprits)["hosts"]) == ("0,1,2,3,4,5,6,7,+12", "a,b,c,d,+2")
+    assert (dict(culprits)["communicator"], dict(culprits)["parallelism"]) == ("", "")
+
+
+def test_the_groups_of_a_job_that_has_been_silent_for_an_hour_are_not_exposed_until_it_comes_back() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    budget = SeriesBudget(max_communicators=4)
+    before = named(samples_of(view_of(store, budget=budget)), "ncclscope_bytes_total")
+    later = fake.NOW_NS + SILENT_NS
+    silent = samples_of(view_of(store, budget=budget, now_ns=later))
+    assert not named(silent, "ncclscope_bytes_total")
+    assert named(silent, "ncclscope_finding_info"), "what is open stays"
+    store.series.rows["operations"] += 1
+    again = named(samples_of(view_of(store, budget=budget, now_ns=later)), "ncclscope_bytes_total")
+    assert again == before
 
 
 def test_ranks_are_bounded_to_those_that_wait_least_or_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +271,7 @@ def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None
     pending = int(np.count_nonzero(~store.operations.rows["finished"]))
     assert sum(tally.matches.values()) == operations - pending
     collectives = int(np.count_nonzero(store.collectives.rows["coll_seq"] >= 0))  # sends and receives are none
-    assert sum(int(each.counts.sum()) for each in tally.durations.values()) == collectives
+    assert sum(int(each.counts.sum()) for each in tally.histograms[DURATION].values()) == collectives
 
     late = store.operations.rows["finished"].nonzero()[0][-1]
     store.operations.rows["finished"] = True
@@ -251,7 +282,7 @@ def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None
     store.operations.append(store.operations.rows[-1:].copy())
     tally.feed(store)
     assert sum(tally.matches.values()) == operations + 1
-    assert sum(int(each.counts.sum()) for each in tally.durations.values()) == collectives
+    assert sum(int(each.counts.sum()) for each in tally.histograms[DURATION].values()) == collectives
     assert tally.missed == 0
 
 
@@ -273,6 +304,16 @@ def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> No
     fresh.collectives.append(rows)
     tally = Tally()
     tally.feed(fresh)
-    (histogram,) = tally.durations.values()
-    assert histogram.counts.tolist() == [1, 1] + [0] * (BUCKETS - 3) + [1]
-    assert histogram.sum_seconds == pytest.approx(60.000020001)
+    (histogram,) = tally.histograms[DURATION].values()
+    assert histogram.counts.tolist() == [1, 1] + [0] * (len(histogram.bounds) - 2) + [1]
+    assert histogram.sum == pytest.approx(60.000020001)
+
+
+def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    tally = Tally()
+    tally.feed(store)
+    rows = store.collectives.rows[store.collectives.rows["coll_seq"] >= 0]
+    large = int(np.count_nonzero(rows["size_class"] > SIZE_CLASSES.index("1MiB")))
+    counted = tally.histograms["ncclscope_collective_busbw_bytes_per_second"]
+    assert 0 < sum(int(each.counts.sum()) for each in counted.values()) == large < len(rows)
