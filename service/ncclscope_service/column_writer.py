@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from prometheus_client.samples import Exemplar
 
 from ncclscope_service.metric_table import METRICS, Kind, Metric, number_text
-from ncclscope_service.metrics import HistogramSamples, Labels, MetricsView, Samples
+from ncclscope_service.metrics import HistogramSamples, MetricsView, Samples
+from ncclscope_service.series_metrics import Labels
 
 END: Final = b"# EOF\n"
 """What OpenMetrics ends with; the caller writes it, once, after everything."""

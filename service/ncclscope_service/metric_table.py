@@ -58,11 +58,11 @@ def number_text(value: float) -> str:
 MAX_SERIES: Final = 50_000
 """Series of a scrape at 4,096 ranks; the limits below keep to it, and a test adds up a simulated job."""
 
-MAX_COMMUNICATORS: Final = 2_000
+MAX_COMMUNICATORS: Final = 2_500
 """Communicators that have series of their own; the rest is summed as communicator="other"."""
 
-MAX_GROUP_SERIES: Final = 3_000
-"""(communicator, operation, size class) with series of their own, twelve each; the rest is summed like the above."""
+MAX_GROUP_SERIES: Final = 4_000
+"""(communicator, operation, size class) with series of their own, nine each; the rest is summed like the above."""
 
 MAX_RANKS: Final = 32
 """Ranks of a job that have series of their own: those that wait least and those that wait most."""
@@ -78,14 +78,18 @@ BUSBW_BOUNDS: Final = (1e8, 1e9, 5e9, 1e10, 2e10, 3e10, 4e10, 5e10, 1e11, 2e11, 
 
 SERIES_LABELS: Final = ("job", "communicator", "parallelism", "op", "size_class")
 HISTOGRAM_LABELS: Final = ("job", "parallelism", "op")
-_INSPECTOR_LABELS: Final = ("job", "parallelism", "op", "size_class")
+KIND_LABELS: Final = ("job", "parallelism", "op", "size_class")
+"""Without the communicator: what nobody asks of one alone."""
 
 _PER_SERIES: Final = (
     f"{MAX_GROUP_SERIES:,} (communicator, operation, size class) of {MAX_COMMUNICATORS:,} communicators; "
     "the rest is `other`"
 )
 _PER_COMMUNICATOR: Final = f"{MAX_COMMUNICATORS:,} communicators"
-_PER_KIND: Final = "kinds of communicators x operations of a job, twelve buckets each; never per communicator or rank"
+_PER_KIND: Final = "kinds of communicators x operations x size classes of a job"
+_PER_HISTOGRAM: Final = (
+    "kinds of communicators x operations of a job, twelve buckets each; never per communicator or rank"
+)
 _PER_JOB: Final = "jobs that the service keeps"
 _PER_HOST: Final = "hosts with a clock estimate"
 _PER_AGENT: Final = "agents that have connected"
@@ -113,9 +117,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_matched_operations",
         kind=Kind.COUNTER,
-        labels=SERIES_LABELS,
+        labels=KIND_LABELS,
         help="Operations for which a GPU kernel was found, over all ranks.",
-        bound=_PER_SERIES,
+        bound=_PER_KIND,
     ),
     Metric(
         name="ncclscope_kernel_seconds",
@@ -144,17 +148,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_collectives",
         kind=Kind.COUNTER,
-        labels=SERIES_LABELS,
+        labels=KIND_LABELS,
         help="Collectives whose kernels were seen on two ranks or more.",
-        bound=_PER_SERIES,
+        bound=_PER_KIND,
     ),
     Metric(
         name="ncclscope_transfer_seconds",
         kind=Kind.COUNTER,
         unit="seconds",
-        labels=SERIES_LABELS,
+        labels=KIND_LABELS,
         help="Time from the last rank's arrival to the end, summed over the collectives that were joined.",
-        bound=_PER_SERIES,
+        bound=_PER_KIND,
     ),
     Metric(
         name="ncclscope_collective_duration_seconds",
@@ -162,7 +166,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="seconds",
         labels=HISTOGRAM_LABELS,
         help="Kernel time of one collective, the mean of the ranks that were seen, waiting included.",
-        bound=_PER_KIND,
+        bound=_PER_HISTOGRAM,
         buckets=DURATION_BOUNDS_SECONDS,
     ),
     Metric(
@@ -171,7 +175,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="seconds",
         labels=HISTOGRAM_LABELS,
         help="Longest wait of any rank in one collective for the last rank to arrive.",
-        bound=_PER_KIND,
+        bound=_PER_HISTOGRAM,
         buckets=DURATION_BOUNDS_SECONDS,
     ),
     Metric(
@@ -180,7 +184,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="bytes_per_second",
         labels=HISTOGRAM_LABELS,
         help="Bus bandwidth of the transfer of one collective of more than 1 MiB, without the waiting.",
-        bound=_PER_KIND,
+        bound=_PER_HISTOGRAM,
         buckets=BUSBW_BOUNDS,
     ),
     # How fast it was
@@ -236,17 +240,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_inspector_records",
         kind=Kind.COUNTER,
-        labels=_INSPECTOR_LABELS,
+        labels=KIND_LABELS,
         help="Completed operations that NCCL Inspector reported, over all ranks.",
-        bound="kinds of communicators x operations x size classes of a job",
+        bound=_PER_KIND,
     ),
     Metric(
         name="ncclscope_inspector_kernel_seconds",
         kind=Kind.COUNTER,
         unit="seconds",
-        labels=_INSPECTOR_LABELS,
+        labels=KIND_LABELS,
         help="Time that their kernels ran as NCCL Inspector says, waiting for other ranks included, over all ranks.",
-        bound="kinds of communicators x operations x size classes of a job",
+        bound=_PER_KIND,
     ),
     Metric(
         name="ncclscope_inspector_outcomes",
@@ -259,9 +263,9 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_inspector_busbw_ratio",
         kind=Kind.GAUGE,
         unit="ratio",
-        labels=_INSPECTOR_LABELS,
+        labels=KIND_LABELS,
         help="Bus bandwidth as NCCL Inspector prints it over that of the kernel, both with waiting: 1 is agreement.",
-        bound="kinds of communicators x operations x size classes of a job",
+        bound=_PER_KIND,
     ),
     # How much of an iteration it is
     Metric(

@@ -17,10 +17,9 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
-from ncclscope_service import baseline_limits
 from ncclscope_service import metric_table as table
 from ncclscope_service.aliases import Aliases
-from ncclscope_service.communicator_views import recent_wait_ratio, size_class_name
+from ncclscope_service.communicator_views import recent_wait_ratio
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.iteration_times import iteration_times, summarise
 from ncclscope_service.metric_table import (
@@ -34,34 +33,22 @@ from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of
 from ncclscope_service.ranks import host_of_ranks, hosts_of
 from ncclscope_service.rows import FindingKind, Match, Severity
 from ncclscope_service.series_budget import SeriesBudget
+from ncclscope_service.series_metrics import UNKNOWN, Column, Labels, series_columns
 from ncclscope_service.store import Store
-from ncclscope_service.tally import Histogram, HistogramLabels, Tally, operation_name
+from ncclscope_service.tally import Histogram, HistogramLabels, Tally
 from ncclscope_service.wait_map import host_waits, rank_waits
 from ncclscope_service.window import (
     MAX_OPERATIONS,
-    Bools,
     Floats,
-    Int64s,
     RecentOperations,
     Window,
     recent_collectives,
     recent_operations,
     window_until,
 )
-from ncclscope_wire.batch import Columns
-
-OTHER: Final = "other"
-"""The communicator label of what is summed because a job has too many communicators."""
-
-_UNKNOWN: Final = "unknown"
-
-_INSPECTED: Final = ("inspected", "inspected_ns", "compared_kernel_ns", "compared_inspected_ns")
-"""Columns of rows.SERIES that tell of NCCL Inspector."""
 
 _NAMED_RANKS: Final = 8
 _NAMED_HOSTS: Final = 4
-
-Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +103,8 @@ def gather(
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
     own_labels = _communicators_with_own_labels(store, budget, now_ns)
     collected = _Collected()
-    _add_series(collected, store, aliases, budget, now_ns)
+    for column in series_columns(store, aliases, budget, now_ns):
+        collected.add_column(column)
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
     _add_jobs(collected, store, operations, window, jobs)
     _add_iterations(collected, store, jobs)
@@ -174,8 +162,7 @@ class _Collected:
     """Samples by metric while they are gathered; refuses a name or a number of labels that the table does not have."""
 
     def __init__(self) -> None:
-        self._labels: dict[str, Sequence[Labels]] = {}
-        self._values: dict[str, Floats] = {}
+        self._columns: dict[str, Samples] = {}
         self._single: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
@@ -184,14 +171,14 @@ class _Collected:
             assert len(labels) == len(METRICS_BY_NAME[name].labels), name
             self._single[name][labels] = value
 
-    def add_column(self, name: str, labels: Sequence[Labels], values: Floats) -> None:
-        """All samples of a metric; the labels are kept, not copied."""
-        assert all(len(each) == len(METRICS_BY_NAME[name].labels) for each in labels[:1]), name
-        self._labels[name], self._values[name] = labels, values
+    def add_column(self, column: Column) -> None:
+        """All samples of a metric."""
+        assert all(len(each) == len(METRICS_BY_NAME[column.name].labels) for each in column.labels[:1]), column.name
+        self._columns[column.name] = Samples(labels=column.labels, values=column.values)
 
     def samples(self) -> dict[str, Samples]:
         """By metric."""
-        columns = {name: Samples(labels=self._labels[name], values=self._values[name]) for name in self._labels}
+        columns = dict(self._columns)
         for name, own in self._single.items():
             columns[name] = Samples(labels=list(own), values=np.array(list(own.values()), np.float64))
         return columns
@@ -214,97 +201,6 @@ def _communicators_with_own_labels(store: Store, budget: SeriesBudget, now_ns: i
     )
 
 
-def _add_series(collected: _Collected, store: Store, aliases: Aliases, budget: SeriesBudget, now_ns: int) -> None:
-    series = store.series.rows
-    silent = [each.index for each in store.communicators if budget.is_silent(each.job, now_ns)]
-    series = series[~np.isin(series["communicator"], silent)] if silent else series
-    codes = (series["op"].astype(np.int64) << 8) | series["size_class"]
-    is_own = budget.admit_series(series["communicator"].astype(np.int64), codes)
-    positions: dict[Labels, int] = {}
-    position_of_row = np.array(
-        [
-            positions.setdefault(_series_labels(store, aliases, *row), len(positions))
-            for row in zip(
-                is_own.tolist(), series["communicator"].tolist(), series["op"].tolist(),
-                series["size_class"].tolist(), strict=True,
-            )
-        ],
-        np.int64,
-    )  # fmt: skip
-    labels = list(positions)
-
-    def total(column: str, *, where: Floats | None = None) -> Floats:
-        sums = np.bincount(position_of_row, weights=series[column], minlength=len(labels)).astype(np.float64)
-        return sums if where is None else np.where(where > 0, sums, np.nan)
-
-    matched, waiting, joined = total("matched"), total("waiting_duration_ns"), total("collectives")
-    for name, values in (
-        ("ncclscope_operations", total("operations")),
-        ("ncclscope_bytes", total("bytes")),
-        ("ncclscope_matched_operations", np.where(matched > 0, matched, np.nan)),
-        ("ncclscope_kernel_seconds", total("duration_ns", where=matched) * 1e-9),
-        ("ncclscope_joined_kernel_seconds", np.where(waiting > 0, waiting, np.nan) * 1e-9),
-        ("ncclscope_wait_seconds", total("wait_ns", where=waiting) * 1e-9),
-        ("ncclscope_collectives", np.where(joined > 0, joined, np.nan)),
-        ("ncclscope_transfer_seconds", total("transfer_ns", where=joined) * 1e-9),
-    ):
-        collected.add_column(name, labels, values)
-    _add_bandwidths(collected, store, series, is_own, labels, position_of_row)
-    _add_inspected(collected, labels, {name: total(name) for name in _INSPECTED})
-
-
-def _add_inspected(collected: _Collected, labels: Sequence[Labels], totals: Mapping[str, Floats]) -> None:
-    """What NCCL Inspector said, summed over the communicators of a kind."""
-    kinds: dict[Labels, int] = {}
-    kind_of = np.array([kinds.setdefault((job, *rest), len(kinds)) for job, _, *rest in labels], np.int64)
-    records, nanoseconds, kernel_ns, compared_ns = (
-        np.bincount(kind_of, weights=totals[name], minlength=len(kinds)).astype(np.float64) for name in _INSPECTED
-    )
-    for name, values in (
-        ("ncclscope_inspector_records", np.where(records > 0, records, np.nan)),
-        ("ncclscope_inspector_kernel_seconds", np.where(records > 0, nanoseconds, np.nan) * 1e-9),
-        ("ncclscope_inspector_busbw_ratio", _ratio(kernel_ns, compared_ns)),
-    ):
-        collected.add_column(name, list(kinds), values)
-
-
-def _add_bandwidths(
-    collected: _Collected,
-    store: Store,
-    series: Columns,
-    is_own: Bools,
-    labels: list[Labels],
-    position_of_row: Int64s,
-) -> None:
-    """Bandwidths of series that stand alone; there is no sum of medians for the others."""
-    own = [labels[position] for position in position_of_row[is_own].tolist()]
-    busbw, baseline, limit = (series[column][is_own] for column in ("busbw", "baseline", "limit"))
-    of_limit, of_baseline = _ratio(busbw, limit), _ratio(busbw, baseline)
-    measured = baseline_limits.series_busbw(store, series)[is_own]
-    of_reference = np.where(np.isnan(measured), of_baseline, busbw / measured)
-    collected.add_column("ncclscope_busbw_bytes_per_second", own, busbw)
-    collected.add_column(
-        "ncclscope_efficiency_ratio",
-        [(*each, reference) for reference in ("topology", "baseline") for each in own],
-        np.concatenate([of_limit, of_reference]),
-    )
-    collected.add_column("ncclscope_bandwidth_drift_ratio", own, of_baseline - 1)
-
-
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    """NaN where the whole is 0 or not known."""
-    ratio: Floats = np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
-    return ratio
-
-
-def _series_labels(store: Store, aliases: Aliases, is_own: bool, index: int, op: int, size_class: int) -> Labels:
-    what = (operation_name(op), size_class_name(size_class))
-    if index < 0:
-        return (_UNKNOWN, _UNKNOWN, _UNKNOWN, *what)
-    communicator = store.communicators[index]
-    return (communicator.job, aliases[index] if is_own else OTHER, communicator.parallelism or _UNKNOWN, *what)
-
-
 def _add_communicators(
     collected: _Collected,
     store: Store,
@@ -317,7 +213,7 @@ def _add_communicators(
     for each in store.listed_communicators():
         if each.index not in own_labels:
             continue
-        alias, parallelism = aliases[each.index], each.parallelism or _UNKNOWN
+        alias, parallelism = aliases[each.index], each.parallelism or UNKNOWN
         collected.add("ncclscope_wait_ratio", waits[each.index], each.job, alias, parallelism)
         about = (each.comm_id, str(each.size), parallelism, str(each.identity), str(len(hosts_of(store, each))))
         collected.add("ncclscope_communicator_info", 1, each.job, alias, *about)

@@ -44,11 +44,12 @@ def assert_both_say_the_same(view: MetricsView, writer: ColumnWriter) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ViewCollector(view))
     text = writer.write(view, openmetrics=False).decode()
+    theirs: bytes = generate_latest(registry)
     assert said(list(text_string_to_metric_families(text))) == said(
-        list(text_string_to_metric_families(generate_latest(registry).decode()))
+        list(text_string_to_metric_families(theirs.decode()))
     )
     modern = (writer.write(view, openmetrics=True) + END).decode()
-    theirs: bytes = generate_openmetrics(registry)
+    theirs = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
     assert said(list(openmetrics_families(modern))) == said(list(openmetrics_families(theirs.decode())))  # type: ignore[no-untyped-call]
 
 

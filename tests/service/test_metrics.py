@@ -11,15 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.large_job import NOW_NS, large_job
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from service import fake_service as fake
 
 from ncclscope_service import metrics
 from ncclscope_service.aliases import Aliases
-from ncclscope_service.exposition import render
+from ncclscope_service.exposition import Scrapes, render
 from ncclscope_service.health import AgentView, ServiceHealth
-from ncclscope_service.metric_table import METRICS, METRICS_BY_NAME
+from ncclscope_service.metric_table import MAX_SERIES, METRICS, METRICS_BY_NAME
 from ncclscope_service.metrics import MetricsView, gather
 from ncclscope_service.rows import SIZE_CLASSES, FindingKind, Match, Severity
 from ncclscope_service.series_budget import SILENT_NS, SeriesBudget
@@ -317,3 +318,38 @@ def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram() -> None:
     large = int(np.count_nonzero(rows["size_class"] > SIZE_CLASSES.index("1MiB")))
     counted = tally.histograms["ncclscope_collective_busbw_bytes_per_second"]
     assert 0 < sum(int(each.counts.sum()) for each in counted.values()) == large < len(rows)
+
+
+def test_four_thousand_ranks_stay_below_the_limit_with_every_group_in_its_own_series() -> None:
+    job = large_job(4_096)
+    tally = Tally()
+    tally.feed(job.store)
+    view = gather(
+        job.store, tally=tally, aliases=Aliases(), agents=job.agents, health=ServiceHealth(version="0"), now_ns=NOW_NS
+    )
+    text = render(view, accept=OPENMETRICS, accept_encoding="").body
+    series = sum(not line.startswith(b"#") for line in text.splitlines())
+    assert 40_000 < series <= MAX_SERIES
+    assert view.samples["ncclscope_communicators_summed"].values.tolist() == [0]
+    named_groups = {labels[1] for labels in view.samples["ncclscope_busbw_bytes_per_second"].labels}
+    assert len(named_groups) == len(job.store.communicators) > 2_000
+
+
+def test_what_is_summed_for_want_of_room_is_not_lost_from_the_sums() -> None:
+    job = large_job(512)
+    view = view_of(job.store, budget=SeriesBudget(max_communicators=50, max_group_series=60))
+    assert len(view.samples["ncclscope_busbw_bytes_per_second"].labels) == 60
+    assert view.samples["ncclscope_communicators_summed"].values.tolist() == [len(job.store.communicators) - 50]
+    counted = view.samples["ncclscope_operations"].values.sum()
+    assert counted == pytest.approx(job.store.series.rows["operations"].sum(), rel=1e-12)
+
+
+def test_two_scrapes_of_one_tick_are_written_once() -> None:
+    scrapes, view = Scrapes(), small_view()
+    first = scrapes.answer(view, accept="", accept_encoding="gzip")
+    assert scrapes.answer(view, accept="", accept_encoding="gzip") is first
+    assert scrapes.answer(view, accept=OPENMETRICS, accept_encoding="gzip") is not first
+    next_tick = replace(view)
+    again = scrapes.answer(next_tick, accept="", accept_encoding="gzip")
+    assert again is not first
+    assert again == first

@@ -8,7 +8,7 @@ from ncclscope_service.series_budget import SILENT_NS, SeriesBudget
 
 
 def admitted(budget: SeriesBudget, communicators: list[int], codes: list[int]) -> list[bool]:
-    return budget.admit_series(np.array(communicators, np.int64), np.array(codes, np.int64)).tolist()
+    return [bool(each) for each in budget.admit_series(np.array(communicators, np.int64), np.array(codes, np.int64))]
 
 
 def test_the_first_ones_are_let_in_and_stay() -> None:

@@ -1,0 +1,119 @@
+"""python -m benchmarks.scrape [--series 100000]: CPU time of a scrape, by prometheus_client and by our writer.
+
+First a gauge of five labels with so many series: rendered by the library from a collector, and by the column writer
+with and without labels that it has met before. Then the whole scrape of a simulated job of 4,096 ranks: gathering,
+writing, packing, and how many series there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from benchmarks.large_job import NOW_NS, large_job
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from ncclscope_service.aliases import Aliases
+from ncclscope_service.column_writer import ColumnWriter
+from ncclscope_service.health import ServiceHealth
+from ncclscope_service.metrics import MetricsView, Samples, ViewCollector, gather
+from ncclscope_service.series_budget import SeriesBudget
+from ncclscope_service.tally import Tally
+
+_T = TypeVar("_T")
+_PASSES = 5
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--series", type=int, default=100_000)
+    compare_writers(parser.parse_args().series)
+    time_large_job()
+
+
+def compare_writers(amount: int) -> None:
+    """The library against the column writer."""
+    labels = [("job", f"tp-{i // 40}", "TP", f"op{i % 8}", f"{i % 5}MiB") for i in range(amount)]
+    numbers = np.random.default_rng(1).uniform(1e6, 1e12, amount)
+    view = MetricsView(
+        samples={"ncclscope_busbw_bytes_per_second": Samples(labels=labels, values=numbers)}, histograms={}
+    )
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ViewCollector(view))
+    library, _ = best(lambda: generate_latest(registry), passes=2)
+    first, _ = best(lambda: ColumnWriter().write(view, openmetrics=False))
+    writer = ColumnWriter()
+    writer.write(view, openmetrics=False)
+    others = [MetricsView(samples=_copied(view), histograms={}) for _ in range(_PASSES)]
+    again, text = best(lambda: writer.write(others.pop(), openmetrics=False))
+    packed, _ = best(lambda: gzip.compress(text, 1, mtime=0))
+    best_packed, _ = best(lambda: gzip.compress(text, 9, mtime=0), passes=1)
+    print(f"{amount:,} series of five labels, {len(text) / 1e6:.1f} MB\n")
+    print("| way | CPU s | times the column writer |\n|---|---:|---:|")
+    for name, seconds in (
+        ("prometheus_client, collector and generate_latest", library),
+        ("column writer, labels not met before", first),
+        ("column writer", again),
+        ("gzip level 9 (prometheus_client)", best_packed),
+        ("gzip level 1 (ours)", packed),
+    ):
+        print(f"| {name} | {seconds:.3f} | {seconds / again:.1f} |")
+
+
+def _copied(view: MetricsView) -> dict[str, Samples]:
+    """The same in objects of its own, as the next scrape has it."""
+    return {
+        name: Samples(labels=[(*each,) for each in own.labels], values=own.values.copy())
+        for name, own in view.samples.items()
+    }
+
+
+def time_large_job() -> None:
+    """The scrape of a job of 4,096 ranks."""
+    job = large_job()
+    tally, aliases, budget, writer = Tally(), Aliases(), SeriesBudget(), ColumnWriter()
+    tally.feed(job.store)
+
+    def gathered() -> MetricsView:
+        return gather(
+            job.store,
+            tally=tally,
+            aliases=aliases,
+            agents=job.agents,
+            health=ServiceHealth(version="0"),
+            now_ns=NOW_NS,
+            budget=budget,
+        )
+
+    gathering, view = best(gathered)
+    writer.write(view, openmetrics=True)
+    views = [gathered() for _ in range(_PASSES)]
+    writing, text = best(lambda: writer.write(views.pop(), openmetrics=True))
+    packing, packed = best(lambda: gzip.compress(text, 1, mtime=0))
+    series = sum(not line.startswith(b"#") for line in text.splitlines())
+    print(f"\n4,096 ranks, {len(job.store.communicators):,} communicators: {series:,} series\n")
+    print("| step | CPU s | bytes |\n|---|---:|---:|")
+    print(f"| gather | {gathering:.3f} | |")
+    print(f"| write | {writing:.3f} | {len(text):,} |")
+    print(f"| gzip level 1 | {packing:.3f} | {len(packed):,} |")
+
+
+def best(work: Callable[[], _T], *, passes: int = _PASSES) -> tuple[float, _T]:
+    """The CPU seconds of the quickest pass, and what it gave."""
+    quickest, result = float("inf"), None
+    for _ in range(passes):
+        began = time.process_time()
+        result = work()
+        quickest = min(quickest, time.process_time() - began)
+    assert result is not None
+    return quickest, result
+
+
+if __name__ == "__main__":
+    main()
