@@ -47,6 +47,7 @@ _ACTING = {
         "listen",
         "live",
         "routes",
+        "runbooks",
         "snapshot_zip",
         "web_files",
         "export.chrome_trace",

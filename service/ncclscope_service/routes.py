@@ -26,6 +26,7 @@ from ncclscope_service.exposition import Scrapes
 from ncclscope_service.live import Hub, event_bytes
 from ncclscope_service.metrics import MetricsView
 from ncclscope_service.overview import FindingView, Overview
+from ncclscope_service.runbooks import runbooks
 from ncclscope_service.snapshot_zip import ZipResponse, zip_folder
 from ncclscope_service.web_files import PageFiles, PlotlyScript, page
 
@@ -72,6 +73,7 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
     return Starlette(
         routes=[
             Route("/", page),
+            Route("/runbooks", runbooks),
             Route("/metrics", answers.metrics),
             Route("/healthz", answers.health),
             Route("/readyz", answers.readiness),

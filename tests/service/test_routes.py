@@ -90,6 +90,14 @@ async def test_every_answer_forbids_scripts_from_elsewhere() -> None:
             assert "script-src" not in policy
 
 
+async def test_the_runbook_of_every_finding_is_where_alerts_link_to() -> None:
+    async with client_of(small_service()) as client:
+        page = await client.get("/runbooks")
+        assert page.headers["content-type"].startswith("text/html")
+        for kind in FindingKind:
+            assert f'id="{kind}"' in page.text
+
+
 async def test_plotly_comes_from_its_package_once() -> None:
     async with client_of(small_service()) as client:
         script = await client.get("/static/plotly.min.js")
