@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import ALIGN_OPERATION, MATCH
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.first_look import FirstLook, Seen
@@ -103,7 +104,7 @@ class ProcessAligner:
         replayed = rows["graph_node_id"] != NO_NUMBER
         if replayed.any():
             self._replayed += int(np.count_nonzero(replayed))
-            rows = rows[~replayed]
+            rows = whole_rows.kept(rows, ~replayed)
         if len(rows):
             self._queue.feed(rows)
 
@@ -134,7 +135,7 @@ class ProcessAligner:
         self._step(final=False)
         if final:
             self._step(final=True)
-        decided = np.concatenate([np.empty(0, dtype=MATCH), *self._out])
+        decided = whole_rows.joined([np.empty(0, dtype=MATCH), *self._out])
         self._out = []
         return decided
 

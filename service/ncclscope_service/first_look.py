@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import ALIGN_KERNEL
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -62,7 +63,7 @@ class FirstLook:
 
     def feed_kernels(self, rows: Columns) -> None:
         """Takes further kernels (ALIGN_KERNEL)."""
-        self._kernels = np.concatenate([self._kernels, rows])
+        self._kernels = whole_rows.joined([self._kernels, rows])
 
     def seen(self, *, final: bool) -> Seen | None:
         """What there is to choose by; None if it is too early."""

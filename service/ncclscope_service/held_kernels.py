@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import ALIGN_KERNEL, launch_times
 from ncclscope_service.kernel_queue import FAR_FUTURE_NS
 from ncclscope_service.orphans import CONTEXT, Placing, ThreadMemory, place_by_time
@@ -75,8 +76,8 @@ class HeldKernels:
         return rows[:amount]
 
     def _with_held(self, rows: Columns) -> Columns:
-        rows = np.concatenate([self._held, rows])
-        return rows[np.argsort(rows["correlation_id"], kind="stable")]
+        rows = whole_rows.joined([self._held, rows])
+        return whole_rows.taken(rows, np.argsort(rows["correlation_id"], kind="stable"))
 
     def _place_orphans(self, rows: Columns, orphans: NDArray[np.intp], since_ns: int) -> None:
         """Gives orphans the time just after the line that they belong to."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import ALIGN_KERNEL, launch_times
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
@@ -50,7 +51,10 @@ class KernelQueue:
         """The kernels that were launched until then, and leave the queue."""
         if not self._waiting:
             return np.empty(0, dtype=ALIGN_KERNEL)
-        rows = np.concatenate(self._waiting)
+        rows = whole_rows.joined(self._waiting)
         is_known = launch_times(rows) <= until_ns
-        self._waiting = [] if is_known.all() else [rows[~is_known]]
-        return rows[is_known]
+        if is_known.all():
+            self._waiting = []
+            return rows
+        self._waiting = [whole_rows.kept(rows, ~is_known)]
+        return whole_rows.kept(rows, is_known)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.batch import Columns
 
@@ -57,28 +58,29 @@ class Pending:
     def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         """Takes further launches; `ids` are the operations their begin and end point into."""
         lengths = launches["end"] - launches["begin"]
-        added = launches.copy()
+        added = whole_rows.copied(launches)
         added["end"] = np.cumsum(lengths) + len(self.ids)
         added["begin"] = added["end"] - lengths
         within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         self.ids = np.concatenate([self.ids, ids[np.repeat(launches["begin"], lengths) + within]])
         is_ordered = len(self.launches) == 0 or added["first_op"][0] > self.launches["first_op"][-1]
-        self.launches = np.concatenate([self.launches, added])
+        self.launches = whole_rows.joined([self.launches, added])
         if not is_ordered:
             self._sort_launches()
 
     def _sort_launches(self) -> None:
-        rows = self.launches[np.argsort(self.launches["first_op"], kind="stable")]
+        rows = whole_rows.taken(self.launches, np.argsort(self.launches["first_op"], kind="stable"))
         ids, self.launches, self.ids = self.ids, rows[:0], np.empty(0, dtype=np.int64)
         self.add_launches(rows, ids)
 
     def add_kernels(self, kernels: Columns) -> None:
         """Takes further kernels in any order; those before what is decided, and doubles, are counted and left out."""
-        new = kernels[kernels["correlation_id"] > self._last_correlation]
-        merged = np.concatenate([self.kernels, new])
+        is_new = kernels["correlation_id"] > self._last_correlation
+        new = kernels if is_new.all() else whole_rows.kept(kernels, is_new)
+        merged = whole_rows.joined([self.kernels, new])
         if len(merged) > 1 and not np.all(merged["correlation_id"][1:] > merged["correlation_id"][:-1]):
             _, first = np.unique(merged["correlation_id"], return_index=True)
-            merged = merged[first]
+            merged = whole_rows.taken(merged, first)
         self.late_kernels += len(kernels) - (len(merged) - len(self.kernels))
         self.kernels = merged
 
@@ -114,11 +116,11 @@ class Pending:
             is_hole=is_hole,
         )
         if used:
-            self.launches = self.launches[used:].copy()
+            self.launches = whole_rows.copied(self.launches[used:])
             self.launches["begin"] -= cut
             self.launches["end"] -= cut
             self.ids = self.ids[cut:].copy()
         if kernels_used:
             self._last_correlation = int(self.kernels["correlation_id"][kernels_used - 1])
-            self.kernels = self.kernels[kernels_used:].copy()
+            self.kernels = whole_rows.copied(self.kernels[kernels_used:])
         return outcome

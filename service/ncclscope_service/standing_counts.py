@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -94,13 +95,13 @@ class StandingCounts:
         order = np.argsort(rows["member"].astype(np.uint16), kind="stable")
         if rows["member"].max() > np.iinfo(np.uint16).max:
             order = np.argsort(rows["member"], kind="stable")
-        rows, kinds = rows[order], kinds[order]
+        rows, kinds = whole_rows.taken(rows, order), kinds[order]
         starts = np.flatnonzero(np.concatenate([[True], ~_goes_on(rows[:-1], rows[1:])]))
         ends = np.append(starts[1:], len(rows))
         is_first = np.concatenate([[True], np.diff(rows["member"][starts]) != 0])
         ended = self._ends(rows, starts, is_first)
         needed = _is_doubtful(rows, kinds, starts, ends)
-        needed &= ~self.stand_still(rows[starts])
+        needed &= ~self.stand_still(whole_rows.taken(rows, starts))
         needed |= is_first | np.append(is_first[1:], True)
         # Other runs are over, short, without a gap and of one kind: a group may be just that.
         for at in np.flatnonzero(needed).tolist():
@@ -214,7 +215,7 @@ def _is_doubtful(
         turns = np.concatenate([[False], kinds[1:] != kinds[:-1]]).astype(np.int64)
         turns[starts] = 0
         doubtful |= (np.add.reduceat(turns, starts) > 1) & (np.maximum.reduceat(kinds, starts) != POINT_TO_POINT)
-    of_run = rows[starts]
+    of_run = whole_rows.taken(rows, starts)
     shared = _shares_value(of_run[:-1], of_run[1:])
     doubtful |= np.append(shared, False) | np.append(False, shared)
     return doubtful

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import launch_times
+from ncclscope_service.distinct import groups
 from ncclscope_service.lanes import Lanes
 from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.signatures import Signatures
@@ -54,8 +56,8 @@ class Threads:
         if not self.are_told:
             self.of(0).add_launches(rows, ids)
             return
-        for tid in np.unique(rows["tid"]).tolist():
-            self.of(tid).add_launches(rows[rows["tid"] == tid], ids)
+        for tid, mine in groups(rows["tid"]):
+            self.of(tid).add_launches(whole_rows.taken(rows, mine), ids)
 
     def add_kernels(self, rows: Columns) -> None:
         """Takes further kernels (ALIGN_KERNEL) of any threads."""
@@ -63,8 +65,8 @@ class Threads:
         if not self.are_told:
             self.of(0).add_kernels(known)
             return
-        for tid in np.unique(rows["launch_tid"]).tolist():
-            self.of(tid).add_kernels(known[rows["launch_tid"] == tid])
+        for tid, mine in groups(rows["launch_tid"]):
+            self.of(tid).add_kernels(whole_rows.taken(known, mine))
 
     def columns_of(self, rows: Columns) -> Columns:
         """Kernels (ALIGN_KERNEL) as tracks need them (TRACK_KERNEL)."""

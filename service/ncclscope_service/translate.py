@@ -19,8 +19,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.copy_engine import NO_CHANNELS
+from ncclscope_service.distinct import distinct, groups, values_of
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.standing_counts import GROUP_SPAN, POINT_TO_POINT, StandingCounts
@@ -226,13 +228,13 @@ class Translator:
             rows[name] = operations[name]
         rows["signature"] = signature
         launches = self._decisions["launches"][signature] & (operations["channels"] != NO_CHANNELS)
-        for tid in np.unique(rows["tid"]).tolist():
-            self._newest_groups[tid] = int(rows["group"][np.flatnonzero(rows["tid"] == tid)[-1]])
-        new = rows if launches.all() else rows[launches]
+        for tid, mine in groups(rows["tid"]):
+            self._newest_groups[tid] = int(rows["group"][mine[-1]])
+        new = rows if launches.all() else whole_rows.kept(rows, launches)
         new["call"] = self._count_calls(new["tid"])
         if self.rules.counting is not Counting.NEVER:
             self._standing.feed(new, self._decisions["kind"][new["signature"]])
-        self._pending = new if len(self._pending) == 0 else np.concatenate([self._pending, new])
+        self._pending = new if len(self._pending) == 0 else whole_rows.joined([self._pending, new])
         silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
         return silent
 
@@ -243,11 +245,11 @@ class Translator:
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
         unit, is_closed, is_joined = self._units(pending, final=final)
         ready = np.ones(len(pending), dtype=bool) if final else _before_first_open(pending["tid"], is_closed)
-        self._pending = pending[~ready]
+        self._pending = whole_rows.kept(pending, ~ready)
         self._standing.forget(self._pending)
         if not ready.any():
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
-        return self._form(pending[ready], unit[ready], is_joined[ready])
+        return self._form(whole_rows.kept(pending, ready), unit[ready], is_joined[ready])
 
     def withdraw(self, operations: NDArray[np.int64]) -> None:
         """Takes out pending operations that were captured into a CUDA graph, and believes opCount no more.
@@ -307,8 +309,7 @@ class Translator:
     def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The running number of each operation among those of its thread that launch."""
         calls = np.empty(len(tids), dtype=np.int64)
-        for tid in np.unique(tids).tolist():
-            of_thread = np.flatnonzero(tids == tid)
+        for tid, of_thread in groups(tids):
             first = self._calls.get(tid, 0)
             calls[of_thread] = np.arange(first, first + len(of_thread))
             self._calls[tid] = first + len(of_thread)
@@ -320,21 +321,21 @@ class Translator:
         """For each pending operation: a number that operations of one launch share, whether that launch is complete,
         and whether its extent is known (so that a lone Send is not open)."""
         order = np.argsort(pending["member"], kind="stable")
-        rows = pending[order]
+        rows = whole_rows.taken(pending, order)
         starts = np.flatnonzero(np.concatenate([[True], ~self._continues(rows[:-1], rows[1:])]))
         run = np.cumsum(np.bincount(starts, minlength=len(rows))) - 1
         lengths = np.diff(np.append(starts, len(rows)))
-        last = rows[starts + lengths - 1]
+        begun, last = whole_rows.taken(rows, starts), whole_rows.taken(rows, starts + lengths - 1)
         ends_by_successor = np.append(rows["member"][starts[1:]] == last["member"][:-1], False)
-        newest = np.array([self._calls[tid] for tid in last["tid"].tolist()], dtype=np.int64)
+        newest = _of_threads(self._calls, last["tid"])
         far_behind = newest - 1 - last["call"] > GROUP_SPAN
-        known = rows["group"][starts] != NO_NUMBER
+        known = begun["group"] != NO_NUMBER
         moves_on = ends_by_successor & (last["op_count"] != np.append(rows["op_count"][starts[1:]], 0))
-        counts = ~known & self._counts(pending, rows[starts], last, moves_on)
+        counts = ~known & self._counts(pending, begun, last, moves_on)
         closed = final | ends_by_successor | (far_behind & ~known) | (newest - 1 - last["call"] > _GROUP_LIMIT)
-        groups = np.array([self._newest_groups[tid] for tid in last["tid"].tolist()], dtype=np.int64)
-        closed |= known & ((last["group"] == ALONE) | (last["group"] != groups))
-        closed |= ~known & ~self._may_count(rows[starts])
+        newest_groups = _of_threads(self._newest_groups, last["tid"])
+        closed |= known & ((last["group"] == ALONE) | (last["group"] != newest_groups))
+        closed |= ~known & ~self._may_count(begun)
         joined = known | counts
         unit = np.where(joined[run], starts[run], np.arange(len(rows)))
         back = np.empty(len(rows), dtype=np.intp)
@@ -379,16 +380,16 @@ class Translator:
         order = np.argsort(unit, kind="stable")
         starts = np.flatnonzero(np.concatenate([[True], np.diff(unit[order]) != 0]))
         ends = np.append(starts[1:], len(order))
-        last = rows[order[ends - 1]]
-        decisions = self._decisions[rows["signature"][order]]
-        of_last = decisions[ends - 1]
+        last = whole_rows.taken(rows, order[ends - 1])
+        decisions = whole_rows.taken(self._decisions, rows["signature"][order])
+        of_last = whole_rows.taken(decisions, ends - 1)
         launches = np.empty(len(starts), dtype=LAUNCH)
         launches["tid"] = last["tid"]
         launches["first_op"] = rows["id"][order[starts]]
         launches["lane"] = of_last["lane"]
         launches["signature"] = last["signature"]
         launches["classes"] = np.bitwise_or.reduceat(decisions["classes"], starts)
-        launches["classes"] &= ~self._not_gathered(rows[order], decisions["classes"], starts)
+        launches["classes"] &= ~self._not_gathered(rows, order, decisions["classes"], starts)
         launches["data_type"] = _common(decisions["data_type"], starts, ends)
         launches["logged_at_ns"] = last["logged_at_ns"]
         launches["is_open"] = of_last["is_p2p"] & ~is_joined[order[starts]]
@@ -396,9 +397,11 @@ class Translator:
         launches["begin"], launches["end"] = starts, ends
         ids: NDArray[np.int64] = rows["id"][order]
         in_call_order = np.argsort(launches["first_op"], kind="stable")
-        return launches[in_call_order], ids
+        return whole_rows.taken(launches, in_call_order), ids
 
-    def _not_gathered(self, rows: Columns, classes: NDArray[np.uint32], starts: NDArray[np.intp]) -> NDArray[np.uint32]:
+    def _not_gathered(
+        self, rows: Columns, order: Positions, classes: NDArray[np.uint32], starts: Positions
+    ) -> NDArray[np.uint32]:
         """The class of AllGatherV for launches of known extent whose Broadcasts have one root, else no class.
 
         *Source:* NCCL `src/enqueue.cc` (2.29 on): Broadcasts of one group and two or more roots become one.
@@ -406,6 +409,7 @@ class Translator:
         gathered = np.uint32(1 << int(KernelClass.ALL_GATHER_V))
         if not (classes & gathered).any():
             return np.zeros(len(starts), np.uint32)
+        rows = whole_rows.taken(rows, order)
         roots = self.signatures.rows["root"][rows["signature"]].astype(np.int64)
         is_broadcast = classes & gathered != 0
         low = np.minimum.reduceat(np.where(is_broadcast, roots, 2**32), starts)
@@ -439,12 +443,17 @@ def _common(values: NDArray[np.int16], starts: NDArray[np.intp], ends: NDArray[n
     return np.where(same, values[ends - 1], NO_NUMBER).astype(np.int16)
 
 
+def _of_threads(values: dict[int, int], tids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The value of each row's thread."""
+    found, inverse = distinct(tids)
+    return np.array([values[tid] for tid in found.tolist()], dtype=np.int64)[inverse]
+
+
 def _given_out_at(pending: Columns, last: Columns) -> NDArray[np.int64]:
     """The operation of its thread that closes each run, if the run is not gone on with; a late id if none has come."""
     operations = np.full(len(last), _LATE, dtype=np.int64)
-    for tid in np.unique(last["tid"]).tolist():
-        of_thread = pending[pending["tid"] == tid]
-        mine = np.flatnonzero(last["tid"] == tid)
+    for tid, mine in groups(last["tid"]):
+        of_thread = whole_rows.kept(pending, pending["tid"] == tid)
         places = np.searchsorted(of_thread["call"], last["call"][mine] + GROUP_SPAN + 1)
         operations[mine] = np.append(of_thread["id"], _LATE)[places]
     return operations
@@ -453,7 +462,7 @@ def _given_out_at(pending: Columns, last: Columns) -> NDArray[np.int64]:
 def _before_first_open(tids: NDArray[np.int64], is_closed: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which operations come before the first one of their thread whose launch is not complete."""
     ready = np.ones(len(tids), dtype=bool)
-    for tid in np.unique(tids[~is_closed]).tolist():
+    for tid in values_of(tids[~is_closed]):
         of_thread = np.flatnonzero(tids == tid)
         first_open = of_thread[np.flatnonzero(~is_closed[of_thread])[0]]
         ready[of_thread[of_thread >= first_open]] = False
