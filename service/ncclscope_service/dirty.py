@@ -1,12 +1,11 @@
 """Decides dirty windows, in which launches and kernels do not simply agree: pairs, and how likely each is.
 
-Small windows lie between two places where nothing is in doubt, and are decided many at once. Large ones are open to
+Small windows lie between two places where nothing is in doubt (`small_windows`). Here are large ones, which are open to
 what follows: they are decided up to the place where the probability says that all alignments pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.evidence import Durations, Losses, odds_of, weights_of
-from ncclscope_service.pair_hmm import CLOSED, Ends, Floats, Indices, Posterior, Weights, most_accurate, posterior
+from ncclscope_service.pair_hmm import Ends, Floats, Indices, Posterior, most_accurate, posterior
 from ncclscope_wire.batch import Columns
 
 WINDOW: Final = 512
@@ -44,12 +43,8 @@ _SURE: Final = 0.999
 _WORTHWHILE: Final = 0.6
 _MOST_LOST: Final = 0.8
 
-_SMALL_PRICE: Final = 0.45
 _FIRST_PRICE: Final = 0.3
 _PRICE_STEP: Final = 0.02
-_SIZES: Final = (36, 64, 128, 320, 1024)
-_CELLS: Final = 1_000_000
-"""Cells of small windows that are worked on at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,59 +62,6 @@ class Found:
         return Found(
             self.launches + launches, self.launch_counts, self.kernels + kernels, self.kernel_counts, self.confidence
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SmallWindow:
-    """Items between two places where nothing is in doubt."""
-
-    launches: tuple[int, int]
-    """The first item, and that behind the last."""
-    kernels: tuple[int, int]
-    rates: tuple[float, float]
-    """Shares of kernels and of lines that are lost, as known there."""
-
-
-def decide_small(
-    windows: Sequence[SmallWindow], left: NDArray[np.int32], right: NDArray[np.int32], compatible: NDArray[np.bool_]
-) -> Iterator[Found]:
-    """The pairs of windows, as indices of `left` and `right`, which hold the symbols of the items."""
-    sizes = [max(one.launches[1] - one.launches[0], one.kernels[1] - one.kernels[0]) for one in windows]
-    for shorter, size in zip((-1, *_SIZES), _SIZES, strict=False):
-        of_size = [one for one, own in zip(windows, sizes, strict=True) if shorter < own <= size]
-        amount = max(1, _CELLS // size**2)
-        for begin in range(0, len(of_size), amount):
-            yield _decide_batch(of_size[begin : begin + amount], size, (left, right), compatible)
-
-
-def _decide_batch(
-    windows: Sequence[SmallWindow],
-    size: int,
-    symbols: tuple[NDArray[np.int32], NDArray[np.int32]],
-    compatible: NDArray[np.bool_],
-) -> Found:
-    """Windows of one size; shorter ones end with items that are left out for nothing, in one way only."""
-    first_launch, launches = np.array([(one.launches[0], one.launches[1] - one.launches[0]) for one in windows]).T
-    first_kernel, kernels = np.array([(one.kernels[0], one.kernels[1] - one.kernels[0]) for one in windows]).T
-    kernels_lost, lines_lost = np.array([one.rates for one in windows]).T
-    # One more symbol stands for what is behind a window, and fits nothing.
-    table = np.pad(compatible, (0, 1))
-    places = np.arange(size)[:, None]
-    is_launch, is_kernel = places < launches, places < kernels
-    left = np.where(is_launch, symbols[0].take(first_launch + places, mode="clip"), -1)
-    right = np.where(is_kernel, symbols[1].take(first_kernel + places, mode="clip"), -1)
-    fits = table[left[:, None, :], right[None, :, :]]
-    odds = fits / np.maximum(fits.sum(axis=1) / kernels, 1e-9)[:, None, :]
-    lost_kernel = np.where(is_launch, kernels_lost * (1 - lines_lost), 1.0)
-    after = np.arange(size + 1)[:, None, None]
-    lost_line = np.where(is_kernel, np.where(after <= launches, lines_lost * (1 - kernels_lost), 0.0), after == size)
-    pair = odds * ((1 - kernels_lost) * (1 - lines_lost))
-    probable = posterior(Weights(pair, lost_kernel, lost_line, np.zeros_like(lost_kernel)), CLOSED, pairs_only=True)
-    window, launch, kernel = most_accurate(probable, _SMALL_PRICE)
-    ones = np.ones(len(window), dtype=np.int64)
-    return Found(
-        launch + first_launch[window], ones, kernel + first_kernel[window], ones, probable.fresh[launch, kernel, window]
-    )
 
 
 @dataclass(frozen=True, slots=True)

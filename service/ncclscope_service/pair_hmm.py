@@ -14,21 +14,20 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
-_TINY: Final = 1e-300
+TINY: Final = 1e-300
 _RESCALED: Final = 8
 """Diagonals after which sums are brought back near one: what so many steps are worth neither vanishes nor overflows."""
 
-_SURELY: Final = 0.85
-_POSSIBLE: Final = 1e-6
-_GUESSED: Final = 0.1
+SURELY: Final = 0.85
+POSSIBLE: Final = 1e-6
+GUESSED: Final = 0.1
 """What a guess is worth beside what is probable: less than any pair that pays its price."""
-_EQUAL: Final = 1e-4
+EQUAL: Final = 1e-4
 """Gains that differ by less are equal: of equal launches the first is paired."""
 
 
@@ -95,16 +94,14 @@ class Ends:
 CLOSED: Final = Ends()
 
 
-def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False) -> Posterior:
-    """Probabilities of all pairs; with `pairs_only` not of cells and losses, which stay zero.
+def posterior(weights: Weights, ends: Ends = CLOSED) -> Posterior:
+    """Probabilities of all pairs, cells and losses.
 
     Costs O(B n m) in n + m steps over arrays; n and m must be at least 2.
     """
     ahead = _forward(weights, ends)
     behind = _backward(weights, ends)
     launches, kernels, batch = weights.pair.shape
-    if pairs_only and not weights.joins.any():
-        return _pairs_alone(weights, ends, ahead, behind)
     fresh, joined = np.zeros((launches * kernels, batch)), np.zeros((launches * kernels, batch))
     passes = np.zeros(((launches + 1) * (kernels + 1), batch))
     lost_kernels, lost_lines = np.zeros(batch), np.zeros(batch)
@@ -115,16 +112,15 @@ def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False
         first, last = max(0, diagonal - kernels), min(launches, diagonal)
         scales = ahead.log_scale[max(0, diagonal - 2) : diagonal + 1] + behind.log_scale[diagonal] - likelihood
         scale = np.exp(scales)
-        if not pairs_only:
-            here = ahead.total[diagonal, first : last + 1] * scale[-1]
-            passes[_cells(first, last, diagonal, kernels + 1)] = here * behind.total[diagonal, first : last + 1]
+        here = ahead.total[diagonal, first : last + 1] * scale[-1]
+        passes[_cells(first, last, diagonal, kernels + 1)] = here * behind.total[diagonal, first : last + 1]
         # What lies on the border of an open end is behind the window: no step leads on from there.
         begin, end = max(1, first + (ends.is_open and diagonal - first == kernels)), last
-        if begin <= end and not pairs_only:
+        if begin <= end:
             above = ahead.total[diagonal - 1, begin - 1 : end] * weights.lost_kernel[begin - 1 : end]
             lost_kernels += (above * behind.total[diagonal, begin : end + 1]).sum(axis=0) * scale[-2]
         begin, end = first, min(last, diagonal - 1, launches - ends.is_open)
-        if begin <= end and not pairs_only:
+        if begin <= end:
             left = ahead.total[diagonal - 1, begin : end + 1] * lost_line[_cells(begin, end, diagonal - 1, kernels)]
             lost_lines += (left * behind.total[diagonal, begin : end + 1]).sum(axis=0) * scale[-2]
         begin, end = max(1, first), min(last, diagonal - 1)
@@ -147,22 +143,6 @@ def posterior(weights: Weights, ends: Ends = CLOSED, *, pairs_only: bool = False
     )
 
 
-def _pairs_alone(weights: Weights, ends: Ends, ahead: _Table, behind: _Table) -> Posterior:
-    """Probabilities of pairs where nothing can be joined, all at once."""
-    launches, kernels, batch = weights.pair.shape
-    likelihood, starts = _likelihood(behind, ends)
-    scale = np.exp(ahead.log_scale[:-2] + behind.log_scale[2:] - likelihood)
-    diagonal, row, window = ahead.total.strides
-    shape, strides = weights.pair.shape, (diagonal + row, diagonal, window)
-    fresh = as_strided(ahead.total, shape, strides, writeable=False) * weights.pair
-    fresh *= as_strided(behind.paired[2:, 1:], shape, strides, writeable=False)
-    diagonal, window = scale.strides
-    fresh *= as_strided(scale, shape, (diagonal, diagonal, window), writeable=False)
-    nothing = np.zeros(batch)
-    cells = np.broadcast_to(0.0, (launches + 1, kernels + 1, batch))
-    return Posterior(fresh, np.broadcast_to(0.0, shape), cells, nothing, nothing, likelihood, starts)
-
-
 def log_likelihood(weights: Weights, ends: Ends = CLOSED) -> Floats:
     """(B,): log of the sum over all alignments."""
     return _likelihood(_backward(weights, ends), ends)[0]
@@ -170,11 +150,11 @@ def log_likelihood(weights: Weights, ends: Ends = CLOSED) -> Floats:
 
 def _likelihood(behind: _Table, ends: Ends) -> tuple[Floats, Floats]:
     """Log of the sum over all alignments, and the share of those that begin where both sides begin."""
-    at_corner = np.log(np.maximum(behind.total[0, 0], _TINY)) + behind.log_scale[0]
+    at_corner = np.log(np.maximum(behind.total[0, 0], TINY)) + behind.log_scale[0]
     if ends.starts_late == 0:
         return at_corner, np.ones_like(at_corner)
     diagonals = np.arange(1, behind.total.shape[1])
-    later = np.log(np.maximum(behind.total[diagonals, diagonals], _TINY)) + behind.log_scale[diagonals]
+    later = np.log(np.maximum(behind.total[diagonals, diagonals], TINY)) + behind.log_scale[diagonals]
     both = np.logaddexp(at_corner, np.logaddexp.reduce(later, axis=0) + np.log(ends.starts_late))
     return both, np.exp(at_corner - both)
 
@@ -264,7 +244,7 @@ def _rescale(table: _Table, diagonal: int, before: int, first: int, last: int) -
         table.log_scale[diagonal] = table.log_scale[before]
         return
     own = table.total[diagonal, first : last + 1]
-    largest = np.maximum(own.max(axis=0), _TINY)
+    largest = np.maximum(own.max(axis=0), TINY)
     own /= largest
     if table.paired is not table.total:
         table.paired[diagonal, first : last + 1] /= largest
@@ -280,8 +260,8 @@ def most_accurate(probable: Posterior, price: float) -> tuple[Indices, Indices, 
     """
     launches, kernels, batch = probable.fresh.shape
     together = probable.fresh + probable.joined
-    has_line = (together.sum(axis=0) >= _SURELY) & (together > _POSSIBLE)
-    gain = np.where(has_line, np.maximum(together - price, _GUESSED * together), together - price)
+    has_line = (together.sum(axis=0) >= SURELY) & (together > POSSIBLE)
+    gain = np.where(has_line, np.maximum(together - price, GUESSED * together), together - price)
     joining = np.maximum(probable.joined - price, 0.0)
     value = np.zeros((launches + 1, kernels + 1, batch))
     for row in range(launches):
@@ -300,12 +280,12 @@ def _traced(value: Floats, joining: Floats) -> tuple[Indices, Indices, Indices]:
     for row in range(launches - 1, -1, -1):
         # The leftmost column that is worth as much: kernels behind it are no pair of this row.
         wanted = value[row + 1][at, windows]
-        at = (value[row + 1] >= wanted - _EQUAL).argmax(axis=0)
+        at = (value[row + 1] >= wanted - EQUAL).argmax(axis=0)
         column = np.maximum(at - 1, 0)
         above = value[row][at, windows]
-        pairs = (at > 0) & (wanted > above + _EQUAL)
+        pairs = (at > 0) & (wanted > above + EQUAL)
         gained = joining[row][column, windows]
-        joins = pairs & (gained > 0) & (wanted <= above + gained + _EQUAL)
+        joins = pairs & (gained > 0) & (wanted <= above + gained + EQUAL)
         if pairs.any():
             found.append((windows[pairs], row, column[pairs]))
         at = np.where(pairs & ~joins, at - 1, at)

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ncclscope_service.dirty import WINDOW, Found, SmallWindow, decide_large, decide_small
+from ncclscope_service.dirty import WINDOW, Found, decide_large
 from ncclscope_service.evidence import Durations, Losses
+from ncclscope_service.small_windows import SmallWindow, decide_small
 from ncclscope_wire.batch import Columns
 
 Symbols = NDArray[np.int32]
@@ -48,6 +49,9 @@ _MARGIN: Final = 8
 
 _GAP: Final = 32
 """Items after which both sides must agree again, where losses are few."""
+
+_NEAR_GAP: Final = 8
+"""A gap so small is looked for first, as most are."""
 
 _RESUMES: Final = (12, 40)
 """So many items must agree then; more, where with fewer there are several ways."""
@@ -113,7 +117,8 @@ class Pairing:
         """The next item of each side."""
         self._opened: tuple[int, int] | None = None
         """Where the dirty window began that is not closed yet."""
-        self._skipped = 0
+        self._skipped = self._reach = 0
+        """Launches left out in the open window, and how far from its straight line."""
         self._small: list[SmallWindow] = []
         self.decided = Decided()
 
@@ -241,6 +246,8 @@ class Pairing:
         if skipped is None:
             return False
         self._opened = begun
+        shift = self._at[0] - begun[0] - self._at[1] + begun[1]
+        self._reach = max(self._reach, abs(shift + skipped[0]), abs(shift - skipped[1]))
         self._skipped += max(skipped[0] - skipped[1], 0)
         self._at = self._at[0] + agreeing + skipped[0], self._at[1] + agreeing + skipped[1]
         return True
@@ -254,8 +261,8 @@ class Pairing:
         losses = self._experience.losses
         pairs = straight + min(launches - self._skipped, end[1] - to)
         losses.learn(straight + launches, straight + end[1] - to, pairs)
-        self._small.append(SmallWindow((first, end[0]), (to, end[1]), losses.rates()))
-        self._experience.straight, self._skipped = 0, 0
+        self._small.append(SmallWindow((first, end[0]), (to, end[1]), self._reach, losses.rates()))
+        self._experience.straight = self._skipped = self._reach = 0
         self._opened, self._at = None, end
 
     def _decide_small(self, compatible: Compatible) -> None:
@@ -307,7 +314,7 @@ class Pairing:
 
     def _begin_at(self, begin: tuple[int, int], launch: int, kernel: int) -> None:
         """Goes on at a launch and a kernel, which may be in the middle of a run: its rest is an item."""
-        self._opened, self._skipped = None, 0
+        self._opened, self._skipped, self._reach = None, 0, 0
         at = int(np.searchsorted(self._items, launch, side="right")) - 1
         to = int(np.searchsorted(self._runs, kernel, side="right")) - 1
         self._items[at], self._runs[to] = launch, kernel
@@ -331,7 +338,7 @@ class Pairing:
             if found is None:
                 return None if final or len(left) >= _REACH else False
             skipped = found[1], found[0]
-        self._opened, self._skipped = None, 0
+        self._opened, self._skipped, self._reach = None, 0, 0
         self._at = begin[0] + skipped[0], begin[1] + skipped[1]
         return True
 
@@ -344,22 +351,27 @@ _COSTS: Final = np.abs(_SHIFTS) + np.minimum.outer(np.arange(_GAP + 1), np.arang
 def _resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
     """After how many items of each side both agree again; None if they do nowhere near, or in several ways."""
     for agreeing in _RESUMES:
-        size = _GAP + agreeing
-        if min(len(left), len(right)) < size:
+        if min(len(left), len(right)) < _GAP + agreeing:
             return None
-        block = compatible[left[:size, None], right[None, :size]]
-        row, column = block.strides
-        shape = (_GAP + 1, _GAP + 1, agreeing)
-        diagonals = as_strided(block, shape, (row, column, row + column), writeable=False)
-        costs = np.where(diagonals.all(axis=2), _COSTS, np.inf)
-        best = int(costs.argmin())
-        cost = float(costs.flat[best])
+        costs = _gap_costs(left, right, compatible, _NEAR_GAP, agreeing)
+        if costs.min() >= _COSTS[_NEAR_GAP + 1, _NEAR_GAP + 1] - 1:
+            costs = _gap_costs(left, right, compatible, _GAP, agreeing)
+        cost = float(costs.min())
         if cost == np.inf:
             return None
-        found = divmod(best, _GAP + 1)
-        if not np.any((costs <= cost + 1) & (found[0] - found[1] != _SHIFTS)):
+        found = divmod(int(costs.argmin()), len(costs))
+        if not np.any((costs <= cost + 1) & (found[0] - found[1] != _SHIFTS[: len(costs), : len(costs)])):
             return found
     return None
+
+
+def _gap_costs(left: Symbols, right: Symbols, compatible: Compatible, gap: int, agreeing: int) -> NDArray[np.float64]:
+    """What it costs to leave out so many items of each side, up to a gap; infinity where the rest does not agree."""
+    size = gap + agreeing
+    block = compatible[left[:size, None], right[None, :size]]
+    row, column = block.strides
+    diagonals = as_strided(block, (gap + 1, gap + 1, agreeing), (row, column, row + column), writeable=False)
+    return np.where(diagonals.all(axis=2), _COSTS[: gap + 1, : gap + 1], np.inf)
 
 
 def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
@@ -371,7 +383,7 @@ def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
         differs = ~compatible[left[begin:end], right[begin:end]]
         if differs.any():
             return begin + int(differs.argmax())
-        begin, size = end, _BLOCK
+        begin, size = end, min(4 * size, _BLOCK)
     return count
 
 
