@@ -252,17 +252,18 @@ def _folder(keep: Path | None) -> Generator[Path]:
 
 @contextmanager
 def _signals_end_it() -> Generator[None]:
-    """SIGTERM ends the demo as Ctrl-C does."""
+    """SIGTERM, and the SIGHUP of a terminal that is closed, end the demo as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _fault_options(faults: tuple[str, ...]) -> Iterator[str]:
