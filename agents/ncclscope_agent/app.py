@@ -206,23 +206,29 @@ class Agent:
 
     async def _carry(self, known: Followed, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
         """Offers what a follower gives, one batch after the other; returns how many were accepted."""
-        batches = iter(await self._ask(known, lambda: ask(self._wall_ns())))
+        if known.in_thread:
+            return await self._carry_from_thread(ask, generation)
         carried = 0
-        while (batch := await self._ask(known, lambda: next(batches, None))) is not None:
-            is_taken = self._session.generation == generation and self._session.offer(batch)
-            if not is_taken and not await self._offer(batch, generation):
+        for batch in ask(self._wall_ns()):
+            if not self._take(batch, generation) and not await self._offer(batch, generation):
                 break
             carried += 1
-            if known.in_thread:
-                self._link.nudge()
         if carried:
             self._link.nudge()
         return carried
 
-    async def _ask(self, known: Followed, call: Callable[[], _Answer]) -> _Answer:
-        if known.in_thread:
-            return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
-        return call()
+    async def _carry_from_thread(self, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
+        batches = iter(await _in_thread(lambda: ask(self._wall_ns())))
+        carried = 0
+        while (batch := await _in_thread(lambda: next(batches, None))) is not None:
+            if not self._take(batch, generation) and not await self._offer(batch, generation):
+                break
+            carried += 1
+            self._link.nudge()
+        return carried
+
+    def _take(self, batch: Batch, generation: int) -> bool:
+        return self._session.generation == generation and self._session.offer(batch)
 
     async def _offer(self, batch: Batch, generation: int) -> bool:
         """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
@@ -236,6 +242,10 @@ class Agent:
             return False
         finally:
             self._waiting -= 1
+
+
+async def _in_thread(call: Callable[[], _Answer]) -> _Answer:
+    return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _wake(nap: asyncio.Future[None]) -> None:

@@ -276,17 +276,22 @@ class LogFollower:
             decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
             batches: Sequence[TextBatch | Batch] = ()
             if decision.verdict is Verdict.READ:
-                decision, batches = self._read(followed, now_ns, min(budget, self._limits.bytes_per_turn))
+                decision, batches = self._read(followed, status.st_size, now_ns, budget)
         except OSError:
             self._skipped["file_unreadable"] += 1
             decision, batches = followed.tail.give_up(), ()
         return [*batches, *self._carry_out(followed, decision, now_ns)]
 
-    def _read(self, followed: _Followed, now_ns: int | None, most: int) -> tuple[Decision, Sequence[TextBatch | Batch]]:
-        data = os.pread(followed.handle, most, followed.tail.offset)
+    def _read(
+        self, followed: _Followed, size: int, now_ns: int | None, budget: int
+    ) -> tuple[Decision, Sequence[TextBatch | Batch]]:
+        """Reads a share of what a file of this size has more than was read."""
+        most = min(budget, self._limits.bytes_per_turn)
+        # A buffer of the whole share would be asked of the kernel, and given back, for each read.
+        data = os.pread(followed.handle, min(most, size - followed.tail.offset), followed.tail.offset)
         if data.startswith(b"\0") and followed.tail.offset >= tail.HEAD_BYTES and (hole := followed.hole_bytes()):
             return self._pass_over(followed, hole)
-        decision = followed.tail.on_read(data, followed.head(), followed.size())
+        decision = followed.tail.on_read(data, followed.head(), size)
         if decision.verdict is Verdict.BEGIN_ANEW or followed.reader is None:
             return decision, []
         self._was_cut_short |= len(data) >= most
@@ -360,8 +365,8 @@ class LogFollower:
         try:
             if followed.reader is None and not self._begin(followed, is_complete=True):
                 return []
-            while followed.size() > followed.tail.offset and decision.verdict is not Verdict.BEGIN_ANEW:
-                decision, some = self._read(followed, now_ns, self._limits.bytes_per_turn)
+            while (size := followed.size()) > followed.tail.offset and decision.verdict is not Verdict.BEGIN_ANEW:
+                decision, some = self._read(followed, size, now_ns, self._limits.bytes_per_turn)
                 batches += some
         except OSError:
             self._skipped["file_unreadable"] += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 _UNSYNCHRONISED: Final = 0x0040
@@ -33,10 +35,16 @@ class _Timex(ctypes.Structure):
     )
 
 
+@cache
+def _adjtimex() -> Callable[..., int] | None:
+    """The function of the C library; None where it has none."""
+    return getattr(ctypes.CDLL(None), "adjtimex", None)
+
+
 def read_kernel_clock() -> KernelClock | None:
     """What adjtimex(2) says, as `timedatectl` shows it; it needs no rights. None where it does not answer."""
     read = _Timex()
-    adjtimex = getattr(ctypes.CDLL(None, use_errno=True), "adjtimex", None)
+    adjtimex = _adjtimex()
     if adjtimex is None or adjtimex(ctypes.byref(read)) < 0:
         return None
     is_synchronised = not int(read.status) & _UNSYNCHRONISED

@@ -153,7 +153,8 @@ class Tail:
     def on_read(self, data: bytes, head: bytes, size: int) -> Decision:
         """Accepts what was read at `offset`, or rejects it, where the file was replaced meanwhile.
 
-        `head` and `size` are of after the read: `head` the first `HEAD_BYTES` or all there are.
+        `size` is of before the read, `head` of after it: the first `HEAD_BYTES` or all there are. A file that begins
+        as before was the same all the while between.
         """
         self._head += data[: HEAD_BYTES - len(self._head)]  # what was read begins so
         return self._on_bytes(len(data), head, size)
@@ -169,10 +170,10 @@ class Tail:
 
     def _on_bytes(self, count: int, head: bytes, size: int) -> Decision:
         end = self.offset + count
-        if size < end or not head.startswith(self._head):
+        if not head.startswith(self._head):
             return self._truncated()
         self.offset = end
-        self._size = self._verified_size = size
+        self._size = self._verified_size = max(size, end)
         return _READ if size > end else _WAIT
 
     def give_up(self) -> Decision:

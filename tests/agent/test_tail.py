@@ -92,8 +92,10 @@ def test_a_file_that_begins_differently_was_truncated_though_it_is_longer() -> N
 def test_a_file_truncated_between_looking_and_reading_is_noticed() -> None:
     tail = followed()
     tail.on_look(4, 0)
-    assert tail.on_read(b"", b"", 0) == WAIT
-    assert tail.on_read(b"abcd", b"xy", 2).verdict is Verdict.BEGIN_ANEW
+    assert tail.on_read(b"ab", b"", 4).verdict is Verdict.BEGIN_ANEW
+    tail = followed()
+    tail.on_look(4, 0)
+    assert tail.on_read(b"abcd", b"xy", 4).verdict is Verdict.BEGIN_ANEW
 
 
 @pytest.mark.parametrize(("found", "reason"), [(THERE, "rotated_away"), (None, "deleted")])
