@@ -10,8 +10,9 @@ batches (do indices point inside the dictionaries?) is the receiver's to check.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 from typing import Annotated, Final, TypeVar, cast
 from zlib import crc32
 
@@ -62,6 +63,7 @@ _PLAIN: Final[Mapping[str, type[Hello | Welcome | Heartbeat | Acknowledge | Good
 }
 _KINDS: Final = {record: kind for kind, record in _PLAIN.items()}
 _BATCH: Final = "batch"
+_BATCH_ENCODER: Final = msgspec.msgpack.Encoder()
 
 _TABLES: Final[Mapping[str, np.dtype[np.void]]] = {**DICTIONARY_TABLES, **ROW_TABLES}
 
@@ -71,6 +73,8 @@ def _layout(dtype: np.dtype[np.void]) -> int:
 
 
 _LAYOUTS: Final[Mapping[str, int]] = {name: _layout(dtype) for name, dtype in _TABLES.items()}
+_tables_of: Final[Callable[[Batch], tuple[Columns, ...]]] = attrgetter(*_TABLES)
+"""All tables of a batch, in the order of `_TABLES`."""
 
 _NUMBER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "pid": (0, 2**32 - 1),
@@ -88,7 +92,7 @@ _NUMBER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
 _SIGNED_64: Final = (-(2**63), 2**63 - 1)
 
 
-class _BatchMap(msgspec.Struct, frozen=True, kw_only=True):
+class _BatchMap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A batch as it travels."""
 
     source: Source
@@ -109,7 +113,7 @@ class _BatchMap(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts = msgspec.field(default_factory=Counts)
 
 
-class _BatchMessageMap(msgspec.Struct, frozen=True, kw_only=True):
+class _BatchMessageMap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="batch"):
     sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     batch: _BatchMap
 
@@ -119,7 +123,7 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, ForeignHello):
         raise AssertionError("a Hello of another version is only ever received")
     if isinstance(message, BatchMessage):
-        return _pack({"kind": _BATCH, "sequence": message.sequence, "batch": _map_of_batch(message.batch)})
+        return _encode_batch(_BatchMessageMap(sequence=message.sequence, batch=_map_of_batch(message.batch)))
     return _pack({"kind": _KINDS[type(message)], **_builtins(message)})
 
 
@@ -143,6 +147,13 @@ def decode_message(payload: bytes) -> Message:
     if isinstance(message, Acknowledge) and message.sequence < 0:
         raise ProtocolError(f"acknowledge: sequence {message.sequence} is below 0")
     return message
+
+
+def _encode_batch(content: _BatchMessageMap) -> bytes:
+    try:
+        return _BATCH_ENCODER.encode(content)
+    except UnicodeEncodeError:  # of a lone surrogate
+        return _pack(_builtins(content))
 
 
 def _pack(content: dict[str, object]) -> bytes:
@@ -180,7 +191,7 @@ def _short(error: Exception) -> str:
 
 
 def _builtins(record: object) -> dict[str, object]:
-    return cast("dict[str, object]", msgspec.to_builtins(record))
+    return cast("dict[str, object]", msgspec.to_builtins(record, builtin_types=(bytes,)))
 
 
 def _foreign_hello(content: Mapping[str, object]) -> ForeignHello | None:
@@ -190,35 +201,29 @@ def _foreign_hello(content: Mapping[str, object]) -> ForeignHello | None:
     return None
 
 
-def _map_of_batch(batch: Batch) -> dict[str, object]:
-    return {
-        "source": _builtins(batch.source),
-        "begin": batch.begin,
-        "end": batch.end,
-        "end_line": batch.end_line,
-        "is_last": batch.is_last,
-        "observed_at_ns": batch.observed_at_ns,
-        "strings": batch.strings,
-        "tables": {name: (_LAYOUTS[name], table.tobytes()) for name, table in _tables_of(batch) if len(table)},
-        **{
-            name: [_builtins(record) for record in records]
-            for name, records in (
-                ("communicators", batch.communicators),
-                ("versions", batch.versions),
-                ("captures", batch.captures),
-                ("gaps", batch.gaps),
-            )
-            if records
+def _map_of_batch(batch: Batch) -> _BatchMap:
+    return _BatchMap(
+        source=batch.source,
+        begin=batch.begin,
+        end=batch.end,
+        end_line=batch.end_line,
+        is_last=batch.is_last,
+        observed_at_ns=batch.observed_at_ns,
+        strings=batch.strings,
+        tables={
+            name: (layout, table.tobytes())
+            for (name, layout), table in zip(_LAYOUTS.items(), _tables_of(batch), strict=True)
+            if len(table)
         },
-        **({"facts": [(type(fact).__name__, _given(fact)) for fact in batch.facts]} if batch.facts else {}),
-        **({"topologies": [packed_topology(seen) for seen in batch.topologies]} if batch.topologies else {}),
-        **({"tuning_tables": [packed_table(seen) for seen in batch.tuning_tables]} if batch.tuning_tables else {}),
-        "counts": _builtins(batch.counts),
-    }
-
-
-def _tables_of(batch: Batch) -> Iterable[tuple[str, Columns]]:
-    return ((name, cast(Columns, getattr(batch, name))) for name in _TABLES)
+        communicators=batch.communicators,
+        versions=batch.versions,
+        captures=batch.captures,
+        facts=tuple([(type(fact).__name__, _given(fact)) for fact in batch.facts]),
+        topologies=tuple([packed_topology(seen) for seen in batch.topologies]),
+        tuning_tables=tuple([packed_table(seen) for seen in batch.tuning_tables]),
+        gaps=batch.gaps,
+        counts=batch.counts,
+    )
 
 
 def _batch_message(content: Mapping[str, object]) -> BatchMessage:

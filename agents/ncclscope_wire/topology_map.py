@@ -64,21 +64,20 @@ class TuningTableMap(Struct, frozen=True, kw_only=True):
     max_threads: tuple[_Threads, ...] = ()
 
 
-def packed_topology(seen: TopologySeen) -> dict[str, object]:
-    """What `TopologyMap` is made from, as msgpack takes it."""
-    return {
-        "origin": seen.origin.value,
-        "host": seen.host,
-        "pid": seen.pid,
-        "tid": seen.tid,
-        "line": seen.line,
-        "nodes": [
-            (node.kind.value, node.system, node.local, node.rank, node.bytes_per_second, node.text)
-            for node in seen.nodes
-        ],
-        "links": [(link.start, link.end, link.kind.value, link.bytes_per_second) for link in seen.links],
-        "paths": [(path.start, path.end, path.hops, path.bytes_per_second, path.kind) for path in seen.paths],
-    }
+def packed_topology(seen: TopologySeen) -> TopologyMap:
+    """The map of a record."""
+    return TopologyMap(
+        origin=seen.origin,
+        host=seen.host,
+        pid=seen.pid,
+        tid=seen.tid,
+        line=seen.line,
+        nodes=tuple(
+            (node.kind, node.system, node.local, node.rank, node.bytes_per_second, node.text) for node in seen.nodes
+        ),
+        links=tuple((link.start, link.end, link.kind, link.bytes_per_second) for link in seen.links),
+        paths=tuple((path.start, path.end, path.hops, path.bytes_per_second, path.kind) for path in seen.paths),
+    )
 
 
 def unpacked_topology(sent: TopologyMap) -> TopologySeen:
@@ -112,19 +111,19 @@ def unpacked_topology(sent: TopologyMap) -> TopologySeen:
     )
 
 
-def packed_table(seen: TuningTableSeen) -> dict[str, object]:
-    """What `TuningTableMap` is made from, as msgpack takes it."""
-    return {
-        "host": seen.host,
-        "pid": seen.pid,
-        "tid": seen.tid,
-        "line": seen.line,
-        "cells": [
+def packed_table(seen: TuningTableSeen) -> TuningTableMap:
+    """The map of a record."""
+    return TuningTableMap(
+        host=seen.host,
+        pid=seen.pid,
+        tid=seen.tid,
+        line=seen.line,
+        cells=tuple(
             (cell.function, cell.algorithm, cell.protocol, cell.latency_us, cell.bytes_per_second)
             for cell in seen.cells
-        ],
-        "max_threads": seen.max_threads,
-    }
+        ),
+        max_threads=seen.max_threads,
+    )
 
 
 def unpacked_table(sent: TuningTableMap) -> TuningTableSeen:
