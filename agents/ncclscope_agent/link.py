@@ -29,8 +29,8 @@ from ncclscope_wire.messages import AgentHealth
 
 _log = structlog.get_logger(__name__)
 
-_EARLY_SHARE: Final = 0.3
-"""Of the time between two heartbeats: one that is due as soon goes with what is sent now, and costs no write then."""
+_LATE_SHARE: Final = 0.3
+"""Of the time between two heartbeats: one that is due waits so long for something to be sent, and goes with that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Conversation(asyncio.Protocol):
         while not self._is_full and (data := self._session.to_send()):
             self._transport.write(data)
         if not self._is_full and self._session.is_closed:
-            self._end(None)
+            self.end(None)
 
     def data_received(self, data: bytes) -> None:
         if self.over.done():
@@ -100,7 +100,7 @@ class _Conversation(asyncio.Protocol):
         try:
             self._session.on_bytes(bytes(data))
         except ProtocolError as error:
-            self._end(error)
+            self.end(error)
         else:
             self._on_heard(was)
 
@@ -112,12 +112,13 @@ class _Conversation(asyncio.Protocol):
         self.write()
 
     def eof_received(self) -> None:
-        self._end(anyio.EndOfStream())
+        self.end(anyio.EndOfStream())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(anyio.EndOfStream() if exc is None else exc)
+        self.end(anyio.EndOfStream() if exc is None else exc)
 
-    def _end(self, why: Exception | None) -> None:
+    def end(self, why: Exception | None) -> None:
+        """Ends it, where it is not over yet; `why` as `over` says it."""
         if self.over.done():
             return
         if why is None:
@@ -147,13 +148,15 @@ class Link:
         self._nudged: anyio.Event | None = None
         self._changed: anyio.Event | None = None
         self._beat_at = 0.0
+        self._beat_timer: asyncio.TimerHandle
+        """While there is a conversation."""
         self._last_failure: str | None = None
 
     def nudge(self) -> None:
         """There may be something to send. Call it on the event loop after `offer` and `finish`."""
         if self._conversation is not None:
-            if self._session.state is SessionState.STREAMING:
-                self._beat(early_seconds=_EARLY_SHARE * self._settings.heartbeat_seconds)
+            if asyncio.get_running_loop().time() >= self._beat_at:
+                self._beat(self._conversation)
             self._conversation.write()
         if self._nudged is not None:
             self._nudged.set()
@@ -239,23 +242,29 @@ class Link:
 
     async def _keep_up(self, conversation: _Conversation) -> None:
         """Says that we live, and looks whether the service does, until the connection is over."""
-        loop = asyncio.get_running_loop()
-        self._beat_at = loop.time() + self._settings.heartbeat_seconds
-        while not conversation.over.done():
-            await asyncio.wait((conversation.over,), timeout=max(0.0, self._beat_at - loop.time()))
-            if not conversation.over.done():
-                if loop.time() - conversation.heard_at >= self._settings.silence_seconds:
-                    raise TimeoutError
-                self._beat(early_seconds=0.0)
-                conversation.write()
-        conversation.over.result()
+        self._expect_beat(conversation)
+        try:
+            await conversation.over
+        finally:
+            self._beat_timer.cancel()
 
-    def _beat(self, *, early_seconds: float) -> None:
-        """Has a heartbeat said where one is due so soon."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._beat_at - early_seconds:
-            self._beat_at = now + self._settings.heartbeat_seconds
-            self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
+    def _expect_beat(self, conversation: _Conversation) -> None:
+        loop, seconds = asyncio.get_running_loop(), self._settings.heartbeat_seconds
+        self._beat_at = loop.time() + seconds
+        self._beat_timer = loop.call_at(self._beat_at + _LATE_SHARE * seconds, self._beat_alone, conversation)
+
+    def _beat_alone(self, conversation: _Conversation) -> None:
+        self._beat(conversation)
+        conversation.write()
+
+    def _beat(self, conversation: _Conversation) -> None:
+        """Has a heartbeat said, or gives up a service that says nothing."""
+        self._beat_timer.cancel()
+        if asyncio.get_running_loop().time() - conversation.heard_at >= self._settings.silence_seconds:
+            conversation.end(TimeoutError())
+            return
+        self._session.heartbeat(self._health(), agent_wall_ns=self._wall_ns())
+        self._expect_beat(conversation)
 
     def _on_heard(self, was: SessionState) -> None:
         if was is SessionState.HELLO_SENT and self._session.state is SessionState.STREAMING:
