@@ -50,8 +50,9 @@ class FollowLimits:
     """Of one file at a time: about 1,200 lines or a millisecond, so that no file starves the others."""
     bytes_per_poll: int = 8 << 20
     """Of all files in one poll: about 50 ms."""
-    rescan_interval_ns: int = 1_000_000_000
-    """Between two looks for new, renamed and deleted files, unless `nudge` was called."""
+    rescan_interval_ns: int = 2_000_000_000
+    """Between two looks for new, renamed and deleted files, unless `nudge` was called: only what no watch tells,
+    on network file systems and below wildcards, waits for it."""
     grace_ns: int = 30_000_000_000
     """A file whose path is gone is closed after so long a silence: it holds disk space until then."""
     max_files: int = 1024
@@ -268,10 +269,10 @@ class LogFollower:
 
     # Reading one
 
-    def _take_turn(self, followed: _Followed, now_ns: int, budget: int) -> list[TextBatch | Batch]:
+    def _take_turn(self, followed: _Followed, now_ns: int, budget: int) -> Sequence[TextBatch | Batch]:
         try:
             if followed.reader is None and not self._begin(followed):
-                return []
+                return ()
             status = os.fstat(followed.handle)
             decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
             batches: Sequence[TextBatch | Batch] = ()
@@ -280,7 +281,7 @@ class LogFollower:
         except OSError:
             self._skipped["file_unreadable"] += 1
             decision, batches = followed.tail.give_up(), ()
-        return [*batches, *self._carry_out(followed, decision, now_ns)]
+        return [*batches, *self._carry_out(followed, decision, now_ns)] if decision.ends_source else batches
 
     def _read(
         self, followed: _Followed, size: int, now_ns: int | None, budget: int
@@ -322,19 +323,17 @@ class LogFollower:
         return decision, []
 
     def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[TextBatch | Batch]:
+        """Ends a source; gives its last batch."""
+        batches = self._end(followed, decision, now_ns)
         if decision.verdict is Verdict.BEGIN_ANEW:
-            batches = self._end(followed, decision, now_ns)
             followed.tail = Tail(followed.tail.identity, grace_ns=self._limits.grace_ns)
             followed.reader = None
             followed.must_be_new = True
             # The new tail knows nothing of the path yet.
             followed.tail.on_path(identity_of(followed.path))
-            return batches
-        if decision.verdict is Verdict.FINISH:
-            batches = self._end(followed, decision, now_ns)
+        else:
             self._drop(followed)
-            return batches
-        return []
+        return batches
 
     def _end(self, followed: _Followed, decision: Decision, now_ns: int | None) -> list[TextBatch | Batch]:
         """The last batch of a source, which says why it ends."""

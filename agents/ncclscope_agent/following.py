@@ -67,7 +67,7 @@ class FollowedLogs:
         """What was read so far; files whose space is not given back are among what was skipped."""
         known = self._follower.statistics()
         refused = {f"release_{reason}": files for reason, files in self._releaser.statistics().refused.items()}
-        return replace(known, skipped={**known.skipped, **refused})
+        return replace(known, skipped={**known.skipped, **refused}) if refused else known
 
     @property
     def has_more(self) -> bool:

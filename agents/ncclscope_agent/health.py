@@ -7,13 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.session import SessionStatistics
 from ncclscope_wire.messages import AgentHealth
 
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,7 @@ def clock_error_ns() -> int | None:
 def resident_bytes() -> int:
     """Memory of this process that is in RAM. Source: proc(5), second field of /proc/self/statm, in pages."""
     try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+        with open(_STATM, "rb", buffering=0) as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
     except OSError:
         return 0

@@ -90,6 +90,11 @@ class Decision:
     lost_bytes: int = 0
     """Bytes that were seen to be there and were never read."""
 
+    @property
+    def ends_source(self) -> bool:
+        """Whether nothing more is read of this source."""
+        return self.verdict in (Verdict.BEGIN_ANEW, Verdict.FINISH)
+
 
 _WAIT: Final = Decision(verdict=Verdict.WAIT)
 _READ: Final = Decision(verdict=Verdict.READ)

@@ -35,12 +35,12 @@ def position(batches: Sequence[Batch]) -> dict[str, Position]:
 
 
 class Clock:
-    """Seconds that pass by one at each look."""
+    """Seconds that pass by two at each look: files are looked for at each."""
 
     def __init__(self) -> None:
         self.now_ns = 1_700_000_000 * SECOND
 
-    def tick(self, seconds: int = 1) -> int:
+    def tick(self, seconds: int = 2) -> int:
         self.now_ns += seconds * SECOND
         return self.now_ns
 
