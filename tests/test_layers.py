@@ -50,6 +50,7 @@ _ACTING = {
         "runbooks",
         "snapshot_zip",
         "web_files",
+        "webhook",
         "export.chrome_trace",
         "export.communicators_file",
         "export.compare_file",

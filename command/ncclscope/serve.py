@@ -10,6 +10,7 @@ import click
 from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.extras import require_service, require_writable
+from ncclscope.notifications import Notifications, notification_options
 from ncclscope.sizes import Sizes, size_options
 
 
@@ -38,8 +39,15 @@ from ncclscope.sizes import Sizes, size_options
 )
 @baseline_option
 @size_options
+@notification_options
 def serve(
-    listen: str, http: str, data: Path, snapshot_on_end: Path | None, baselines: tuple[Path, ...], sizes: Sizes
+    listen: str,
+    http: str,
+    data: Path,
+    snapshot_on_end: Path | None,
+    baselines: tuple[Path, ...],
+    sizes: Sizes,
+    notifications: Notifications,
 ) -> None:
     """Run the service: agents connect to it; it serves the live page, /metrics and the API."""
     require_service()
@@ -63,6 +71,8 @@ def serve(
         pipeline=PipelineSettings(
             sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
         ),
+        webhooks=notifications.for_service(),
+        public_url=notifications.public_url,
         snapshot_on_end=snapshot_on_end,
     )
 

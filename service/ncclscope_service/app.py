@@ -21,16 +21,25 @@ from ncclscope_service.aliases import Aliases
 from ncclscope_service.archive import Archive
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.export.directory import write_run
+from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
-from ncclscope_service.overview import Overview, make_overview
+from ncclscope_service.overview import (
+    FindingView,
+    HealthView,
+    Overview,
+    finding_views,
+    health_view,
+    make_overview,
+)
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
 from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.tally import Tally
+from ncclscope_service.webhook import Notifier, WebhookSettings
 from ncclscope_wire.errors import ConfigError
 
 _log = structlog.get_logger(__name__)
@@ -54,6 +63,10 @@ class ServiceSettings:
     data: Path | None = None
     """Folder for finished operations; None: they are forgotten when they leave the window."""
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    webhooks: tuple[WebhookSettings, ...] = ()
+    """Who is told of findings."""
+    public_url: str | None = None
+    """Where people reach the live page, for the links in notifications; None: the HTTP address."""
     snapshot_on_end: Path | None = None
     """Folder that gets the files of a run when the service is stopped."""
 
@@ -71,6 +84,9 @@ class Service:
         started = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
         self._archive = None if settings.data is None else Archive(settings.data / "operations" / started)
         self._hub = Hub()
+        self._news = FindingNews()
+        page = settings.public_url or f"http://{settings.http_host}:{settings.http_port}"
+        self._notifier = Notifier(settings.webhooks, page)
         self._budget = SeriesBudget()
         self._metrics: MetricsView | None = None
         self._ingest_lag_seconds: float | None = None
@@ -93,6 +109,7 @@ class Service:
         if self._archive is not None:
             self._archive.append(self.pipeline.store, expired)
         self.pipeline.forget(expired, now_ns)
+        self._notifier.offer(self._news.look(self.findings(), now_ns))
         self._metrics = None
         self._tick_seconds = time.perf_counter() - began
 
@@ -114,6 +131,15 @@ class Service:
             health=self._health(),
             now_ns=time.time_ns(),
         )
+
+    def findings(self) -> tuple[FindingView, ...]:
+        """All findings that are kept, the open ones first."""
+        self._aliases.update(self.pipeline.store.communicators, self.pipeline.store.members)
+        return finding_views(self.pipeline.store, self._aliases, most=None)
+
+    def health(self) -> HealthView:
+        """What was lost, skipped or refused."""
+        return health_view(self.pipeline.store, self._health())
 
     def metrics(self) -> MetricsView:
         """Every metric, as the last tick left it: gathered once for all scrapes between two ticks."""
@@ -152,6 +178,7 @@ class Service:
             self._is_listening = True
             http_port: int = await tasks.start(self._serve_http)
             tasks.start_soon(self._tick_for_ever)
+            tasks.start_soon(self._notifier.run)
             task_status.started((agents_port, http_port))
 
     async def _tick_for_ever(self) -> None:
@@ -201,6 +228,7 @@ class Service:
             page_events_dropped=hub.dropped_total,
             page_clients_refused=hub.refused_total,
             tick_seconds=self._tick_seconds,
+            receivers=self._notifier.views(),
         )
 
     def _agents(self) -> tuple[AgentView, ...]:

@@ -217,15 +217,15 @@ def make_overview(
         clocks=clock_views(store, now_ns),
         clock_violation_ratio=store.clock_violation_ratio,
         agents=tuple(sorted(agents, key=lambda agent: agent.name)),
-        health=_health(store, health),
+        health=health_view(store, health),
     )
 
 
-def finding_views(store: Store, aliases: Aliases) -> tuple[FindingView, ...]:
-    """The latest findings, the open ones first."""
+def finding_views(store: Store, aliases: Aliases, *, most: int | None = MAX_FINDINGS) -> tuple[FindingView, ...]:
+    """The latest findings, the open ones first; `most` None for all. The aliases must be up to date."""
     by_id = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
     ordered = sorted(store.findings, key=lambda finding: (finding.until_ns is not None, -finding.since_ns))
-    return tuple(_finding(finding, by_id) for finding in ordered[:MAX_FINDINGS])
+    return tuple(_finding(finding, by_id) for finding in ordered[:most])
 
 
 def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
@@ -412,7 +412,8 @@ def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingV
     )
 
 
-def _health(store: Store, health: ServiceHealth) -> HealthView:
+def health_view(store: Store, health: ServiceHealth) -> HealthView:
+    """What was lost, skipped or refused so far."""
     return HealthView(
         version=health.version,
         understood=dict(store.understood.most_common()),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -22,16 +24,22 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ncclscope_service.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS
 from ncclscope_service.exposition import Scrapes
-from ncclscope_service.live import Hub, event_bytes
+from ncclscope_service.finding_news import FindingNews
+from ncclscope_service.live import Event, Hub
 from ncclscope_service.metrics import MetricsView
-from ncclscope_service.overview import FindingView, Overview
+from ncclscope_service.openapi import describe
+from ncclscope_service.overview import FindingView, HealthView, Overview
 from ncclscope_service.runbooks import runbooks
 from ncclscope_service.snapshot_zip import ZipResponse, zip_folder
 from ncclscope_service.web_files import PageFiles, PlotlyScript, page
 
 OVERVIEW_SECONDS: Final = 1.0
 """How often listeners get a new overview."""
+
+HEALTH_TURNS: Final = 5
+"""The health is told every so many overviews."""
 
 SECURITY_HEADERS: Final = {
     # plotly writes style elements and draws heat maps as data: images.
@@ -49,6 +57,14 @@ class ServiceView(Protocol):
 
     def overview(self) -> Overview:
         """Everything the page shows, now."""
+        ...
+
+    def findings(self) -> tuple[FindingView, ...]:
+        """All findings that are kept, the open ones first."""
+        ...
+
+    def health(self) -> HealthView:
+        """What was lost, skipped or refused."""
         ...
 
     def metrics(self) -> MetricsView:
@@ -75,12 +91,9 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
             Route("/", page),
             Route("/runbooks", runbooks),
             Route("/metrics", answers.metrics),
-            Route("/healthz", answers.health),
+            Route("/healthz", answers.liveness),
             Route("/readyz", answers.readiness),
-            Route("/api/overview", answers.overview),
-            Route("/api/findings", answers.findings),
-            Route("/api/events", answers.events),
-            Route("/api/snapshot", answers.snapshot, methods=["POST"]),
+            *(Route(each.path, getattr(answers, each.operation), methods=[each.method]) for each in API_ROUTES),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
         ],
@@ -91,12 +104,12 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
 
 
 class _Pushes:
-    """Publishes an overview every second while someone listens, and findings as they come."""
+    """Publishes findings as they come, and an overview every second and the health every five while someone listens."""
 
     def __init__(self, view: ServiceView, hub: Hub) -> None:
         self._view = view
         self.hub = hub
-        self._known: dict[str, FindingView] | None = None
+        self._news = FindingNews()
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncGenerator[None, None]:
@@ -109,30 +122,29 @@ class _Pushes:
                 tasks.cancel_scope.cancel()
 
     async def _run(self) -> None:
-        while True:
-            await self.hub.wait_for_client()
-            overview = self._view.overview()
-            for finding in self._news(overview.findings):
-                self.hub.publish_nowait(event_bytes("finding", to_json(finding)))
-            self.hub.publish_nowait(overview_event(overview))
+        for turn in itertools.count():
+            for event in self._news.look(self._view.findings(), time.time_ns()):
+                self.hub.publish_kept("finding", to_json(event))
+            if self.hub.has_listener("overview"):
+                self.hub.publish_nowait(overview_event(self._view.overview()))
+            if turn % HEALTH_TURNS == 0 and self.hub.has_listener("health"):
+                self.hub.publish_nowait(health_event(self._view.health()))
             await anyio.sleep(OVERVIEW_SECONDS)
-
-    def _news(self, findings: Sequence[FindingView]) -> list[FindingView]:
-        known, self._known = self._known, {finding_key(each): each for each in findings}
-        return [] if known is None else changed_findings(known, findings)
 
 
 class _EventStream(Response):
     """The answer to a listener; leaves the hub when the listener goes."""
 
-    def __init__(self, hub: Hub, first: bytes) -> None:
+    def __init__(self, hub: Hub, first: tuple[Event, ...], wanted: frozenset[str], after: str | None) -> None:
         super().__init__()
         self._hub = hub
         self._first = first
+        self._wanted = wanted
+        self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        async with aclosing(self._hub.listen((self._first,))) as events:
+        async with aclosing(self._hub.listen(self._first, wanted=self._wanted, after=self._after)) as events:
             stream = StreamingResponse(events, media_type="text/event-stream", headers=headers)
             await stream(scope, receive, send)
 
@@ -160,7 +172,7 @@ class _Answers:
             headers["Content-Encoding"] = "gzip"
         return Response(scrape.body, headers=headers)
 
-    async def health(self, _: Request) -> Response:
+    async def liveness(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def readiness(self, _: Request) -> Response:
@@ -174,10 +186,19 @@ class _Answers:
         job = request.query_params.get("job")
         return _json([each for each in self._view.overview().findings if job in {None, each.job}])
 
-    async def events(self, _: Request) -> Response:
+    async def service_health(self, _: Request) -> Response:
+        return _json(self._view.health())
+
+    async def openapi(self, _: Request) -> Response:
+        return _json(describe(self._view.health().version))
+
+    async def events(self, request: Request) -> Response:
+        wanted = asked_events(request.query_params)
         if not self._hub.has_room():
             raise HTTPException(503, "too many listeners: close a page and try again")
-        return _EventStream(self._hub, overview_event(self._view.overview()))
+        first = [overview_event(self._view.overview())] if "overview" in wanted else []
+        first += [health_event(self._view.health())] if "health" in wanted else []
+        return _EventStream(self._hub, tuple(first), wanted, request.headers.get("last-event-id"))
 
     async def snapshot(self, request: Request) -> Response:
         job, minutes = self._asked_job(request.query_params), asked_minutes(request.query_params)
@@ -243,24 +264,22 @@ def asked_minutes(query: Mapping[str, str]) -> float | None:
     return minutes
 
 
-def finding_key(finding: FindingView) -> str:
-    """What makes two findings the same one at two times."""
-    return f"{finding.job}/{finding.kind}/{finding.comm_id}/{finding.ranks}/{finding.since_ns}"
+def asked_events(query: Mapping[str, str]) -> frozenset[str]:
+    """The parameter `events`; DEFAULT_EVENTS where it is not given. Raises HTTPException(400) for other names."""
+    asked = frozenset(filter(None, (query.get("events") or "").replace(" ", "").split(",")))
+    if not asked <= EVENTS:
+        raise HTTPException(400, f"events are {', '.join(sorted(EVENTS))}, not {', '.join(sorted(asked - EVENTS))}")
+    return asked or DEFAULT_EVENTS
 
 
-def changed_findings(known: Mapping[str, FindingView], findings: Sequence[FindingView]) -> list[FindingView]:
-    """Those that are new, have become graver or less so, or have ended since."""
-    changed: list[FindingView] = []
-    for finding in findings:
-        before = known.get(finding_key(finding))
-        if before is None or (before.until_ns, before.severity) != (finding.until_ns, finding.severity):
-            changed.append(finding)
-    return changed
-
-
-def overview_event(overview: Overview) -> bytes:
+def overview_event(overview: Overview) -> Event:
     """The event "overview"."""
-    return event_bytes("overview", to_json(overview))
+    return Event(name="overview", data=to_json(overview))
+
+
+def health_event(health: HealthView) -> Event:
+    """The event "health"."""
+    return Event(name="health", data=to_json(health))
 
 
 def to_json(value: object) -> bytes:

@@ -20,7 +20,7 @@ from ncclscope_service.aliases import Aliases
 from ncclscope_service.health import AgentView, ReceiverView, ServiceHealth
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
-from ncclscope_service.overview import Overview, make_overview
+from ncclscope_service.overview import FindingView, HealthView, Overview, finding_views, health_view, make_overview
 from ncclscope_service.routes import make_app
 from ncclscope_service.rows import (
     COLLECTIVE,
@@ -458,7 +458,15 @@ class FakeService:
         store.findings.extend(self.extra_findings)
         return store
 
-    def health(self) -> ServiceHealth:
+    def findings(self) -> tuple[FindingView, ...]:
+        store = self.store(time.time_ns() if self.now_ns is None else self.now_ns)
+        self.aliases.update(store.communicators, store.members)
+        return finding_views(store, self.aliases, most=None)
+
+    def health(self) -> HealthView:
+        return health_view(self.store(NOW_NS), self.service_health())
+
+    def service_health(self) -> ServiceHealth:
         statistics = self.hub.statistics()
         return ServiceHealth(
             version="0.1.0", sessions_refused={"protocol_version": 1}, ingest_lag_seconds=0.21, backlog_batches=0,
@@ -474,7 +482,7 @@ class FakeService:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns
         agents = [] if self.is_empty else agents_of(self.shape, now_ns=now_ns)
         return make_overview(
-            self.store(now_ns), aliases=self.aliases, agents=agents, health=self.health(), now_ns=now_ns
+            self.store(now_ns), aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
     def metrics(self) -> MetricsView:
@@ -482,7 +490,9 @@ class FakeService:
         store, tally = self.store(now_ns), Tally()
         tally.feed(store)
         agents = [] if self.is_empty else agents_of(self.shape, now_ns=now_ns)
-        return gather(store, tally=tally, aliases=self.aliases, agents=agents, health=self.health(), now_ns=now_ns)
+        return gather(
+            store, tally=tally, aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
+        )
 
     def is_ready(self) -> tuple[bool, str]:
         return self.ready

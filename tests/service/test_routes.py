@@ -8,7 +8,6 @@ import sys
 import zipfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -20,8 +19,7 @@ import uvicorn
 from service import fake_service as fake
 
 from ncclscope_service.live import Hub
-from ncclscope_service.overview import FindingView
-from ncclscope_service.routes import changed_findings, finding_key, make_app
+from ncclscope_service.routes import make_app
 from ncclscope_service.rows import Finding, FindingKind, Severity
 
 pytestmark = pytest.mark.asyncio
@@ -236,14 +234,34 @@ async def test_too_many_listeners_are_told_so() -> None:
         assert "listeners" in answer.json()["error"]
 
 
-async def test_a_finding_changes_when_it_ends() -> None:
-    (finding,) = small_service().overview().findings
+async def test_a_listener_that_comes_back_is_told_of_findings_in_between() -> None:
+    service = small_service()
+    query = {"events": "finding"}
+    async with served(service) as client:
+        with anyio.fail_after(20):
+            while not service.hub.is_keeping():  # noqa: ASYNC110  (the hub tells listeners, and there is none yet)
+                await anyio.sleep(0.01)
+            async with client.stream("GET", "/api/events", params=query, headers={"Last-Event-ID": "old-1"}) as answer:
+                lines = [line async for line in lines_until(answer, "data: {", 2)]
+    assert [line for line in lines if line.startswith("event: ")] == ["event: missed", "event: finding"]
+    told = orjson.loads(lines[-1].removeprefix("data: "))
+    assert (told["event"], told["finding"]["kind"]) == ("opened", "late_rank")
 
-    def changed_to(now: FindingView) -> list[FindingView]:
-        return changed_findings({finding_key(finding): finding}, [now])
 
-    assert changed_to(finding) == []
-    ended = replace(finding, until_ns=finding.since_ns + 1)
-    assert changed_to(ended) == [ended]
-    other = replace(finding, ranks=(6,))
-    assert changed_to(other) == [other]
+async def lines_until(answer: httpx.Response, begin: str, times: int) -> AsyncGenerator[str, None]:
+    """The lines up to the one that begins so for the given time."""
+    async for line in answer.aiter_lines():
+        yield line
+        times -= line.startswith(begin)
+        if not times:
+            return
+
+
+async def test_a_listener_may_ask_for_health_alone() -> None:
+    service = small_service()
+    async with served(service) as client:
+        with anyio.fail_after(20):
+            async with client.stream("GET", "/api/events", params={"events": "health"}) as answer:
+                lines = [line async for line in lines_until(answer, "data: {", 1)]
+    assert [line for line in lines if line.startswith("event: ")] == ["event: health"]
+    assert orjson.loads(lines[-1].removeprefix("data: "))["version"] == "0.1.0"

@@ -1,0 +1,123 @@
+"""The JSON API in one table: routes, parameters and what they answer. Routing, OpenAPI and tests follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ncclscope_service.overview import FindingView, HealthView, Overview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a query; all are optional."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str
+    place: str = "query"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRoute:
+    """One path with one method."""
+
+    path: str
+    operation: str
+    """Name of the method that answers it, and of the operation in OpenAPI."""
+    method: str = "GET"
+    summary: str
+    answer: Any = None
+    """Type of the JSON that it answers; None for another media type."""
+    media_type: str = "application/json"
+    parameters: tuple[Parameter, ...] = ()
+    faults: tuple[tuple[int, str], ...] = ()
+    """Other statuses, and when they are given."""
+
+
+_JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")
+
+API_ROUTES: Final[tuple[ApiRoute, ...]] = (
+    ApiRoute(
+        path="/api/overview",
+        operation="overview",
+        summary="Everything the live page shows, at one time: jobs, communicators, findings, clocks, agents, health.",
+        answer=Overview,
+    ),
+    ApiRoute(
+        path="/api/findings",
+        operation="findings",
+        summary="The latest findings, the open ones first.",
+        answer=list[FindingView],
+        parameters=(_JOB,),
+    ),
+    ApiRoute(
+        path="/api/health",
+        operation="service_health",
+        summary="What was understood, lost, skipped or refused so far, and how far behind the service is.",
+        answer=HealthView,
+    ),
+    ApiRoute(
+        path="/api/events",
+        operation="events",
+        summary=(
+            "Server-sent events: `overview` (Overview, every second), `finding` (FindingEvent, as it happens, with an "
+            "id) and `health` (HealthView, every five seconds). Begins with what is, then tells what changes."
+        ),
+        media_type="text/event-stream",
+        parameters=(
+            Parameter(
+                name="events",
+                schema={"type": "string", "examples": ["finding,health"]},
+                description="Names of events, separated by commas; default: overview,finding.",
+            ),
+            Parameter(
+                name="Last-Event-ID",
+                place="header",
+                schema={"type": "string"},
+                description=(
+                    "Id of the last event that was received; browsers send it by themselves. What was kept since comes "
+                    "first, behind an event `missed` where that is not all."
+                ),
+            ),
+        ),
+        faults=((400, "There is no event of that name."), (503, "There are too many listeners.")),
+    ),
+    ApiRoute(
+        path="/api/snapshot",
+        operation="snapshot",
+        method="POST",
+        summary="The files of `ncclscope snapshot`, as one zip.",
+        media_type="application/zip",
+        parameters=(
+            _JOB,
+            Parameter(
+                name="minutes",
+                schema={"type": "number", "exclusiveMinimum": 0},
+                description="Only the last so many minutes; default: all that is in memory.",
+            ),
+            Parameter(
+                name="trace_format",
+                schema={"type": "string", "enum": ["json", "perfetto"]},
+                description="`perfetto` adds trace.perfetto-trace.",
+            ),
+        ),
+        faults=(
+            (400, "A parameter is not understood."),
+            (404, "There is no such job."),
+            (429, "A snapshot is being written."),
+        ),
+    ),
+    ApiRoute(
+        path="/api/openapi.json",
+        operation="openapi",
+        summary="This description.",
+        answer=dict[str, Any],
+    ),
+)
+
+EVENTS: Final = frozenset({"overview", "finding", "health"})
+"""Names of the events that a listener may ask for."""
+
+DEFAULT_EVENTS: Final = frozenset({"overview", "finding"})
+"""What one gets who does not say; the overview holds the health."""

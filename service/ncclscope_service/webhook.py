@@ -1,0 +1,139 @@
+"""Delivers notifications to webhooks: one task per receiver, one attempt at a time, nothing else waits for it."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import IO, Final
+
+import anyio
+import orjson
+import structlog
+from anyio import to_thread
+
+from ncclscope_service.finding_news import FindingEvent
+from ncclscope_service.health import ReceiverView
+from ncclscope_service.messages import Form, message
+from ncclscope_service.outbox import Answer, Outbox, OutboxLimits
+from ncclscope_service.rows import Severity
+
+_log = structlog.get_logger(__name__)
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """One receiver. The address may hold a secret: it is neither logged nor a label."""
+
+    url: str
+    form: Form = Form.JSON
+    least: Severity = Severity.WARNING
+    timeout_seconds: float = 10.0
+    limits: OutboxLimits = field(default_factory=OutboxLimits)
+
+
+class Notifier:
+    """Tells the receivers of findings; what it could not tell is counted."""
+
+    def __init__(self, receivers: Sequence[WebhookSettings], page: str) -> None:
+        """`page`: where people reach the live page."""
+        names = _names(receivers)
+        self._receivers = [
+            _Receiver(settings, Outbox(name, settings.least, settings.limits), page.rstrip("/"))
+            for settings, name in zip(receivers, names, strict=True)
+        ]
+
+    def offer(self, events: Iterable[FindingEvent]) -> None:
+        """Returns at once; the events are delivered by `run`."""
+        for event in events:
+            for receiver in self._receivers:
+                receiver.offer(event)
+
+    def views(self) -> tuple[ReceiverView, ...]:
+        """How the deliveries went so far."""
+        return tuple(receiver.outbox.view() for receiver in self._receivers)
+
+    async def run(self) -> None:
+        """Delivers until it is cancelled; what then still waits is not delivered."""
+        async with anyio.create_task_group() as tasks:
+            for receiver in self._receivers:
+                tasks.start_soon(receiver.run)
+
+
+class _Receiver:
+    def __init__(self, settings: WebhookSettings, outbox: Outbox, page: str) -> None:
+        self.outbox = outbox
+        self._settings = settings
+        self._page = page
+        self._news = anyio.Event()
+
+    def offer(self, event: FindingEvent) -> None:
+        self.outbox.offer(event)
+        self._news.set()
+
+    async def run(self) -> None:
+        while True:
+            self._news = anyio.Event()
+            while (event := self.outbox.due(time.monotonic_ns())) is not None:
+                await self._attempt(event)
+            pause_ns = self.outbox.pause_ns(time.monotonic_ns())
+            with anyio.move_on_after(None if pause_ns is None else pause_ns * 1e-9):
+                await self._news.wait()
+
+    async def _attempt(self, event: FindingEvent) -> None:
+        body = orjson.dumps(
+            message(event, self._settings.form, self._page), option=orjson.OPT_NON_STR_KEYS, default=str
+        )
+        answer, why = await to_thread.run_sync(
+            lambda: _post(self._settings.url, body, self._settings.timeout_seconds), abandon_on_cancel=True
+        )
+        self.outbox.answered(event, answer, time.monotonic_ns())
+        if answer is not Answer.TAKEN:
+            _log.warning(
+                "notification_failed", receiver=self.outbox.name, finding=event.id, answer=answer.name, reason=why
+            )
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without its body."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        """None: the redirect is an error."""
+        del req, fp, code, msg, headers, newurl
+        return None
+
+
+def _post(url: str, body: bytes, timeout_seconds: float) -> tuple[Answer, str]:
+    """Sends the body; blocks. Gives what the receiver made of it, and why."""
+    headers = {"Content-Type": "application/json", "User-Agent": "ncclscope"}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=timeout_seconds) as answer:
+            return Answer.TAKEN, str(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            is_temporary = error.code in _TRY_AGAIN or error.code >= 500
+            return (Answer.LATER if is_temporary else Answer.NEVER), f"HTTP {error.code}"
+    except (OSError, http.client.HTTPException) as error:
+        return Answer.LATER, str(error) or type(error).__name__
+
+
+def _names(receivers: Sequence[WebhookSettings]) -> list[str]:
+    """The host of each receiver's address, with a number where several have the same."""
+    seen: Counter[str] = Counter()
+    names: list[str] = []
+    for each in receivers:
+        host = urllib.parse.urlsplit(each.url).hostname or "unknown"
+        seen[host] += 1
+        names.append(host if seen[host] == 1 else f"{host}#{seen[host]}")
+    return names
