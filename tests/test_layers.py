@@ -44,6 +44,7 @@ _ACTING = {
     "ncclscope_service": {
         "app",
         "archive",
+        "detail_routes",
         "listen",
         "live",
         "routes",

@@ -39,6 +39,7 @@ from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
 from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.tally import Tally
+from ncclscope_service.views_of_job import JobAsked, ask_job
 from ncclscope_service.webhook import Notifier, WebhookSettings
 from ncclscope_wire.errors import ConfigError
 
@@ -140,6 +141,12 @@ class Service:
     def health(self) -> HealthView:
         """What was lost, skipped or refused."""
         return health_view(self.pipeline.store, self._health())
+
+    def job(self, name: str) -> tuple[JobAsked, int] | None:
+        """What can be asked about a job, now."""
+        now_ns = time.time_ns()
+        asked = ask_job(self.pipeline.store, self._aliases, name, now_ns)
+        return None if asked is None else (asked, now_ns)
 
     def metrics(self) -> MetricsView:
         """Every metric, as the last tick left it: gathered once for all scrapes between two ticks."""

@@ -25,8 +25,10 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclscope_service.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS
+from ncclscope_service.detail_routes import JobsView, detail_routes
 from ncclscope_service.exposition import Scrapes
 from ncclscope_service.finding_news import FindingNews
+from ncclscope_service.json_text import to_json
 from ncclscope_service.live import Event, Hub
 from ncclscope_service.metrics import MetricsView
 from ncclscope_service.openapi import describe
@@ -52,7 +54,7 @@ SECURITY_HEADERS: Final = {
 }
 
 
-class ServiceView(Protocol):
+class ServiceView(JobsView, Protocol):
     """What the routes need of the service; all but `write_snapshot` return at once."""
 
     def overview(self) -> Overview:
@@ -94,6 +96,7 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
             Route("/healthz", answers.liveness),
             Route("/readyz", answers.readiness),
             *(Route(each.path, getattr(answers, each.operation), methods=[each.method]) for each in API_ROUTES),
+            *detail_routes(view),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
         ],
@@ -280,17 +283,6 @@ def overview_event(overview: Overview) -> Event:
 def health_event(health: HealthView) -> Event:
     """The event "health"."""
     return Event(name="health", data=to_json(health))
-
-
-def to_json(value: object) -> bytes:
-    """Dataclasses as JSON on one line."""
-    return orjson.dumps(value, default=_mapping_as_dict, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _mapping_as_dict(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
 
 
 def _json(value: object) -> Response:

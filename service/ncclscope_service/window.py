@@ -80,6 +80,8 @@ class RecentOperations:
     duration_ns: Int64s
     """0 without a kernel."""
     wait_ns: Int64s
+    starts_launch: Bools
+    """False for a row that follows another of the same launch: their kernel is counted once."""
     has_wait: Bools
     """Has a kernel and a known wait, and is the first row of its launch."""
     transfer_ns: Int64s
@@ -95,6 +97,7 @@ def recent_operations(store: Store) -> RecentOperations:
     has_kernel = (start != NO_TIME_NS) & (end != NO_TIME_NS) & ~rows["censored"]
     duration = np.where(has_kernel, end - start, 0)
     wait = rows["wait_ns"].astype(np.int64)
+    starts_launch = _starts_launch(rows["launch"])
     return RecentOperations(
         process=rows["process"].astype(np.int64),
         communicator=_of_member([each.communicator for each in store.members], rows["member"]),
@@ -108,7 +111,8 @@ def recent_operations(store: Store) -> RecentOperations:
         kernel_ns=_first_known(rows["start_true_ns"], start),
         duration_ns=duration,
         wait_ns=wait,
-        has_wait=has_kernel & (wait >= 0) & (duration > 0) & _starts_launch(rows["launch"]),
+        starts_launch=starts_launch,
+        has_wait=has_kernel & (wait >= 0) & (duration > 0) & starts_launch,
         transfer_ns=rows["transfer_ns"].astype(np.int64),
         busbw=rows["busbw"].astype(np.float64),
         match=rows["match"].astype(np.int64),

@@ -15,7 +15,7 @@ import yaml
 
 from ncclscope_service.metric_table import METRICS, Kind, Metric
 from ncclscope_service.rows import FindingKind
-from ncclscope_service.runbooks import as_html
+from ncclscope_service.runbook_page import runbook_page
 
 _PROMETHEUS = Path("deploy") / "prometheus"
 _RULES = ("ncclscope_recording.yml", "ncclscope_alerts.yml")
@@ -111,7 +111,7 @@ def test_every_kind_of_finding_has_an_alert_of_its_own(rules: list[Rule]) -> Non
 
 
 def test_every_alert_says_who_or_what_and_leads_to_a_runbook_that_exists(repository: Path, rules: list[Rule]) -> None:
-    anchors = set(re.findall(r'id="([^"]+)"', as_html((repository / "docs" / "findings.md").read_text())))
+    anchors = set(re.findall(r'id="([^"]+)"', runbook_page((repository / "docs" / "findings.md").read_text())))
     for rule in rules:
         if not rule.is_alert:
             continue
@@ -178,7 +178,7 @@ def recording_table(recorded: list[Rule]) -> str:
 
 
 def test_the_page_of_runbooks_keeps_the_text_and_escapes_it() -> None:
-    page = as_html("# Findings\n\n## late_rank\n\n*A rank* has `a<b` and **must**.\n\n- one\n- two & three")
+    page = runbook_page("# Findings\n\n## late_rank\n\n*A rank* has `a<b` and **must**.\n\n- one\n- two & three")
     assert '<h2 id="late_rank"' in page
     assert "<em>A rank</em> has <code>a&lt;b</code> and <strong>must</strong>." in page
     assert "<li>two &amp; three</li>" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from service.fake_service import JOB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -34,7 +36,7 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def fake_service(repository: Path, port: int, *options: str) -> Generator[None]:
     script = repository / "tests" / "service" / "fake_service.py"
-    command = [sys.executable, str(script), "--port", str(port), "--nodes", "8", *options]
+    command = [sys.executable, str(script), "--port", str(port), *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
         try:
             yield
@@ -52,7 +54,9 @@ def free_port() -> int:
         return port
 
 
-def open_page(browser: Browser, port: int, *, width: int = 1280, scheme: str = "light") -> tuple[Page, list[str]]:
+def open_page(
+    browser: Browser, port: int, *, width: int = 1280, scheme: str = "light", at: str = ""
+) -> tuple[Page, list[str]]:
     """The page once it is live, and what the console said that it should not have."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
@@ -68,7 +72,7 @@ def open_page(browser: Browser, port: int, *, width: int = 1280, scheme: str = "
     page.on("console", note)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     wait_for_port(port)
-    page.goto(f"http://127.0.0.1:{port}/")
+    page.goto(f"http://127.0.0.1:{port}/{at}")
     expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=_PATIENCE_MS)
     return page, complaints
 
@@ -99,6 +103,8 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         expect(page.locator("#waits .js-plotly-plot")).to_have_count(1)
         expect(page.locator("#communicators tbody tr")).to_have_count(33)
         expect(page.locator("#communicators tbody tr").first).to_contain_text("tp-4")
+        for chart in ("traffic", "sizes", "timeline"):
+            expect(page.locator(f"#{chart} .js-plotly-plot")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing runs over the side"
         shots = os.environ.get("NCCLSCOPE_SCREENSHOTS")
         if shots:
@@ -128,44 +134,159 @@ def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path
         assert complaints == []
 
 
-def test_the_page_is_worked_by_keyboard_and_by_click(browser: Browser, repository: Path) -> None:
+def test_the_page_is_worked_by_click(browser: Browser, repository: Path) -> None:
     port = free_port()
     with fake_service(repository, port):
         page, complaints = open_page(browser, port)
-        finding = page.locator("details.finding").first
-        finding.locator("summary").focus()
-        page.keyboard.press("Enter")
-        expect(finding.locator("dl")).to_be_visible()
+        finding = page.locator("#findings details.finding").first
+        finding.locator("summary").click()
+        expect(finding.locator("dl")).to_contain_text("runbook")
         page.wait_for_function(
             "(before) => window.performance.now() > before + 2500", arg=page.evaluate("performance.now()")
         )
-        expect(page.locator("details.finding").first.locator("dl")).to_be_visible()
-        page.get_by_role("button", name="dp-3", exact=True).click()
-        expect(page.locator("#communicators tr[aria-selected=true]")).to_contain_text("dp-3")
-        page.keyboard.press("Escape")
-        expect(page.locator("#communicators tr[aria-selected=true]")).to_have_count(0)
+        expect(page.locator("#findings details.finding").first.locator("dl")).to_be_visible()
         page.get_by_role("button", name="count").click()
         expect(page.get_by_role("button", name="count")).to_have_attribute("aria-pressed", "true")
+        page.get_by_role("button", name="10 s").first.click()
+        expect(page.locator("#timeline-note")).to_contain_text("10.0 s")
         with page.expect_download() as download:
             page.get_by_role("button", name="Snapshot").click()
         assert download.value.suggested_filename == "ncclscope-snapshot.zip"
+        page.get_by_role("link", name="dp-3", exact=True).click()
+        expect(page).to_have_url(re.compile(f"#/job/{JOB}/communicator/dp-3$"))
+        expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
+        page.locator("#communicator-ranks a.name").nth(1).click()
+        expect(page).to_have_url(re.compile(f"#/job/{JOB}/rank/11$"))
+        expect(page.locator("#rank-groups tbody tr")).to_have_count(3)
+        page.go_back()
+        expect(page.locator("#communicator-name")).to_have_text("dp-3")
+        assert complaints == []
+
+
+def test_the_page_is_worked_by_keyboard(browser: Browser, repository: Path) -> None:
+    port = free_port()
+    with fake_service(repository, port):
+        page, complaints = open_page(browser, port)
+        page.keyboard.press("h")
+        expect(page.locator("#clocks tbody tr")).to_have_count(8)
+        page.keyboard.press("f")
+        expect(page.locator("#fleet-jobs tbody tr")).to_have_count(1)
+        page.keyboard.press("j")
+        page.get_by_role("link", name="tp-4", exact=True).focus()
+        page.keyboard.press("ArrowDown")
+        expect(page.get_by_role("link", name="dp-11", exact=True)).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#communicator-name")).to_have_text("dp-11")
+        page.keyboard.press("]")
+        expect(page.locator("#communicator-name")).to_have_text("dp-12")
+        page.keyboard.press("[")
+        expect(page.locator("#communicator-name")).to_have_text("dp-11")
+        page.keyboard.press("p")
+        expect(page.locator("#communicator [aria-pressed=true]", has_text="go on")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#main")).to_be_visible()
+        page.keyboard.press("/")
+        page.keyboard.type("37")
+        page.keyboard.press("Enter")
+        expect(page.locator("#rank-name")).to_have_text("rank 37")
+        page.keyboard.press("?")
+        expect(page.locator("#help")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#help")).to_be_hidden()
+        expect(page.locator("#rank-name")).to_be_visible()
+        assert complaints == []
+
+
+_ADDRESSES = {
+    "#/": "#fleet-jobs a.name",
+    f"#/job/{JOB}": "#communicators tbody tr",
+    f"#/job/{JOB}/communicator/dp-11": "#communicator-findings .finding",
+    f"#/job/{JOB}/rank/37": "#rank-findings .finding",
+    "#/health": "#agents tbody tr",
+}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_an_address_leads_to_its_view(browser: Browser, repository: Path, width: int, scheme: str) -> None:
+    port = free_port()
+    with fake_service(repository, port):
+        for at, shown in _ADDRESSES.items():
+            page, complaints = open_page(browser, port, width=width, scheme=scheme, at=at)
+            expect(page.locator(shown).first).to_be_visible()
+            expect(page.locator("main:visible")).to_have_count(1)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{at}: nothing runs over the side"
+            assert page.evaluate("document.documentElement.dataset.theme") == scheme
+            assert complaints == []
+            page.context.close()
+
+
+def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repository: Path) -> None:
+    port = free_port()
+    with fake_service(repository, port):
+        page, _ = open_page(browser, port, at=f"#/job/{JOB}/rank/99999")
+        expect(page.locator("#rank-missing")).to_contain_text("has no rank 99999")
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/none-1")
+        expect(page.locator("#communicator-missing")).to_contain_text("no communicator 'none-1'")
+        page.goto(f"http://127.0.0.1:{port}/#/job/no%20such%20job")
+        expect(page.locator("#empty")).to_contain_text("There is no job no such job")
+
+
+def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository: Path) -> None:
+    port = free_port()
+    with fake_service(repository, port):
+        page, complaints = open_page(browser, port)
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(ground)
+        page.keyboard.press("t")
+        page.wait_for_function(f"(light) => {ground} !== light", arg=light)
+        page.reload()
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert complaints == []
+
+
+def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path) -> None:
+    port = free_port()
+    with fake_service(repository, port, "--nodes", "512", "--still"):
+        page, complaints = open_page(browser, port)
+        expect(page.locator("#tiles")).to_contain_text("4,096", timeout=60_000)
+        expect(page.locator("#waits-note")).to_contain_text("128 of 4,096 ranks")
+        expect(page.locator("#traffic-note")).to_contain_text("by hosts", timeout=60_000)
+        expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/rank/4000")
+        expect(page.locator("#rank-tiles")).to_contain_text("gpu-node500", timeout=60_000)
+        assert complaints == []
+
+
+def test_the_runbook_of_a_finding_is_served(browser: Browser, repository: Path) -> None:
+    port = free_port()
+    with fake_service(repository, port):
+        page, complaints = open_page(browser, port)
+        page.goto(f"http://127.0.0.1:{port}/runbooks#late_rank")
+        expect(page.locator("h2#late_rank")).to_be_in_viewport()
+        expect(page.locator("main")).to_contain_text("Look at that GPU")
         assert complaints == []
 
 
 def test_the_page_comes_back_when_the_service_does(browser: Browser, repository: Path) -> None:
     port = free_port()
     with fake_service(repository, port):
-        page, _ = open_page(browser, port)
+        page, _ = open_page(browser, port, at=f"#/job/{JOB}/communicator/dp-3")
+        expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
     expect(page.locator("#connection")).to_have_attribute("data-state", "lost", timeout=_PATIENCE_MS)
-    expect(page.locator("#communicators tbody tr")).to_have_count(33)
+    expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
     with fake_service(repository, port):
         expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=_PATIENCE_MS)
+        with page.expect_response("**/communicators/dp-3") as answer:
+            pass
+        assert answer.value.ok, "the view asks on"
 
 
 def test_text_from_a_log_never_becomes_markup(browser: Browser, repository: Path) -> None:
     port = free_port()
     with fake_service(repository, port, "--host-prefix", "<img src=x onerror=document.title=1>"):
         page, complaints = open_page(browser, port)
-        expect(page.locator("#agents tbody tr").first).to_contain_text("<img src=x")
-        assert page.locator("main img, main script").count() == 0
+        for at in ("#/health", f"#/job/{JOB}/rank/0", f"#/job/{JOB}/communicator/tp-0", f"#/job/{JOB}"):
+            page.goto(f"http://127.0.0.1:{port}/{at}")
+            expect(page.locator("main:visible")).to_contain_text("<img src=x")
+            assert page.locator("main img, main script").count() == 0
         assert complaints == []

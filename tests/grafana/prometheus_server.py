@@ -15,7 +15,7 @@ import pytest
 from end_to_end.processes import fetch, fetch_json, free_port, wait_for
 
 _CONFIGURATION: Final = """
-global: {{scrape_interval: 2s}}
+global: {{scrape_interval: 4s}}
 scrape_configs:
   - job_name: ncclscope
     honor_labels: true
@@ -46,7 +46,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(folder: Path, *, scrapes: int) -> Generator[Prometheus]:
-    """A Prometheus that scrapes port `scrapes` every two seconds; skips the test where there is none."""
+    """A Prometheus that scrapes port `scrapes` every four seconds; skips the test where there is none."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("needs prometheus (Debian: apt-get install prometheus)")

@@ -40,6 +40,7 @@ from ncclscope_service.rows import (
 )
 from ncclscope_service.store import BUSY, KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
 from ncclscope_service.tally import Tally
+from ncclscope_service.views_of_job import JobAsked, ask_job
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -442,8 +443,17 @@ class FakeService:
     """When the findings were found; set at the first look, so that they grow older."""
     extra_findings: list[Finding] = field(default_factory=list[Finding])
 
+    _still: Store | None = field(default=None, init=False)
+
     def store(self, now_ns: int) -> Store:
-        """The store at a time."""
+        """The store at a time; the same one as long as the time stands still and nothing was found."""
+        if self.now_ns is None or self.extra_findings:
+            return self._made(now_ns)
+        if self._still is None:
+            self._still = self._made(now_ns)
+        return self._still
+
+    def _made(self, now_ns: int) -> Store:
         if self.is_empty:
             return Store()
         self.found_ns = self.found_ns or now_ns
@@ -485,6 +495,11 @@ class FakeService:
             self.store(now_ns), aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
+    def job(self, name: str) -> tuple[JobAsked, int] | None:
+        now_ns = time.time_ns() if self.now_ns is None else self.now_ns
+        asked = ask_job(self.store(now_ns), self.aliases, name, now_ns)
+        return None if asked is None else (asked, now_ns)
+
     def metrics(self) -> MetricsView:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns
         store, tally = self.store(now_ns), Tally()
@@ -520,10 +535,12 @@ def main() -> None:
     parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
     parser.add_argument("--logs-only", action="store_true")
     parser.add_argument("--empty", action="store_true")
+    parser.add_argument("--still", action="store_true", help="the time stands still, and the store is made once")
     asked = parser.parse_args()
     service = FakeService(
         shape=Shape(nodes=asked.nodes, host_prefix=asked.host_prefix),
-        now_ns=None,
+        now_ns=NOW_NS if asked.still else None,
+        per_minute=24 if asked.nodes <= 64 else 8,
         with_kernels=not asked.logs_only,
         is_empty=asked.empty,
     )

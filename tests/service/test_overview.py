@@ -13,8 +13,8 @@ from service import fake_service as fake
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.communicator_views import MAX_SHOWN
 from ncclscope_service.health import ServiceHealth
+from ncclscope_service.json_text import to_json
 from ncclscope_service.overview import JobView, Level, Overview, make_overview
-from ncclscope_service.routes import to_json
 from ncclscope_service.rows import Communicator, Identity, Match, Member
 from ncclscope_service.store import Store
 from ncclscope_service.wait_map import MAX_ROWS

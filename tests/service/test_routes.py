@@ -265,3 +265,47 @@ async def test_a_listener_may_ask_for_health_alone() -> None:
                 lines = [line async for line in lines_until(answer, "data: {", 1)]
     assert [line for line in lines if line.startswith("event: ")] == ["event: health"]
     assert orjson.loads(lines[-1].removeprefix("data: "))["version"] == "0.1.0"
+
+
+async def test_details_are_asked_by_job_and_name() -> None:
+    async with client_of(small_service()) as client:
+        for path in ("communicators/dp-0", "ranks/5", "timeline?seconds=10", "traffic", "sizes"):
+            answer = await client.get(f"/api/jobs/{fake.JOB}/{path}")
+            assert answer.status_code == 200, path
+            assert answer.json()
+        of_rank = (await client.get(f"/api/jobs/{fake.JOB}/timeline?rank=5&seconds=60")).json()
+        assert "tp-1" in of_rank["lanes"]
+        of_group = (await client.get(f"/api/jobs/{fake.JOB}/timeline?communicator=tp-1&seconds=60")).json()
+        assert of_group["lanes"] == ["4", "5", "6", "7"]
+
+
+async def test_what_is_not_there_or_makes_no_sense_is_refused_with_a_sentence() -> None:
+    async with client_of(small_service()) as client:
+        for path, status in (
+            ("nothing/traffic", 404),
+            (f"{fake.JOB}/communicators/none-1", 404),
+            (f"{fake.JOB}/ranks/99", 404),
+            (f"{fake.JOB}/timeline?communicator=none-1", 404),
+            (f"{fake.JOB}/timeline?seconds=0", 400),
+            (f"{fake.JOB}/timeline?seconds=x", 400),
+            (f"{fake.JOB}/timeline?rank=first", 400),
+        ):
+            answer = await client.get(f"/api/jobs/{path}")
+            assert answer.status_code == status, path
+            assert answer.json()["error"]
+
+
+async def test_a_job_of_a_name_with_a_slash_is_found() -> None:
+    service = small_service()
+    asked: list[str] = []
+    service.job = asked.append  # type: ignore[method-assign, assignment]
+    async with client_of(service) as client:
+        await client.get("/api/jobs/team%2Frun/traffic")
+    assert asked == ["team/run"]
+
+
+async def test_the_runbooks_are_served() -> None:
+    async with client_of(small_service()) as client:
+        answer = await client.get("/runbooks")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert 'id="late_rank"' in answer.text

@@ -1,60 +1,184 @@
-// The live page: one event stream in, everything drawn anew from each overview.
+// The live page: the event stream in, the view that the address names drawn anew from each overview.
 
 import { drawBandwidth, drawWaits } from "./charts.js";
+import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
+import { ask, askAgain } from "./details.js";
 import { byId, element, setText } from "./dom.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawTiles } from "./panels.js";
+import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
+import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
-const state = { overview: null, job: null, selected: null, mix: "bytes", heardAt: 0 };
+const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false };
+const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
 
 // Findings that show in a communicator's own bandwidth.
 const SLOW = new Set(["slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
 
+const go = (hash) => { location.hash = hash; };
+
+// The view of the address; without one the only job's, else the fleet's.
+const routed = (overview) => {
+  const route = parse(location.hash) ?? state.route;
+  if (route !== null) return route;
+  return overview.jobs.length === 1 ? { view: "job", job: overview.jobs[0].name } : { view: "fleet" };
+};
+
 const draw = () => {
   const { overview } = state;
   if (overview === null) return;
-  const job = overview.jobs.find((each) => each.name === state.job) ?? overview.jobs[0] ?? null;
-  byId("main").hidden = job === null;
-  byId("empty").hidden = job !== null;
+  const route = routed(overview);
+  state.route = route;
+  const isEmpty = overview.jobs.length === 0;
+  const name = route.job ?? state.job ?? overview.jobs[0]?.name;
+  const job = overview.jobs.find((each) => each.name === name) ?? (route.job === undefined ? overview.jobs[0] ?? null : null);
+  if (job !== null) state.job = job.name;
+  const missing = route.job !== undefined && job === null;
+  for (const [view, id] of Object.entries(VIEWS)) byId(id).hidden = view !== route.view || missing || (isEmpty && view !== "health");
+  byId("empty").hidden = !(missing || (isEmpty && route.view !== "health"));
+  byId("empty-first").textContent = missing && !isEmpty ? `There is no job ${route.job}.` : "Waiting for the first agent.";
   setText("version", `ncclscope ${overview.health.version}`);
-  drawJobs(overview, job);
-  if (job === null) return;
-  const open = overview.findings.filter((finding) => finding.until_ns === null && finding.job === job.name);
-  const marks = {
-    alarmed: new Set(open.map((finding) => finding.communicator).filter((alias) => alias !== null)),
-    slowed: new Set(open.filter((finding) => SLOW.has(finding.kind)).map((finding) => finding.communicator)),
-    selected: job.communicators.some((each) => each.alias === state.selected) ? state.selected : null,
-    onSelect: select,
-  };
-  document.title = open.length ? `(${open.length}) ${job.name} · ncclscope` : `${job.name} · ncclscope`;
-  drawTiles(overview, job);
-  drawFindings(overview, job);
-  drawCommunicators(job, marks);
-  drawMix(job, state.mix);
-  drawAlignment(job);
-  drawClocks(overview);
-  drawAgents(overview);
-  drawHealth(overview);
-  drawBandwidth(overview, job, marks);
-  drawWaits(overview, job, new Set(open.filter((finding) => finding.kind === "late_rank").flatMap((finding) => finding.ranks)));
+  drawTop(overview, job, route);
+  const open = overview.findings.filter((finding) => finding.until_ns === null && (job === null || route.view === "fleet" || finding.job === job.name));
+  const title = { fleet: "Fleet", health: "Health", communicator: route.alias, rank: `rank ${route.rank}` }[route.view];
+  document.title = `${open.length ? `(${open.length}) ` : ""}${[title, route.view === "fleet" || route.view === "health" ? null : job?.name, "ncclscope"].filter(Boolean).join(" · ")}`;
+  askFor(route, job);
+  if (route.view === "fleet" && !isEmpty) drawFleet(overview);
+  if (route.view === "health") {
+    drawClocks(overview);
+    drawAgents(overview);
+    drawHealth(overview);
+  }
+  if (job === null || missing) return;
+  if (route.view === "job") drawJob(overview, job, open);
+  if (route.view === "communicator") drawPart("communicator", overview, job, (finding) => finding.communicator === route.alias);
+  if (route.view === "rank") drawPart("rank", overview, job, (finding) => finding.ranks.includes(route.rank));
 };
 
-const drawJobs = (overview, job) => {
+const drawJob = (overview, job, open) => {
+  drawTiles(overview, job);
+  drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name),
+    `watching ${job.communicators_known} communicators of ${job.processes} processes`);
+  drawCommunicators(job, new Set(open.map((finding) => finding.communicator).filter((alias) => alias !== null)));
+  drawMix(job, state.mix);
+  drawAlignment(job);
+  drawBandwidth(overview, job, { slowed: new Set(open.filter((finding) => SLOW.has(finding.kind)).map((finding) => finding.communicator)) });
+  drawWaits(byId("waits"), "waits-note", overview, job.waits, { lateRanks: lateOf(open), onRank: (rank) => go(toRank(job.name, rank)),
+    calm: "share of kernel time, pipeline left out; a late rank is the one that does not wait" });
+};
+
+const lateOf = (findings) => new Set(findings.filter((finding) => finding.kind === "late_rank").flatMap((finding) => finding.ranks));
+
+// What the event stream tells of a communicator or a rank: its findings, and its neighbours.
+const drawPart = (view, overview, job, isAbout) => {
+  const { route } = state;
+  const link = byId(`${view}-job`);
+  link.href = toJob(job.name);
+  link.textContent = job.name;
+  setText(`${view}-name`, view === "rank" ? `rank ${route.rank}` : route.alias);
+  drawFindings(byId(`${view}-findings`), overview, overview.findings.filter((finding) => finding.job === job.name && isAbout(finding)), null);
+  const [before, after] = neighbours(job);
+  for (const [id, hash] of [["before", before], ["after", after]]) {
+    const step = byId(`${view}-${id}`);
+    step.hidden = hash === null;
+    if (hash !== null) step.href = hash;
+  }
+};
+
+const neighbours = (job) => {
+  const { route } = state;
+  if (route.view === "rank") return [route.rank > 0 ? toRank(job.name, route.rank - 1) : null, toRank(job.name, route.rank + 1)];
+  if (route.view !== "communicator") return [null, null];
+  const names = job.communicators.map((each) => each.alias);
+  const place = names.indexOf(route.alias);
+  const at = (index) => (place >= 0 && names[index] !== undefined ? toCommunicator(job.name, names[index]) : null);
+  return [place > 0 ? at(place - 1) : null, at(place + 1)];
+};
+
+const drawTop = (overview, job, route) => {
   const picker = byId("job");
   const names = overview.jobs.map((each) => each.name);
   if (picker.dataset.names !== names.join("\n")) {
     picker.dataset.names = names.join("\n");
     picker.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
   }
-  picker.parentElement.hidden = job === null;
+  picker.parentElement.hidden = job === null || route.view === "fleet" || route.view === "health";
+  byId("to-job").hidden = job === null;
+  for (const [id, view] of [["to-fleet", "fleet"], ["to-job", "job"], ["to-health", "health"]]) {
+    const isHere = view === route.view || (view === "job" && (route.view === "communicator" || route.view === "rank"));
+    byId(id).setAttribute("aria-current", isHere ? "page" : "false");
+  }
   if (job === null) return;
+  byId("to-job").href = toJob(job.name);
   picker.value = job.name;
   setText("level", job.level);
   setText("versions", job.versions.length ? `NCCL ${job.versions.join(", ")}` : "");
 };
 
-const select = (alias) => {
-  state.selected = state.selected === alias ? null : alias;
-  draw();
+// Asks what the view needs beside the stream, when it opens.
+const askFor = (route, job) => {
+  const key = job === null ? route.view : JSON.stringify([route, job.name]);
+  if (key === state.asked) return;
+  state.asked = key;
+  state.isPaused = false;
+  const at = job === null ? "" : encodeURIComponent(job.name);
+  if (job === null || route.view === "fleet" || route.view === "health") return ask([]);
+  const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id,
+    draw: (found) => drawTimeline(byId(id), `${id}-note`, found, what, onLane) });
+  const toLane = (lane) => go(toRank(job.name, lane));
+  if (route.view === "job") {
+    ask([
+      { path: `${at}/traffic`, every: 10_000, draw: drawTraffic },
+      { path: `${at}/sizes`, every: 5000, draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
+      keep(timeline("timeline", "job", toLane, "")),
+    ]);
+  } else if (route.view === "communicator") {
+    const alias = encodeURIComponent(route.alias);
+    ask([
+      { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text),
+        draw: (found) => drawCommunicatorView(job, found, { lateRanks: lateOf(state.overview.findings.filter((finding) => finding.until_ns === null && finding.job === job.name)) },
+          { rank: (rank) => go(toRank(job.name, rank)) }) },
+      keep(timeline("communicator-timeline", "communicator", toLane, `&communicator=${alias}`)),
+    ]);
+  } else {
+    ask([
+      { path: `${at}/ranks/${route.rank}`, every: 2000, fail: (text) => drawMissing("rank", text), draw: (found) => drawRankView(job, found) },
+      keep(timeline("rank-timeline", "rank", (alias) => go(toCommunicator(job.name, alias)), `&rank=${route.rank}`)),
+    ]);
+  }
+  drawChoices();
+  return undefined;
+};
+
+const timelinePath = (at, query) => `${at}/timeline?seconds=${state.seconds}${query}`;
+const keep = (timeline) => {
+  state.timeline = { at: timeline.path.split("/")[0], query: timeline.query };
+  return timeline;
+};
+
+// How many seconds the timeline shows, and whether it stands still.
+const drawChoices = () => {
+  for (const parent of document.querySelectorAll(".choices")) {
+    const choice = (text, isChosen, onClick, hint) => {
+      const button = element("button", { type: "button", "aria-pressed": String(isChosen), title: hint }, text);
+      button.addEventListener("click", onClick);
+      return button;
+    };
+    parent.replaceChildren(element("span", { class: "switch" }, ...[0.5, 2, 10].map((seconds) => choice(`${seconds} s`, state.seconds === seconds, () => chooseSeconds(seconds)))),
+      choice(state.isPaused ? "go on" : "stop", state.isPaused, togglePause, "p"));
+  }
+};
+
+const chooseSeconds = (seconds) => {
+  const old = timelinePath(state.timeline.at, state.timeline.query);
+  state.seconds = seconds;
+  state.isPaused = false;
+  askAgain(old, timelinePath(state.timeline.at, state.timeline.query));
+  drawChoices();
+};
+
+const togglePause = () => {
+  state.isPaused = !state.isPaused;
+  drawChoices();
 };
 
 const setConnection = (name, text) => {
@@ -80,11 +204,60 @@ const connect = () => {
   });
 };
 
-byId("job").addEventListener("change", (event) => {
-  state.job = event.target.value;
-  state.selected = null;
-  draw();
+const find = (text) => {
+  const asked = text.trim();
+  if (asked === "" || state.job === null) return;
+  const rank = /^(?:rank\s*)?(\d+)$/i.exec(asked);
+  go(rank ? toRank(state.job, Number(rank[1])) : toCommunicator(state.job, asked.toLowerCase()));
+};
+
+const toggleTheme = () => document.dispatchEvent(new Event("toggletheme"));
+const showKeys = () => byId("help").showModal();
+
+// The next link of the table that has the focus.
+const step = (by) => {
+  const links = [...document.activeElement.closest("table").querySelectorAll("a.name")];
+  const place = links.indexOf(document.activeElement);
+  links[place < 0 ? 0 : Math.max(0, Math.min(links.length - 1, place + by))]?.focus();
+};
+
+const KEYS = {
+  f: () => go(toFleet()),
+  j: () => state.job !== null && go(toJob(state.job)),
+  h: () => go(toHealth()),
+  t: toggleTheme,
+  p: togglePause,
+  "?": showKeys,
+  "/": () => byId("find").focus(),
+  "[": () => document.querySelector(".view:not([hidden]) .step a[id$=before]:not([hidden])")?.click(),
+  "]": () => document.querySelector(".view:not([hidden]) .step a[id$=after]:not([hidden])")?.click(),
+  ArrowDown: () => step(1),
+  ArrowUp: () => step(-1),
+  Escape: () => state.route !== null && state.route.view !== "fleet" && go(above(state.route)),
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const act = KEYS[event.key];
+  const isArrow = event.key.startsWith("Arrow");
+  if (act === undefined) return;
+  if (isArrow && !document.activeElement?.closest("table")) return; // the page scrolls
+  event.preventDefault();
+  act();
 });
+
+byId("find-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  find(byId("find").value);
+  byId("find").blur();
+});
+byId("job").addEventListener("change", (event) => go(toJob(event.target.value)));
+byId("theme").addEventListener("click", toggleTheme);
+byId("keys").addEventListener("click", showKeys);
 for (const button of document.querySelectorAll("[data-mix]")) {
   button.addEventListener("click", () => {
     state.mix = button.dataset.mix;
@@ -92,9 +265,17 @@ for (const button of document.querySelectorAll("[data-mix]")) {
     draw();
   });
 }
+addEventListener("hashchange", () => {
+  if (parse(location.hash) === null) return;
+  state.route = null;
+  draw();
+  scrollTo(0, 0);
+});
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && state.selected !== null) select(state.selected); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+document.addEventListener("themechange", () => {
+  state.asked = null; // charts carry their colours
+  draw();
+});
 setInterval(() => {
   if (byId("connection").dataset.state === "live" && performance.now() - state.heardAt > 5000) {
     setConnection("lost", "no news from the service");

@@ -1,3 +1,4 @@
+/* global Plotly */
 // Small builders. All text from the service goes through textContent, so nothing in a log can become markup.
 
 export const byId = (id) => document.getElementById(id);
@@ -32,7 +33,7 @@ export const replace = (parent, ...children) => {
   if (key !== undefined) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 };
 
-const KINDS = new Set(["tp", "dp", "pp", "ep", "cp", "world"]);
+const KINDS = new Set(["tp", "dp", "pp", "ep", "cp", "world", "optimizer", "embedding"]);
 
 // The colour variable of a parallelism.
 export const kindOf = (parallelism) => {
@@ -41,3 +42,22 @@ export const kindOf = (parallelism) => {
 };
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// Plotly reads <b> and the like in labels; names from logs must not be read so.
+export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+// The element that plotly draws into, made once; `replace`d by what stands there when there is nothing to draw.
+export const plotIn = (parent) => {
+  let plot = parent.querySelector(":scope > .plot");
+  if (!plot) {
+    plot = element("div", { class: "plot" });
+    parent.replaceChildren(plot);
+  }
+  return plot;
+};
+
+export const nothingIn = (parent, ...text) => {
+  const plot = parent.querySelector(":scope > .plot");
+  if (plot) Plotly.purge(plot);
+  replace(parent, element("p", { class: "nothing" }, ...text));
+};

@@ -4,16 +4,18 @@ import { byId, element, kindOf, replace, setText, svg } from "./dom.js";
 import {
   NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass, words,
 } from "./format.js";
+import { toCommunicator, toHealth, toJob, toRank } from "./router.js";
 
 const missing = () => element("span", { class: "not-recorded" }, NOT_RECORDED);
-const shown = (value, format) => (isKnown(value) ? format(value) : missing());
+export const shown = (value, format) => (isKnown(value) ? format(value) : missing());
+
+export const tile = (name, value, { detail = "", tone = null, hint = null } = {}) =>
+  element("div", { "data-tone": tone, title: hint },
+    element("dd", {}, value, detail ? element("small", {}, ` ${detail}`) : null), element("dt", {}, name));
 
 export const drawTiles = (overview, job) => {
   const connected = overview.agents.filter((agent) => agent.connected).length;
   const { matched_ratio: matched, captured_ratio: captured } = job.alignment;
-  const tile = (name, value, { detail = "", tone = null, hint = null } = {}) =>
-    element("div", { "data-tone": tone, title: hint },
-      element("dd", {}, value, detail ? element("small", {}, ` ${detail}`) : null), element("dt", {}, name));
   replace(byId("tiles"),
     tile("Processes", amount(job.processes), { detail: `on ${job.hosts} ${job.hosts === 1 ? "host" : "hosts"}` }),
     tile("Communicators", amount(job.communicators_known)),
@@ -25,60 +27,86 @@ export const drawTiles = (overview, job) => {
       hint: "Share of the last five minutes in which kernels were recorded" }),
     tile("Clocks agree to", job.hosts === 1 ? "one clock" : shown(job.clock_sigma_seconds, (sigma) => `±${duration(sigma)}`),
       { tone: overview.clock_violation_ratio > 0.01 ? "warn" : null, hint: "Largest uncertainty of any host's clock" }),
-    tile("Agents", `${connected}`, { detail: `of ${overview.agents.length} connected`,
+    tile("Agents", element("a", { href: toHealth() }, `${connected}`), { detail: `of ${overview.agents.length} connected`,
       tone: connected < overview.agents.length ? "warn" : null }));
 };
 
-export const drawFindings = (overview, job) => {
-  const findings = overview.findings.filter((finding) => finding.job === job.name);
-  const parent = byId("findings-list");
+// The findings of a job, or of one of its parts; `calm` says what is watched where nothing is wrong, null leaves it empty.
+export const drawFindings = (parent, overview, findings, calm) => {
   const opened = new Set([...parent.querySelectorAll("details[open]")].map((each) => each.dataset.finding));
   if (!findings.some((finding) => finding.until_ns === null)) {
-    const watched = `watching ${job.communicators_known} communicators of ${job.processes} processes`;
-    const calm = element("p", { class: "calm" }, "✓ Nothing is wrong that can be seen", element("span", {}, watched));
-    replace(parent, calm, ...findings.slice(0, 3).map((finding) => findingRow(overview, finding, opened)));
+    const watched = calm === null ? [] : [element("p", { class: "calm" }, "✓ Nothing is wrong that can be seen", element("span", {}, calm))];
+    replace(parent, ...watched, ...findings.slice(0, 3).map((finding) => findingRow(overview, finding, opened)));
     return;
   }
   replace(parent, ...findings.slice(0, 8).map((finding) => findingRow(overview, finding, opened)));
 };
 
 const findingRow = (overview, finding, opened) => {
-  const key = `${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
+  const key = `${finding.job}/${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
   const isOpen = finding.until_ns === null;
   const since = age((overview.now_ns - finding.since_ns) / 1e9);
   const when = isOpen ? `for ${since}` : `over, ${age((overview.now_ns - finding.until_ns) / 1e9)} ago`;
+  const group = finding.communicator === null ? finding.comm_id
+    : element("a", { href: toCommunicator(finding.job, finding.communicator) }, finding.communicator);
+  const ranks = finding.ranks.length > 0 && finding.ranks.length <= 16
+    ? element("span", {}, ...finding.ranks.flatMap((rank, i) => [i ? ", " : "", element("a", { href: toRank(finding.job, rank) }, String(rank))])) : ranges(finding.ranks);
   const facts = [
-    ["communicator", finding.communicator ?? finding.comm_id], ["ranks", ranges(finding.ranks)], ["hosts", finding.hosts.join(", ")],
+    ["job", overview.jobs.length > 1 ? element("a", { href: toJob(finding.job) }, finding.job) : null], ["communicator", group], ["ranks", ranks], ["hosts", finding.hosts.join(", ")],
     ["since", new Date(finding.since_ns / 1e6).toLocaleString()], ["confidence", percent(finding.confidence)],
-    ...Object.entries(finding.evidence).map(([name, value]) => [words(name), typeof value === "object" ? JSON.stringify(value) : String(value)]),
+    ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, value)),
+    ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
   ].filter(([, value]) => isKnown(value) && value !== "");
   return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen),
     "data-finding": key, open: opened.has(key) },
     element("summary", { "data-key": key },
       element("span", { class: "kind" }, capitalised(words(finding.kind))),
-      element("span", { class: "sentence" }, finding.summary),
+      element("span", { class: "sentence" }, overview.jobs.length > 1 ? `${finding.job}: ${finding.summary}` : finding.summary),
       element("span", { class: "when" }, `${when} · ${percent(finding.confidence)} sure`)),
     element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
 };
 
-const SMALL = new Set(["4KiB", "64KiB"]);
+// Numbers in their units, lists of numbers as ranges, and what proves the finding as a table.
+const evidence = (name, value) => {
+  if (Array.isArray(value) && value.length > 0 && value.every((each) => each !== null && typeof each === "object" && !Array.isArray(each))) {
+    return [[words(name), evidenceTable(value)]];
+  }
+  return [[words(name.replace(/_(ns|bytes_per_second|ratio|bytes)$/, "")), inUnits(name, value)]];
+};
 
-export const drawCommunicators = (job, { alarmed, selected, onSelect }) => {
+const inUnits = (name, value) => {
+  if (Array.isArray(value)) return value.every(Number.isInteger) && /rank/.test(name) ? ranges(value) : value.map((each) => inUnits(name, each)).join(", ");
+  if (typeof value !== "number") return value === null || typeof value !== "object" ? String(value ?? NOT_RECORDED) : JSON.stringify(value);
+  if (name.endsWith("_ns")) return Math.abs(value) > 1e17 ? new Date(value / 1e6).toLocaleTimeString() : duration(value * 1e-9);
+  if (name.endsWith("_bytes_per_second")) return bandwidth(value);
+  if (/(_ratio|_share)$/.test(name)) return percent(value);
+  if (name.endsWith("_bytes")) return bytes(value);
+  return Number.isInteger(value) ? value.toLocaleString("en") : value.toPrecision(4);
+};
+
+const evidenceTable = (rows) => {
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))].slice(0, 8);
+  const cells = (row) => names.map((name) => element("td", {}, name in row ? inUnits(name, row[name]) : ""));
+  return table(names.map((name) => words(name.replace(/_(ns|bytes_per_second|ratio)$/, ""))), rows.slice(0, 20).map((row) => element("tr", {}, ...cells(row))));
+};
+
+export const SMALL = new Set(["4KiB", "64KiB"]);
+
+export const drawCommunicators = (job, alarmed) => {
   const hidden = job.communicators_known - job.communicators.length;
   setText("communicators-note", hidden > 0 ? `${job.communicators.length} of ${job.communicators_known.toLocaleString("en")}: those with findings, and the busiest of each kind` : "");
   const order = new Map(job.parallelisms.map((each, position) => [each.parallelism, position]));
   const sorted = [...job.communicators].sort((a, b) =>
     alarmed.has(b.alias) - alarmed.has(a.alias) || order.get(a.parallelism) - order.get(b.parallelism) ||
     a.alias.localeCompare(b.alias, "en", { numeric: true }));
-  replace(byId("communicators").tBodies[0], ...sorted.map((each) => communicatorRow(each, { alarmed, selected, onSelect })));
+  replace(byId("communicators").tBodies[0], ...sorted.map((each) => communicatorRow(job, each, alarmed)));
 };
 
-const communicatorRow = (each, { alarmed, selected, onSelect }) => {
-  const name = element("button", { class: "name", type: "button", "data-key": each.alias, "aria-pressed": String(selected === each.alias),
+const communicatorRow = (job, each, alarmed) => {
+  const name = element("a", { class: "name", href: toCommunicator(job.name, each.alias), "data-key": each.alias,
     title: `${each.comm_id}\nglobal ranks ${ranges(each.ranks) || NOT_RECORDED}` }, element("span", { class: "swatch" }), each.alias);
-  name.addEventListener("click", () => onSelect(each.alias));
   const main = each.main_op === null ? missing() : `${each.main_op} ${sizeClass(each.main_size_class)}`;
-  return element("tr", { kind: kindOf(each.parallelism), "data-finding": alarmed.has(each.alias), "aria-selected": String(selected === each.alias) },
+  return element("tr", { kind: kindOf(each.parallelism), "data-finding": alarmed.has(each.alias) },
     element("td", {}, name),
     element("td", { class: "number", title: `on ${each.hosts} hosts` }, `${each.size}`),
     element("td", {}, main),
@@ -89,7 +117,7 @@ const communicatorRow = (each, { alarmed, selected, onSelect }) => {
     element("td", { class: "number" }, bytes(each.bytes)));
 };
 
-const limitBar = (each) => {
+export const limitBar = (each) => {
   if (SMALL.has(each.main_size_class)) {
     return element("span", { class: "quiet", title: "Messages this small are limited by latency, not by bandwidth" }, "latency-bound");
   }
@@ -99,7 +127,7 @@ const limitBar = (each) => {
   return missing();
 };
 
-const bar = (ratio, title, note = "") => element("div", { class: "bar", title },
+export const bar = (ratio, title, note = "") => element("div", { class: "bar", title },
   element("span", { class: "track" }, element("span", { class: "fill", width: `${Math.min(100, ratio * 100)}%` })),
   element("b", {}, percent(ratio)), note ? element("span", { class: "quiet" }, ` ${note}`) : "");
 
@@ -190,7 +218,7 @@ export const drawAgents = (overview) => {
   replace(byId("agents"), table(["Agent", "Behind by|number", "Lines read|number", "CPU used|number", "Memory|number"], rows));
 };
 
-const table = (heads, rows) => element("div", { class: "table-scroll" }, element("table", {},
+export const table = (heads, rows) => element("div", { class: "table-scroll" }, element("table", {},
   element("thead", {}, element("tr", {}, ...heads.map((head) => {
     const [text, style] = head.split("|");
     return element("th", { scope: "col", class: style ?? null }, text);

@@ -1,0 +1,186 @@
+// The charts of what is asked for beside the overview: traffic, sizes against speed, the timeline, one group's course.
+/* global Plotly */
+
+import { CONFIG, ages, layout, timeAxis } from "./charts.js";
+import { byId, colour, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
+import { bandwidth, bytes, isKnown, percent, sizeClass } from "./format.js";
+
+const SCALE = [0, 1, 2, 3, 4];
+const scale = () => SCALE.map((step) => [step / 4, colour(`wait-${step}`)]);
+const TICK = { size: 10.5 };
+
+export const drawTraffic = (view) => {
+  const parent = byId("traffic");
+  const values = view.bytes.flat().filter((value) => value > 0);
+  if (values.length === 0) {
+    setText("traffic-note", "");
+    nothingIn(parent, "Nothing was sent between ranks that are known.");
+    return;
+  }
+  const switched = view.to_switches.reduce((sum, value) => sum + value, 0);
+  setText("traffic-note", [`by ${view.by}, of what is in memory`,
+    view.assumed_ratio > 0.01 ? `for ${percent(view.assumed_ratio)} no line names the algorithm: a ring is taken` : null,
+    switched > 0 ? `${bytes(switched)} more into switches` : null].filter(isKnown).join("; "));
+  const [low, high] = [Math.log10(Math.min(...values)), Math.log10(Math.max(...values))];
+  const places = view.places.map((_, position) => position);
+  const step = Math.ceil(places.length / 12);
+  const shown = places.filter((place) => place % step === 0);
+  const axis = { tickvals: shown, ticktext: shown.map((place) => plain(view.places[place])), fixedrange: true, zeroline: false,
+    showgrid: false, tickfont: TICK, automargin: true };
+  const exponents = Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, i) => Math.ceil(low) + i);
+  Plotly.react(plotIn(parent), [{
+    type: "heatmap", x: places, y: places, z: view.bytes.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null))),
+    zmin: low - 0.3, zmax: Math.max(high, low + 0.1), colorscale: scale(), xgap: 0.5, ygap: 0.5, hoverongaps: false,
+    customdata: view.bytes.map((row, i) => row.map((value, j) => [plain(view.places[i]), plain(view.places[j]), bytes(value)])),
+    hovertemplate: `%{customdata[0]} → %{customdata[1]}<br><b>%{customdata[2]}</b><extra></extra>`,
+    colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickvals: exponents, ticktext: exponents.map((power) => bytes(10 ** power)), tickfont: { ...TICK, color: colour("quiet") } },
+  }], layout({
+    margin: { l: 46, r: 10, t: 8, b: 36 }, plot_bgcolor: colour("empty-cell"),
+    xaxis: { ...axis, title: { text: `to ${view.by}`, font: TICK, standoff: 2 } },
+    yaxis: { ...axis, autorange: "reversed", title: { text: `from ${view.by}`, font: TICK, standoff: 2 } },
+  }), CONFIG);
+};
+
+const SYMBOLS = { AllReduce: "circle", AllGather: "diamond", ReduceScatter: "square", Send: "triangle-right", Recv: "triangle-left",
+  AlltoAll: "star", Broadcast: "cross", Reduce: "x" };
+
+export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
+  if (points.length === 0) {
+    setText(note, "");
+    nothingIn(parent, "Not recorded: bandwidth shows in the kernels of at least two ranks.");
+    return;
+  }
+  setText(note, `median of each communicator, operation and size${known > points.length ? `; ${points.length} of ${known}, those that moved most` : ""}`);
+  const kinds = [...new Set(points.map((point) => point.parallelism))];
+  const isNew = !parent.querySelector(":scope > .plot");
+  const plot = plotIn(parent);
+  Plotly.react(plot, kinds.map((kind) => {
+    const own = points.filter((point) => point.parallelism === kind);
+    return {
+      type: "scatter", mode: "markers", name: kind ?? "kind not known", x: own.map((point) => point.message_bytes), y: own.map((point) => point.busbw / 1e9),
+      marker: { color: colour(kindOf(kind)), symbol: own.map((point) => SYMBOLS[point.op] ?? "circle"), size: 8, opacity: 0.8, line: { width: 0 } },
+      error_y: own.length > 80 ? undefined : { type: "data", symmetric: false, array: own.map((point) => (point.high - point.busbw) / 1e9),
+        arrayminus: own.map((point) => (point.busbw - point.low) / 1e9), color: colour(kindOf(kind)), thickness: 1, width: 0 },
+      customdata: own.map((point) => [plain(point.communicator), plain(point.op), bytes(point.message_bytes), bandwidth(point.busbw),
+        `${bandwidth(point.low)} to ${bandwidth(point.high)}`, isKnown(point.limit) ? `${percent(point.busbw / point.limit)} of the limit` : "limit not known", point.communicator]),
+      hovertemplate: "<b>%{customdata[0]}</b> %{customdata[1]} %{customdata[2]}<br>%{customdata[3]} (%{customdata[4]})<br>%{customdata[5]}<extra></extra>",
+    };
+  }), layout({
+    margin: { l: 62, r: 12, t: 8, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK },
+    xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.map((point) => point.message_bytes), bytes), title: { text: "message size", font: TICK, standoff: 2 } },
+    yaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.flatMap((point) => [point.low / 1e9, point.high / 1e9]), (value) => bandwidth(value * 1e9)) },
+  }), CONFIG);
+  if (isNew && onCommunicator) plot.on("plotly_click", (event) => onCommunicator(event.points[0].customdata[6]));
+};
+
+// At powers of ten where there are some, else at 1, 2 and 5 between them; a little room on both sides.
+const logTicks = (values, format) => {
+  const known = values.filter((value) => value > 0).map(Math.log10);
+  const [low, high] = [Math.min(...known) - 0.12, Math.max(...known) + 0.12];
+  const powers = Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, i) => Math.floor(low) + i);
+  const step = Math.ceil((high - low) / 8);
+  const marks = high - low < 2.2 ? powers.flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power)) : powers.filter((power) => power % step === 0).map((power) => 10 ** power);
+  return { range: [low, high], tickvals: marks, ticktext: marks.map(format) };
+};
+
+// A lane for each rank (or communicator of one rank); a bar is cut where waiting ends and the transfer begins.
+export const drawTimeline = (parent, note, view, what, onLane) => {
+  if (view.begin_ns === null) {
+    setText(note, "");
+    nothingIn(parent, "Not recorded: no kernel of these was captured in the last minutes.");
+    return;
+  }
+  const end = new Date(view.begin_ns / 1e6 + view.seconds * 1000).toLocaleTimeString();
+  setText(note, `${view.seconds.toFixed(view.seconds < 1 ? 2 : 1)} s up to ${end}, the end of the last captured kernel; drag to look closer`);
+  const height = Math.max(170, Math.min(560, view.lanes.length * 17 + 60));
+  parent.style.height = `${height}px`;
+  const thick = Math.max(3, Math.min(13, ((height - 60) / view.lanes.length) * 0.62));
+  const waiting = segments("waiting", colour("waiting"), thick);
+  const unknown = segments("not told apart", colour("faint"), thick);
+  const transfers = new Map();
+  view.start_us.forEach((start, i) => {
+    const kind = view.parallelisms[view.communicator[i]];
+    const text = label(view, i);
+    const [from, cut, to] = [start, start + (view.wait_us[i] ?? 0), start + view.duration_us[i]].map((time) => time / 1000);
+    if (view.wait_us[i] === null) {
+      add(unknown, from, to, view.lane[i], text);
+      return;
+    }
+    if (cut > from) add(waiting, from, cut, view.lane[i], text);
+    if (!transfers.has(kind)) transfers.set(kind, segments(`${kind ?? "kind not known"} transfers`, colour(kindOf(kind)), thick));
+    add(transfers.get(kind), cut, to, view.lane[i], text);
+  });
+  const isNew = !parent.querySelector(":scope > .plot");
+  const plot = plotIn(parent);
+  plot.style.height = "100%";
+  const step = Math.ceil(view.lanes.length / 32);
+  const shown = view.lanes.map((_, lane) => lane).filter((lane) => lane % step === 0);
+  Plotly.react(plot, [waiting, ...transfers.values(), unknown].filter((trace) => trace.x.length), layout({
+    margin: { l: 62, r: 12, t: 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
+    uirevision: what, plot_bgcolor: colour("empty-cell"),
+    xaxis: { range: [0, view.seconds * 1000], gridcolor: colour("line"), zeroline: false, tickfont: TICK, title: { text: "milliseconds", font: TICK, standoff: 2 } },
+    yaxis: { range: [view.lanes.length - 0.4, -0.6], fixedrange: true, zeroline: false, showgrid: false, tickfont: TICK, tickvals: shown,
+      ticktext: shown.map((lane) => plain(view.lanes[lane])), title: { text: what === "rank" ? "" : "rank", font: TICK, standoff: 2 } },
+  }), { ...CONFIG, doubleClick: "reset" });
+  plot.lanes = view.lanes;
+  if (isNew && onLane) plot.on("plotly_click", (event) => onLane(plot.lanes[event.points[0].y]));
+};
+
+const segments = (name, tone, width) => ({ type: "scatter", mode: "lines", name, x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
+  line: { color: tone, width, shape: "linear" }, connectgaps: false });
+
+const add = (trace, from, to, lane, text) => {
+  trace.x.push(from, to, null);
+  trace.y.push(lane, lane, null);
+  trace.text.push(text, text, "");
+};
+
+const label = (view, i) => {
+  const size = isKnown(view.message_bytes[i]) ? ` of ${bytes(view.message_bytes[i])}` : "";
+  const wait = view.wait_us[i] === null ? "waiting not known" : `waited ${(view.wait_us[i] / 1000).toFixed(3)} ms, transferred ${((view.duration_us[i] - view.wait_us[i]) / 1000).toFixed(3)} ms`;
+  return `<b>${plain(view.communicators[view.communicator[i]])}</b> ${plain(view.op[i])}${size}<br>${wait}`;
+};
+
+// One communicator: each operation and size, with its limit dashed and its baseline dotted.
+export const drawSeries = (parent, detail) => {
+  const lines = detail.series.filter((each) => each.busbw_history.some(isKnown));
+  if (lines.length === 0) {
+    nothingIn(parent, "Not recorded: bandwidth shows in the kernels of at least two ranks.");
+    return;
+  }
+  const tones = ["tp", "dp", "pp", "ep", "cp", "world", "optimizer", "embedding"].map(colour);
+  const count = lines[0].busbw_history.length;
+  const x = ages(detail, count);
+  const traces = lines.flatMap((each, i) => {
+    const name = `${each.op} ${sizeClass(each.size_class)}`;
+    const tone = tones[i % tones.length];
+    const flat = (value, dash, what) => (isKnown(value) ? [{ type: "scatter", mode: "lines", x: [x[0], x.at(-1)], y: [value / 1e9, value / 1e9], showlegend: false,
+      line: { color: tone, width: 1.2, dash }, hovertemplate: `${plain(name)}<br>${what} %{y:.4g} GB/s<extra></extra>` }] : []);
+    return [{ type: "scatter", mode: "lines", name: plain(name), x, y: each.busbw_history.map((value) => (isKnown(value) ? value / 1e9 : null)), connectgaps: false,
+      line: { color: tone, width: 1.9 }, hovertemplate: `<b>${plain(name)}</b> %{y:.4g} GB/s<extra></extra>` },
+    ...flat(each.limit, "dash", "limit by topology"), ...flat(each.baseline, "dot", "best so far")];
+  });
+  const top = Math.max(...traces.flatMap((trace) => trace.y.filter(isKnown)), 1e-6);
+  Plotly.react(plotIn(parent), traces, layout({
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(detail, count),
+    yaxis: { range: [0, top * 1.12], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, tickfont: TICK, title: { text: "GB/s", font: TICK, standoff: 2 } },
+  }), CONFIG);
+};
+
+// One rank's waiting beside that of the median rank.
+export const drawRankHistory = (parent, detail) => {
+  if (!detail.wait_history.some(isKnown)) {
+    nothingIn(parent, "Not recorded: waiting shows in the kernels of at least two ranks.");
+    return;
+  }
+  const x = ages(detail, detail.wait_history.length);
+  const top = Math.min(100, Math.max(10, ...[...detail.wait_history, ...detail.median_wait_history].filter(isKnown).map((value) => value * 125)));
+  const line = (name, values, tone, dash) => ({ type: "scatter", mode: "lines", name, x, y: values.map((value) => (isKnown(value) ? value * 100 : null)), connectgaps: false,
+    line: { color: tone, width: dash === "solid" ? 2 : 1.3, dash }, hovertemplate: `<b>${name}</b> %{y:.1f} %<extra></extra>` });
+  Plotly.react(plotIn(parent), [line("median rank", detail.median_wait_history, colour("faint"), "dash"), line(`rank ${detail.rank}`, detail.wait_history, colour("accent"), "solid")], layout({
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(detail, detail.wait_history.length),
+    yaxis: { range: [0, top], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, ticksuffix: " %", tickfont: TICK },
+  }), CONFIG);
+};
+
+export const drawNothing = (id, text) => replace(byId(id), element("p", { class: "nothing" }, text));

@@ -1,0 +1,47 @@
+// What a view asks beside the event stream: asked when it opens and again every so often while it can be seen.
+
+let asked = [];
+let generation = 0;
+
+// Replaces what is asked: [{ path, every, draw, fail }]; times in milliseconds. Nothing is asked twice at a time.
+export const ask = (wanted) => {
+  generation += 1;
+  asked = wanted.map((each) => ({ ...each, due: 0, isBusy: false }));
+  look();
+};
+
+// Asks what depends on a choice anew, at once.
+export const askAgain = (path, replacement) => {
+  for (const each of asked) {
+    if (each.path !== path) continue;
+    each.path = replacement;
+    each.due = 0;
+  }
+  look();
+};
+
+const look = () => {
+  if (document.hidden) return;
+  for (const each of asked) if (!each.isBusy && !each.isPaused?.() && performance.now() >= each.due) fetchOne(each, generation);
+};
+
+const fetchOne = async (each, born) => {
+  each.isBusy = true;
+  const { path } = each;
+  try {
+    const answer = await fetch(`/api/jobs/${path}`);
+    const body = await answer.json();
+    if (born !== generation || path !== each.path) return;
+    if (answer.ok) each.draw(body);
+    else each.fail?.(body.error);
+  } catch (error) {
+    // The service is away, which the event stream shows; what was drawn stays. Anything else is a mistake of ours.
+    if (!(error instanceof TypeError && /fetch|network/i.test(error.message)) && !(error instanceof SyntaxError)) throw error;
+  } finally {
+    each.isBusy = false;
+    each.due = path === each.path ? performance.now() + each.every : 0;
+  }
+};
+
+setInterval(look, 500);
+document.addEventListener("visibilitychange", look);
