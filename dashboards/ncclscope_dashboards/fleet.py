@@ -19,6 +19,7 @@ def fleet() -> Board:
         rows=[
             ("Now", _fleet_numbers()),
             ("Jobs", [_jobs_table(), _findings_history()]),
+            ("What is wrong", [findings_table()]),
             ("Course", _fleet_courses()),
         ],
     )
@@ -100,6 +101,28 @@ def _findings_history() -> dashboard.Panel:
         width=10,
         height=8,
         is_continuous=False,
+    )
+
+
+def findings_table() -> dashboard.Panel:
+    """The open findings with the culprits that they name."""
+    return rows(
+        "Open findings",
+        "Who is accused of what; the kind leads to its runbook, and the live page has the evidence.",
+        Query(expr=f"ncclscope_finding_info{{{JOB}}}", is_instant=True),
+        renamed={
+            "kind": "Kind",
+            "severity": "Severity",
+            "job": "Job",
+            "ranks": "Ranks",
+            "hosts": "Hosts",
+            "communicator": "Communicator",
+            "parallelism": "Parallelism",
+        },
+        units={},
+        hidden=["Value"],
+        links={"Kind": "${live_page}/runbooks#${__value.raw}", "Job": "${live_page}/#/job/${__value.raw}"},
+        height=6,
     )
 
 

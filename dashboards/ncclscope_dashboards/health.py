@@ -212,6 +212,32 @@ def health() -> Board:
                         width=8,
                     ),
                     lines(
+                        "Pass",
+                        "How long the last pass over what had come took.",
+                        "s",
+                        Query(expr="ncclscope_tick_seconds", legend="{{instance}}"),
+                        width=8,
+                    ),
+                    lines(
+                        "Uncounted",
+                        "Rows that left the memory before they were counted.",
+                        "short",
+                        Query(expr="increase(ncclscope_rows_uncounted_total[$__rate_interval])", legend="{{instance}}"),
+                        width=8,
+                    ),
+                    lines(
+                        "Notifications",
+                        "Notifications of findings, by receiver and what became of them.",
+                        "short",
+                        Query(
+                            expr="sum by (receiver, outcome) "
+                            "(increase(ncclscope_notifications_total[$__rate_interval]))",
+                            legend="{{receiver}} {{outcome}}",
+                        ),
+                        Query(expr="ncclscope_notifications_queued", legend="{{receiver}} waiting"),
+                        width=8,
+                    ),
+                    lines(
                         "In memory",
                         "Operations that the service keeps.",
                         "short",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models import dashboard
 
 from ncclscope_dashboards.board import JOB_VARIABLE, PARALLELISM_VARIABLE, Board
+from ncclscope_dashboards.fleet import findings_table
 from ncclscope_dashboards.panels import GOOD_IS_HIGH, NONE_IS_GOOD, WAIT, Query, buckets, lines, number, rows
 from ncclscope_dashboards.queries import JOB, KIND, LARGE, rate, wait_share
 
@@ -18,6 +19,7 @@ def job() -> Board:
         variables=[JOB_VARIABLE, PARALLELISM_VARIABLE],
         rows=[
             ("Now", _job_numbers()),
+            ("What is wrong", [findings_table()]),
             ("How fast, by parallelism", _job_speeds()),
             ("What is moved", _job_mix()),
             ("Waiting and iterations", _job_waits()),
@@ -169,6 +171,9 @@ def _job_mix() -> list[dashboard.Panel]:
 
 def _job_waits() -> list[dashboard.Panel]:
     duration = rate("ncclscope_collective_duration_seconds_bucket", KIND)
+    waits = rate("ncclscope_collective_wait_seconds_bucket", KIND)
+    transfer = rate("ncclscope_transfer_seconds_total", KIND)
+    collectives = rate("ncclscope_collectives_total", KIND)
     return [
         lines(
             "Waiting by parallelism",
@@ -202,8 +207,27 @@ def _job_waits() -> list[dashboard.Panel]:
                 expr=f"histogram_quantile(0.99, sum by (le, op, parallelism) ({duration}))",
                 legend="{{op}} in {{parallelism}}",
             ),
-            width=24,
-            is_table=True,
+            width=8,
+        ),
+        lines(
+            "Long waits",
+            "99th percentile of the longest wait of any rank in one collective.",
+            "s",
+            Query(
+                expr=f"histogram_quantile(0.99, sum by (le, op, parallelism) ({waits}))",
+                legend="{{op}} in {{parallelism}}",
+            ),
+            width=8,
+        ),
+        lines(
+            "Transfer",
+            "Mean time of one collective from the last rank's arrival to the end.",
+            "s",
+            Query(
+                expr=f"sum by (op, parallelism) ({transfer}) / sum by (op, parallelism) ({collectives})",
+                legend="{{op}} in {{parallelism}}",
+            ),
+            width=8,
         ),
     ]
 

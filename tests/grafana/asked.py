@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import promql_parser
+
 DASHBOARDS: Final = Path(__file__).resolve().parents[2] / "dashboards"
 
 
@@ -73,11 +75,19 @@ def annotation_queries() -> list[Asked]:
 
 
 def alert_queries() -> list[Asked]:
-    """The first step of every alert rule."""
+    """The question of every alert rule."""
     return [
         Asked(where=f"alert {rule['title']}", expr=rule["data"][0]["model"]["expr"], is_instant=True)
         for rule in rule_group()["rules"]
     ]
+
+
+def judged(expr: str) -> str:
+    """What an alert compares with a number: without the comparison it has an answer while all is well, too."""
+    parsed = promql_parser.parse(expr)
+    if isinstance(parsed, promql_parser.BinaryExpr) and isinstance(parsed.rhs, promql_parser.NumberLiteral):
+        return parsed.lhs.prettify()
+    return expr
 
 
 def all_queries() -> list[Asked]:
