@@ -32,7 +32,7 @@ _MEDIANS: Final = (
 """Of a signature, what is given as the median over communicators."""
 
 
-def iterations_document(selection: Selection, sums: Totals) -> dict[str, object]:
+def iterations_document(selection: Selection, sums: Totals) -> dict[str, dict[str, object] | None]:
     """By job: how long iterations last, how much of that is communication, and what told them."""
     store, found = selection.store, sums.iterations
     job_of = np.asarray(store.process_job, dtype=object)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib import resources
@@ -13,14 +13,16 @@ import orjson
 from plotly.offline import get_plotlyjs
 
 from ncclscope_service.export.findings_file import findings_document
+from ncclscope_service.export.inspector_section import has_inspector
+from ncclscope_service.export.iterations_section import iterations_document
 from ncclscope_service.export.report_compare import compare_data, compare_tables
 from ncclscope_service.export.report_data import report_data
 from ncclscope_service.export.report_figures import Figures
+from ncclscope_service.export.report_groups import families_table, inspector_table, signatures_table
 from ncclscope_service.export.report_tables import (
     MAX_TABLE_ROWS,
     clocks_table,
-    communicators_table,
-    inspector_table,
+    iterations_table,
     operations_table,
     read_table,
 )
@@ -29,6 +31,7 @@ from ncclscope_service.export.report_text import (
     cell,
     count_text,
     ratio_text,
+    span_text,
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import NOT_RECORDED, captured_ratio, level, matched_ratio, seen_ranks
@@ -77,10 +80,7 @@ def _page(
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
     figures = Figures(data)
-    yield from _sections(selection, sums, figures)
-    if comparison is not None:
-        yield _heading(8, "Beside another run") + compare_tables(comparison)
-        yield from figures.compared()
+    yield from _sections(selection, sums, figures, comparison)
     yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
@@ -113,15 +113,18 @@ def _header(selection: Selection, sums: Totals) -> str:
     everything = sums.all()
     hosts = {selection.store.processes[index].host for index in selection.processes()}
     versions = sorted({version_of(selection.store, index) or "" for index in selection.processes()} - {""})
+    iteration = _only_iteration(selection, sums)
     facts = (
-        ("Hosts", count_text(len(hosts))),
-        ("Ranks", count_text(len(seen_ranks(selection)) or None)),
+        ("Ranks", f"{count_text(len(seen_ranks(selection)) or None)} <small>on {_hosts_text(len(hosts))}</small>"),
         ("NCCL", _listed(versions) if versions else cell(None)),
         ("Operations", count_text(everything.operations)),
         ("Message bytes", bytes_text(everything.bytes if everything.sized else None)),
+        ("Iteration, median", span_text(iteration.get("median_ns"))),
+        ("Communication share", ratio_text(iteration.get("communication_ratio"))),
+        ("Exposed share", ratio_text(iteration.get("exposed_ratio"))),
+        ("Kernel time waiting", ratio_text(everything.wait_ratio)),
         ("Matched to a kernel", ratio_text(matched_ratio(sums))),
         ("Inside a capture", ratio_text(captured_ratio(selection, sums))),
-        ("Kernel time waiting", ratio_text(everything.wait_ratio)),
     )
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     name = level(selection)
@@ -131,30 +134,75 @@ def _header(selection: Selection, sums: Totals) -> str:
     )
 
 
-def _sections(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
-    yield _heading(1, "Findings") + _findings(selection)
-    yield _heading(2, "What was communicated")
-    yield from figures.communicated()
-    yield operations_table(selection, sums)
-    yield from figures.distributions()
-    yield _heading(3, "Who sent to whom")
-    yield from figures.traffic()
-    yield _heading(4, "How fast")
-    yield communicators_table(selection, sums)
+def _only_iteration(selection: Selection, sums: Totals) -> dict[str, object]:
+    """What is known of the iterations where there is one job; of several, the table tells."""
+    found = iterations_document(selection, sums)
+    return next((of for of in found.values() if of is not None), {}) if len(found) == 1 else {}
+
+
+def _hosts_text(hosts: int) -> str:
+    return f"{count_text(hosts)} host" if hosts == 1 else f"{count_text(hosts)} hosts"
+
+
+def _sections(
+    selection: Selection, sums: Totals, figures: Figures, comparison: dict[str, object] | None
+) -> Iterator[str]:
+    for number, (title, parts) in enumerate(_contents(selection, sums, figures, comparison), start=1):
+        yield f'<h2><span class="number">{number}</span>{escape(title)}</h2>'
+        yield from parts
+
+
+def _contents(
+    selection: Selection, sums: Totals, figures: Figures, comparison: dict[str, object] | None
+) -> Iterator[tuple[str, Iterable[str]]]:
+    """The sections in the order in which somebody who was called at night wants them."""
+    yield "Findings", (_findings(selection),)
+    if comparison is not None:
+        yield "What changed", _compared(comparison, figures)
+    yield "Iterations", _iterations(selection, sums, figures)
+    yield "How fast", _speed(selection, sums, figures)
+    yield "Who waited", figures.waits()
+    yield "When", figures.over_time()
+    yield "What was communicated", _communicated(selection, sums, figures)
+    yield "How each group communicates", _signatures(selection, sums, figures)
+    yield "Who sent to whom", figures.traffic()
+    yield "How far this can be trusted", _trust(selection, figures)
+
+
+def _compared(comparison: dict[str, object], figures: Figures) -> Iterator[str]:
+    yield compare_tables(comparison)
+    yield from figures.compared()
+
+
+def _iterations(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
+    yield iterations_table(selection, sums, figures.next_table())
+    yield from figures.iterations()
+
+
+def _speed(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
+    yield families_table(selection, sums, figures.next_table())
     yield from figures.bandwidth()
-    yield from inspector_table(selection)
-    yield _heading(5, "When")
-    yield from figures.over_time()
-    yield _heading(6, "Who waited")
-    yield from figures.waits()
-    yield _heading(7, "How far this can be trusted")
+    if has_inspector(selection):
+        yield inspector_table(selection, figures.next_table())
+
+
+def _communicated(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
+    yield from figures.communicated()
+    yield operations_table(selection, sums, figures.next_table())
+    yield from figures.sizes()
+    yield from figures.per_rank()
+    yield from figures.per_iteration()
+
+
+def _signatures(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
+    yield signatures_table(selection, sums, figures.next_table())
+    yield from figures.signatures()
+
+
+def _trust(selection: Selection, figures: Figures) -> Iterator[str]:
     yield from figures.trust()
-    yield clocks_table(selection)
-    yield read_table(selection)
-
-
-def _heading(number: int, text: str) -> str:
-    return f'<h2><span class="number">{number}</span>{escape(text)}</h2>'
+    yield clocks_table(selection, figures.next_table())
+    yield read_table(selection, figures.next_table())
 
 
 def _findings(selection: Selection) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclscope_service.export.communicators_file import communicator_limits
-from ncclscope_service.export.operation_view import OperationView
-from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
-from ncclscope_service.export.reference_clock import reference_times
-from ncclscope_service.export.report_time import on_off, per_iteration, timeline
+from ncclscope_service.export.report_iterations import iteration_figures, per_iteration
+from ncclscope_service.export.report_signatures import NOT_KNOWN, activity, size_counts
+from ncclscope_service.export.report_time import on_off, timeline
 from ncclscope_service.export.report_traffic import traffic_map
+from ncclscope_service.export.report_waits import kind_waits, waits
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.totals import Group, Total, Totals
@@ -21,28 +20,26 @@ from ncclscope_service.export.trace_arguments import significant
 from ncclscope_service.export.traffic_file import Traffic
 from ncclscope_service.ranks import hosts_of
 from ncclscope_service.rows import HostClock, Match
-from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
+from ncclscope_wire.terms import OPERATIONS
 
 MAX_POINTS: Final = 6000
 """Points of the scatter: a large run opens as fast as a small one. They are drawn by lot (always the same), since
 every n-th would follow the rhythm of the training step and miss whole sizes."""
 
-MAX_HEAT_ROWS: Final = 512
-TIME_BINS: Final = 96
 CONFIDENCE_BINS: Final = 20
 MAX_CLOCKS: Final = 64
-_SIZE_BINS: Final = 64
-NOT_KNOWN: Final = "not known"
 
 
 def report_data(selection: Selection, sums: Totals, traffic: Traffic) -> dict[str, object]:
     """Everything that the figures show, as JSON has it; None where there is nothing to show."""
     return {
         "mix": _mix(selection, sums),
-        "sizes": _sizes(selection),
+        "sizes": size_counts(selection),
+        "steps": iteration_figures(selection, sums.iterations),
+        "activity": activity(selection, sums.iterations),
         "bandwidth": _bandwidth(selection),
-        "waits": _waits(selection),
+        "waits": waits(selection),
+        "kind_waits": kind_waits(selection),
         "volume": _volume(selection, sums),
         "alignment": _alignment(selection) if len(selection.kernels) else None,
         "confidence": _confidence(selection),
@@ -134,53 +131,31 @@ def _mix(selection: Selection, sums: Totals) -> list[dict[str, object]]:
     ]
 
 
-def _sizes(selection: Selection) -> dict[str, object] | None:
-    """Operations by power of two of their message size and by operation."""
-    counts: dict[str, NDArray[np.int64]] = {}
-    for rows in selection.operations.slices():
-        view = OperationView(selection.store, rows)
-        ops = operation_column(view, "op")
-        words: tuple[str, ...] = ops.words or ()
-        size = rows["message_bytes"]
-        is_known = ops.is_known & (size > 0)
-        bins = np.floor(np.log2(np.where(is_known, size, 1))).astype(np.int64)
-        codes = np.where(is_known, ops.values, 0)
-        for code in np.unique(codes[is_known]).tolist():
-            found = np.bincount(bins[is_known & (codes == code)], minlength=_SIZE_BINS)[:_SIZE_BINS]
-            name = words[int(code)]
-            counts[name] = counts.get(name, np.zeros(_SIZE_BINS, dtype=np.int64)) + found
-    if not counts:
-        return None
-    used = np.nonzero(np.sum(list(counts.values()), axis=0))[0]
-    low, high = int(used.min()), int(used.max()) + 1
-    return {"low": low, "ops": {name: found[low:high].tolist() for name, found in sorted(counts.items())}}
-
-
 def _bandwidth(selection: Selection) -> dict[str, object] | None:
-    """Size and busbw of collectives by kind of communicator, with the limit by topology where one is known."""
+    """Size and busbw of collectives by kind of communicator and operation, with the topology's limits."""
     part, kinds = selection.collectives, _kinds(selection)
     columns = {name: part.column(name) for name in ("communicator", "message_bytes", "busbw", "op")}
     usable = np.nonzero(np.isfinite(columns["busbw"]) & (columns["message_bytes"] > 0))[0]
     if not len(usable):
         return None
     chosen = np.sort(np.random.default_rng(0).permutation(usable)[:MAX_POINTS])
-    labels = [
-        f"{kinds[communicator]} {OPERATIONS[op].name if op < len(OPERATIONS) else NOT_KNOWN}"
+    keys = [
+        (kinds[communicator], OPERATIONS[op].name if op < len(OPERATIONS) else NOT_KNOWN)
         for communicator, op in zip(
             columns["communicator"][chosen].tolist(), columns["op"][chosen].tolist(), strict=True
         )
     ]
-    points: dict[str, dict[str, list[float]]] = {}
+    points: dict[tuple[str, str], dict[str, list[float]]] = {}
     sizes = columns["message_bytes"][chosen].tolist()
     rates = significant(columns["busbw"][chosen].astype(np.float64) / 1e9, 4).tolist()
-    for label, size, rate in zip(labels, sizes, rates, strict=True):
-        series = points.setdefault(label, {"x": [], "y": []})
+    for key, size, rate in zip(keys, sizes, rates, strict=True):
+        series = points.setdefault(key, {"x": [], "y": []})
         series["x"].append(size)
         series["y"].append(rate)
     return {
         "drawn": len(chosen),
         "of": len(usable),
-        "series": dict(sorted(points.items())),
+        "series": [{"parallelism": kind, "op": op, **found} for (kind, op), found in sorted(points.items())],
         "limits": _limits(selection),
     }
 
@@ -196,15 +171,6 @@ def _limits(selection: Selection) -> dict[str, float]:
     return limits
 
 
-def _span(selection: Selection) -> tuple[int, int] | None:
-    part = selection.operations
-    start, end = (
-        reference_times(selection.store, part.column("process"), part.column(name)) for name in ("start_ns", "end_ns")
-    )
-    is_known = (start != NO_TIME_NS) & (end != NO_TIME_NS)
-    return (int(start[is_known].min()), int(end[is_known].max())) if is_known.any() else None
-
-
 def _labels(selection: Selection) -> tuple[list[int], list[str]]:
     """The processes in the order in which figures show them, and their names there."""
     ranks, processes = process_ranks(selection), processes_by_rank(selection)
@@ -214,44 +180,6 @@ def _labels(selection: Selection) -> tuple[list[int], list[str]]:
         for index in processes
     ]
     return processes, names
-
-
-def _waits(selection: Selection) -> dict[str, object] | None:
-    """Waiting as a share of NCCL kernel time, by rank and time; null where no wait is known."""
-    span = _span(selection)
-    if span is None:
-        return None
-    begin, width = span[0], max(1, -(-(span[1] + 1 - span[0]) // TIME_BINS))
-    shape = (len(selection.store.processes), TIME_BINS)
-    waited, busy = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    for rows in selection.operations.slices():
-        _add_waits(OperationView(selection.store, rows), begin, width, waited, busy)
-    if not busy.any():
-        return None
-    processes, names = _labels(selection)
-    every = -(-len(processes) // MAX_HEAT_ROWS)
-    share = np.divide(waited, busy, out=np.full(shape, np.nan), where=busy > 0)[processes[::every]]
-    return {
-        "ranks": names[::every],
-        "every": every,
-        "seconds_per_bin": width / 1e9,
-        "share": [[None if np.isnan(value) else round(value, 3) for value in row] for row in share.tolist()],
-    }
-
-
-def _add_waits(
-    view: OperationView, begin_ns: int, width_ns: int, waited: NDArray[np.int64], busy: NDArray[np.int64]
-) -> None:
-    rows: Columns = view.rows
-    wait, duration = operation_column(view, "wait_ns"), operation_column(view, "duration_ns")
-    start = reference_times(view.store, rows["process"], rows["start_ns"])
-    is_known = wait.is_known & duration.is_known & (start != NO_TIME_NS)
-    places = (
-        rows["process"][is_known],
-        np.clip((start[is_known] - begin_ns) // width_ns, 0, TIME_BINS - 1),
-    )
-    np.add.at(waited, places, wait.values[is_known])
-    np.add.at(busy, places, duration.values[is_known])
 
 
 def _volume(selection: Selection, sums: Totals) -> dict[str, object] | None:

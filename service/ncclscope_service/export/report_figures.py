@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 
 from ncclscope_service.export.report_text import bytes_text, count_text, ratio_text
 from ncclscope_service.export.summary import NOT_RECORDED
@@ -15,6 +16,12 @@ class Figures:
 
     data: Mapping[str, object]
     number: int = 0
+    tables: int = 0
+
+    def next_table(self) -> int:
+        """The number of a table that is placed now."""
+        self.tables += 1
+        return self.tables
 
     def figure(self, name: str, key: str, caption: str) -> str:
         """One figure; `key` names its data, and the caption says what is shown, how, and what is not."""
@@ -36,14 +43,37 @@ class Figures:
         yield self.figure("mix-bytes", "mix", "<b>Message bytes</b> over all ranks, by kind of communicator.")
         yield "</div>"
 
-    def distributions(self) -> Iterator[str]:
-        """Sizes, ranks, iterations."""
+    def iterations(self) -> Iterator[str]:
+        """How long iterations last and what fills them."""
+        job = self.of("steps", "job")
+        of_job = f" of {escape(str(job))}" if job is not None else ""
         yield self.figure(
-            "sizes", "sizes", "<b>Message sizes</b>, one bin per power of two. The size is S of nccl-tests."
+            "iteration-lengths",
+            "steps",
+            f"<b>Length of each iteration</b>{of_job}{self._bins('steps')}, mean over the ranks, and what fills it: "
+            "communication that nothing hid, communication beside other kernels, and time without an NCCL kernel.",
         )
+        yield self.figure(
+            "rank-shares",
+            "steps",
+            f"<b>What fills the iterations of each rank</b>{self._every('steps')}. Waiting for others is communication "
+            "too.",
+        )
+
+    def per_rank(self) -> Iterator[str]:
+        """Volume and operations of each rank."""
         yield self.figure("volume", "volume", "<b>Volume of each rank</b>: message bytes of all operations it called.")
-        per_bin = self.of("iterations", "per_bin")
-        bins = f", {per_bin} iterations to a bar" if isinstance(per_bin, int) and per_bin > 1 else ""
+        yield self.figure(
+            "rank-operations",
+            "steps",
+            f"<b>Operations of each rank in each iteration</b>{self._every('steps')}"
+            f"{self._bins('steps')}. Stages of a pipeline differ; within one, a rank that differs lost lines or does "
+            "something else. Blank: no line.",
+        )
+
+    def per_iteration(self) -> Iterator[str]:
+        """What each iteration did."""
+        bins = self._bins("iterations")
         without = self.of("iterations", "without")
         rest = f" {count_text(without)} operations lie in no iteration and are left out." if without else ""
         yield '<div class="pair">'
@@ -54,6 +84,28 @@ class Figures:
             "iteration-bytes", "iterations", f"<b>Message bytes of each iteration</b>, over all ranks{bins}.{rest}"
         )
         yield "</div>"
+
+    def sizes(self) -> Iterator[str]:
+        """Message sizes: all, and by group."""
+        yield self.figure(
+            "sizes", "sizes", "<b>Message sizes</b>, one bin per power of two. The size is S of nccl-tests."
+        )
+
+    def signatures(self) -> Iterator[str]:
+        """How each kind of communicator communicates."""
+        yield self.figure(
+            "size-map",
+            "sizes",
+            "<b>Message sizes of each kind of communicator and operation</b>: number of operations, one column per "
+            "power of two.",
+        )
+        yield self.figure(
+            "activity",
+            "activity",
+            "<b>When in an iteration each kind of communicator is active</b>: share of its ranks that run a kernel of "
+            "it, all iterations laid over each other. Waiting is part of it. Dotted: the median length of an "
+            "iteration.",
+        )
 
     def traffic(self) -> Iterator[str]:
         """Who sent to whom."""
@@ -81,12 +133,12 @@ class Figures:
         """How fast."""
         drawn, of = self.of("bandwidth", "drawn"), self.of("bandwidth", "of")
         sampled = "" if drawn == of else f" ({count_text(drawn)} of {count_text(of)} are drawn, by lot)"
-        limits = "; dashed lines are the topology's limits" if self.of("bandwidth", "limits") else ""
+        limits = "; dashed: the topology's limits" if self.of("bandwidth", "limits") else ""
         yield self.figure(
             "bandwidth",
             "bandwidth",
             f"<b>Bus bandwidth against message size</b>, one point per collective{sampled}. "
-            f"Waiting is not part of it{limits}.",
+            f"Waiting is not part of it. Colour: kind of communicator; symbol: operation{limits}.",
         )
 
     def over_time(self) -> Iterator[str]:
@@ -95,7 +147,7 @@ class Figures:
         window = (
             f"iterations {iterations[0]} and {iterations[1]}, of which the first lasts nearest to the median"
             if isinstance(iterations, list)
-            else "the middle of the run (iterations are not recorded)"
+            else "the middle of the run"
         )
         cut = " Only the first kernels fit the figure." if self.of("timeline", "is_cut") else ""
         yield self.figure(
@@ -114,10 +166,17 @@ class Figures:
     def waits(self) -> Iterator[str]:
         """Who waited."""
         yield self.figure(
+            "kind-waits",
+            "kind_waits",
+            f"<b>Waiting of each rank by kind of communicator</b>, as a share of its time in kernels of it"
+            f"{self._every('kind_waits')}. Blank: no kernel whose wait is known.",
+        )
+        yield self.figure(
             "waits",
             "waits",
-            f"<b>Waiting</b> as a share of the time in NCCL kernels{self._every('waits')}. A rank that never waits is "
-            "the one others wait for. Blank: no kernel whose wait is known.",
+            f"<b>Waiting over the run</b>{self._every('waits')}{self._bins('waits')}, as a share of the time in "
+            "kernels of AllReduce, AllGather, ReduceScatter and AlltoAll. A rank that never waits is the one others "
+            "wait for.",
         )
 
     def trust(self) -> Iterator[str]:
@@ -147,12 +206,16 @@ class Figures:
         yield self.figure(
             "compare-busbw",
             "compare",
-            "<b>Median busbw of both runs</b> by kind of communicator, operation and size class, most kernel time first"
-            ". Whiskers: three times the scatter within the run; none where there is too little data.",
+            "<b>Median busbw of both runs</b> by kind of communicator, operation and size class, most kernel time "
+            "first. Whiskers: three times the scatter within the run; none where there is too little data.",
         )
         yield self.figure(
             "compare-iterations", "compare", "<b>Length of each iteration</b>, from first kernel to first kernel."
         )
+
+    def _bins(self, key: str) -> str:
+        per_bin = self.of(key, "per_bin")
+        return f" ({per_bin} iterations to a bin)" if isinstance(per_bin, int) and per_bin > 1 else ""
 
     def _every(self, key: str) -> str:
         every = self.of(key, "every")

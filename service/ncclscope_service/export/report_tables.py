@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
 from ncclscope_service.export.clocks_file import clocks_document
-from ncclscope_service.export.inspector_section import has_inspector, inspector_rows
-from ncclscope_service.export.report_data import communicator_rows
+from ncclscope_service.export.iteration_calls import Calls
+from ncclscope_service.export.iterations_section import iterations_document
 from ncclscope_service.export.report_text import (
-    bandwidth_text,
     bytes_text,
     cell,
     count_text,
@@ -41,7 +40,7 @@ def table(caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Seque
     )
 
 
-def operations_table(selection: Selection, sums: Totals) -> str:
+def operations_table(selection: Selection, sums: Totals, number: int) -> str:
     """What each operation of each kind of communicator did."""
     kinds = [communicator.parallelism for communicator in selection.store.communicators]
     by_kind = sums.by(lambda group: (group.op, kinds[group.communicator] if group.communicator >= 0 else None))
@@ -50,6 +49,7 @@ def operations_table(selection: Selection, sums: Totals) -> str:
             escape(op),
             cell(kind, "not known"),
             count_text(total.operations),
+            _calls_text(sums.calls.get((op, kind))),
             bytes_text(total.bytes if total.sized else None),
             span_text(total.duration_ns if total.timed else None),
             span_text(total.wait_ns if total.waits else None),
@@ -57,95 +57,73 @@ def operations_table(selection: Selection, sums: Totals) -> str:
         )
         for (op, kind), total in by_kind.items()
     )
-    columns = (("Operation", "text"), ("Parallelism", "text"), ("Operations", ""), ("Message bytes", ""))
-    times = (("Kernel time", ""), ("Waiting", ""), ("Transfer", ""))
-    caption = "<b>Table 1.</b> Operations over all ranks. Times count every launch once and are summed over the ranks."
+    columns = (("Operation", "text"), ("Parallelism", "text"), ("Operations", ""), ("Per rank and iteration", ""))
+    times = (("Message bytes", ""), ("Kernel time", ""), ("Waiting", ""), ("Transfer", ""))
+    caption = (
+        f"<b>Table {number}.</b> Operations over all ranks. Per rank and iteration: median (and range where it "
+        "differs) over the ranks that call it. Times count every launch once and are summed over the ranks."
+    )
     return table(caption, (*columns, *times), rows)
 
 
-def communicators_table(selection: Selection, sums: Totals) -> str:
-    """The communicators that moved most."""
-    found = communicator_rows(selection, sums)
-    rows = (
-        (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
-            cell(row["size"]),
-            cell(row["hosts"]),
-            count_text(row["operations"]),
-            bytes_text(row["bytes"]),
-            bandwidth_text(row["busbw"]),
-            bandwidth_text(row["limit"]),
-            ratio_text(row["efficiency"]),
-            ratio_text(row["wait_ratio"]),
-        )
-        for row in found[:MAX_TABLE_ROWS]
-    )
-    columns = (("Communicator", "text"), ("Parallelism", "text"), ("Ranks", ""), ("Hosts", ""), ("Operations", ""))
-    measures = (
-        ("Message bytes", ""),
-        ("busbw, median", ""),
-        ("Limit (topology)", ""),
-        ("Efficiency", ""),
-        ("Waiting", ""),
-    )
-    more = len(found) - MAX_TABLE_ROWS
-    rest = f" {more} more are in communicators.parquet." if more > 0 else ""
-    caption = (
-        f"<b>Table 2.</b> Communicators, most bytes first. Efficiency is the median busbw against the limit.{rest}"
-    )
-    return table(caption, (*columns, *measures), rows)
+def _calls_text(calls: Calls | None) -> str:
+    if calls is None:
+        return cell(None)
+    median = f"{calls.median:g}"
+    return median if calls.least == calls.most else f"{median} <small>({calls.least} to {calls.most})</small>"
 
 
-def inspector_table(selection: Selection) -> Iterator[str]:
-    """What NCCL Inspector told, beside the kernels; nothing where no dump was read."""
-    if not has_inspector(selection):
-        return
-    found = inspector_rows(selection)
-    rows = (
+def iterations_table(selection: Selection, sums: Totals, number: int) -> str:
+    """How long the iterations of each job last, and how much of that is communication."""
+    rows = [
         (
-            f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
-            escape(str(row["op"])),
-            cell(row["size_class"]),
-            count_text(row["records"]),
-            span_text(row["duration_ns"]),
-            bandwidth_text(row["busbw"]),
-            count_text(row["compared"]),
-            ratio_text(row["busbw_ratio"]),
+            escape(job),
+            count_text(of["iterations"]),
+            span_text(of["median_ns"]),
+            span_text(of["p90_ns"]),
+            ratio_text(of["communication_ratio"]),
+            ratio_text(of["exposed_ratio"]),
+            _told_by(of),
         )
-        for row in found[:MAX_TABLE_ROWS]
-    )
+        for job, of in iterations_document(selection, sums).items()
+        if of is not None
+    ]
     columns = (
-        ("Communicator", "text"),
-        ("Parallelism", "text"),
-        ("Operation", "text"),
-        ("Size up to", ""),
-        ("Records", ""),
-        ("Kernel time", ""),
-        ("busbw, median", ""),
-        ("Compared", ""),
-        ("busbw against kernels", ""),
+        ("Job", "text"),
+        ("Iterations", ""),
+        ("Length, median", ""),
+        ("90th percentile", ""),
+        ("Communication", ""),
+        ("Exposed", ""),
+        ("Told by", "text"),
     )
-    more = len(found) - MAX_TABLE_ROWS
-    rest = f" {more} more are in summary.json." if more > 0 else ""
     caption = (
-        "<b>Table 5.</b> NCCL Inspector. “busbw against kernels”: its bandwidth, waiting included, over that of the "
-        f"kernels that nsys recorded, where both are known; 100% is agreement.{rest}"
+        f"<b>Table {number}.</b> Iterations over all ranks. Communication: share of the time in which a rank ran NCCL "
+        "kernels, waiting included. Exposed: what of the time no other kernel of that GPU hid."
     )
-    yield table(caption, columns, rows)
+    return table(caption, columns, rows)
 
 
-def clocks_table(selection: Selection) -> str:
+def _told_by(of: Mapping[str, object]) -> str:
+    told, sure = of["operations_by"], of["period_confidence"]
+    assert isinstance(told, dict)
+    by = {"marks": "NVTX marks", "period": "the period of calls"}
+    texts = [by[name] for name, amount in told.items() if amount]
+    if told["period"] and isinstance(sure, float):
+        texts[-1] += f" (confidence {sure:.0%})"
+    return escape(" and ".join(texts))
+
+
+def clocks_table(selection: Selection, number: int) -> str:
     """Each host's clock."""
     document = clocks_document(selection)
     hosts = document["hosts"]
     assert isinstance(hosts, dict)
     count = len({selection.store.processes[index].host for index in selection.processes()})
-    violations = ratio_text(document["violation_ratio"])
+    reference = escape(str(document["reference"] or NOT_RECORDED))
     caption = (
-        f"<b>Table 3.</b> Clocks against that of <code>{escape(str(document['reference'] or NOT_RECORDED))}</code>. "
-        f"Causality violated after correction: {violations}."
+        f"<b>Table {number}.</b> Clocks against that of <code>{reference}</code>. "
+        f"Causality violated after correction: {ratio_text(document['violation_ratio'])}."
     )
     rows = (
         (
@@ -172,15 +150,16 @@ def clocks_table(selection: Selection) -> str:
     return table(caption, columns, rows)
 
 
-def read_table(selection: Selection) -> str:
-    """What became of every line and record."""
+def read_table(selection: Selection, number: int) -> str:
+    """What was skipped and lost of what was read; what was understood in a sentence."""
     store = selection.store
-    understood = [("understood", name, count) for name, count in store.understood.most_common()]
+    understood = ", ".join(f"{count_text(count)} {escape(name)}" for name, count in store.understood.most_common())
     skipped = [("skipped", name, count) for name, count in store.skipped.most_common()]
     lost = [(f"lost ({gap['unit']})", f"{gap['reason']}: {gap['detail']}", gap["amount"]) for gap in gaps(selection)]
-    rows = (
-        (escape(what), escape(name), count_text(count))
-        for what, name, count in (*understood, *skipped, *lost[:MAX_TABLE_ROWS])
-    )
-    caption = f"<b>Table 4.</b> What was read from {count_text(len(store.sources))} files, in lines and records."
-    return table(caption, (("Became", "text"), ("Family or reason", "text wrap"), ("Count", "")), rows)
+    rows = [(escape(what), escape(name), count_text(count)) for what, name, count in (*skipped, *lost[:MAX_TABLE_ROWS])]
+    files = f"{count_text(len(store.sources))} files"
+    text = f'<p class="lead read">Read from {files}, in lines and records: {understood or "nothing"}.</p>'
+    if not rows:
+        return f"{text}<p>Nothing was skipped, and nothing was lost.</p>"
+    caption = f"<b>Table {number}.</b> What was skipped or lost, in lines and records."
+    return text + table(caption, (("Became", "text"), ("Reason", "text wrap"), ("Count", "")), rows)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Final
 
 from ncclscope_service.export.summary import NOT_RECORDED
+
+_LEAST_SHARE: Final = 0.00001
+_LEAST_IN_GIGABYTES: Final = 1e7
 
 
 def cell(value: object, missing: str = NOT_RECORDED) -> str:
@@ -23,7 +27,9 @@ def bytes_text(value: object) -> str:
 
 
 def bandwidth_text(value: object) -> str:
-    """Bytes per second in GB/s."""
+    """Bytes per second in GB/s; what tiny messages reach in smaller units."""
+    if isinstance(value, int | float) and 0 < value < _LEAST_IN_GIGABYTES:
+        return _scaled(value, 1000.0, ("B/s", "kB/s", "MB/s"))
     return f"{value / 1e9:.4g} GB/s" if isinstance(value, int | float) else cell(None)
 
 
@@ -31,6 +37,8 @@ def ratio_text(value: object) -> str:
     """A share in percent; a small one keeps its first digit, so that it does not look like none."""
     if not isinstance(value, int | float):
         return cell(None)
+    if 0 < abs(value) < _LEAST_SHARE:
+        return "under 0.001%"
     return f"{value:.1%}" if value == 0 or abs(value) >= 0.001 else f"{value * 100:.1g}%"
 
 

@@ -1,4 +1,4 @@
-"""What the report shows over time: kernels running or not, a few iterations in detail, and what each iteration did."""
+"""What the report shows over time: kernels running or not, and a few iterations in detail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.export.kernels_file import is_duplicate, kernel_measures, kernel_operation
-from ncclscope_service.export.operation_view import OperationView
-from ncclscope_service.export.operations_file import operation_column
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
 from ncclscope_service.export.reference_clock import reference_times
 from ncclscope_service.export.selection import Selection
@@ -23,8 +21,6 @@ MAX_ROWS: Final = 256
 MAX_LANES: Final = 16
 MAX_BARS: Final = 3000
 """Kernels in the timeline: what a browser draws without delay and a person can still see."""
-
-MAX_ITERATIONS: Final = 300
 
 
 def lanes(selection: Selection, limit: int) -> tuple[list[int], list[str], int]:
@@ -149,33 +145,3 @@ def _window(selection: Selection) -> tuple[tuple[int, int] | None, list[int] | N
     lengths = np.diff(begins)[:-1]
     middle = int(np.argmin(np.abs(lengths - np.median(lengths))))
     return (int(begins[middle]), int(ends[middle + 1])), numbers[middle : middle + 2].tolist()
-
-
-def per_iteration(selection: Selection) -> dict[str, object] | None:
-    """Operations and bytes by iteration and operation; None where no iteration is known."""
-    iteration = selection.operations.column("iteration").astype(np.int64)
-    known = iteration[iteration >= 0]
-    if not len(known):
-        return None
-    first, last = int(known.min()), int(known.max())
-    per_bin = -(-(last - first + 1) // MAX_ITERATIONS)
-    bins = -(-(last - first + 1) // per_bin)
-    counts: dict[str, NDArray[np.int64]] = {}
-    for rows in selection.operations.slices():
-        ops = operation_column(OperationView(selection.store, rows), "op")
-        words: tuple[str, ...] = ops.words or ()
-        inside = ops.is_known & (rows["iteration"] >= 0)
-        place = (rows["iteration"].astype(np.int64) - first) // per_bin
-        for code in np.unique(ops.values[inside]).tolist():
-            mine = inside & (ops.values == code)
-            found = counts.setdefault(words[int(code)], np.zeros((2, bins), dtype=np.int64))
-            np.add.at(found[0], place[mine], 1)
-            np.add.at(found[1], place[mine], np.maximum(0, rows["message_bytes"][mine]))
-    return {
-        "first": first,
-        "per_bin": per_bin,
-        "without": len(iteration) - len(known),
-        "ops": {
-            op: {"operations": found[0].tolist(), "bytes": found[1].tolist()} for op, found in sorted(counts.items())
-        },
-    }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
 
 from ncclscope_service.export.inspector_section import inspector_document
+from ncclscope_service.export.iteration_calls import Calls
 from ncclscope_service.export.iterations_section import iterations_document, signatures_document
 from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
@@ -212,9 +214,18 @@ def _operations(selection: Selection, sums: Totals) -> list[dict[str, object]]:
         return group.op, kinds[group.communicator] if group.communicator >= 0 else None
 
     return [
-        {"op": op, "parallelism": kind, **_total(total, has_kernels(selection))}
+        {
+            "op": op,
+            "parallelism": kind,
+            **_total(total, has_kernels(selection)),
+            "per_rank_and_iteration": _calls(sums.calls.get((op, kind))),
+        }
         for (op, kind), total in sums.by(key).items()
     ]
+
+
+def _calls(calls: Calls | None) -> dict[str, object] | None:
+    return None if calls is None else asdict(calls)
 
 
 def _total(total: Total, has_kernels: bool) -> dict[str, object]:

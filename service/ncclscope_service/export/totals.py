@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.export.iteration_calls import Calls, calls_per_iteration
 from ncclscope_service.export.iterations_file import selected_iterations
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
@@ -80,6 +81,8 @@ class Totals:
     """`iteration_times.ITERATION` rows."""
     signatures: Mapping[int, Signature]
     """By communicator index."""
+    calls: Mapping[tuple[str, str | None], Calls]
+    """Of one rank in one iteration, by operation and parallelism."""
 
     def all(self) -> Total:
         """The sum of everything."""
@@ -111,6 +114,7 @@ def totals(selection: Selection) -> Totals:
         int(is_first.sum()),
         selected_iterations(selection),
         signatures(selection),
+        calls_per_iteration(selection),
     )
 
 

@@ -44,12 +44,12 @@ def test_the_comparison_is_written_and_shown_and_gone_with_the_next_run_without(
     paths = write_run(small_run(), tmp_path, compare=other, name="this")
     assert json.loads(paths["compare.json"].read_bytes())["other"]["name"] == "<other>"
     text = paths["report.html"].read_text(encoding="utf-8")
-    assert "Beside another run" in text
+    assert "What changed" in text
     assert "&lt;other&gt;" in text
     paths = write_run(small_run(), tmp_path)
     assert "compare.json" not in paths
     assert not (tmp_path / "compare.json").exists()
-    assert "Beside another run" not in paths["report.html"].read_text(encoding="utf-8")
+    assert "What changed" not in paths["report.html"].read_text(encoding="utf-8")
 
 
 def test_a_folder_with_a_broken_table_is_a_clear_error(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from service.export.small_run import Builder, logs_only_run, small_run
 
 from ncclscope_service.export import schema, traffic_file
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.export.report_time import on_off, per_iteration, timeline
+from ncclscope_service.export.report_iterations import per_iteration
+from ncclscope_service.export.report_time import on_off, timeline
 from ncclscope_service.export.report_traffic import traffic_map
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
