@@ -46,6 +46,8 @@ class _Given(TypedDict):
     zero1: bool
     zero2: bool
     fsdp: bool
+    replicate: int
+    deepspeed: int | None
     shared_world: bool
     iterations: int | None
     seed: int
@@ -107,6 +109,10 @@ class _Given(TypedDict):
 @click.option("--zero1", is_flag=True, help="ReduceScatter and AllGather in place of the gradients' AllReduce.")
 @click.option("--zero2", is_flag=True, help="As --zero1, with the gradients of every microbatch reduced at once.")
 @click.option("--fsdp", is_flag=True, help="Parameters gathered for each layer and gradients scattered (ZeRO-3, FSDP).")
+@click.option(
+    "--replicate", default=1, show_default=True, help="With --fsdp: groups of shards that reduce gradients (HSDP)."
+)
+@click.option("--deepspeed", type=click.IntRange(1, 3), help="DeepSpeed's ZeRO of this stage.")
 @click.option("--shared-world", is_flag=True, help="A dimension that spans the job uses the world's communicator.")
 @click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
 @click.option("--seed", default=0, help="Equal seeds give equal files.")
@@ -215,6 +221,8 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             zero1=given["zero1"],
             zero2=given["zero2"],
             fsdp=given["fsdp"],
+            replicate=given["replicate"],
+            deepspeed=given["deepspeed"],
             shared_world=given["shared_world"],
             iterations=10 if iterations is None and not live else iterations,
             seed=given["seed"],

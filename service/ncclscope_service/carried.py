@@ -32,11 +32,15 @@ CARRIED: Final = np.dtype(
         ("wide_scattered", "<f8"),  # ReduceScatters in 32 bits and more
         ("calls", "<f8"),  # distinct calls of tensors, buffers included
         ("tensors", "<f8"),  # operations of more than SMALL_BYTES
+        ("reduced_sizes", "<f8"),  # different sizes of tensors that are reduced
+        ("gathered_sizes", "<f8"),  # different sizes of tensors that are gathered
     ]
 )
-"""Amounts per rank, but for `largest`."""
+"""Amounts per rank, but for `largest` and the numbers of sizes."""
 
 _SCALAR_BYTES: Final = 1024
+_SELDOM: Final = 0.02
+"""Share of a communicator's tensors below which a size is a rare event: the first weights, a checkpoint."""
 _TYPE_BYTES: Final = np.array([each.size_bytes for each in DATA_TYPES] + [0] * 64)
 _IS_FLOAT: Final = np.array(["float" in each.name for each in DATA_TYPES] + [False] * 64)
 _INT64: Final = next(number for number, each in enumerate(DATA_TYPES) if each.name == "int64")
@@ -84,4 +88,9 @@ def carried_by(contents: Columns, ranks: NDArray[np.int64]) -> Columns:
     for name, values in columns.items():
         carried[name] = np.bincount(at, weights=values, minlength=len(ranks)) / np.maximum(ranks, 1)
     np.maximum.at(carried["largest"], at, size)
+    tensors = carried["tensors"] * np.maximum(ranks, 1)
+    is_usual = is_tensor & (amount > _SELDOM * tensors[at])
+    for name, chosen in (("reduced_sizes", is_usual & reducing), ("gathered_sizes", is_usual & gathers)):
+        pairs = np.unique(np.stack([at[chosen].astype(np.int64), size[chosen]], axis=1), axis=0)
+        carried[name] = np.bincount(pairs[:, 0].astype(np.intp), minlength=len(ranks))
     return carried

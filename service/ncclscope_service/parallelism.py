@@ -55,6 +55,8 @@ _TOGETHER: Final = 0.8
 _ONE_BUFFER: Final = 1.5
 _ONCE: Final = 1.0
 _ROUGHLY: Final = 0.5
+_ONE_SIZE: Final = 1.5
+_FEW_SIZES: Final = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,12 +290,20 @@ class _Job:
             odds += 1.5 if carried["wide"] > carried["narrow"] else -0.7
         odds += 2.0 * (carried["narrow_gathered"] > 0 and carried["wide_scattered"] > 0)
         odds -= 2.5 * (carried["maxima"] > 0) + 1.0 * (carried["integers"] > 1)
-        odds += self._odds_of_repetition(family) + self._odds_of_busyness(family, others)
+        odds += self._odds_of_sizes(family) + self._odds_of_repetition(family) + self._odds_of_busyness(family, others)
         if self._is_spread:
             odds += 0.5 if family.hosts > 1 else -0.3
         if all(ranks <= self._reduce_alone for ranks in family.ranks):
             odds -= 2.0  # each of these ranks reduces its gradients by itself
         return float(odds)
+
+    def _odds_of_sizes(self, family: _Family) -> float:
+        """Activations are of one size; gradients and parameters of as many as the model has tensors, or buckets."""
+        carried = family.carried
+        odds = 1.0 * (carried["reduced_sizes"] > _ONE_SIZE) + 1.5 * (carried["gathered_sizes"] > _FEW_SIZES)
+        # Each rank updates a part of what all have reduced: DeepSpeed's ZeRO-1 and ZeRO-2.
+        shards_updates = carried["reduced"] > 0 and carried["gathered"] > 0 and carried["scattered"] == 0
+        return float(odds + 1.5 * shards_updates)
 
     def _odds_of_repetition(self, family: _Family) -> float:
         """Gradients are reduced once per iteration from buffers that stay; activations for each microbatch."""

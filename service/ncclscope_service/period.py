@@ -175,23 +175,26 @@ def _is_near(distances: NDArray[np.float64], distance: float) -> NDArray[np.bool
 def _in_order(calls: Calls, kinds: Integers) -> Integers:
     """These kinds, which come once in each iteration, in order; the last is the one before the longest pause.
 
-    Where there are scalars among them, the last is one of these: an iteration ends with the norm of its gradients.
+    Where there are scalars among them, the last is one of these, and of several in a row the last one: an iteration
+    ends with the norm of its gradients.
     """
     place = np.full(int(calls.kind.max()) + 1, -1, np.int64)
     place[kinds] = np.arange(len(kinds))
     at = np.flatnonzero(place[calls.kind] >= 0)
     own = place[calls.kind[at]]
-    follower, pause = np.zeros(len(kinds), np.int64), np.zeros(len(kinds))
+    follower, pause, calls_between = np.zeros(len(kinds), np.int64), np.zeros(len(kinds)), np.zeros(len(kinds))
     times = at if calls.at_ns is None else calls.at_ns[at]
     for kind in range(len(kinds)):
         here = np.flatnonzero(own[:-1] == kind)
         next_ones = own[here + 1]
         follower[kind] = np.bincount(next_ones, minlength=len(kinds)).argmax()
         pause[kind] = np.median(times[here + 1] - times[here])
+        calls_between[kind] = np.median(at[here + 1] - at[here]) - 1
     is_scalar = np.zeros(len(kinds), np.bool_)
     is_scalar[own] = calls.is_scalar[at]
     if is_scalar.any():
-        pause[~is_scalar] = -1
+        ends = is_scalar & ~(is_scalar[follower] & (calls_between <= 1))  # of several in a row only the last
+        pause[~ends] = np.where(is_scalar[~ends], -1.0, -2.0)
     ordered = [int(follower[pause.argmax()])]
     while len(ordered) < len(kinds) and int(follower[ordered[-1]]) not in ordered:
         ordered.append(int(follower[ordered[-1]]))

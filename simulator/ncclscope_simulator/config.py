@@ -66,6 +66,11 @@ class SimulationConfig:
     """As zero1, with the gradients of every microbatch reduced at once."""
     fsdp: bool = False
     """Parameters gathered for every forward and backward, gradients scattered in every backward (ZeRO-3)."""
+    replicate: int = 1
+    """With fsdp: groups of shards that hold the same parameters, whose gradients they reduce (HSDP); 1: plain FSDP."""
+    deepspeed: int | None = None
+    """Stage of DeepSpeed's ZeRO, 1 to 3: gradients summed in 16 bits, bucket by bucket from one buffer; None: as
+    Megatron-LM and PyTorch do it."""
     shared_world: bool = False
     """A dimension that spans the job uses the world's communicator, as PyTorch's DeviceMesh does."""
     iterations: int | None = 10
@@ -146,6 +151,16 @@ class SimulationConfig:
         return self.dp * self.cp
 
     @property
+    def shards(self) -> int:
+        """Ranks over which the parameters are sharded, with fsdp."""
+        return self.replicas // self.replicate
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are gathered for every forward and backward."""
+        return self.fsdp or self.deepspeed == 3
+
+    @property
     def sequence_parallelism(self) -> bool:
         """Whether sequence parallelism is on."""
         return self.tp > 1 if self.sequence_parallel is None else self.sequence_parallel and self.tp > 1
@@ -214,7 +229,7 @@ def _complaints(config: SimulationConfig) -> list[str]:
 
 def _shape_complaints(config: SimulationConfig) -> list[str]:
     sizes = ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp")
-    small = (*sizes, "layers", "interleave", "microbatches", "hidden", "sequence")
+    small = (*sizes, "replicate", "layers", "interleave", "microbatches", "hidden", "sequence")
     complaints = [
         f"{name} must be at least 1, not {getattr(config, name)}" for name in small if getattr(config, name) < 1
     ]
@@ -253,7 +268,15 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
             config.cp_exchange in CONTEXT_EXCHANGES,
             f"cp_exchange {config.cp_exchange!r} is none of {', '.join(CONTEXT_EXCHANGES)}",
         ),
-        (config.zero1 + config.zero2 + config.fsdp <= 1, "zero1, zero2 and fsdp exclude each other"),
+        (
+            config.zero1 + config.zero2 + config.fsdp + (config.deepspeed is not None) <= 1,
+            "zero1, zero2, fsdp and deepspeed exclude each other",
+        ),
+        (config.deepspeed in {None, 1, 2, 3}, f"deepspeed must be 1, 2 or 3, not {config.deepspeed}"),
+        (
+            config.replicate == 1 or (config.fsdp and config.replicas % config.replicate == 0),
+            f"replicate={config.replicate} needs fsdp and must divide dp x cp = {config.replicas}",
+        ),
         (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
         (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),
         (

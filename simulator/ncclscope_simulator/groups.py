@@ -143,8 +143,7 @@ def _memberships(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...
 
 def _dimensions(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     tensors, datas, stages = range(config.tp), range(config.replicas), range(config.pp)
-    for p, t in product(stages, tensors):
-        yield ("OPTIMIZER" if config.fsdp else "DP"), tuple(rank_at(config, t, d, p) for d in datas)
+    yield from _gradients(config)
     if config.tp > 1:
         for p, d in product(stages, datas):
             yield "TP", tuple(rank_at(config, t, d, p) for t in tensors)
@@ -160,6 +159,17 @@ def _dimensions(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]
     if config.pp > 1:
         for d, t in product(datas, tensors):
             yield "EMBEDDING", (rank_at(config, t, d, 0), rank_at(config, t, d, config.pp - 1))
+
+
+def _gradients(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Those that reduce gradients: shards of the parameters, their replicas."""
+    tensors, stages = range(config.tp), range(config.pp)
+    for p, t, first in product(stages, tensors, range(0, config.replicas, config.shards)):
+        shards = range(first, first + config.shards)
+        yield ("OPTIMIZER" if config.is_sharded else "DP"), tuple(rank_at(config, t, d, p) for d in shards)
+    if config.replicate > 1:
+        for p, t, shard in product(stages, tensors, range(config.shards)):
+            yield "DP", tuple(rank_at(config, t, d, p) for d in range(shard, config.replicas, config.shards))
 
 
 def build_endpoints(config: SimulationConfig, cluster: Cluster, groups: tuple[Group, ...]) -> list[dict[int, Endpoint]]:

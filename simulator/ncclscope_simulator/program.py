@@ -8,7 +8,11 @@ edges). Gradients go out in buckets while the last backward still runs (core/dis
 before and after the expert layer, both ways (core/transformer/moe/token_dispatcher.py). Ranks that share a sequence
 pass keys and values around a ring, or gather them (TransformerEngine attention/dot_product_attention/
 context_parallel.py). With fsdp, parameters are gathered before each layer, both ways, and gradients scattered after it
-(torchtitan models/llama3/infra/parallelize.py, PyTorch distributed/fsdp/_fully_shard).
+(torchtitan models/llama3/infra/parallelize.py, PyTorch distributed/fsdp/_fully_shard); with replicate each shard's
+gradients are then reduced over its replicas (HSDP, foreach_reduce there). DeepSpeed divides gradients before it sums
+them, in the type of the model, bucket by bucket from the same buffer; stages 1 and 2 by AllReduce although each rank
+keeps a part only, stage 3 by ReduceScatter, and it gathers each tensor by itself (runtime/zero/stage_1_and_2.py
+allreduce_bucket, runtime/comm/coalesced_collectives.py, runtime/zero/partitioned_param_coordinator.py).
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from ncclscope_simulator.operations import Buffers, Builder, Launch
 
 _VOCABULARY = 32_000
 _BROADCAST_TOKENS = 2
+_TENSORS = {"qkv": 3, "projection": 1, "up": 4, "down": 4}
+"""Matrices of a layer, in twelfths of its parameters."""
 
 
 class Act(IntEnum):
@@ -77,7 +83,7 @@ class _Program:
         self._config = config
         self._builder = Builder(config, cluster, rank, endpoints, Buffers(config.seed, rank))
         self._groups = {group.parallelism: group for group in groups if rank in group.members}
-        self._gradients = "OPTIMIZER" if config.fsdp else "DP"
+        self._gradients = "OPTIMIZER" if config.is_sharded else "DP"
         self._world = groups[0].parallelism
         self._rank = rank
         self._stage = coordinates(config, rank)[2]
@@ -208,7 +214,7 @@ class _Program:
             self._experts(f"b{layer}", backward=True)
             self._block(f"b{layer}a", backward=True)
             self._context(f"b{layer}", backward=True)
-            if last or self._config.zero2 or self._config.fsdp:
+            if last or self._config.zero2 or self._config.fsdp or self._config.deepspeed in {2, 3}:
                 self._reduce_gradients(layer)
 
     def _block(self, name: str, *, backward: bool) -> None:
@@ -272,19 +278,27 @@ class _Program:
 
     def _gather_parameters(self, name: str) -> None:
         """The parameters of one layer, where each rank holds a shard of them only."""
+        part = self._layer_parameters() // self._config.shards
         if self._config.fsdp:
-            part = self._layer_parameters() // self._config.replicas
             self._launch(self._collective("OPTIMIZER", "AllGather", f"p{name}", part, self._half, 0))
+        if self._config.deepspeed == 3:
+            for tensor, twelfths in _TENSORS.items():
+                own = part * twelfths // 12
+                self._launch(self._collective("OPTIMIZER", "AllGather", f"p{name}.{tensor}", own, self._half, 0))
 
     def _layer_parameters(self) -> int:
         return 12 * self._config.hidden**2 // self._config.tp // self._config.replicas * self._config.replicas
 
     def _reduce_gradients(self, layer: int) -> None:
         """The bucket of one layer, on its own stream while backward goes on."""
+        if self._config.deepspeed is not None:
+            self._reduce_bucket(layer)
+            return
         count, ranks, kind = self._layer_parameters(), self._config.replicas, self._gradients
         red = AVG if self._config.traits.average and ranks > 1 else SUM
         if self._config.zero1 or self._config.zero2 or self._config.fsdp:
-            launch = self._collective(kind, "ReduceScatter", f"g{layer}", count // ranks, FLOAT32, red, autograd=True)
+            part = count // self._config.shards
+            launch = self._collective(kind, "ReduceScatter", f"g{layer}", part, FLOAT32, red, autograd=True)
         else:
             launch = self._collective(kind, "AllReduce", f"g{layer}", count, FLOAT32, red, autograd=True)
         if self._config.coalesce:
@@ -293,13 +307,37 @@ class _Program:
                 return
             launch, self._waiting = self._builder.coalesced(self._waiting), []
         self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
+        if self._config.replicate > 1:
+            part = count // self._config.shards
+            launch = self._collective("DP", "AllReduce", f"g{layer}.shard", part, FLOAT32, red, autograd=True)
+            self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
+
+    def _reduce_bucket(self, layer: int) -> None:
+        """DeepSpeed's: a layer's gradients, with those of the embedding for the first layer, in the shared buffer."""
+        count, kind = self._layer_parameters(), self._gradients
+        if layer == 0:
+            embedding = _VOCABULARY * self._config.hidden // self._config.tp
+            count += embedding // self._config.replicas * self._config.replicas
+        if self._config.deepspeed == 3:
+            part = count // self._config.replicas
+            launch = self._collective(kind, "ReduceScatter", "bucket", part, self._half, SUM, autograd=True)
+        else:
+            launch = self._collective(kind, "AllReduce", "bucket", count, self._half, SUM, autograd=True)
+        self._add(Action(act=Act.ISSUE, launch=launch, blocking=False))
 
     def _finish_gradients(self) -> None:
-        self._add(Action(act=Act.WAIT, group=self._groups[self._gradients].index))
+        for kind in (self._gradients, "DP") if self._config.replicate > 1 else (self._gradients,):
+            self._add(Action(act=Act.WAIT, group=self._groups[kind].index))
+        if self._config.deepspeed is not None:
+            for name, red in (("overflow", MAX), ("norm", SUM)):
+                self._launch(self._collective(self._gradients, "AllReduce", name, 1, FLOAT32, red))
         if "EMBEDDING" in self._groups:
             count = _VOCABULARY * self._config.hidden // self._config.tp
             self._launch(self._collective("EMBEDDING", "AllReduce", "embedding", count, FLOAT32, SUM))
         self._compute(self._block_ns, autograd=False)
+        if self._config.deepspeed in {1, 2}:
+            part = self._layer_parameters() * self._config.layers // self._config.replicas
+            self._launch(self._collective("DP", "AllGather", "parameters", part, self._half, 0))
         if self._config.zero1 or self._config.zero2:
             part = self._layer_parameters() // self._config.replicas
             gathers = [

@@ -206,6 +206,8 @@ def job(
             "zero1": config.zero1,
             "zero2": config.zero2,
             "fsdp": config.fsdp,
+            "replicate": config.replicate,
+            "deepspeed": config.deepspeed,
         },
         "faults": [{name: getattr(fault, name) for name in fault.__slots__} for fault in config.faults],
         "hosts": {

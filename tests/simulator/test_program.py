@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
-from simulator.jobs import Row, Simulate, truth
+from simulator.jobs import Row, Simulate, log_lines, truth
 
 from ncclscope_simulator import Fault, parse_faults
 
@@ -32,6 +32,8 @@ def _launched(rows: list[Row]) -> list[Row]:
         {"cp": 2, "dp": 1, "cp_exchange": "allgather"},
         {"zero1": True, "order": "tp-pp-dp"},
         {"fsdp": True, "tp": 1, "pp": 1, "dp": 8, "shared_world": True},
+        {"fsdp": True, "tp": 1, "pp": 1, "dp": 8, "replicate": 4},
+        {"deepspeed": 3, "tp": 1, "pp": 1, "dp": 8},
     ],
 )
 def test_no_collective_ends_before_every_rank_has_started(shape: dict[str, object], simulate: Simulate) -> None:
@@ -174,6 +176,34 @@ def test_sharded_data_parallelism_gathers_parameters_as_often_as_its_stage_says(
     assert amounts(zero1=True) == {"AllGather": 3, "ReduceScatter": 3}
     assert amounts(zero2=True) == {"AllGather": 3, "ReduceScatter": 2 * 3}
     assert amounts(fsdp=True) == {"AllGather": 2 * 2 * 3, "ReduceScatter": 2 * 3}
+    assert amounts(fsdp=True, replicate=2) == {"AllGather": 2 * 2 * 3, "AllReduce": 2 * 3, "ReduceScatter": 2 * 3}
+    assert amounts(deepspeed=1) == {"AllGather": 1, "AllReduce": 3 + 2}  # with overflow and norm
+    assert amounts(deepspeed=2) == {"AllGather": 1, "AllReduce": 2 * 3 + 2}
+    assert amounts(deepspeed=3) == {"AllGather": 2 * 2 * 3 * 4, "AllReduce": 2, "ReduceScatter": 2 * 3}
+
+
+def test_hybrid_shards_are_neighbours_and_their_replicas_are_not(simulate: Simulate) -> None:
+    rows = truth(simulate(tp=1, pp=1, dp=8, fsdp=True, replicate=2, iterations=1))
+    members: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for row in rows:
+        members[str(row["parallelism"]), str(row["comm_id"])].add(int(row["rank"]))
+    groups = sorted((kind, sorted(ranks)) for (kind, _), ranks in members.items())
+    shards = [("OPTIMIZER", [0, 1, 2, 3]), ("OPTIMIZER", [4, 5, 6, 7])]
+    assert groups == [*(("DP", [k, k + 4]) for k in range(4)), *shards, ("WORLD", list(range(8)))]
+    sizes = {row["op"]: row["message_bytes"] for row in rows if row["red_op"] == "avg"}
+    assert sizes["ReduceScatter"] == 4 * sizes["AllReduce"], "replicas reduce a shard of the gradients"
+
+
+def test_deepspeed_sums_gradients_in_the_type_of_the_model_from_one_buffer(simulate: Simulate) -> None:
+    folder = simulate(tp=1, pp=1, dp=8, deepspeed=2, layers=3, iterations=1)
+    rows = truth(folder)
+    tensors = [row for row in rows if row["op"] == "AllReduce" and row["message_bytes"] > 1024]
+    assert {(row["dtype"], row["red_op"]) for row in tensors} == {("bfloat16", "sum")}
+    assert len({row["message_bytes"] for row in tensors}) == 2, "the embedding goes with the first layer"
+    counts = {row["count"] for row in tensors}
+    lines = [line for line in log_lines(folder) if any(f" count {count} " in line for count in counts)]
+    buffers = {line.split("sendbuff ")[1].split()[0] for line in lines if ": opCount " in line}
+    assert len(buffers) == 8, "one of each rank"
 
 
 def test_context_parallelism_passes_keys_and_values_around_a_ring(simulate: Simulate) -> None:
