@@ -143,9 +143,13 @@ class Difference:
 
 
 def compare(this: RunFigures, other: RunFigures) -> list[Difference]:
-    """All differences, changes before the rest and the largest effect first."""
+    """All differences: changes before the rest, the whole run's before what makes it up, the largest effect first."""
     found = list(_differences(this, other))
-    return sorted(found, key=lambda each: (not each.is_change, -each.effect, each.key or Key("", "", ""), each.measure))
+
+    def order(each: Difference) -> tuple[bool, bool, float, Key, str]:
+        return not each.is_change, each.key is not None, -each.effect, each.key or Key("", "", ""), each.measure
+
+    return sorted(found, key=order)
 
 
 def _differences(this: RunFigures, other: RunFigures) -> Iterator[Difference]:
