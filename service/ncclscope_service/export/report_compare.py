@@ -80,10 +80,10 @@ def _changes(document: Document, names: Sequence[str]) -> str:
     compared = document["compared"]
     more = f" {len(changed) - MAX_CHANGES} more are in compare.json." if len(changed) > MAX_CHANGES else ""
     caption = (
-        f"<b>What changed</b>: {len(changed)} of {count_text(compared)} measures, the largest effect first, weighed by "
-        "the share of kernel time; how long an iteration is comes before. A change is more than three times the noise "
-        "of both runs together, which is the scatter within each; all else is in compare.json and is not called a change."
-        + more
+        f"<b>What changed</b>: {len(changed)} of {count_text(compared)} measures, how long an iteration is before the "
+        "rest, then the largest effect first, weighed by the share of kernel time. A change is more than three times "
+        f"the noise of both runs together, which is the scatter within each; all else is in compare.json and is no "
+        f"change.{more}"
     )
     columns = (("What", "text"), ("Measure", "text"), (names[0], ""), (names[1], ""), ("Change", ""))
     if not shown:
