@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any, cast
@@ -89,6 +90,7 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
                     f"--config.file={config}",
                     f"--storage.tsdb.path={tmp_path / 'tsdb'}",
                     f"--web.listen-address=127.0.0.1:{own}",
+                    "--enable-feature=exemplar-storage",
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -97,6 +99,10 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
             wait_for(lambda: _query(own, 'up{job="ncclscope"} == 1'), "a successful scrape", within=30)
             wait_for(lambda: _query(own, "ncclscope_busbw_bytes_per_second > 0"), "bandwidth in Prometheus", within=30)
             assert _query(own, 'sum by (parallelism) (ncclscope_operations_total{job="demo"}) > 0')
+            assert not _query(own, '{__name__=~"ncclscope_.*_created"}')
+            labels = _exemplar(own, "ncclscope_collective_duration_seconds_bucket")
+            assert set(labels) == {"communicator", "coll_seq"}
+            assert _query(own, f'ncclscope_communicator_info{{communicator="{labels["communicator"]}"}}')
         finally:
             server.terminate()
             server.wait(20)
@@ -108,6 +114,14 @@ def _query(port: int, expression: str) -> bool:
     url = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
     answer = cast("dict[str, Any]", fetch_json(url))
     return bool(answer["data"]["result"])
+
+
+def _exemplar(port: int, series: str) -> dict[str, str]:
+    """The labels of an exemplar that Prometheus has stored."""
+    asked = urllib.parse.urlencode({"query": series, "start": time.time() - 60, "end": time.time()})
+    answer = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{port}/api/v1/query_exemplars?{asked}"))
+    labels: dict[str, str] = answer["data"][0]["exemplars"][0]["labels"]
+    return labels
 
 
 def _children(pid: int) -> list[int]:
