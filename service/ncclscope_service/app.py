@@ -279,6 +279,7 @@ def _agent_view(record: AgentRecord) -> AgentView:
             host=record.host,
             job=record.job,
             connected=record.connected,
+            said_goodbye=record.said_goodbye,
             last_contact_ns=record.last_contact_ns,
         )
     return AgentView(
@@ -286,6 +287,7 @@ def _agent_view(record: AgentRecord) -> AgentView:
         host=record.host,
         job=record.job,
         connected=record.connected,
+        said_goodbye=record.said_goodbye,
         last_contact_ns=record.last_contact_ns,
         lag_seconds=health.lag_seconds,
         lines_total=health.lines_total,

@@ -17,6 +17,8 @@ class AgentView:
     host: str
     job: str
     connected: bool
+    said_goodbye: bool = False
+    """It has left in order: nobody need look for it."""
     last_contact_ns: int | None = None
     """Service's wall clock."""
     lag_seconds: float | None = None

@@ -415,6 +415,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_PER_AGENT,
     ),
     Metric(
+        name="ncclscope_agent_missing",
+        kind=Kind.GAUGE,
+        labels=("agent", "host"),
+        help="1 where the agent's session is closed and it did not say goodbye, else 0.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
         name="ncclscope_agent_lines",
         kind=Kind.COUNTER,
         labels=("agent", "host"),

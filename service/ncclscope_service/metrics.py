@@ -321,6 +321,7 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
     for agent in _with_unique_names(agents):
         for name, value in (
             ("ncclscope_agent_connected", float(agent.connected)),
+            ("ncclscope_agent_missing", float(not agent.connected and not agent.said_goodbye)),
             ("ncclscope_agent_lines", agent.lines_total),
             ("ncclscope_agent_read_bytes", agent.bytes_read_total),
             ("ncclscope_agent_lag_seconds", agent.lag_seconds if agent.connected else None),

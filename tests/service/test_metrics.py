@@ -27,7 +27,7 @@ from ncclscope_service.series_budget import SILENT_NS, SeriesBudget
 from ncclscope_service.store import Store
 from ncclscope_service.tally import Tally
 
-GOLDEN = Path(__file__).parent / "golden" / "scrape.txt"
+GOLDEN = Path(__file__).parent / "golden"
 DURATION = "ncclscope_collective_duration_seconds"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -63,11 +63,12 @@ def view_of(store: Store, *, budget: SeriesBudget | None = None, now_ns: int = f
     )  # fmt: skip
 
 
-def test_the_scrape_is_the_golden_one() -> None:
-    text = text_of(small_view())
+@pytest.mark.parametrize(("name", "accept"), [("scrape.txt", ""), ("scrape.openmetrics.txt", OPENMETRICS)])
+def test_the_scrape_is_the_golden_one(name: str, accept: str) -> None:
+    text = render(small_view(), accept=accept, accept_encoding="").body.decode()
     if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
 
 
 def test_every_metric_of_the_table_is_exposed_with_its_labels_and_no_other() -> None:
@@ -158,15 +159,20 @@ def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None
 
 def test_an_agent_that_has_left_has_no_lag() -> None:
     agents = [
-        AgentView(name=name, host="h", job="j", connected=name == "here", last_contact_ns=1, lag_seconds=0.5)
-        for name in ("here", "gone")
+        AgentView(
+            name=name, host="h", job="j", connected=name == "here", said_goodbye=name == "done", last_contact_ns=1,
+            lag_seconds=0.5,
+        )
+        for name in ("here", "gone", "done")
     ]
     view = gather(
         Store(), tally=Tally(), aliases=Aliases(), agents=agents, health=ServiceHealth(version="0"), now_ns=fake.NOW_NS
     )
+    missing = named(samples_of(view), "ncclscope_agent_missing")
+    assert {dict(labels)["agent"]: value for labels, value in missing.items()} == {"here": 0, "gone": 1, "done": 0}
     lags = named(samples_of(view), "ncclscope_agent_lag_seconds")
     assert [dict(labels)["agent"] for labels in lags] == ["here"]
-    assert len(named(samples_of(view), "ncclscope_agent_connected")) == 2
+    assert len(named(samples_of(view), "ncclscope_agent_connected")) == 3
 
 
 def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
