@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ class ApiRoute:
     """One path with one method."""
 
     path: str
+    """As Starlette takes it, for instance `/api/jobs/{job:path}/ranks/{rank:int}`."""
     operation: str
     """Name of the method that answers it, and of the operation in OpenAPI."""
     method: str = "GET"
@@ -33,6 +35,16 @@ class ApiRoute:
     parameters: tuple[Parameter, ...] = ()
     faults: tuple[tuple[int, str], ...] = ()
     """Other statuses, and when they are given."""
+
+    @property
+    def described_path(self) -> str:
+        """The path as OpenAPI writes it, without the types of its parts."""
+        return re.sub(r":\w+\}", "}", self.path)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of the path that vary."""
+        return tuple(re.findall(r"\{(\w+)\}", self.described_path))
 
 
 _JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")

@@ -31,6 +31,7 @@ def describe(version: str) -> dict[str, Any]:
         [*typed, FindingEvent, Fault], schema_hook=_schema_of, ref_template=_REFERENCE
     )
     answers = dict(zip([route.path for route in API_ROUTES if route.answer is not None], schemas, strict=False))
+    paths = {route.described_path: {route.method.lower(): _operation(route, answers)} for route in API_ROUTES}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -38,7 +39,7 @@ def describe(version: str) -> dict[str, Any]:
             "version": version,
             "description": "What a service of ncclscope knows. Times: ns since 1970 in UTC. What is not known is null.",
         },
-        "paths": {route.path: {route.method.lower(): _operation(route, answers)} for route in API_ROUTES},
+        "paths": paths,
         "components": {"schemas": {name: _closed(schema) for name, schema in components.items()}},
     }
 
@@ -57,8 +58,9 @@ def _operation(route: ApiRoute, answers: dict[str, Any]) -> dict[str, Any]:
         "summary": route.summary,
         "responses": {"200": {"description": "The answer.", "content": content}, **faults},
     }
-    if route.parameters:
-        operation["parameters"] = [_parameter(each) for each in route.parameters]
+    parts = (Parameter(name=name, place="path", schema={"type": "string"}, description="") for name in route.parts)
+    if parameters := [_parameter(each) for each in (*parts, *route.parameters)]:
+        operation["parameters"] = parameters
     return operation
 
 
@@ -66,7 +68,7 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.place,
-        "required": False,
+        "required": parameter.place == "path",
         "schema": parameter.schema,
         "description": parameter.description,
     }

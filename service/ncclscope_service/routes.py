@@ -95,7 +95,7 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
             Route("/metrics", answers.metrics),
             Route("/healthz", answers.liveness),
             Route("/readyz", answers.readiness),
-            *(Route(each.path, getattr(answers, each.operation), methods=[each.method]) for each in API_ROUTES),
+            *_api_routes(answers),
             *detail_routes(view),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
@@ -104,6 +104,18 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
         exception_handlers={HTTPException: _http_error},
         lifespan=pushes.lifespan,
     )
+
+
+def _api_routes(*owners: object) -> list[Route]:
+    """The routes of the table; each operation is a method of one of the owners."""
+    return [
+        Route(
+            each.path,
+            next(getattr(owner, each.operation) for owner in owners if hasattr(owner, each.operation)),
+            methods=[each.method],
+        )
+        for each in API_ROUTES
+    ]
 
 
 class _Pushes:

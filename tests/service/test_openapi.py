@@ -11,7 +11,7 @@ import pytest
 from service import fake_service as fake
 from starlette.routing import Route
 
-from ncclscope_service.api_table import API_ROUTES, EVENTS
+from ncclscope_service.api_table import API_ROUTES, EVENTS, ApiRoute
 from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.openapi import describe
 from ncclscope_service.routes import make_app, to_json
@@ -47,7 +47,13 @@ def test_every_schema_is_one_and_allows_nothing_unsaid(name: str) -> None:
 def test_every_route_of_the_api_is_in_the_table() -> None:
     app = make_app(fake.FakeService(), fake.FakeService().hub)
     routes = {route.path for route in app.routes if isinstance(route, Route) and route.path.startswith("/api/")}
-    assert routes == {route.path for route in API_ROUTES} == set(DESCRIPTION["paths"])
+    assert routes == {route.path for route in API_ROUTES}
+    assert set(DESCRIPTION["paths"]) == {route.described_path for route in API_ROUTES}
+
+
+def test_parts_of_a_path_are_parameters() -> None:
+    route = ApiRoute(path="/api/jobs/{job:path}/ranks/{rank:int}", operation="rank", summary="")
+    assert (route.described_path, route.parts) == ("/api/jobs/{job}/ranks/{rank}", ("job", "rank"))
 
 
 @pytest.mark.asyncio
