@@ -160,7 +160,12 @@ def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None
 def test_an_agent_that_has_left_has_no_lag() -> None:
     agents = [
         AgentView(
-            name=name, host="h", job="j", connected=name == "here", said_goodbye=name == "done", last_contact_ns=1,
+            name=name,
+            host="h",
+            job="j",
+            connected=name == "here",
+            said_goodbye=name == "done",
+            last_contact_ns=1,
             lag_seconds=0.5,
         )
         for name in ("here", "gone", "done")

@@ -13,8 +13,9 @@ from starlette.routing import Route
 
 from ncclscope_service.api_table import API_ROUTES, EVENTS, ApiRoute
 from ncclscope_service.finding_news import FindingNews
+from ncclscope_service.json_text import to_json
 from ncclscope_service.openapi import describe
-from ncclscope_service.routes import make_app, to_json
+from ncclscope_service.routes import make_app
 
 DESCRIPTION = describe("0")
 
