@@ -6,7 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ncclscope_service.communicator_detail import CommunicatorDetail
 from ncclscope_service.overview import FindingView, HealthView, Overview
+from ncclscope_service.rank_detail import RankDetail
+from ncclscope_service.size_points import SizePoints
+from ncclscope_service.timeline_view import Timeline
+from ncclscope_service.traffic_view import TrafficView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,12 @@ class ApiRoute:
         return tuple(re.findall(r"\{(\w+)\}", self.described_path))
 
 
+MAX_TIMELINE_SECONDS: Final = 60.0
+"""The longest stretch that the timeline is drawn for."""
+
 _JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")
+
+_NO_JOB: Final = (404, "There is no such job.")
 
 API_ROUTES: Final[tuple[ApiRoute, ...]] = (
     ApiRoute(
@@ -116,9 +126,61 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         ),
         faults=(
             (400, "A parameter is not understood."),
-            (404, "There is no such job."),
+            _NO_JOB,
             (429, "A snapshot is being written."),
         ),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/communicators/{alias}",
+        operation="communicator",
+        summary="One communicator, by the name that the page gives it: its series, ranks, waits and sizes.",
+        answer=CommunicatorDetail,
+        faults=((404, "There is no such job or communicator."),),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/ranks/{rank:int}",
+        operation="rank",
+        summary="One global rank: where it runs, how it waits, and its part in each of its communicators.",
+        answer=RankDetail,
+        faults=((404, "There is no such job or rank."),),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/timeline",
+        operation="timeline",
+        summary="Kernels of the last seconds, waiting and transfer told apart, bounded in number.",
+        answer=Timeline,
+        parameters=(
+            Parameter(
+                name="seconds",
+                schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMELINE_SECONDS, "default": 2},
+                description="How much of what was recorded last.",
+            ),
+            Parameter(
+                name="communicator",
+                schema={"type": "string"},
+                description="Only this communicator, a lane for each of its ranks.",
+            ),
+            Parameter(
+                name="rank",
+                schema={"type": "integer", "minimum": 0},
+                description="Only this rank, a lane for each of its communicators.",
+            ),
+        ),
+        faults=((400, "A parameter is not understood."), (404, "There is no such job or communicator.")),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/traffic",
+        operation="traffic",
+        summary="Bytes from rank to rank, or from host to host where there are many ranks.",
+        answer=TrafficView,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/sizes",
+        operation="sizes",
+        summary="Bus bandwidth against message size, with the limits.",
+        answer=SizePoints,
+        faults=(_NO_JOB,),
     ),
     ApiRoute(
         path="/api/openapi.json",

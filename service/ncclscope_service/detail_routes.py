@@ -15,8 +15,8 @@ from anyio import to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from ncclscope_service.api_table import MAX_TIMELINE_SECONDS
 from ncclscope_service.communicator_detail import communicator_detail
 from ncclscope_service.json_text import to_json
 from ncclscope_service.rank_detail import rank_detail
@@ -31,7 +31,6 @@ KEPT_SECONDS: Final = 1.0
 TRAFFIC_KEPT_SECONDS: Final = 10.0
 
 _MAX_KEPT: Final = 64
-MAX_TIMELINE_SECONDS: Final = 60.0
 
 
 class JobsView(Protocol):
@@ -42,20 +41,8 @@ class JobsView(Protocol):
         ...
 
 
-def detail_routes(view: JobsView) -> list[Route]:
-    """The routes."""
-    answers = _Details(view)
-    return [
-        Route("/api/jobs/{job:path}/communicators/{alias}", answers.communicator),
-        Route("/api/jobs/{job:path}/ranks/{rank:int}", answers.rank),
-        Route("/api/jobs/{job:path}/timeline", answers.timeline),
-        Route("/api/jobs/{job:path}/traffic", answers.traffic),
-        Route("/api/jobs/{job:path}/sizes", answers.sizes),
-    ]
-
-
-class _Details:
-    """One method per route."""
+class DetailAnswers:
+    """One method per route of `/api/jobs/...`, named as its operation in the table."""
 
     def __init__(self, view: JobsView) -> None:
         self._view = view
@@ -63,6 +50,8 @@ class _Details:
         self._one_traffic = anyio.Lock()
 
     async def communicator(self, request: Request) -> Response:
+        """One communicator of a job."""
+
         def make(asked: JobAsked, now_ns: int) -> object:
             alias = request.path_params["alias"]
             found = asked.communicator(alias)
@@ -73,6 +62,8 @@ class _Details:
         return self._answer(request, make)
 
     async def rank(self, request: Request) -> Response:
+        """One rank of a job."""
+
         def make(asked: JobAsked, now_ns: int) -> object:
             rank = request.path_params["rank"]
             found = rank_detail(asked, rank, now_ns)
@@ -83,6 +74,7 @@ class _Details:
         return self._answer(request, make)
 
     async def timeline(self, request: Request) -> Response:
+        """The last seconds of a job, of a communicator or of a rank."""
         seconds = _asked_seconds(request.query_params)
         alias, rank = request.query_params.get("communicator"), request.query_params.get("rank")
 
@@ -101,7 +93,7 @@ class _Details:
         return self._answer(request, make)
 
     async def traffic(self, request: Request) -> Response:
-        """Made beside the event loop, and less often: it is the costliest."""
+        """Bytes from rank to rank; made beside the event loop, and less often: it is the costliest."""
         key = self._key(request)
         kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
         if kept is None:
@@ -114,6 +106,7 @@ class _Details:
         return _json(kept)
 
     async def sizes(self, request: Request) -> Response:
+        """Bus bandwidth against message size."""
         return self._answer(request, lambda asked, _: size_points(asked))
 
     def _answer(self, request: Request, make: Callable[[JobAsked, int], object]) -> Response:

@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclscope_service.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS
-from ncclscope_service.detail_routes import JobsView, detail_routes
+from ncclscope_service.detail_routes import DetailAnswers, JobsView
 from ncclscope_service.exposition import Scrapes
 from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.json_text import to_json
@@ -95,8 +95,7 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
             Route("/metrics", answers.metrics),
             Route("/healthz", answers.liveness),
             Route("/readyz", answers.readiness),
-            *_api_routes(answers),
-            *detail_routes(view),
+            *_api_routes(answers, DetailAnswers(view)),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
         ],

@@ -29,13 +29,6 @@ def check(value: Any, schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator({**schema, "components": DESCRIPTION["components"]}).validate(value)
 
 
-def answer_schema(path: str) -> dict[str, Any]:
-    schema: dict[str, Any] = DESCRIPTION["paths"][path]["get"]["responses"]["200"]["content"]["application/json"][
-        "schema"
-    ]
-    return schema
-
-
 @pytest.mark.parametrize("name", sorted(DESCRIPTION["components"]["schemas"]))
 def test_every_schema_is_one_and_allows_nothing_unsaid(name: str) -> None:
     schema = DESCRIPTION["components"]["schemas"][name]
@@ -70,10 +63,14 @@ def test_parts_of_a_path_are_parameters() -> None:
 )
 async def test_answers_are_what_the_description_says(path: str, service: fake.FakeService) -> None:
     transport = httpx.ASGITransport(make_app(service, service.hub))
+    asked = path.replace("{job:path}", fake.JOB).replace("{rank:int}", "5").replace("{alias}", "dp-0")
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-        answer = await client.get(path)
+        answer = await client.get(asked)
     assert answer.headers["content-type"] == "application/json"
-    check(answer.json(), answer_schema(path))
+    described = next(route.described_path for route in API_ROUTES if route.path == path)
+    responses = DESCRIPTION["paths"][described]["get"]["responses"]
+    check(answer.json(), responses[str(answer.status_code)]["content"]["application/json"]["schema"])
+    assert answer.status_code == 200 or (service.is_empty and "{job}" in described)
 
 
 def test_events_are_what_the_description_says() -> None:
