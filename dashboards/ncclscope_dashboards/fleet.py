@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import dashboard
 
 from ncclscope_dashboards.board import JOB_VARIABLE, Board
 from ncclscope_dashboards.panels import NONE_IS_GOOD, Query, history, lines, number, rows
-from ncclscope_dashboards.queries import JOB, LARGE, rate, wait_share
+from ncclscope_dashboards.queries import JOB, LARGE, TOGETHER, rate, wait_share
 
 
 def fleet() -> Board:
@@ -69,7 +69,7 @@ def _jobs_table() -> dashboard.Panel:
     queries = [
         f'sum by (job) (ncclscope_findings{{{JOB}, severity!="info"}})',
         worst,
-        wait_share("by (job) ", JOB),
+        wait_share("by (job) ", f"{JOB}, {TOGETHER}"),
         f"ncclscope_exposed_communication_ratio{{{JOB}}}",
         f'ncclscope_iteration_seconds{{{JOB}, percentile="50"}}',
         f"ncclscope_alignment_matched_ratio{{{JOB}}}",
@@ -139,10 +139,10 @@ def _fleet_courses() -> list[dashboard.Panel]:
         ),
         lines(
             "Waiting",
-            "Share of the kernel time of joined collectives that was waiting for the last rank.",
+            "Share of kernel time that was waiting for the last rank; groups that span pipeline stages left out.",
             "percentunit",
             Query(
-                expr=wait_share("by (job) ", JOB),
+                expr=wait_share("by (job) ", f"{JOB}, {TOGETHER}"),
                 legend="{{job}}",
             ),
             highest=1,

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import dashboard
 from ncclscope_dashboards.board import JOB_VARIABLE, PARALLELISM_VARIABLE, Board
 from ncclscope_dashboards.fleet import findings_table
 from ncclscope_dashboards.panels import GOOD_IS_HIGH, NONE_IS_GOOD, WAIT, Query, buckets, lines, number, rows
-from ncclscope_dashboards.queries import JOB, KIND, LARGE, rate, wait_share
+from ncclscope_dashboards.queries import JOB, KIND, LARGE, TOGETHER, rate, wait_share
 
 
 def job() -> Board:
@@ -48,9 +48,9 @@ def _job_numbers() -> list[dashboard.Panel]:
         ),
         number(
             "Waiting",
-            "Share of kernel time that was waiting for the last rank.",
+            "Share of kernel time that was waiting for the last rank; groups that span pipeline stages left out.",
             "percentunit",
-            wait_share("", KIND),
+            wait_share("", f"{KIND}, {TOGETHER}"),
             steps=WAIT,
             decimals=0,
         ),

@@ -30,7 +30,8 @@ class Timeline:
     begin_ns: int | None
     """Reference clock: what the times count from. None where no kernel is known."""
     seconds: float
-    """From `begin_ns` to the end of the last kernel; less than asked for where there would be too many bars."""
+    """From `begin_ns` to the end of the last kernel whose waiting is known (of any, where none is); less than asked for
+    where there would be too many bars."""
     lanes: tuple[str, ...]
     """What each lane is of: a rank, or a communicator of one rank."""
     communicators: tuple[str, ...]
@@ -89,7 +90,8 @@ def _timeline(asked: JobAsked, lanes: tuple[str, ...], lane: Int64s, chosen: Boo
     bars = newest(end, chosen, MAX_BARS + 1)
     if not len(bars):
         return _empty(lanes)
-    last = int(end[bars[-1]])
+    last = _last_end(end[bars], operations.has_wait[bars])
+    bars = bars[end[bars] <= last]
     begin = last - round(seconds * 1e9)
     if len(bars) > MAX_BARS:
         begin = max(begin, int(end[bars[0]]))
@@ -114,6 +116,19 @@ def _timeline(asked: JobAsked, lanes: tuple[str, ...], lane: Int64s, chosen: Boo
         duration_us=_microseconds(operations.duration_ns[bars]),
         message_bytes=tuple(size if size >= 0 else None for size in operations.message_bytes[bars].tolist()),
     )
+
+
+_BEHIND_NS: Final = 30_000_000_000
+
+
+def _last_end(ends: Int64s, is_measured: Bools) -> int:
+    """Where the timeline ends: with the last kernel whose waiting is known, if that is not long ago.
+
+    Captures of other ranks come later, and only then it is known who waited for whom. `ends` ascend.
+    """
+    newest_end = int(ends[-1])
+    measured = ends[is_measured]
+    return int(measured[-1]) if len(measured) and newest_end - int(measured[-1]) < _BEHIND_NS else newest_end
 
 
 def _microseconds(values: Int64s) -> tuple[float, ...]:

@@ -50,7 +50,7 @@ const draw = () => {
   }
   if (job === null || missing) return;
   if (route.view === "job") drawJob(overview, job, open);
-  if (route.view === "communicator") drawPart("communicator", overview, job, (finding) => finding.communicator === route.alias);
+  if (route.view === "communicator") drawPart("communicator", overview, job, namesGroup(job, route.alias));
   if (route.view === "rank") drawPart("rank", overview, job, (finding) => finding.ranks.includes(route.rank));
 };
 
@@ -64,6 +64,12 @@ const drawJob = (overview, job, open) => {
   drawBandwidth(overview, job, { slowed: new Set(open.filter((finding) => SLOW.has(finding.kind)).map((finding) => finding.communicator)) });
   drawWaits(byId("waits"), "waits-note", overview, job.waits, { lateRanks: lateOf(open), onRank: (rank) => go(toRank(job.name, rank)),
     calm: "share of kernel time, pipeline left out; a late rank is the one that does not wait" });
+};
+
+// Findings of a communicator, and those that its numbers prove.
+const namesGroup = (job, alias) => {
+  const id = job.communicators.find((each) => each.alias === alias)?.comm_id;
+  return (finding) => finding.communicator === alias || (id !== undefined && JSON.stringify(finding.evidence).includes(`"${id}"`));
 };
 
 const lateOf = (findings) => new Set(findings.filter((finding) => finding.kind === "late_rank").flatMap((finding) => finding.ranks));

@@ -116,10 +116,10 @@ export const drawTimeline = (parent, note, view, what, onLane) => {
   const step = Math.ceil(view.lanes.length / 32);
   const shown = view.lanes.map((_, lane) => lane).filter((lane) => lane % step === 0);
   Plotly.react(plot, [waiting, ...transfers.values(), unknown].filter((trace) => trace.x.length), layout({
-    margin: { l: 62, r: 12, t: 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
+    margin: { l: 46, r: 12, t: 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
     uirevision: what, plot_bgcolor: colour("empty-cell"),
     xaxis: { range: [0, view.seconds * 1000], gridcolor: colour("line"), zeroline: false, tickfont: TICK, title: { text: "milliseconds", font: TICK, standoff: 2 } },
-    yaxis: { range: [view.lanes.length - 0.4, -0.6], fixedrange: true, zeroline: false, showgrid: false, tickfont: TICK, tickvals: shown,
+    yaxis: { range: [view.lanes.length - 0.4, -0.6], fixedrange: true, automargin: true, zeroline: false, showgrid: false, tickfont: TICK, tickvals: shown,
       ticktext: shown.map((lane) => plain(view.lanes[lane])), title: { text: what === "rank" ? "" : "rank", font: TICK, standoff: 2 } },
   }), { ...CONFIG, doubleClick: "reset" });
   plot.lanes = view.lanes;

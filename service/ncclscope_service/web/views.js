@@ -3,11 +3,14 @@
 import { drawWaits } from "./charts.js";
 import { drawRankHistory, drawSeries, drawSizes } from "./detail_charts.js";
 import { byId, element, kindOf, replace, setText } from "./dom.js";
-import { amount, bandwidth, bytes, duration, isKnown, percent, ranges, sizeClass } from "./format.js";
+import { amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass } from "./format.js";
 import { SMALL, bar, drawFindings, limitBar, shown, table, tile } from "./panels.js";
 import { toCommunicator, toJob, toRank } from "./router.js";
 
 const GRAVE = { critical: 2, warning: 1, info: 0 };
+
+// Ranks of different pipeline stages wait for each other by design.
+const SPANS_STAGES = new Set(["PP", "EMBEDDING"]);
 
 const openOf = (overview, job) => overview.findings.filter((finding) => finding.until_ns === null && finding.job === job.name);
 
@@ -44,7 +47,7 @@ const fleetRow = (overview, job) => {
   const severities = Object.keys(GRAVE).map((severity) => [severity, open.filter((finding) => finding.severity === severity).length]);
   const badges = severities.filter(([, count]) => count > 0).map(([severity, count]) => element("span", { class: "badge", "data-severity": severity }, `${count} ${severity}`));
   const slow = slowest(job);
-  const waits = job.parallelisms.filter((each) => isKnown(each.wait_ratio)).sort((a, b) => b.wait_ratio - a.wait_ratio)[0];
+  const waits = job.parallelisms.filter((each) => isKnown(each.wait_ratio) && !SPANS_STAGES.has(each.parallelism)).sort((a, b) => b.wait_ratio - a.wait_ratio)[0];
   return element("tr", {},
     element("td", {}, element("a", { class: "name", href: toJob(job.name), "data-key": `job ${job.name}` }, job.name)),
     element("td", {}, ...(badges.length ? badges : [element("span", { class: "quiet" }, "none")])),
@@ -65,7 +68,7 @@ export const drawCommunicatorView = (job, detail, findings, go) => {
     detail.identity === "comm_id" ? null : `known by ${detail.identity}, ${percent(detail.identity_confidence)} sure`].filter(isKnown).join(" · "));
   const isSmall = SMALL.has(summary.main_size_class);
   replace(byId("communicator-tiles"),
-    tile("Kind", summary.parallelism ?? "not known", { detail: summary.parallelism === null ? "" : `${percent(detail.parallelism_confidence)} sure` }),
+    tile("Kind", capitalised((summary.parallelism ?? "not known").replace(/^[A-Z]{4,}$/, (word) => word.toLowerCase())), { hint: summary.parallelism === null ? "Told from what it carries" : `${percent(detail.parallelism_confidence)} sure` }),
     tile("Ranks", amount(summary.size), { detail: `on ${summary.hosts} ${summary.hosts === 1 ? "host" : "hosts"}`, hint: `global ranks ${ranges(summary.ranks)}` }),
     tile("Bus bandwidth", shown(summary.busbw, bandwidth), { hint: "Of its main operation and size, median over the last minute with data" }),
     tile("Of the limit", isSmall ? "latency-bound" : isKnown(summary.busbw) && summary.limit > 0 ? percent(summary.busbw / summary.limit) : shown(null),
