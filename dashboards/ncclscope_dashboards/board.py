@@ -173,7 +173,7 @@ def _links() -> list[dashboard.DashboardLink]:
             include_vars=True,
             keep_time=True,
         ),
-        _link("Live page and trace snapshot", "${live_page}/#/job/${job:raw}", "The last minutes, and a trace of them"),
+        _link("Live page and trace snapshot", "${live_page}/", "The only job, or the fleet; evidence, and a trace"),
         _link("Runbooks", "${live_page}/runbooks", "What each finding means and what to do"),
     ]
 

@@ -142,7 +142,7 @@ def _check_target(title: str, expr: str) -> None:
 
 
 def _check_variables_are_used(board: dict[str, Any], variables: dict[str, Any]) -> None:
-    text = json.dumps(board["panels"]) + json.dumps(board["links"])
+    text = json.dumps([board["panels"], board["links"], board["annotations"]])
     for name in set(variables) - {"datasource"}:
         assert f"${name}" in text or f"${{{name}" in text, f"nothing depends on {name}"
     for used in re.findall(r"\$\{?(\w+)", text):

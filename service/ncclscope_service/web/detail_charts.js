@@ -98,6 +98,8 @@ export const drawTimeline = (parent, note, view, what, onLane) => {
   const waiting = segments("waiting", colour("waiting"), thick);
   const unknown = segments("not told apart", colour("faint"), thick);
   const transfers = new Map();
+  const ticks = new Map();
+  const narrow = view.seconds * 1000 / 700;
   view.start_us.forEach((start, i) => {
     const kind = view.parallelisms[view.communicator[i]];
     const text = label(view, i);
@@ -109,13 +111,14 @@ export const drawTimeline = (parent, note, view, what, onLane) => {
     if (cut > from) add(waiting, from, cut, view.lane[i], text);
     if (!transfers.has(kind)) transfers.set(kind, segments(`${kind ?? "kind not known"} transfers`, colour(kindOf(kind)), thick));
     add(transfers.get(kind), cut, to, view.lane[i], text);
+    if (to - from < narrow) addTick(ticks, kind, thick, from, view.lane[i], text);
   });
   const isNew = !parent.querySelector(":scope > .plot");
   const plot = plotIn(parent);
   plot.style.height = "100%";
   const step = Math.ceil(view.lanes.length / 32);
   const shown = view.lanes.map((_, lane) => lane).filter((lane) => lane % step === 0);
-  Plotly.react(plot, [waiting, ...transfers.values(), unknown].filter((trace) => trace.x.length), layout({
+  Plotly.react(plot, [waiting, ...transfers.values(), unknown, ...ticks.values()].filter((trace) => trace.x.length), layout({
     margin: { l: 46, r: 12, t: 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
     uirevision: what, plot_bgcolor: colour("empty-cell"),
     xaxis: { range: [0, view.seconds * 1000], gridcolor: colour("line"), zeroline: false, tickfont: TICK, title: { text: "milliseconds", font: TICK, standoff: 2 } },
@@ -133,6 +136,18 @@ const add = (trace, from, to, lane, text) => {
   trace.x.push(from, to, null);
   trace.y.push(lane, lane, null);
   trace.text.push(text, text, "");
+};
+
+// A bar that would be narrower than a pixel or two: a tick where it begins, at any zoom.
+const addTick = (ticks, kind, height, from, lane, text) => {
+  if (!ticks.has(kind)) {
+    ticks.set(kind, { type: "scatter", mode: "markers", showlegend: false, x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
+      marker: { symbol: "line-ns", size: height / 2, line: { width: 1.2, color: colour(kindOf(kind)) } } });
+  }
+  const tick = ticks.get(kind);
+  tick.x.push(from);
+  tick.y.push(lane);
+  tick.text.push(text);
 };
 
 const label = (view, i) => {
