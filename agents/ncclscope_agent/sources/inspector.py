@@ -22,7 +22,8 @@ from ncclscope_agent.sources.inspector_records import (
     RecordMetadata,
     read_line,
 )
-from ncclscope_agent.sources.line_cutter import HOLE, LineCutter
+from ncclscope_agent.sources.line_cutter import HOLE
+from ncclscope_agent.sources.line_reader import LineReader
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns, no_rows
 from ncclscope_wire.errors import FormatError
@@ -73,7 +74,7 @@ class _Dump:
         return True
 
 
-class InspectorReader:
+class InspectorReader(LineReader):
     """Reads one dump from bytes in any cuts; the same bytes give the same rows however they are cut.
 
     `begin` and `line` say where in the file the first byte stands, for resuming. Nothing raises, whatever the bytes.
@@ -88,12 +89,8 @@ class InspectorReader:
         max_line_bytes: int = MAX_LINE_BYTES,
         lines_per_batch: int = LINES_PER_BATCH,
     ) -> None:
-        self.source = source
-        self._position = begin
-        self._line = line
-        self._max_line_bytes = max_line_bytes
+        super().__init__(source, begin=begin, line=line, max_line_bytes=max_line_bytes)
         self._lines_per_batch = lines_per_batch
-        self._cutter = LineCutter(max_line_bytes)
         self._strings = Strings()
         self._ranks: dict[_Rank, int] = {}
         self._ranks_sent = 0
@@ -103,21 +100,6 @@ class InspectorReader:
         self._understood = Counter[str]()
         self._skipped = Counter[str]()
         self._dropped = 0
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file that were read to the end of their line."""
-        return self._position
-
-    @property
-    def line(self) -> int:
-        """Lines of the file that were read."""
-        return self._line
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Bytes behind `position` that were fed and wait for the end of their line."""
-        return self._cutter.unfinished_bytes
 
     def learn(self, data: bytes) -> None:
         """Learns whose records follow, from the lines in front of `begin` up to the last mark. Gives no rows."""
@@ -150,14 +132,6 @@ class InspectorReader:
     def read_last(self, observed_at_ns: int | None = None) -> Batch:
         """As the reader of logs has it."""
         return self.flush(observed_at_ns)[0]
-
-    def tear(self) -> None:
-        """Says, before the first `feed`, that `begin` lies in a hole: the first line is torn."""
-        self._cutter.tear()
-
-    def feed_zeros(self, count: int) -> None:
-        """The same as `feed` of so many zeros, in no time: a hole in the file."""
-        self._cutter.feed_zeros(count)
 
     def flush(self, observed_at_ns: int | None = None) -> list[Batch]:
         """The last batch: the file is at its end, and a last line without a newline is read if it is whole."""

@@ -20,7 +20,8 @@ from typing import Final
 from ncclscope_agent.sources import log_lines, log_records, log_stamp
 from ncclscope_agent.sources.known_lines import KnownLines
 from ncclscope_agent.sources.launcher_wrapping import Unwrapped, Unwrapper
-from ncclscope_agent.sources.line_cutter import HOLE, LineCutter
+from ncclscope_agent.sources.line_cutter import HOLE
+from ncclscope_agent.sources.line_reader import LineReader
 from ncclscope_agent.sources.log_prefix import KnownHosts, LogRecord, RecordEnd, cut_line
 from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
@@ -51,7 +52,7 @@ class ReaderStatistics:
     """How often more than `max_templates` came, and the look-up started afresh. No row is lost by that."""
 
 
-class NcclLogReader:
+class NcclLogReader(LineReader):
     """Reads one log from bytes in any cuts; the same bytes give the same rows however they are cut.
 
     `begin` and `line` say where in the file the first byte stands, for resuming: bytes and physical lines
@@ -72,33 +73,13 @@ class NcclLogReader:
         max_templates: int = MAX_TEMPLATES,
         lines_per_batch: int = LINES_PER_BATCH,
     ) -> None:
-        self.source = source
-        self._max_line_bytes = max(max_line_bytes, _LEAST_LINE_BYTES)
+        super().__init__(source, begin=begin, line=line, max_line_bytes=max(max_line_bytes, _LEAST_LINE_BYTES))
         self._lines_per_batch = lines_per_batch
-        self._position = begin
-        self._line = line
-        self._cutter = LineCutter(self._max_line_bytes)
-
         self._unwrapper = Unwrapper(self._max_line_bytes)
         self._hosts = KnownHosts()
         self._known = KnownLines(max_templates)
         self._torn = TornRecords(self._known, self._hosts)
         self._records = RecordReader(self._known, clock=Clock(zone_offset_ns, written_near_ns))
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file that were read to the end of their line."""
-        return self._position
-
-    @property
-    def line(self) -> int:
-        """Physical lines of the file that were read."""
-        return self._line
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Bytes behind `position` that were fed and wait for the end of their line."""
-        return self._cutter.unfinished_bytes
 
     def statistics(self) -> ReaderStatistics:
         """What is remembered now."""
@@ -148,14 +129,6 @@ class NcclLogReader:
             self._add_excess(some[0], excess)
             batches.append(self._batch(end, observed_at_ns, is_last=False))
         return batches
-
-    def tear(self) -> None:
-        """Says, before the first `feed`, that `begin` lies in a hole: the first line is torn."""
-        self._cutter.tear()
-
-    def feed_zeros(self, count: int) -> None:
-        """The same as `feed` of so many zeros, in no time: a hole in the file."""
-        self._cutter.feed_zeros(count)
 
     def read_last(self, observed_at_ns: int | None = None) -> TextBatch:
         """The same as `flush`, for numbers to be read together with those of other logs."""
