@@ -38,7 +38,7 @@ _RELEASE_SECONDS: Final = 1.0
 _BUSY_SHARE: Final = 0.005
 """Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
 and batch more than by line, the more so with the cold caches of one who slept, so fewer are cheaper: at 5,000 lines/s
-in 8 files the agent takes 1.0 to 1.2 % of a core with this, and 1.1 to 1.3 % where lines have stamps
+in 8 files the agent takes 0.8 to 0.9 % of a core with this, and 1.0 to 1.1 % where lines have stamps
 (`benchmarks/tail_cost.py`)."""
 
 
