@@ -57,6 +57,10 @@ class _Given(TypedDict):
     hidden: int
     sequence: int
     step_seconds: float
+    compute_cv: float
+    bandwidth_cv: float
+    noise_correlation: float
+    imbalance: float
     fault: tuple[str, ...]
     capture: str
     chunk_seconds: float | None
@@ -122,13 +126,19 @@ class _Given(TypedDict):
 @click.option("--hidden", default=2048, help="Hidden size: message sizes follow.")
 @click.option("--sequence", default=2048, help="Sequence length: message sizes follow.")
 @click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
+@click.option("--compute-cv", default=0.01, help="Spread of computation times, relative.")
+@click.option("--bandwidth-cv", default=0.03, help="Spread of transfer times, relative.")
+@click.option("--noise-correlation", default=0.0, help="Of both, from step to step, then with heavy tails.")
+@click.option("--imbalance", default=0.0, help="Of experts: spread of the logarithm of their computation times.")
 @click.option(
     "--fault",
     multiple=True,
     metavar="KIND:key=value,...",
-    help="none; late_rank:rank=,ms=[,every=step|microbatch|layer]; slow_link:node=,factor=; hang:rank=,at=; "
+    help="none; late_rank:rank=,ms=[,every=step|microbatch|layer]; slow_link:node=,factor=; "
+    "slow_nic:node=,gpu=,factor=[,gpus=]; hang:rank=,at=[,how=enqueue|inside]; "
+    "mismatch:rank=,at=[,how=count|operation|order]; kill:at=; pause:at=,seconds=; "
     "drop_lines:ratio=; drop_kernels:ratio=; torn_lines:ratio=; clock_step:node=,ms=,at=. "
-    "All but hang and clock_step take from= and until= (steps). Repeatable.",
+    "All without at= take from= and until= (steps). Repeatable.",
 )
 @click.option("--capture", default="full", metavar="full|duty:F|none", help="How much of the time nsys records.")
 @click.option(
@@ -232,6 +242,10 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             hidden=given["hidden"],
             sequence=given["sequence"],
             step_seconds=given["step_seconds"],
+            compute_cv=given["compute_cv"],
+            bandwidth_cv=given["bandwidth_cv"],
+            noise_correlation=given["noise_correlation"],
+            imbalance=given["imbalance"],
             faults=parse_faults(given["fault"]),
             capture=given["capture"],
             chunk_seconds=_LIVE_CHUNK_SECONDS if chunk is None and live else chunk,

@@ -86,6 +86,14 @@ class SimulationConfig:
     sequence: int = 2048
     step_seconds: float = 0.4
     """How long a step would take if communication cost nothing."""
+    compute_cv: float = 0.01
+    """Spread of computation times, relative."""
+    bandwidth_cv: float = 0.03
+    """Spread of transfer times, relative."""
+    noise_correlation: float = 0.0
+    """Of both, from one step to the next, then with the heavy tails of Student's t; 0: independent and normal."""
+    imbalance: float = 0.0
+    """With ep > 1: spread of the logarithm of the experts' computation times, drawn for each anew; 0: no such time."""
     faults: tuple[Fault, ...] = ()
     capture: str = "full"
     """nsys: `full`, `none`, or `duty:F` with the share F of the time that is captured."""
@@ -306,6 +314,14 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
             f"inspector {config.inspector!r} is none of {', '.join(INSPECTOR_FORMATS)}",
         ),
         (0 <= config.inspector_holes < 1, f"inspector_holes must lie in 0 to 1, not {config.inspector_holes}"),
+        (
+            config.compute_cv >= 0 and config.bandwidth_cv >= 0 and config.imbalance >= 0,
+            "compute_cv, bandwidth_cv and imbalance must not be negative",
+        ),
+        (
+            0 <= config.noise_correlation < 1,
+            f"noise_correlation must lie in 0 to below 1, not {config.noise_correlation}",
+        ),
         (config.step_seconds > 0, f"step_seconds must be above 0, not {config.step_seconds}"),
         (config.launch_lead_us >= 0, f"launch_lead_us must not be negative, not {config.launch_lead_us}"),
         (config.hang_seconds >= 0, f"hang_seconds must not be negative, not {config.hang_seconds}"),
@@ -321,10 +337,12 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
 def _fault_complaints(config: SimulationConfig) -> list[str]:
     complaints: list[str] = []
     for fault in config.faults:
-        if fault.kind in {"late_rank", "hang"} and not 0 <= fault.rank < config.world:
+        if fault.kind in {"late_rank", "hang", "mismatch"} and not 0 <= fault.rank < config.world:
             complaints.append(f"fault {fault.kind}: no rank {fault.rank} in {config.world} ranks")
-        if fault.kind in {"slow_link", "clock_step"} and not 0 <= fault.node < config.nodes:
+        if fault.kind in {"slow_link", "slow_nic", "clock_step"} and not 0 <= fault.node < config.nodes:
             complaints.append(f"fault {fault.kind}: no node {fault.node} in {config.nodes} nodes")
+        if fault.kind == "slow_nic" and not 0 <= fault.gpu < fault.gpu + fault.gpus <= config.gpus:
+            complaints.append(f"fault slow_nic: no GPUs {fault.gpu} to {fault.gpu + fault.gpus - 1} in a node")
         if fault.kind == "clock_step" and fault.node == 0:
             complaints.append("fault clock_step: node 0 carries the reference clock; step another")
     return complaints

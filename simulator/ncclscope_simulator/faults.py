@@ -11,13 +11,19 @@ class Fault:
     """One fault. Which of the numbers mean something depends on the kind (`FAULT_KEYS`)."""
 
     kind: str
-    """`late_rank`, `slow_link`, `hang`, `drop_lines`, `drop_kernels`, `torn_lines` or `clock_step`."""
+    """One of `FAULT_KEYS`."""
     rank: int = 0
-    """The global rank that is late or hangs."""
+    """The global rank that is late, hangs or calls something else."""
     node: int = 0
     """The node whose links are slow or whose clock steps."""
+    gpu: int = 0
+    """The first GPU of the node that uses the slow network card."""
+    gpus: int = 1
+    """How many GPUs share it."""
     ms: float = 0.0
     """How late the rank is, or how far the clock steps forward, in milliseconds."""
+    seconds: float = 0.0
+    """How long the pause is."""
     factor: float = 1.0
     """What is left of the bandwidth of the node's links to other nodes."""
     ratio: float = 0.0
@@ -28,6 +34,8 @@ class Fault:
     """The first iteration that has it no longer; None: to the end."""
     every: str = "step"
     """Late how often: once a `step`, at each `microbatch`, or at each `layer` of each microbatch."""
+    how: str = ""
+    """The way in which it hangs or calls something else, one of `HOW`; empty: the first of these."""
 
     def active(self, iteration: int) -> bool:
         """Whether the fault is there in an iteration."""
@@ -37,13 +45,21 @@ class Fault:
 FAULT_KEYS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "late_rank": (("rank", "ms"), ("from", "until", "every")),
     "slow_link": (("node", "factor"), ("from", "until")),
-    "hang": (("rank", "at"), ()),
+    "slow_nic": (("node", "gpu", "factor"), ("gpus", "from", "until")),
+    "hang": (("rank", "at"), ("how",)),
+    "mismatch": (("rank", "at"), ("how",)),
+    "kill": (("at",), ()),
+    "pause": (("at", "seconds"), ()),
     "drop_lines": (("ratio",), ("from", "until")),
     "drop_kernels": (("ratio",), ("from", "until")),
     "torn_lines": (("ratio",), ("from", "until")),
     "clock_step": (("node", "ms", "at"), ()),
 }
 """Kind to the keys that it needs and the keys that it may have."""
+
+HOW: Final[dict[str, tuple[str, ...]]] = {"hang": ("enqueue", "inside"), "mismatch": ("count", "operation", "order")}
+"""`enqueue`: the rank enqueues nothing more; `inside`: it does, but the collective never ends. `count`, `operation`:
+the rank calls half the count or another collective; `order`: two of its collectives in the other order."""
 
 _FIELDS: Final = {"from": "first", "at": "first"}
 _EVERY: Final = ("step", "microbatch", "layer")
@@ -95,10 +111,10 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
 
 
 def _value(text: str, key: str, value: str) -> int | float | str:
-    if key == "every":
+    if key in {"every", "how"}:
         return value
     try:
-        return float(value) if key in {"ms", "factor", "ratio"} else int(value)
+        return float(value) if key in {"ms", "seconds", "factor", "ratio"} else int(value)
     except ValueError:
         raise ValueError(f"fault {text!r}: {key}={value} is not a number") from None
 
@@ -106,10 +122,14 @@ def _value(text: str, key: str, value: str) -> int | float | str:
 def _checked(text: str, fault: Fault) -> Fault:
     if fault.kind in {"drop_lines", "drop_kernels", "torn_lines"} and not 0.0 <= fault.ratio <= 1.0:
         raise ValueError(f"fault {text!r}: ratio must lie in 0 to 1")
-    if fault.kind == "slow_link" and not 0.0 < fault.factor <= 1.0:
+    if fault.kind in {"slow_link", "slow_nic"} and not 0.0 < fault.factor <= 1.0:
         raise ValueError(f"fault {text!r}: factor must lie above 0 and at most 1")
+    if fault.how and fault.how not in HOW[fault.kind]:
+        raise ValueError(f"fault {text!r}: how must be {', '.join(HOW[fault.kind])}")
     if fault.kind == "late_rank" and fault.ms < 0:
         raise ValueError(f"fault {text!r}: ms must not be negative")
+    if fault.kind == "pause" and fault.seconds < 0:
+        raise ValueError(f"fault {text!r}: seconds must not be negative")
     if fault.every not in _EVERY:
         raise ValueError(f"fault {text!r}: every must be {', '.join(_EVERY)}")
     if fault.first < 0 or (fault.until is not None and fault.until <= fault.first):

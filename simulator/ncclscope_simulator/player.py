@@ -19,7 +19,7 @@ from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
 from ncclscope_simulator.inspector import InspectorDumps
 from ncclscope_simulator.observation import Observer
-from ncclscope_simulator.program import Action, build_programs
+from ncclscope_simulator.program import Action, build_programs, wrong_programs
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timing import Step, Timeline
 from ncclscope_simulator.truth import REPLAY_COLUMNS, RowsFile, Tally, job, write_job
@@ -82,7 +82,8 @@ class Player:
         self._endpoints = build_endpoints(config, self._cluster, self._groups)
         self._programs = programs(config, self._cluster, self._groups, self._endpoints)
         own = self._programs if first is None else first(config, self._cluster, self._groups, self._endpoints)
-        self._timeline = Timeline(config, own, self._groups)
+        wrong = wrong_programs(config, self._cluster, self._groups, self._endpoints)
+        self._timeline = Timeline(config, own, self._groups, wrong)
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]
         dumps = None if config.inspector is None else InspectorDumps(config, self._cluster, self._groups)

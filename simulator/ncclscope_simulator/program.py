@@ -17,7 +17,7 @@ allreduce_bucket, runtime/comm/coalesced_collectives.py, runtime/zero/partitione
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
 from ncclscope_simulator.cluster import Cluster
@@ -25,7 +25,7 @@ from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import AVG, BFLOAT16, FLOAT16, FLOAT32, INT64, MAX, SUM, DataType
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
 from ncclscope_simulator.interleaving import Exchange, Interleaving
-from ncclscope_simulator.operations import Buffers, Builder, Launch
+from ncclscope_simulator.operations import Buffers, Builder, Launch, Meeting
 
 _VOCABULARY = 32_000
 _BROADCAST_TOKENS = 2
@@ -60,6 +60,10 @@ class Action:
     group: int = 0
     every: str = ""
     autograd: bool = False
+    is_uneven: bool = False
+    """Of a computation: how much there is to do differs each time."""
+    sticks: bool = False
+    """Of operations: their collective never ends."""
 
 
 def build_programs(
@@ -69,6 +73,20 @@ def build_programs(
     return [
         _Program(config, cluster, groups, endpoints[worker.rank], worker.rank).build() for worker in cluster.workers
     ]
+
+
+def wrong_programs(
+    config: SimulationConfig, cluster: Cluster, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
+) -> dict[tuple[int, int], list[Action]]:
+    """By rank and step, what ranks do that get stuck in a collective, or call another one than the others."""
+    made: dict[tuple[int, int], list[Action]] = {}
+    for fault in config.faults:
+        if fault.kind == "mismatch" or (fault.kind == "hang" and fault.how == "inside"):
+            program = _Program(config, cluster, groups, endpoints[fault.rank], fault.rank)
+            made[fault.rank, fault.first] = program.build_wrong(
+                fault.how if fault.kind == "hang" else fault.how or "count"
+            )
+    return made
 
 
 class _Program:
@@ -105,6 +123,45 @@ class _Program:
         self._launch(self._collective(self._world, "AllReduce", "norm", 1, FLOAT32, MAX))
         self._add(Action(act=Act.SYNCHRONISE))
         return self._actions
+
+    def build_wrong(self, how: str) -> list[Action]:
+        """The same, with a collective in the middle that never ends: `inside`, else because it is another one here."""
+        actions = self.build()
+        at = next(at for at in range(len(actions) // 2, len(actions)) if _is_collective(actions[at]))
+        launch = _launch_of(actions[at])
+        if how == "order":
+            other = self._next_other(at)
+            actions[at], actions[other] = (
+                replace(actions[at], launch=_launch_of(actions[other])),
+                replace(actions[other], launch=launch),
+            )
+        elif how != "inside":
+            actions[at] = replace(actions[at], launch=self._other_call(launch, how))
+        actions[at] = replace(actions[at], sticks=True)
+        return actions
+
+    def _next_other(self, at: int) -> int:
+        """The next collective of the same communicator that is another one."""
+        launch = _launch_of(self._actions[at])
+        for after in range(at + 1, len(self._actions)):
+            if _is_collective(self._actions[after]):
+                other = _launch_of(self._actions[after])
+                if other.endpoint is launch.endpoint and _call_of(other) != _call_of(launch):
+                    return after
+        raise ValueError("fault mismatch: after the middle of a step no other collective follows to be swapped")
+
+    def _other_call(self, launch: Launch, how: str) -> Launch:
+        """The same launch with half the count, or of another operation."""
+        operation = launch.operations[0]
+        count = operation.count // (operation.dtype.bytes if operation.dtype_id != operation.dtype.id else 1)
+        op = operation.op
+        if how == "operation":
+            op = "AllGather" if op != "AllGather" else "AllReduce"
+        else:
+            count //= 2
+        return self._builder.collective(
+            launch.endpoint.group, op, name="wrong", count=count, dtype=operation.dtype, autograd=launch.autograd
+        )
 
     def _pipeline(self) -> None:
         """1F1B without interleaving. Source: forward_backward_pipelining_without_interleaving."""
@@ -239,6 +296,8 @@ class _Program:
             return
         count = max(1, self._tokens // self._config.tp // self._config.ep)
         for step in ("dispatch", "combine"):
+            if step == "combine":
+                self._compute_experts(backward=backward)
             self._launch(
                 self._builder.all_to_all(
                     self._groups["EP"], name=f"{name}.{step}", count=count, dtype=self._half, autograd=backward
@@ -252,7 +311,16 @@ class _Program:
             probabilities = max(1, self._tokens // self._config.hidden // self._config.tp * self._config.ep)
             self._launch(self._collective("EP", "AllGather", f"{name}.routing", probabilities, FLOAT32, 0))
         self._launch(self._collective("EP", "AllGather", f"{name}.in", count, self._half, 0, autograd=backward))
+        self._compute_experts(backward=backward)
         self._launch(self._collective("EP", "ReduceScatter", f"{name}.out", count, self._half, SUM, autograd=backward))
+
+    def _compute_experts(self, *, backward: bool) -> None:
+        """Experts get as many tokens as the router sends them: never the same number."""
+        if self._config.imbalance:
+            duration = self._block_ns * (2 if backward else 1) // 2
+            kernel = "gemm_backward" if backward else "gemm_forward"
+            action = Action(act=Act.COMPUTE, duration_ns=duration, kernel=kernel, autograd=backward, is_uneven=True)
+            self._add(action)
 
     def _context(self, name: str, *, backward: bool) -> None:
         """Keys and values of the rest of the sequence, for attention; backward their gradients too."""
@@ -370,3 +438,17 @@ class _Program:
 
     def _add(self, action: Action) -> None:
         self._actions.append(action)
+
+
+def _is_collective(action: Action) -> bool:
+    return action.launch is not None and action.blocking and action.launch.meeting is Meeting.EVERYBODY
+
+
+def _launch_of(action: Action) -> Launch:
+    if action.launch is None:
+        raise AssertionError("an ISSUE action carries a launch")
+    return action.launch
+
+
+def _call_of(launch: Launch) -> tuple[str, int]:
+    return launch.operations[0].op, launch.size_bytes

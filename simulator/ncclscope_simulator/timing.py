@@ -32,7 +32,6 @@ _LAUNCH_LATENCY_NS: Final = 3_000
 _STREAM_GAP_NS: Final = 1_500
 _COMPUTE_ENQUEUE_NS: Final = 12_000
 _SYNCHRONISE_NS: Final = 10_000
-_NOISE_CV: Final = 0.03
 _SKEW_IN_NODE_NS: Final = 3_000
 _SKEW_BETWEEN_NODES_NS: Final = 7_000
 _BLOCK: Final = 4096
@@ -62,6 +61,8 @@ class Run:
     """Shortest time that any rank's kernel took; of Send and Recv, its end less the last start."""
     modelled_ns: int | None = None
     """What the model drew for the transfer, without the skew of the ends."""
+    sticks: bool = False
+    """Whether its collective never ends."""
     following: Run | None = None
     open_pairs: int = 0
     pair_end_ns: int = 0
@@ -162,6 +163,8 @@ class Timeline:
     config: SimulationConfig
     programs: list[list[Action]]
     groups: tuple[Group, ...]
+    wrong_programs: dict[tuple[int, int], list[Action]] = field(default_factory=dict[tuple[int, int], "list[Action]"])
+    """By rank and step: what it does in place of its program."""
     _places: list[_Place] = field(init=False)
     _tails: list[dict[int, Run]] = field(init=False)
     _arrived: dict[tuple[int, int], list[Run]] = field(init=False)
@@ -173,6 +176,11 @@ class Timeline:
     _uniform: list[float] = field(init=False)
     _drawn: int = field(init=False, default=0)
     _iteration: int = field(init=False, default=0)
+    _slowness: list[float] = field(init=False)
+    """By rank: how its computation deviates in this step, in units of its spread."""
+    _congestion: list[float] = field(init=False)
+    """The same by group."""
+    _uneven: list[float] = field(init=False)
     _ready: deque[int] = field(init=False)
     _captured: list[_Captured] = field(init=False)
     _graphs: list[int] = field(init=False)
@@ -185,6 +193,7 @@ class Timeline:
         self._tails = [{} for _ in ranks]
         self._calls = [{} for _ in ranks]
         self._arrived, self._pairs = {}, {}
+        self._slowness, self._congestion = [0.0 for _ in ranks], [0.0 for _ in self.groups]
         self._captured, self._graphs = [_Captured() for _ in ranks], [0 for _ in ranks]
         self._graph_launches = []
 
@@ -202,7 +211,12 @@ class Timeline:
         random = np.random.default_rng([self.config.seed, iteration, 1])
         self._normal, self._uniform = random.standard_normal(_BLOCK).tolist(), random.random(_BLOCK).tolist()
         self._iteration, self._runs, self._computes = iteration, [], []
+        self._vary(iteration)
         self._graph_launches = []
+        for fault in self.config.of_kind("pause"):
+            if fault.first == iteration:
+                for place in self._places:
+                    place.host_ns += int(fault.seconds * 1e9)
         begins = [place.host_ns for place in self._places]
         self._ready = deque(range(len(self.programs)))
         stops = self._stops(iteration)
@@ -214,7 +228,8 @@ class Timeline:
         while self._ready:
             rank = self._ready.popleft()
             self._go(rank, stops.get(rank, len(self.programs[rank])))
-        done = [place.at >= len(program) for place, program in zip(self._places, self.programs, strict=True)]
+        ended = zip(self._places, self.programs, range(len(self.programs)), strict=True)
+        done = [place.at >= len(program) and rank not in stops for place, program, rank in ended]
         ends = [place.host_ns if over else None for place, over in zip(self._places, done, strict=True)]
         for place in self._places:  # The data loader and the logging between steps.
             place.host_ns += int(self.config.step_seconds * 0.02e9 * (1 + 0.2 * self._random()))
@@ -316,12 +331,25 @@ class Timeline:
 
     def _stops(self, iteration: int) -> dict[int, int]:
         """Ranks that hang in this step, with the action at which they stop: in the middle."""
-        hangs = [fault for fault in self.config.of_kind("hang") if fault.first <= iteration]
+        hangs = [fault for fault in self.config.of_kind("hang") if fault.first <= iteration and fault.how != "inside"]
+        if any(fault.first <= iteration for fault in self.config.of_kind("kill")):
+            return {rank: len(program) // 2 for rank, program in enumerate(self.programs)}
         return {fault.rank: len(self.programs[fault.rank]) // 2 for fault in hangs}
+
+    def _vary(self, iteration: int) -> None:
+        """Draws what this step's ranks, groups and experts deviate by, where that is correlated or uneven."""
+        if not self.config.noise_correlation and not self.config.imbalance:
+            return
+        random, kept = np.random.default_rng([self.config.seed, iteration, 2]), self.config.noise_correlation
+        fresh = (1 - kept**2) ** 0.5 / 2**0.5  # Student's t of 4 degrees has the variance 2
+        for values in (self._slowness, self._congestion):
+            drawn = random.standard_t(4, len(values)).tolist()
+            values[:] = [kept * value + fresh * new for value, new in zip(values, drawn, strict=True)]
+        self._uneven = np.exp(self.config.imbalance * random.standard_normal(_BLOCK)).tolist()
 
     def _go(self, rank: int, stop: int) -> None:
         """Runs a rank until it must wait for others, or is done."""
-        place, program = self._places[rank], self.programs[rank]
+        place, program = self._places[rank], self.wrong_programs.get((rank, self._iteration), self.programs[rank])
         if place.waits_for is not None:
             if place.waits_for.end_ns is None:
                 return
@@ -377,7 +405,11 @@ class Timeline:
             start = max(place.gpu_ns, place.host_ns + _COMPUTE_ENQUEUE_NS + _LAUNCH_LATENCY_NS)
         else:
             start = max(place.gpu_ns, replay.ready_ns)
-        end = start + int(action.duration_ns * (1.0 + 0.01 * self._noise()))
+        deviation = self._slowness[rank] if self.config.noise_correlation else self._noise()
+        end = start + int(action.duration_ns * max(0.1, 1.0 + self.config.compute_cv * deviation))
+        if action.is_uneven:
+            self._drawn += 1
+            end = start + int((end - start) * self._uneven[self._drawn % _BLOCK])
         self._computes.append(
             ComputeRun(
                 rank=rank,
@@ -406,6 +438,7 @@ class Timeline:
             run = self._call(rank, place, launch, called)
         if not run.launches:
             return None
+        run.sticks = action.sticks
         self._enter_stream(run)
         return run
 
@@ -440,6 +473,8 @@ class Timeline:
         if len(present) < group.size:
             return
         del self._arrived[key]
+        if any(each.sticks for each in present):
+            return
         present.sort(key=lambda each: each.rank)
         self._end_together(group, present)
         for each in present:
@@ -448,7 +483,8 @@ class Timeline:
     def _end_together(self, group: Group, present: list[Run]) -> None:
         starts = {each.rank: _known(each.start_ns) for each in present}
         launch = max((each.launch for each in present), key=lambda each: each.bus_bytes)
-        modelled = int(self._collective_ns(group, launch) * max(0.5, 1.0 + _NOISE_CV * self._noise()))
+        deviation = self._congestion[group.index] if self.config.noise_correlation else self._noise()
+        modelled = int(self._collective_ns(group, launch) * max(0.5, 1.0 + self.config.bandwidth_cv * deviation))
         far = {node: self._random() * _SKEW_BETWEEN_NODES_NS for node in group.nodes} if group.spans_nodes else {}
         root = present[0].launch.root
         last = max(starts.values())
@@ -482,16 +518,17 @@ class Timeline:
             other = theirs.popleft().first
             if other is None:
                 raise AssertionError("a waiting pair has its first run")
-            self._end_pair(run, other, size)
+            self._end_pair(run, other, size, group)
             ended.extend(each for each in (other, run) if not each.open_pairs)
         for each in dict.fromkeys(ended):
             self._end_exchange(each)
         for each in dict.fromkeys(ended):
             self._ended(each)
 
-    def _end_pair(self, run: Run, other: Run, size: int) -> None:
+    def _end_pair(self, run: Run, other: Run, size: int, group: int) -> None:
         one, two = _known(run.start_ns), _known(other.start_ns)
-        took = int(self._pair_ns(run.rank, other.rank, size) * max(0.5, 1.0 + _NOISE_CV * self._noise()))
+        deviation = self._congestion[group] if self.config.noise_correlation else self._noise()
+        took = int(self._pair_ns(run.rank, other.rank, size) * max(0.5, 1.0 + self.config.bandwidth_cv * deviation))
         for each in (run, other):
             each.open_pairs -= 1
             each.pair_end_ns = max(each.pair_end_ns, max(one, two) + took)
@@ -516,21 +553,28 @@ class Timeline:
             rate = 0.8 * self.config.traits.nvlink_switch
             return 6_000 + 1_500 * log2(group.size) + launch.bus_bytes / rate
         local = min(sum(rank // self.config.gpus == node for rank in group.members) for node in group.nodes)
-        rate = 0.9 * self._nic() * local * self._link_factor(group.nodes)
+        rate = 0.9 * self._nic() * local * self._link_factor(group.members)
         return 18_000 + 5_000 * log2(group.size) + launch.bus_bytes / rate
 
     def _pair_ns(self, one: int, two: int, size: int) -> float:
         nodes = (one // self.config.gpus, two // self.config.gpus)
         if nodes[0] == nodes[1]:
             return 6_000 + size / (0.75 * self.config.traits.nvlink_switch)
-        return 14_000 + size / (0.92 * self._nic() * self._link_factor(nodes))
+        return 14_000 + size / (0.92 * self._nic() * self._link_factor((one, two)))
 
     def _nic(self) -> float:
         """Bytes per ns of the one network card beside each GPU."""
         return 50.0 if self.config.traits.nvlink_switch > 300 else 25.0
 
-    def _link_factor(self, nodes: tuple[int, ...]) -> float:
+    def _link_factor(self, ranks: tuple[int, ...]) -> float:
+        """What is left of the bandwidth between nodes: a ring is as slow as its slowest card."""
+        gpus = self.config.gpus
+        nodes = {rank // gpus for rank in ranks}
         touching: list[Fault] = [fault for fault in self.config.of_kind("slow_link") if fault.node in nodes]
+        for fault in self.config.of_kind("slow_nic"):
+            first = fault.node * gpus + fault.gpu
+            if any(first <= rank < first + fault.gpus for rank in ranks):
+                touching.append(fault)
         return min((fault.factor for fault in touching if fault.active(self._iteration)), default=1.0)
 
     def _noise(self) -> float:

@@ -1,0 +1,37 @@
+"""The command: which tables to print, over how many jobs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import benchmarks.findings as _package
+from benchmarks.findings import tables
+from benchmarks.findings.scenarios import scenarios
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the tables asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.findings",
+        description=_package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help="any of: jobs; all without")
+    parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind (default 2)")
+    parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
+    parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
+    parser.add_argument("--workers", type=int, default=1, help="jobs played at a time (default 1)")
+    asked = parser.parse_args(arguments)
+    chosen = [
+        scenario
+        for scenario in scenarios(seeds=1 if asked.short else asked.seeds, short=asked.short)
+        if asked.only in scenario.name
+    ]
+    print("\n### Simulated jobs\n", flush=True)
+    tables.print_suite(chosen, workers=asked.workers, tell=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The jobs: their shapes, their faults, and what is to be found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ncclscope_service.rows import FindingKind
+from ncclscope_simulator import SimulationConfig, parse_faults
+
+_QUIET: Final = frozenset[FindingKind]()
+
+_JOB: Final = SimulationConfig(
+    layers=1, step_seconds=0.9, hidden=4096, sequence=2048, chunk_seconds=2.0, hang_seconds=40.0
+)
+SHAPES: Final[dict[str, SimulationConfig]] = {
+    "8: tp2 pp2 dp2": replace(_JOB, nodes=2, gpus=4, tp=2, pp=2, dp=2),
+    "8: fsdp": replace(_JOB, nodes=2, gpus=4, tp=1, pp=1, dp=8, fsdp=True, microbatches=2),
+    "8: pp8": replace(_JOB, nodes=2, gpus=4, tp=1, pp=8, dp=1, microbatches=8),
+    "16: tp2 pp2 dp4": replace(_JOB, nodes=4, gpus=4, tp=2, pp=2, dp=4),
+    "16: tp4 dp4": replace(_JOB, nodes=4, gpus=4, tp=4, pp=1, dp=4, microbatches=2),
+    "16: ep4 dp16": replace(_JOB, nodes=4, gpus=4, tp=1, pp=1, dp=16, ep=4, microbatches=2),
+    "32: tp4 pp2 dp4": replace(_JOB, nodes=4, gpus=8, tp=4, pp=2, dp=4),
+    "64: tp8 pp4 dp2": replace(_JOB, nodes=8, gpus=8, tp=8, pp=4, dp=2),
+}
+"""Ranks and their parallelism. Tensor parallelism within nodes, data and pipeline parallelism between them."""
+
+NOISE: Final[dict[str, dict[str, float]]] = {
+    "plain": {},
+    "correlated": {"compute_cv": 0.02, "bandwidth_cv": 0.05, "noise_correlation": 0.6},
+    "rough": {"compute_cv": 0.05, "bandwidth_cv": 0.10, "noise_correlation": 0.6},
+    "moe": {"compute_cv": 0.02, "bandwidth_cv": 0.05, "noise_correlation": 0.6, "imbalance": 0.4},
+}
+"""Correlated noise has the tails of Student's t with four degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What is to be said of a job."""
+
+    kinds: frozenset[FindingKind] = _QUIET
+    """Any of these; none: nothing may be said."""
+    ranks: tuple[int, ...] | None = None
+    """Whom the finding must name; None: that is not compared."""
+    hosts: tuple[str, ...] | None = None
+    allowed: frozenset[FindingKind] = _QUIET
+    """What may be said beside it, as it is true as well."""
+    state: str | None = None
+    """Of a hang: its `state` in the evidence."""
+    within: float | None = None
+    """Seconds from the fault by which it is to be found; None: no bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One job."""
+
+    family: str
+    """The row of the table that it counts to."""
+    name: str
+    config: SimulationConfig
+    expected: Expected
+    fault_step: int | None = None
+    """The step with which the fault begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    family: str
+    shape: str
+    noise: str = "plain"
+    faults: tuple[str, ...] = ()
+    steps: int = 60
+    more: Mapping[str, object] = field(default_factory=dict[str, object])
+    expected: Expected = field(default_factory=Expected)
+
+    def scenario(self, seed: int) -> Scenario:
+        config = replace(
+            SHAPES[self.shape],
+            **{**NOISE[self.noise], **self.more},
+            iterations=self.steps,
+            faults=parse_faults(self.faults),
+            seed=seed,
+        )
+        first = min((fault.first for fault in config.faults), default=None)
+        name = f"{self.family}; {self.shape}; {self.noise}; {' '.join(self.faults) or 'no fault'}; seed {seed}"
+        return Scenario(family=self.family, name=name, config=config, expected=self.expected, fault_step=first)
+
+
+_LATE: Final = frozenset({FindingKind.LATE_RANK})
+_SLOW: Final = frozenset({FindingKind.SLOW_LINK})
+_HANG: Final = frozenset({FindingKind.HANG})
+_MISMATCH: Final = frozenset({FindingKind.MISMATCH})
+
+
+def scenarios(*, seeds: int, short: bool) -> Iterator[Scenario]:
+    """All jobs, each with so many seeds; `short`: a few of each kind."""
+    for seed in range(1, seeds + 1):
+        for draft in (*_healthy(), *_late(), *_slow(), *_hangs(), *_others()):
+            if not short or draft.shape.startswith(("8", "16: tp")):
+                yield draft.scenario(seed)
+
+
+def _healthy() -> Iterator[_Draft]:
+    for shape in SHAPES:
+        noise = ("moe", "correlated") if "ep" in shape else ("plain", "correlated", "rough")
+        for each in noise if not shape.startswith(("32", "64")) else noise[1:2]:
+            yield _Draft(family="healthy", shape=shape, noise=each, steps=90)
+    for shape in ("8: tp2 pp2 dp2", "16: tp4 dp4"):
+        yield _Draft(
+            family="healthy, pauses",
+            shape=shape,
+            noise="correlated",
+            faults=("pause:at=40,seconds=25", "pause:at=70,seconds=12"),
+            steps=90,
+        )
+        checkpoint = ("late_rank:rank=0,ms=20000,from=40,until=41",)
+        yield _Draft(family="healthy, pauses", shape=shape, noise="correlated", faults=checkpoint, steps=80)
+
+
+def _late() -> Iterator[_Draft]:
+    shapes = ("8: tp2 pp2 dp2", "16: tp2 pp2 dp4", "16: tp4 dp4", "32: tp4 pp2 dp4", "64: tp8 pp4 dp2")
+    for ms in (0.2, 1.0, 5.0):
+        for shape in shapes:
+            expected = Expected(kinds=_LATE, ranks=(5,), within=20.0 if ms >= 1 else None)
+            faults = (f"late_rank:rank=5,ms={ms},every=layer,from=20",)
+            noise = "correlated" if ms >= 5 else "plain"
+            yield _Draft(family=f"late rank, {ms:g} ms", shape=shape, noise=noise, faults=faults, expected=expected)
+    for shape in ("8: fsdp", *shapes[:3]):
+        faults = ("late_rank:rank=5,ms=30,from=20",)
+        expected = Expected(kinds=_LATE, ranks=(5,), within=20.0)
+        yield _Draft(family="late rank, 30 ms once a step", shape=shape, faults=faults, expected=expected)
+
+
+def _slow() -> Iterator[_Draft]:
+    for loss in (20, 40, 60):
+        for shape in ("16: tp2 pp2 dp4", "32: tp4 pp2 dp4", "64: tp8 pp4 dp2"):
+            expected = Expected(kinds=_SLOW, hosts=("node02",), within=180.0)
+            faults = (f"slow_link:node=1,factor={1 - loss / 100:.1f},from=45",)
+            yield _Draft(
+                family=f"slow link, {loss} %", shape=shape, noise="correlated", faults=faults, steps=110,
+                expected=expected,
+            )  # fmt: skip
+    for shape in ("16: tp2 pp2 dp4", "32: tp4 pp2 dp4"):
+        yield _Draft(
+            family="slow link from the first step", shape=shape, faults=("slow_link:node=1,factor=0.5",),
+            expected=Expected(kinds=_SLOW, hosts=("node02",), within=180.0),
+        )  # fmt: skip
+        for gpus in (1, 2):
+            yield _Draft(
+                family="slow network card", shape=shape, noise="correlated",
+                faults=(f"slow_nic:node=1,gpu=0,gpus={gpus},factor=0.5,from=45",), steps=110,
+                expected=Expected(
+                    kinds=_SLOW,
+                    hosts=("node02",),
+                    ranks=tuple(SHAPES[shape].gpus + gpu for gpu in range(gpus)),
+                    within=180.0,
+                ),
+            )  # fmt: skip
+    yield _Draft(
+        family="below the limit", shape="8: tp2 pp2 dp2", faults=("slow_link:node=1,factor=0.3",),
+        expected=Expected(kinds=frozenset({FindingKind.BELOW_LIMIT}), ranks=(), within=180.0),
+    )  # fmt: skip
+
+
+def _hangs() -> Iterator[_Draft]:
+    shapes = ("8: tp2 pp2 dp2", "16: tp4 dp4", "16: tp2 pp2 dp4", "64: tp8 pp4 dp2")
+    for shape in shapes:
+        yield _Draft(
+            family="hang, not enqueued", shape=shape, faults=("hang:rank=5,at=40",),
+            expected=Expected(kinds=_HANG, ranks=(5,), state="not_enqueued", within=15.0),
+        )  # fmt: skip
+    for shape in shapes[:3]:
+        yield _Draft(
+            family="hang, inside", shape=shape, faults=("hang:rank=5,at=40,how=inside",),
+            expected=Expected(kinds=_HANG, ranks=(), state="inside", within=15.0),
+        )  # fmt: skip
+    for how in ("count", "operation", "order"):
+        yield _Draft(
+            family="mismatch", shape="16: tp4 dp4", faults=(f"mismatch:rank=5,at=40,how={how}",),
+            expected=Expected(kinds=_MISMATCH, ranks=(5,), within=15.0, allowed=_HANG),
+        )  # fmt: skip
+    for shape in shapes[:2]:
+        yield _Draft(
+            family="killed", shape=shape, faults=("kill:at=40",), more={"hang_seconds": 90.0},
+            expected=Expected(kinds=frozenset({FindingKind.STOPPED_LOGGING}), ranks=(), within=90.0, allowed=_HANG),
+        )  # fmt: skip
+
+
+def _others() -> Iterator[_Draft]:
+    for shape in ("8: tp2 pp2 dp2", "16: tp4 dp4"):
+        yield _Draft(
+            family="clock step", shape=shape, faults=("clock_step:node=1,ms=5,at=30",),
+            expected=Expected(kinds=frozenset({FindingKind.CLOCK_FAULT}), hosts=("node02",)),
+        )  # fmt: skip
+        yield _Draft(
+            family="capture gaps", shape=shape, noise="correlated", more={"capture": "duty:0.5", "chunk_seconds": 4.0},
+        )  # fmt: skip
+        yield _Draft(
+            family="capture gaps, late rank, 5 ms", shape=shape, more={"capture": "duty:0.5", "chunk_seconds": 4.0},
+            faults=("late_rank:rank=5,ms=5,every=layer,from=20",),
+            expected=Expected(kinds=_LATE, ranks=(5,), within=40.0),
+        )  # fmt: skip
+        yield _Draft(
+            family="lines and kernels lost", shape=shape, faults=("drop_lines:ratio=0.01", "drop_kernels:ratio=0.01"),
+            expected=Expected(allowed=frozenset({FindingKind.BLIND})),
+        )  # fmt: skip

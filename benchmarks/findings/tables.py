@@ -1,0 +1,117 @@
+"""Tables of the suite: a row per family of jobs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from benchmarks.findings import peers
+from benchmarks.findings.peers import PeerNames
+from benchmarks.findings.replay import play
+from benchmarks.findings.scenarios import Scenario
+from benchmarks.findings.score import Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One job and what was said of it."""
+
+    scenario: Scenario
+    verdict: Verdict
+    seconds: float
+    longest_step: float
+    by_peers: PeerNames
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Plays one job in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder) / "job"
+        played = play(scenario.config, job)
+        return Outcome(scenario, judge(scenario, played), played.seconds, played.longest_step, peers.names(job))
+
+
+def outcomes(scenarios: Iterable[Scenario], workers: int) -> Iterator[Outcome]:
+    """Plays them, so many at a time; in their order."""
+    if workers < 2:
+        yield from map(run, scenarios)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(run, scenarios)
+
+
+def print_suite(scenarios: Iterable[Scenario], *, workers: int, tell: bool) -> None:
+    """The table; `tell`: and each job's line as it is done."""
+    done: list[Outcome] = []
+    for outcome in outcomes(scenarios, workers):
+        done.append(outcome)
+        if tell:
+            _tell(outcome)
+    by_family: defaultdict[str, list[Outcome]] = defaultdict(list)
+    for outcome in done:
+        by_family[outcome.scenario.family].append(outcome)
+    print("\n| jobs | number | found | wrong names | delay p50 | p90 | in time | false alarms | lowest busbw | score |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for family, mine in by_family.items():
+        print(_row(family, mine))
+    print(_row("all", done))
+    hours = sum(outcome.seconds for outcome in done) / 3600
+    alarms = sum(len(outcome.verdict.false_alarms) for outcome in done)
+    print(f"\n{alarms} false alarms in {hours:.2f} hours of jobs: {24 * alarms / hours:.1f} per job-day.")
+    print(
+        "The peers' columns: right / wrong, of jobs whose culprit is a rank; of the others, in how many they name any."
+    )
+
+
+def _tell(outcome: Outcome) -> None:
+    verdict, expected = outcome.verdict, outcome.scenario.expected
+    if expected.kinds:
+        mark = "found" if verdict.found else "MISSED"
+        late = " LATE" if _is_late(outcome) else ""
+        print(
+            f"{mark}{late} {'' if verdict.delay is None else f'{verdict.delay:.0f} s'}  {outcome.scenario.name}",
+            flush=True,
+        )
+    else:
+        print(f"{'ALARM' if verdict.false_alarms else 'quiet'}  {outcome.scenario.name}", flush=True)
+    for text in verdict.wrong:
+        print(f"    wrong name: {text}", flush=True)
+    for text in verdict.false_alarms:
+        print(f"    false alarm: {text}", flush=True)
+
+
+def _is_late(outcome: Outcome) -> bool:
+    within, delay = outcome.scenario.expected.within, outcome.verdict.delay
+    if within is None or delay is None:
+        return False
+    return delay > max(within, 6 * outcome.longest_step if within == 20.0 else 0.0)
+
+
+def _row(family: str, mine: list[Outcome]) -> str:
+    wanted = [one for one in mine if one.scenario.expected.kinds]
+    delays = [one.verdict.delay for one in wanted if one.verdict.delay is not None]
+    found = f"{sum(one.verdict.found for one in wanted)} of {len(wanted)}" if wanted else "-"
+    wrong = sum(bool(one.verdict.wrong) for one in mine)
+    alarms = sum(len(one.verdict.false_alarms) for one in mine)
+    middle, late = (f"{np.percentile(delays, share):.0f} s" if delays else "-" for share in (50, 90))
+    barred = [one for one in wanted if one.scenario.expected.within is not None]
+    in_time = f"{sum(one.verdict.found and not _is_late(one) for one in barred)} of {len(barred)}" if barred else "-"
+    lowest = _peer(mine, [one.by_peers.lowest_bandwidth for one in mine])
+    score = _peer(mine, [one.by_peers.relative_score for one in mine])
+    cells = (family, len(mine), found, wrong, middle, late, in_time, alarms, lowest, score)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _peer(mine: list[Outcome], named: list[frozenset[int]]) -> str:
+    pairs = [(one.scenario.expected.ranks, who) for one, who in zip(mine, named, strict=True)]
+    culprits = [(frozenset(ranks), who) for ranks, who in pairs if ranks]
+    if not culprits:
+        return f"names {sum(bool(who) for _, who in pairs)}"
+    right = sum(who == ranks for ranks, who in culprits)
+    wrong = sum(bool(who - ranks) for ranks, who in culprits)
+    return f"{right} / {wrong}"
