@@ -136,7 +136,7 @@ class _Given(TypedDict):
     metavar="KIND:key=value,...",
     help="none; late_rank:rank=,ms=[,every=step|microbatch|layer]; slow_link:node=,factor=; "
     "slow_nic:node=,gpu=,factor=[,gpus=]; hang:rank=,at=[,how=enqueue|inside]; "
-    "mismatch:rank=,at=[,how=count|operation|order]; kill:at=; pause:at=,seconds=; "
+    "mismatch:rank=,at=[,how=count|operation|order]; kill:at=; pause:at=,seconds=[,only=]; "
     "drop_lines:ratio=; drop_kernels:ratio=; torn_lines:ratio=; clock_step:node=,ms=,at=. "
     "All without at= take from= and until= (steps). Repeatable.",
 )

@@ -7,6 +7,7 @@ logs as they arrive, joined collectives as they are measured, the clocks' check,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -21,10 +22,14 @@ from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.detect.hang import PROGRESS
 from ncclscope_service.detect.mismatch import CALL
+from ncclscope_service.detect.reported import Said
+from ncclscope_service.detect.rests import Rest
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
+from ncclscope_service.periods import Periods
 from ncclscope_service.rows import Communicator, Match, Member
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.facts import Fact
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
@@ -60,11 +65,17 @@ class _Sight:
 class Detection:
     """Runs every detector of every job."""
 
-    def __init__(self, known: Store) -> None:
+    def __init__(self, known: Store, periods: Periods | None = None) -> None:
+        """`periods` tells where steps end; without it no pause is held for one between steps."""
         self._store = known
+        self._periods = periods
+        self._rests: defaultdict[int, dict[int, Rest]] = defaultdict(dict[int, Rest])
+        """By process, each of its ranks."""
         self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
         self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
         self._newest_log_ns = NO_TIME_NS
+        self._facts: defaultdict[str, list[tuple[Fact, str, int]]] = defaultdict(list[tuple[Fact, str, int]])
+        """By job: (fact, name of its log, when) since the last `advance`."""
 
     def count_logged(self, operations: Ids) -> None:
         """New operations, placed in their communicators."""
@@ -75,7 +86,12 @@ class Detection:
         timed = times != NO_TIME_NS
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
         self._note_progress(whole_rows.kept(rows, timed), times[timed])
+        self._note_rests(rows, times)
         self._feed_calls(rows, times)
+
+    def count_facts(self, facts: Iterable[Fact], *, job: str, source: str, observed_at_ns: int | None) -> None:
+        """What a log says beside operations."""
+        self._facts[job] += [(fact, source, fact.logged_at_ns or observed_at_ns or NO_TIME_NS) for fact in facts]
 
     def count_decided(self, operations: Ids) -> None:
         """Operations whose match was decided."""
@@ -102,8 +118,8 @@ class Detection:
         silence after the newest line means nothing.
         """
         at_ns = self._newest_time(measured) if final else now_ns
-        for job in sorted(set(self._store.process_job)):
-            context = self._context(job, clocks, step_ns, silent_hosts)
+        for job in sorted({*self._store.process_job, *self._facts}):
+            context = replace(self._context(job, clocks, step_ns, silent_hosts), is_over=final)
             mine = whole_rows.kept(measured, np.isin(measured["communicator"], list(context.groups)))
             self._feed_job(self._jobs[job], context, mine, at_ns, clocks, final=final)
         self._store.findings = ordered(
@@ -119,6 +135,9 @@ class Detection:
                 job.detectors.findings(int(part["end_true_ns"].max()))
         if job.progress:
             job.detectors.feed_progress(_progress_rows(job.progress), self._of_the_living(context))
+        said = self._facts.pop(context.job, [])
+        if said:
+            job.detectors.feed_facts(self._said(said, now_ns), context)
         check = clocks.check()
         if check is not None:
             job.detectors.feed_clock(check, clocks.host_names(), context, now_ns)
@@ -126,8 +145,20 @@ class Detection:
         for host in sorted(self._hosts_of(context.job)):
             job.detectors.feed_sight(self._sight(host, gaps, torn), context, now_ns)
 
+    def _said(self, facts: list[tuple[Fact, str, int]], now_ns: int) -> Iterator[Said]:
+        ranks: dict[tuple[str, int], set[int | None]] = defaultdict(set[int | None])
+        for of in self._store.members:
+            process = self._store.processes[of.process]
+            ranks[process.host, process.pid].add(of.global_rank)
+        for fact, source, at_ns in facts:
+            own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
+            rank = next(iter(own)) if len(own) == 1 else None
+            yield Said(fact, source, rank, now_ns if at_ns == NO_TIME_NS else at_ns)
+
     def _context(self, job: str, clocks: Clocks, step_ns: int | None, silent_hosts: frozenset[str]) -> Context:
         known = self._store
+        processes = {process for process, its in enumerate(known.process_job) if its == job}
+        resting, knows_steps = self._resting_ranks(processes)
         return Context(
             job=job,
             groups={
@@ -140,6 +171,8 @@ class Detection:
             step_ns=step_ns,
             silent_hosts=silent_hosts,
             lossy_hosts=self._lossy_hosts(),
+            resting_ranks=resting,
+            knows_steps=knows_steps,
         )
 
     def _group(self, communicator: Communicator) -> Group:
@@ -155,6 +188,8 @@ class Detection:
             parallelism=communicator.parallelism,
             global_ranks=tuple(ranks),
             hosts=tuple(hosts),
+            limit=None if communicator.bottleneck is None else communicator.bottleneck.bytes_per_second,
+            limit_name="" if communicator.bottleneck is None else communicator.bottleneck.name,
         )
 
     def _of_the_living(self, context: Context) -> Context:
@@ -201,6 +236,24 @@ class Detection:
         for host, source in logs:
             torn[host] += self._store.torn_lines.get(source, 0)
         return torn
+
+    def _note_rests(self, rows: Columns, times: NDArray[np.int64]) -> None:
+        if self._periods is None:
+            return
+        for key, mine, phases, marks in self._periods.phases(rows["template"]):
+            process = int(rows["process"][mine[0]])
+            self._rests[process].setdefault(key, Rest()).feed(phases, marks, times[mine])
+
+    def _resting_ranks(self, processes: set[int]) -> tuple[frozenset[int], bool]:
+        """Global ranks that stand between two steps, and whether that is known of all of these processes."""
+        resting = {
+            process
+            for process in processes
+            if (rests := self._rests.get(process)) and all(rest.is_resting for rest in rests.values())
+        }
+        known = all((rests := self._rests.get(each)) and all(r.is_known for r in rests.values()) for each in processes)
+        ranks = {of.global_rank for of in self._store.members if of.process in resting and of.global_rank is not None}
+        return frozenset(ranks), bool(known) and bool(processes)
 
     def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
         templates = self._store.templates_of(rows, "op", "root")
@@ -258,7 +311,8 @@ class Detection:
 
     def _newest_time(self, measured: Columns) -> int:
         newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
-        return max(newest, self._newest_log_ns, 0)
+        captured = max((capture.end_ns for _, capture in self._store.captures), default=NO_TIME_NS)
+        return max(newest, self._newest_log_ns, captured, 0)
 
 
 def _by_second(measured: Columns) -> list[Columns]:

@@ -113,6 +113,16 @@ class Periods:
         else:
             lane.place = Place(iteration=lane.place.iteration + 1)
 
+    def phases(self, templates: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp], Integers, int]]:
+        """By rank (a number of its own): which of these operations are its, their place among the marks of a step (-1:
+        none), and how many marks a step has; without ranks whose period is not known.
+        """
+        self._reserve()
+        for key, mine in groups(self._lane_of(templates)):
+            cycle = self._lanes[key].cycle
+            if cycle is not None:
+                yield key, mine, self._phases[templates[mine]].astype(np.int64), len(cycle.kinds)
+
     def iterations(self) -> dict[str, int]:
         """How many iterations each job has done, the median of its ranks; without jobs of which that is unknown."""
         by_job: defaultdict[str, list[int]] = defaultdict(list)

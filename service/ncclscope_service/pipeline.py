@@ -156,12 +156,12 @@ class Pipeline:
         waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
-        self._detection = Detection(self.store)
         self._arrivals = _Arrivals()
         self._lives: dict[int, _Life] = {}
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
         self._periods = Periods(self.store)
+        self._detection = Detection(self.store, self._periods)
         self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
@@ -187,6 +187,10 @@ class Pipeline:
             self._detection.count_logged(ids)
             self._arrivals.operations.append(ids)
             self._inspection.feed_operations(ids)
+        if batch.facts:
+            self._detection.count_facts(
+                batch.facts, job=job, source=batch.source.name, observed_at_ns=batch.observed_at_ns
+            )
         self._inspection.feed(arrived.inspected)
         if len(arrived.kernels):
             self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))

@@ -341,6 +341,8 @@ def _fault_complaints(config: SimulationConfig) -> list[str]:
             complaints.append(f"fault {fault.kind}: no rank {fault.rank} in {config.world} ranks")
         if fault.kind in {"slow_link", "slow_nic", "clock_step"} and not 0 <= fault.node < config.nodes:
             complaints.append(f"fault {fault.kind}: no node {fault.node} in {config.nodes} nodes")
+        if fault.only is not None and not 0 <= fault.only < config.world:
+            complaints.append(f"fault {fault.kind}: no rank {fault.only} in {config.world} ranks")
         if fault.kind == "slow_nic" and not 0 <= fault.gpu < fault.gpu + fault.gpus <= config.gpus:
             complaints.append(f"fault slow_nic: no GPUs {fault.gpu} to {fault.gpu + fault.gpus - 1} in a node")
         if fault.kind == "clock_step" and fault.node == 0:

@@ -24,6 +24,8 @@ class Fault:
     """How late the rank is, or how far the clock steps forward, in milliseconds."""
     seconds: float = 0.0
     """How long the pause is."""
+    only: int | None = None
+    """The global rank that pauses; None: all."""
     factor: float = 1.0
     """What is left of the bandwidth of the node's links to other nodes."""
     ratio: float = 0.0
@@ -49,7 +51,7 @@ FAULT_KEYS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "hang": (("rank", "at"), ("how",)),
     "mismatch": (("rank", "at"), ("how",)),
     "kill": (("at",), ()),
-    "pause": (("at", "seconds"), ()),
+    "pause": (("at", "seconds"), ("only",)),
     "drop_lines": (("ratio",), ("from", "until")),
     "drop_kernels": (("ratio",), ("from", "until")),
     "torn_lines": (("ratio",), ("from", "until")),

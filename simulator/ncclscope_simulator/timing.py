@@ -215,8 +215,8 @@ class Timeline:
         self._graph_launches = []
         for fault in self.config.of_kind("pause"):
             if fault.first == iteration:
-                for place in self._places:
-                    place.host_ns += int(fault.seconds * 1e9)
+                for rank, place in enumerate(self._places):
+                    place.host_ns += int(fault.seconds * 1e9) * (fault.only in {None, rank})
         begins = [place.host_ns for place in self._places]
         self._ready = deque(range(len(self.programs)))
         stops = self._stops(iteration)

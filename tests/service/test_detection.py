@@ -87,7 +87,7 @@ def test_ranks_that_call_different_collectives_are_a_mismatch() -> None:
     service.log(0, *_calls(0, 5))
     service.log(1, *_calls(0, 4), *_calls(4, 5, count=99))
     service.log(2, *_calls(0, 5))
-    service.advance()
+    service.advance(8)
     (finding,) = service.store.findings
     assert (finding.kind, finding.ranks, finding.hosts) == (FindingKind.MISMATCH, (1,), ("node1",))
     assert finding.evidence["coll_seq"] == 4
@@ -189,7 +189,7 @@ def test_jobs_with_one_comm_id_are_judged_each_by_itself() -> None:
     assert service.store.findings == []
     service.log(0, *_calls(5, 6), job="two")
     service.log(1, *_calls(5, 6, count=99), job="two")
-    service.advance(1)
+    service.advance(20)
     assert [(finding.kind, finding.job) for finding in service.store.findings] == [(FindingKind.MISMATCH, "two")]
 
 

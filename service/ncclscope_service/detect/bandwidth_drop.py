@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ncclscope_service.detect import drop, slow_link
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.drop import Drop, DropWatch
+from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch
 from ncclscope_service.detect.findings import Ledger
 from ncclscope_service.detect.levels import Levels, Sample, Shape
 from ncclscope_service.detect.siblings import Siblings
 from ncclscope_service.detect.slow_link import Located, SlowGroup
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
 
 _STEADY_WINDOW_NS: Final = 10_000_000_000
 _PAGE_SHARE: Final = 0.20
@@ -28,6 +29,9 @@ _MANY: Final = 3
 _QUICK_CONFIDENCE: Final = 0.7
 _STEADY_CONFIDENCE: Final = 0.95
 _SIBLING_CONFIDENCE: Final = 0.85
+_DRIFT_CONFIDENCE: Final = 0.8
+_WINDOWS_SHOWN: Final = 8
+_COLLECTIVES_SHOWN: Final = 8
 _SHORT_BASELINE_SECONDS: Final = 3600
 
 
@@ -37,6 +41,7 @@ class _Series:
 
     quick: DropWatch = field(default_factory=lambda: DropWatch(drop.QUICK))
     steady: DropWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
+    drift: DriftWatch = field(default_factory=DriftWatch)
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
 
@@ -47,7 +52,9 @@ class _Series:
             return  # the hour must not be learnt from a fault
         window = sample.at_ns // _STEADY_WINDOW_NS
         if window != self._window and self._values:
-            self.steady.feed(self._window * _STEADY_WINDOW_NS, sorted(self._values)[len(self._values) // 2])
+            middle = sorted(self._values)[len(self._values) // 2]
+            self.steady.feed(self._window * _STEADY_WINDOW_NS, middle)
+            self.drift.feed(self._window * _STEADY_WINDOW_NS, middle)
             self._values = []
         self._window = window
         self._values.append(sample.level)
@@ -73,15 +80,30 @@ class BandwidthDrop:
         self._context: Context | None = None
         self._newest_ns = 0
         self._unlocated_since: dict[int, int] = {}
+        self._slow: frozenset[int] = frozenset()
+        self._worst: dict[int, deque[tuple[float, int]]] = {}
+        """By communicator: of the last windows the level and the number of the slowest collective."""
 
-    def feed(self, collectives: Columns, context: Context) -> None:
-        """Takes joined collectives (`rows.COLLECTIVE`) of one job; news that is late by seconds is left out."""
+    @property
+    def slow_communicators(self) -> frozenset[int]:
+        """Communicators that are slow now, by their past or their siblings."""
+        return frozenset(self._slow)
+
+    def feed(self, collectives: Columns, context: Context) -> list[Sample]:
+        """Takes joined collectives (`rows.COLLECTIVE`) of one job, and gives the windows that they closed.
+
+        News that is late by seconds is left out.
+        """
         self._context = context
         samples = [sample for sample in self._levels.feed(collectives) if sample.shape.communicator in context.groups]
         self._siblings.feed(samples)
         for sample in samples:
             self._newest_ns = max(self._newest_ns, sample.at_ns)
             self._series.setdefault(sample.shape, _Series()).feed(sample)
+            if sample.worst_seq != NO_NUMBER:
+                recent = self._worst.setdefault(sample.shape.communicator, deque(maxlen=_WINDOWS_SHOWN))
+                recent.append((sample.level, sample.worst_seq))
+        return samples
 
     def findings(self, now_ns: int) -> list[Finding]:
         """All findings so far. `now_ns` is not needed: the data's own time decides."""
@@ -93,18 +115,50 @@ class BandwidthDrop:
     def _judge(self, context: Context) -> None:
         drops = self._drops(context)
         slow, healthy = self._slow_and_healthy(drops, context)
-        located = slow_link.locate(slow, healthy, context) if context.clock_is_trusted else []
+        if not context.clock_is_trusted:
+            slow = {}  # what was matched with wrong kernels has no bandwidth
+        self._slow = frozenset(slow)
+        located = slow_link.locate(slow, healthy, context)
         explained = {communicator for one in located for communicator in one.communicators}
-        current = {self._key(one): slow_link.finding(one, slow, context) for one in located}
+        current = {
+            self._key(one): self._with_collectives(slow_link.finding(one, slow, context), one.communicators, context)
+            for one in located
+        }
         unlocated = {communicator: group for communicator, group in slow.items() if communicator not in explained}
         self._unlocated_since = {c: self._unlocated_since.get(c, self._newest_ns) for c in unlocated}
         ripe = {c: g for c, g in unlocated.items() if self._newest_ns - self._unlocated_since[c] >= _RIPENS_NS}
         current |= self._unlocated(ripe, context)
+        current |= self._drifts(context)
         for key, finding in current.items():
             self._ledger.update(key, finding)
         for key in self._ledger.open_keys():
             if key not in current:
                 self._ledger.close(key, self._newest_ns)
+
+    def _with_collectives(self, finding: Finding, communicators: Iterable[int], context: Context) -> Finding:
+        """The same, with the slowest collectives of these communicators."""
+        windows = [
+            (level, f"{context.groups[communicator].comm_id}:{seq}")
+            for communicator in communicators
+            for level, seq in self._worst.get(communicator, ())
+        ]
+        chosen = [name for _, name in sorted(windows)[:_COLLECTIVES_SHOWN]]
+        return replace(finding, evidence={**finding.evidence, "collectives": chosen})
+
+    def _drifts(self, context: Context) -> dict[Hashable, Finding]:
+        """Slow drifts of communicators that are not slow otherwise."""
+        worst: dict[int, Drop] = {}
+        for shape, series in self._series.items():
+            drift = series.drift.drift
+            if drift is not None and shape.communicator in context.groups.keys() - self._slow:
+                known = worst.get(shape.communicator)
+                worst[shape.communicator] = drift if known is None or drift.share > known.share else known
+        return {
+            ("drift", communicator): self._with_collectives(
+                _drift_finding(context.groups[communicator], drift, context), [communicator], context
+            )
+            for communicator, drift in worst.items()
+        }
 
     def _drops(self, context: Context) -> dict[int, Drop]:
         """The worst drop of each communicator."""
@@ -178,7 +232,7 @@ class BandwidthDrop:
         since = min(slow[communicator].since_ns for communicator in communicators)
         is_sure = len(communicators) > 1 or self._newest_ns - since >= _PAGE_AFTER_NS
         hosts = frozenset[str]().union(*(context.groups[communicator].host_set() for communicator in communicators))
-        return Finding(
+        made = Finding(
             kind=FindingKind.BANDWIDTH_DROP,
             severity=Severity.CRITICAL if found.loss >= _PAGE_SHARE and is_sure else Severity.WARNING,
             job=context.job,
@@ -200,6 +254,34 @@ class BandwidthDrop:
                 "hosts_of_groups": sorted(hosts),
             },
         )
+        return self._with_collectives(made, communicators, context)
+
+
+def _drift_finding(group: Group, drift: Drop, context: Context) -> Finding:
+    now, before = f"{math.exp(drift.level) / 1e9:.3g}", f"{math.exp(drift.baseline) / 1e9:.3g}"
+    return Finding(
+        kind=FindingKind.SLOW_DRIFT,
+        severity=Severity.INFO,
+        job=context.job,
+        comm_id=group.comm_id,
+        parallelism=group.parallelism,
+        ranks=(),
+        hosts=(),
+        since_ns=drift.since_ns,
+        until_ns=None,
+        confidence=_DRIFT_CONFIDENCE,
+        summary=(
+            f"{group.name} has become {100 * drift.share:.0f} % slower than in its first hour: {now} GB/s of bus "
+            f"bandwidth, then {before} GB/s"
+        ),
+        evidence={
+            "loss_ratio": round(drift.share, 4),
+            "busbw_bytes_per_second": round(math.exp(drift.level)),
+            "reference_bytes_per_second": round(math.exp(drift.baseline)),
+            "reference": "first_hour",
+            "groups": [group.comm_id],
+        },
+    )
 
 
 def _sentence(communicators: list[int], found: SlowGroup, group: Group) -> str:

@@ -19,6 +19,10 @@ class Group:
     """By communicator rank; NO_NUMBER where not known."""
     hosts: tuple[str, ...]
     """By communicator rank; "" where not known."""
+    limit: float | None = None
+    """What its links can carry, bus bandwidth in bytes per second; None where the topology does not tell."""
+    limit_name: str = ""
+    """What stops it there."""
 
     @property
     def name(self) -> str:
@@ -47,6 +51,14 @@ class Context:
     """Hosts whose agent does not answer: what they do not say proves nothing."""
     lossy_hosts: frozenset[str] = frozenset()
     """Hosts of which input was lost: counts and sequences of their ranks prove nothing."""
+
+    resting_ranks: frozenset[int] = frozenset()
+    """Global ranks that stand between two steps: they may evaluate or write a checkpoint."""
+    knows_steps: bool = False
+    """Whether it is known of all ranks where a step ends."""
+
+    is_over: bool = False
+    """Whether nothing more comes."""
 
     def hosts_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """The hosts of these global ranks, each once, by name."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
+from ncclscope_service.detect.below_limit import BelowLimit
 from ncclscope_service.detect.blind import Blind, HostSight
 from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context
@@ -13,6 +14,8 @@ from ncclscope_service.detect.findings import ordered
 from ncclscope_service.detect.hang import Hang
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.mismatch import Mismatch
+from ncclscope_service.detect.reported import Reported, Said
+from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.rows import Finding
 from ncclscope_wire.batch import Columns
 
@@ -23,23 +26,32 @@ class Detectors:
     def __init__(self) -> None:
         self._late_rank = LateRank()
         self._bandwidth_drop = BandwidthDrop()
+        self._below_limit = BelowLimit()
         self._hang = Hang()
         self._mismatch = Mismatch()
+        self._stopped_logging = StoppedLogging()
+        self._reported = Reported()
         self._clock_fault = ClockFault()
         self._blind = Blind()
 
     def feed_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
         self._late_rank.feed(collectives, context)
-        self._bandwidth_drop.feed(collectives, context)
+        self._below_limit.feed(self._bandwidth_drop.feed(collectives, context), context)
 
     def feed_progress(self, progress: Columns, context: Context) -> None:
         """How far each rank has come (`hang.PROGRESS`), about once a second."""
         self._hang.feed(progress, context)
+        self._stopped_logging.feed(progress, context)
+        self._mismatch.know(context)
 
     def feed_calls(self, calls: Columns, context: Context) -> None:
         """Collectives as the logs name them (`mismatch.CALL`), as they are read."""
         self._mismatch.feed(calls, context)
+
+    def feed_facts(self, said: Iterable[Said], context: Context) -> None:
+        """What the logs say beside operations, as it is read."""
+        self._reported.feed(said, context)
 
     def feed_clock(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """The check of the last clock estimate."""
@@ -51,12 +63,19 @@ class Detectors:
 
     def findings(self, now_ns: int) -> list[Finding]:
         """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times."""
+        mismatches = self._mismatch.findings(now_ns)
+        open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
+        slow = self._bandwidth_drop.findings(now_ns)
+        hangs = self._hang.findings(now_ns, open_ones)
         return ordered(
             [
                 *self._late_rank.findings(now_ns),
-                *self._bandwidth_drop.findings(now_ns),
-                *self._hang.findings(now_ns),
-                *self._mismatch.findings(now_ns),
+                *slow,
+                *self._below_limit.findings(self._bandwidth_drop.slow_communicators),
+                *hangs,
+                *mismatches,
+                *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
+                *self._reported.findings(now_ns),
                 *self._clock_fault.findings(now_ns),
                 *self._blind.findings(now_ns),
             ]

@@ -22,6 +22,10 @@ _LEAST_SIGMA: Final = 0.02
 _MOST_PHI: Final = 0.9
 _GATE_SPREADS: Final = 3.0
 _REFIT_EVERY: Final = 10
+_DRIFT_WEIGHT: Final = 0.02
+_DRIFT_GATE: Final = 0.05
+_DRIFT_ERRORS: Final = 5.0
+_DRIFT_WINDOWS: Final = 180
 _WARMUP: Final = 5
 """First windows of a series: warm-up steps."""
 
@@ -142,6 +146,53 @@ class DropWatch:
             values = np.array(self._baseline)
             self._middle, spread, self._sigma = spread_of(values)
             self._gate = max(-float(np.log1p(-self.rule.gate)), _GATE_SPREADS * spread)
+
+
+class DriftWatch:
+    """Whether one series has become slower than in its first hour, too slowly for `DropWatch`, which learns from it.
+
+    An exponential mean (lambda 0.02) of ten-second windows against the first 360 of them; it must lie below by 5 % and
+    by five of its standard errors for half an hour. Source: Roberts 1959 (EWMA).
+    """
+
+    def __init__(self) -> None:
+        self.drift: Drop | None = None
+        self._first: list[float] = []
+        self._middle = self._sigma = self._mean = 0.0
+        self._since_ns = 0
+        self._below = 0
+        self._warmup = _WARMUP
+
+    def feed(self, at_ns: int, level: float) -> None:
+        """Takes the next ten-second window; `drift` says afterwards whether the alarm is on."""
+        if self._warmup:
+            self._warmup -= 1
+            return
+        if len(self._first) < STEADY.baseline:
+            self._first.append(level)
+            if len(self._first) == STEADY.baseline:
+                self._middle, _, self._sigma = spread_of(np.array(self._first))
+                self._mean = self._middle
+            return
+        level = min(max(level, self._middle - _WINSOR * self._sigma), self._middle + _WINSOR * self._sigma)
+        self._mean += _DRIFT_WEIGHT * (level - self._mean)
+        error = self._sigma * np.sqrt(_DRIFT_WEIGHT / (2 - _DRIFT_WEIGHT) + 1 / len(self._first))
+        behind = self._middle - self._mean
+        if behind <= max(_DRIFT_GATE, _DRIFT_ERRORS * error) * (0.5 if self.drift else 1.0):
+            self._below, self.drift = 0, None
+            return
+        self._since_ns = self._since_ns if self._below else at_ns
+        self._below += 1
+        if self._below >= _DRIFT_WINDOWS:
+            self.drift = Drop(
+                rule=STEADY,
+                since_ns=self._since_ns,
+                baseline=self._middle,
+                level=self._mean,
+                sigma=self._sigma,
+                cusum=0.0,
+                windows=len(self._first),
+            )
 
 
 def spread_of(baseline: NDArray[np.float64]) -> tuple[float, float, float]:

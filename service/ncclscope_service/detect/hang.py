@@ -1,17 +1,25 @@
-"""A job that stands still, and who is missing: from the logs alone.
+"""A job that stands still: who is missing, or where it is stuck; from the logs alone.
 
 The log line is written when the host enqueues an operation. In a hang, ranks that wait have enqueued the next
-collective and then go silent; the culprit has not. So a communicator that is silent for far longer than it ever was,
-and whose ranks have enqueued different numbers of operations, is stuck, and the ranks with the lowest count are
-missing: unless they themselves wait on another stuck communicator, from where the blame comes.
+collective and then go silent. So a communicator that is silent for far longer than it ever was is stuck, and it is
+told apart by who has enqueued what:
 
+- *not enqueued*: some rank has enqueued fewer operations than those that wait, and does not itself wait on another
+  stuck communicator, from where the blame comes. It is missing.
+- *inside*: the missing ranks are all ranks of one communicator and have come equally far on it, or nobody is missing at
+  all: everybody has enqueued the operation and it does not end.
+- *mismatched*: the same, and the ranks called different operations there (`mismatch.py`).
+
+Ranks that have just ended a step (`rests.py`) may be evaluating or writing a checkpoint: they get far more time.
 Send/Recv are counted per ordered pair: the sends of one rank to another against the receives of that other from it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -35,12 +43,27 @@ PROGRESS: Final = np.dtype(
 """How far each rank has come on each channel: a communicator's collectives, or one ordered pair of Send and Recv."""
 
 _LEAST_SILENCE_NS: Final = 5_000_000_000
+_INSIDE_SILENCE_NS: Final = 8_000_000_000
+"""Where nobody is missing, silence is all there is to go by."""
+_REST_NS: Final = 120_000_000_000
+"""Evaluation and checkpoints of a minute or two are ordinary."""
 _GAP_FACTOR: Final = 20
 _LONGEST_FACTOR: Final = 3
 _GAPS_KEPT: Final = 2048
 _HOUR_NS: Final = 3_600_000_000_000
 _LEAST_OPERATIONS: Final = 3
 """A channel must have worked before its silence means something."""
+_LEAST_TO_BE_INSIDE: Final = 100
+_SURE, _UNSURE, _INSIDE = 0.9, 0.6, 0.7
+_COLLECTIVES_SHOWN: Final = 8
+
+
+class State(StrEnum):
+    """How the ranks of a hang stand."""
+
+    NOT_ENQUEUED = "not_enqueued"
+    INSIDE = "inside"
+    MISMATCHED = "mismatched"
 
 
 class _Channel(NamedTuple):
@@ -59,15 +82,26 @@ class _State:
     front: int = 0
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque[tuple[int, int, int]](maxlen=_GAPS_KEPT))
     """(when, how long between two looks that saw news, operations in it)."""
+    is_resting: bool = False
+    """Whether those who are furthest behind had just ended a step when last looked at."""
+    longest_rest_ns: int = 0
 
     def behind(self) -> dict[int, int]:
         """How many operations each rank is missing."""
         front = max(self.counts.values())
         return {rank: front - count - self.least_lag.get(rank, 0) for rank, count in self.counts.items()}
 
+    def last_ranks(self) -> list[int]:
+        """Those who are furthest behind; all, where nobody is."""
+        behind = self.behind()
+        return [rank for rank, lag in behind.items() if lag == max(behind.values())]
+
     def patience_ns(self) -> int:
         """How long a silence is ordinary."""
         recent = [(gap, gap / operations) for when, gap, operations in self.gaps if when > self.last_ns - _HOUR_NS]
+        if self.is_resting:
+            longest = max((gap for gap, _ in recent), default=0)
+            return max(_REST_NS, _LONGEST_FACTOR * max(self.longest_rest_ns, longest))
         if not recent:
             return 4 * _LEAST_SILENCE_NS
         # between two looks many operations pass: their mean gap is the usual one, the look's is only an upper bound
@@ -80,11 +114,18 @@ class _Stuck:
     channel: _Channel
     group: Group
     missing: tuple[int, ...]
-    """Global ranks that have not enqueued."""
+    """Global ranks that have not enqueued; empty where all have."""
     waiting: tuple[int, ...]
     since_ns: int
     patience_ns: int
     operations: int
+
+    @property
+    def collective_id(self) -> str:
+        """The operation that does not end."""
+        if self.channel.sender == NO_NUMBER:
+            return f"{self.group.comm_id}:{self.operations - 1}"
+        return f"{self.group.comm_id}:{self.channel.sender}>{self.channel.receiver}:{self.operations - 1}"
 
 
 class Hang:
@@ -94,8 +135,15 @@ class Hang:
         self._channels: dict[_Channel, _State] = defaultdict(_State)
         self._active_ns: dict[int, int] = {}
         """By global rank: when it last logged anything."""
+        self._last_on: dict[int, int] = {}
+        """By global rank: the communicator on which that was."""
         self._ledger = Ledger()
         self._context: Context | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the job is held for stuck."""
+        return bool(self._ledger.open_keys())
 
     def feed(self, progress: Columns, context: Context) -> None:
         """Takes the present counts (`PROGRESS`), as often as there are news; call it about once a second."""
@@ -112,29 +160,46 @@ class Hang:
             group = context.groups.get(int(first["communicator"]))
             if group is not None:
                 channel = _Channel(int(first["communicator"]), int(first["sender"]), int(first["receiver"]))
-                self._advance(self._channels[channel], rows[begin:end], group)
+                self._advance(channel, rows[begin:end], group, context)
 
-    def findings(self, now_ns: int) -> list[Finding]:
-        """All findings so far. `now_ns` is the clock that `last_ns` was read from, or the newest time known of it."""
+    def findings(self, now_ns: int, mismatches: Mapping[str | None, Finding] | None = None) -> list[Finding]:
+        """All findings so far. `now_ns` is the clock that `last_ns` was read from, or the newest time known of it.
+
+        `mismatches`: what is known of communicators whose ranks call different operations, by comm_id.
+        """
         context = self._context
         if context is None:
             return []
         stuck = [one for channel in self._channels if (one := self._stuck(channel, now_ns, context)) is not None]
-        waiting = {rank for one in stuck for rank in one.waiting}
-        missing = {rank for one in stuck for rank in one.missing}
+        uneven = [one for one in stuck if one.missing]
+        waiting = {rank for one in uneven for rank in one.waiting}
+        missing = {rank for one in uneven for rank in one.missing}
         culprits = (missing - waiting) or missing
-        if culprits:
-            guilty = [one for one in stuck if not culprits.isdisjoint(one.missing)]
-            self._ledger.update("hang", self._finding(tuple(sorted(culprits)), guilty, stuck, now_ns))
+        inside = self._inside(culprits, stuck, now_ns, context)
+        if inside is not None:
+            made = _inside_finding(inside, stuck, now_ns, context, (mismatches or {}).get(inside.group.comm_id))
+            self._renew(made, now_ns)
+        elif culprits:
+            guilty = [one for one in uneven if not culprits.isdisjoint(one.missing)]
+            self._renew(_missing_finding(tuple(sorted(culprits)), guilty, uneven, now_ns, context), now_ns)
         else:
-            for key in self._ledger.open_keys():
-                self._ledger.close(key, now_ns)
+            self._renew(None, now_ns)
         return self._ledger.findings()
 
-    def _advance(self, state: _State, rows: Columns, group: Group) -> None:
+    def _renew(self, finding: Finding | None, now_ns: int) -> None:
+        """One hang of a job at a time: what is said of it may become clearer."""
+        if finding is not None:
+            self._ledger.update("hang", finding)
+        elif self._ledger.is_open("hang"):
+            self._ledger.close("hang", now_ns)
+
+    def _advance(self, channel: _Channel, rows: Columns, group: Group, context: Context) -> None:
+        state = self._channels[channel]
         newest, front = int(rows["last_ns"].max()), int(rows["operations"].max())
         if newest > state.last_ns:
-            if state.last_ns:
+            if state.last_ns and state.is_resting:
+                state.longest_rest_ns = max(state.longest_rest_ns, newest - state.last_ns)
+            elif state.last_ns:
                 state.gaps.append((newest, newest - state.last_ns, max(1, front - state.front)))
             state.last_ns, state.front = newest, max(front, state.front)
         for rank, count, last in zip(
@@ -143,11 +208,14 @@ class Hang:
             state.counts[rank] = count
             if rank < len(group.global_ranks) and group.global_ranks[rank] != NO_NUMBER:
                 name = group.global_ranks[rank]
-                self._active_ns[name] = max(self._active_ns.get(name, 0), last)
+                if last >= self._active_ns.get(name, 0):
+                    self._active_ns[name], self._last_on[name] = last, channel.communicator
         front = max(state.counts.values())
         for rank, count in state.counts.items():
             lag = front - count
             state.least_lag[rank] = min(state.least_lag.get(rank, lag), lag)
+        last_ranks = self._named(state.last_ranks(), group)
+        state.is_resting = bool(last_ranks) and context.resting_ranks.issuperset(last_ranks)
 
     def _stuck(self, channel: _Channel, now_ns: int, context: Context) -> _Stuck | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
@@ -157,54 +225,110 @@ class Hang:
         if now_ns - state.last_ns <= patience:
             return None
         behind = state.behind()
-        missing = self._named([rank for rank, lag in behind.items() if lag > 0 and lag == max(behind.values())], group)
+        is_even = max(behind.values()) == 0
+        missing = () if is_even else self._named(state.last_ranks(), group)
         waiting = self._named([rank for rank, lag in behind.items() if lag == 0], group)
-        if channel.sender != NO_NUMBER and missing and not waiting:
-            return None
-        if not missing or not waiting or not self._all_silent((*missing, *waiting), now_ns):
+        if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
         unheard = context.silent_hosts | context.lossy_hosts
-        if any(host in unheard for host in context.hosts_of(missing)):
+        if any(host in unheard for host in context.hosts_of(missing or waiting)):
             return None
         return _Stuck(channel, group, missing, waiting, state.last_ns, patience, max(state.counts.values()))
 
-    def _all_silent(self, ranks: tuple[int, ...], now_ns: int) -> bool:
-        return all(now_ns - self._active_ns.get(rank, 0) > _LEAST_SILENCE_NS for rank in ranks)
+    def _inside(self, culprits: set[int], stuck: list[_Stuck], now_ns: int, context: Context) -> _Stuck | None:
+        """The operation that all ranks of a communicator have enqueued, behind which nothing comes any more."""
+        if culprits and len(culprits) < 2:
+            return None
+        whole = [
+            one
+            for one in stuck
+            if not one.missing
+            and one.operations >= _LEAST_TO_BE_INSIDE
+            and set(one.waiting) == set(one.group.global_ranks)
+            and all(self._last_on.get(rank) == one.channel.communicator for rank in one.waiting)
+        ]
+        if culprits:
+            whole = [one for one in whole if set(one.waiting) <= culprits]
+        elif not self._all_silent(tuple(self._active_ns), now_ns, _INSIDE_SILENCE_NS) or not context.knows_steps:
+            return None
+        return min(whole, key=lambda one: (len(one.waiting), one.since_ns), default=None)
+
+    def _all_silent(self, ranks: tuple[int, ...], now_ns: int, least_ns: int = _LEAST_SILENCE_NS) -> bool:
+        return all(now_ns - self._active_ns.get(rank, 0) > least_ns for rank in ranks)
 
     def _named(self, ranks: list[int], group: Group) -> tuple[int, ...]:
         known = [group.global_ranks[rank] for rank in ranks if rank < len(group.global_ranks)]
         return tuple(sorted(rank for rank in known if rank != NO_NUMBER))
 
-    def _finding(self, culprits: tuple[int, ...], guilty: list[_Stuck], stuck: list[_Stuck], now_ns: int) -> Finding:
-        context = self._context
-        assert context is not None, "a finding is made only after something was fed"
-        first = min(guilty, key=lambda one: (len(one.group.global_ranks), one.since_ns))
-        since = min(one.since_ns for one in guilty)
-        hosts = context.hosts_of(culprits)
-        verb = "has" if len(culprits) == 1 else "have"
-        waiting = sorted({rank for one in stuck for rank in one.waiting} - set(culprits))
-        on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
-        return Finding(
-            kind=FindingKind.HANG,
-            severity=Severity.CRITICAL,
-            job=context.job,
-            comm_id=first.group.comm_id,
-            parallelism=first.group.parallelism,
-            ranks=culprits,
-            hosts=hosts,
-            since_ns=since,
-            until_ns=None,
-            confidence=0.9 if not set(culprits) & set(waiting) else 0.6,
-            summary=(
-                f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
-                f"{first.group.name} for {duration_text(now_ns - since)}; {names_of_ranks(waiting)} "
-                f"{'waits' if len(waiting) == 1 else 'wait'}"
-            ),
-            evidence={
-                "silent_ns": now_ns - since,
-                "patience_ns": first.patience_ns,
-                "operation": first.operations,
-                "waiting_ranks": waiting,
-                "stuck_groups": sorted({one.group.comm_id for one in stuck}),
-            },
+
+def _missing_finding(
+    culprits: tuple[int, ...], guilty: list[_Stuck], stuck: list[_Stuck], now_ns: int, context: Context
+) -> Finding:
+    first = min(guilty, key=lambda one: (len(one.group.global_ranks), one.since_ns))
+    since = min(one.since_ns for one in guilty)
+    hosts = context.hosts_of(culprits)
+    verb = "has" if len(culprits) == 1 else "have"
+    waiting = sorted({rank for one in stuck for rank in one.waiting} - set(culprits))
+    on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
+    wait = "waits" if len(waiting) == 1 else "wait"
+    waits = f"{names_of_ranks(waiting)} {wait}" if waiting else "they wait for each other"
+    return Finding(
+        kind=FindingKind.HANG,
+        severity=Severity.CRITICAL,
+        job=context.job,
+        comm_id=first.group.comm_id,
+        parallelism=first.group.parallelism,
+        ranks=culprits,
+        hosts=hosts,
+        since_ns=since,
+        until_ns=None,
+        confidence=_SURE if not set(culprits) & {rank for one in stuck for rank in one.waiting} else _UNSURE,
+        summary=(
+            f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
+            f"{first.group.name} for {duration_text(now_ns - since)}; {waits}"
+        ),
+        evidence=_evidence(State.NOT_ENQUEUED, first, stuck, now_ns - since) | {"waiting_ranks": waiting},
+    )
+
+
+def _inside_finding(
+    first: _Stuck, stuck: list[_Stuck], now_ns: int, context: Context, mismatch: Finding | None
+) -> Finding:
+    silent = now_ns - first.since_ns
+    what = f"all {len(first.waiting)} ranks have enqueued operation {first.operations} of {first.group.name}"
+    state, confidence = State.INSIDE, _INSIDE
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    if mismatch is None:
+        summary = f"{what}, and nothing more comes for {duration_text(silent)}: they are stuck inside it"
+    else:
+        state, ranks, hosts, confidence = State.MISMATCHED, mismatch.ranks, mismatch.hosts, mismatch.confidence
+        summary = (
+            f"{what}, but not the same one, and nothing more comes for {duration_text(silent)}: {mismatch.summary}"
         )
+    return Finding(
+        kind=FindingKind.HANG,
+        severity=Severity.CRITICAL,
+        job=context.job,
+        comm_id=first.group.comm_id,
+        parallelism=first.group.parallelism,
+        ranks=ranks,
+        hosts=hosts,
+        since_ns=first.since_ns,
+        until_ns=None,
+        confidence=confidence,
+        summary=summary,
+        evidence=_evidence(state, first, stuck, silent) | {"waiting_ranks": sorted(first.waiting)},
+    )
+
+
+def _evidence(state: State, first: _Stuck, stuck: list[_Stuck], silent_ns: int) -> dict[str, object]:
+    uneven = [one for one in stuck if one.missing and one is not first]
+    return {
+        "state": state.value,
+        "silent_ns": silent_ns,
+        "patience_ns": first.patience_ns,
+        "operation": first.operations,
+        "collectives": [one.collective_id for one in [first, *uneven][:_COLLECTIVES_SHOWN]],
+        "stuck_groups": sorted({one.group.comm_id for one in [first, *uneven]}),
+    }

@@ -1,8 +1,9 @@
 """Names ranks that keep others waiting.
 
-A rank is accused in a group when it was last in more steps than chance allows (corrected for naming any rank), by a
-margin that is large against the ends' skew, against the step and against its own spread, in three of the last four
-windows. An accused rank that had itself been kept waiting in another group passes the blame on; so does one whose
+A rank is accused in a group when it is later than every other rank of it, step after step, by a margin that is large
+against the ends' skew, against the step and against how much that margin changes from step to step, in three of the
+last four windows. The margin is taken over all of a step, and over the few operations for which the rank is latest.
+An accused rank that had itself been kept waiting in another group passes the blame on; so does one whose
 pipeline holds a rank that is late inside its tensor-parallel group. What is left is named.
 
 Groups that span pipeline stages (PP, EMBEDDING, and WORLD in a job with a pipeline) have a last arriver by design and
@@ -17,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
-from ncclscope_service.detect import lateness
-from ncclscope_service.detect.chance import hits_needed
+from ncclscope_service.detect import lateness, margin
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, duration_text
 from ncclscope_service.detect.lateness import Occasion, Occasions
+from ncclscope_service.detect.margin import Blames
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
@@ -35,12 +36,17 @@ _OTHER_HOST_FLOOR_NS: Final = 30_000
 _SHARE_OF_STEP: Final = 0.01
 _FLOOR_AT_MOST_NS: Final = 500_000
 """A rank that costs half a millisecond per step is worth naming in a step of any length."""
-_STEP_CHANGED: Final = 1.5
-_CORRELATED: Final = 3
-"""Steps that count as one where the margin is no proof by itself: who is slow in one step is slow in the next."""
-_STEADY: Final = 2.0
-"""Median blame over its robust spread: gaps between jittering ranks have about 1, a rank that is really late more."""
-_VERY_STEADY: Final = 4.0
+_STEP_CHANGED: Final = 1.15
+_STEP_CHANGED_FOR: Final = 8
+"""Looks in a row at which the step must be another: it must not follow every tremor."""
+_STEP_IS_ANOTHER: Final = 1.5
+"""Beyond it occasions of the old length cannot be held against those of the new one."""
+_FIRM: Final = 6.5
+"""Mean margin over its standard error that names a rank."""
+_SUPPORTING: Final = 3.0
+"""The same where the rank is accused by another group already, or was named a moment ago."""
+_UNEVEN: Final = 1.5
+_COLLECTIVES_SHOWN: Final = 8
 _EXPLAINED: Final = 0.5
 _AMPLIFIED: Final = 2.0
 """Delays inside a stage add up on the way through the pipeline."""
@@ -61,7 +67,10 @@ class _Accusation:
     per_operation_ns: float
     share: float
     """Of steps in which it was last."""
-    steadiness: float
+    largest_ns: float
+    """Its usual largest lateness in a step."""
+    firmness: float
+    """Mean margin over its standard error."""
     steps: int
     operations: int
     hits: int
@@ -71,6 +80,8 @@ class _Accusation:
     """Of the time that every other rank of the group waits for it."""
     confidence: float
     op: int
+    collectives: tuple[str, ...]
+    """Those that waited longest for it."""
 
     @property
     def is_inner(self) -> bool:
@@ -84,6 +95,7 @@ class LateRank:
     def __init__(self) -> None:
         self._occasions: dict[int, Occasions] = {}
         self._bin_ns = lateness.DEFAULT_STEP_NS
+        self._step_changed_for = 0
         self._ledger = Ledger()
         self._context: Context | None = None
         self._convicted: dict[int, list[_Accusation]] = {}
@@ -102,19 +114,19 @@ class LateRank:
         keep = _WINDOWS * _per_window(context) + 2
         for tally in lateness.tallies(collectives[usable], self._bin_ns):
             occasions = self._occasions.setdefault(tally.communicator, Occasions())
-            occasion = occasions.at(tally.at_ns)
-            occasion.operations += tally.hits
-            occasion.confidence = min(occasion.confidence, tally.confidence)
-            occasion.hits[tally.rank] = occasion.hits.get(tally.rank, 0) + tally.hits
-            occasion.blame_ns[tally.rank] = occasion.blame_ns.get(tally.rank, 0) + tally.blame_ns
+            occasions.at(tally.at_ns).add(tally)
             occasions.last_op = tally.op
             occasions.forget_all_but(keep)
 
     def _settle_step(self, context: Context) -> None:
         """Occasions are cut by one length of step, which must not follow every tremor of the measured one."""
-        if context.step_ns and not 1 / _STEP_CHANGED < context.step_ns / self._bin_ns < _STEP_CHANGED:
-            self._bin_ns = context.step_ns
-            self._occasions.clear()
+        ratio = context.step_ns / self._bin_ns if context.step_ns else 1.0
+        is_other = not 1 / _STEP_IS_ANOTHER < ratio < _STEP_IS_ANOTHER
+        self._step_changed_for = 0 if 1 / _STEP_CHANGED < ratio < _STEP_CHANGED else self._step_changed_for + 1
+        if context.step_ns and (is_other or self._step_changed_for >= _STEP_CHANGED_FOR):
+            self._bin_ns, self._step_changed_for = context.step_ns, 0
+            if is_other:
+                self._occasions.clear()
 
     def findings(self, now_ns: int) -> list[Finding]:
         """Everyone named so far. `now_ns` is not needed: the data's own time decides."""
@@ -137,6 +149,9 @@ class LateRank:
             for communicator, occasions in recent.items()
             if (accusation := self._accuse(communicator, occasions, context)) is not None
         ]
+        sure = {case.global_rank for case in accusations if case.firmness >= _FIRM}
+        sure |= {key for key in self._ledger.open_keys() if isinstance(key, int)}
+        accusations = [case for case in accusations if case.global_rank in sure]
         named = _origins(accusations, recent, self._convicted, context)
         self._convicted |= named
         memory_ns = 2 * _WINDOWS * _per_window(context) * (context.step_ns or lateness.DEFAULT_STEP_NS)
@@ -153,48 +168,65 @@ class LateRank:
 
     def _accuse(self, communicator: int, recent: list[Occasion], context: Context) -> _Accusation | None:
         per_window = _per_window(context)
-        windows = [
-            recent[begin : begin + per_window] for begin in range(len(recent) % per_window, len(recent), per_window)
+        group = context.groups[communicator]
+        usable = recent[len(recent) % per_window :]
+        if len(usable) < _WINDOWS_BAD * per_window:
+            return None
+        ranks = range(len(group.global_ranks))
+        sums = np.array([[occasion.blame_ns.get(rank, 0) for rank in ranks] for occasion in usable], np.float64)
+        largest = np.array([[occasion.usual_largest(rank) for rank in ranks] for occasion in usable], np.float64)
+        cases = [
+            case
+            for blames in (sums, largest)
+            if (case := self._case(communicator, blames, sums, largest, usable, context)) is not None
+            and _is_considerable(case, group, context)
         ]
-        if len(windows) < _WINDOWS_BAD:
-            return None
-        considered = [occasion for window in windows for occasion in window]
-        winners = [occasion.latest() for occasion in considered]
-        rank = max(set(winners), key=winners.count)
-        bad = [window for window in windows if 2 * sum(o.latest() == rank for o in window) > len(window)]
-        if len(bad) < _WINDOWS_BAD:
-            return None
-        accusation = self._case(communicator, rank, considered, context)
-        group = context.groups[communicator]
-        return accusation if accusation is not None and _is_convincing(accusation, group, context) else None
+        return max(cases, key=lambda case: case.firmness, default=None)
 
-    def _case(self, communicator: int, rank: int, considered: list[Occasion], context: Context) -> _Accusation | None:
+    def _case(
+        self,
+        communicator: int,
+        blames: Blames,
+        sums: Blames,
+        largest: Blames,
+        considered: list[Occasion],
+        context: Context,
+    ) -> _Accusation | None:
+        """The case against whom these blames (occasion by rank) accuse most, if there is one."""
         group = context.groups[communicator]
-        if rank >= len(group.global_ranks) or group.global_ranks[rank] == NO_NUMBER:
+        margins = margin.over_others(blames)
+        rank = int(np.median(margins, axis=0).argmax())
+        own = margins[:, rank]
+        windows = np.median(own.reshape(-1, _per_window(context)), axis=1)
+        if np.count_nonzero(windows > 0) < min(_WINDOWS_BAD, len(windows)) or group.global_ranks[rank] == NO_NUMBER:
             return None
-        blame = np.array([occasion.blame_ns.get(rank, 0) for occasion in considered], dtype=np.float64)
-        last = [occasion for occasion in considered if occasion.latest() == rank]
-        middle = float(np.median(blame))
-        spread = 1.4826 * float(np.median(np.abs(blame - middle)))
+        last = [occasion for occasion, ahead in zip(considered, own.tolist(), strict=True) if ahead > 0]
         times = np.array([occasion.at_ns for occasion in considered])
         usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(lateness.DEFAULT_STEP_NS)
-        hits = sum(occasion.hits.get(rank, 0) for occasion in considered)
+        usual_largest = float(np.median(largest[:, rank]))
+        per_step = max(
+            float(np.median(margin.over_others(sums)[:, rank])),
+            float(np.median(margin.over_others(largest)[:, rank])) * lateness.LARGEST if blames is largest else 0.0,
+        )
+        worst = sorted((blame for occasion in last for blame in occasion.largest.get(rank, ())), reverse=True)
         return _Accusation(
             communicator=communicator,
             group=group,
             global_rank=group.global_ranks[rank],
-            per_step_ns=middle,
-            per_operation_ns=float(np.median([o.blame_ns[rank] / o.hits[rank] for o in last])),
+            per_step_ns=per_step,
+            per_operation_ns=float(np.median([o.blame_ns[rank] / o.hits[rank] for o in last if o.hits.get(rank)])),
             share=len(last) / len(considered),
-            steadiness=middle / max(spread, 1.0),
+            largest_ns=usual_largest,
+            firmness=margin.firmness(own),
             steps=len(considered),
             operations=sum(occasion.operations for occasion in considered),
-            hits=hits,
+            hits=sum(occasion.hits.get(rank, 0) for occasion in considered),
             since_ns=last[0].at_ns,
             last_ns=last[-1].at_ns,
-            wait_share=min(1.0, float(blame.sum()) / (len(considered) * usual_step)),
+            wait_share=min(1.0, max(per_step, 0.0) / usual_step),
             confidence=min(0.99, len(last) / len(considered)) * min(occasion.confidence for occasion in last),
             op=self._occasions[communicator].last_op,
+            collectives=tuple(f"{group.comm_id}:{blame.coll_seq}" for blame in worst[:_COLLECTIVES_SHOWN]),
         )
 
 
@@ -219,17 +251,10 @@ def _least_per_step(context: Context) -> float:
     return min(_SHARE_OF_STEP * (context.step_ns or lateness.DEFAULT_STEP_NS), _FLOOR_AT_MOST_NS)
 
 
-def _is_convincing(case: _Accusation, group: Group, context: Context) -> bool:
-    if case.per_operation_ns < _least_margin(group) or case.per_step_ns < _least_per_step(context):
+def _is_considerable(case: _Accusation, group: Group, context: Context) -> bool:
+    if case.largest_ns < _least_margin(group) or case.per_step_ns < _least_per_step(context):
         return False
-    if case.steadiness < _STEADY:
-        return False
-    ranks = len(group.global_ranks)
-    if case.steadiness >= _VERY_STEADY and case.share >= 0.9:
-        # the margin itself is far beyond its spread: the count need not prove as much
-        return round(case.share * case.steps) >= hits_needed(case.steps, ranks, 0.05)
-    trials = max(1, case.steps // (_CORRELATED if context.step_ns else 2 * _CORRELATED))
-    return case.share * trials >= hits_needed(trials, ranks)
+    return case.firmness >= _SUPPORTING
 
 
 def _origins(
@@ -273,8 +298,8 @@ def _received(case: _Accusation, recent: dict[int, list[Occasion]], context: Con
                 for rank, blame in occasion.blame_ns.items():
                     if rank != own and rank < len(group.global_ranks):
                         guilty = group.global_ranks[rank]
-                        received[guilty] = received.get(guilty, 0.0) + blame
-    return received
+                        received[guilty] = received.get(guilty, 0.0) + blame - occasion.blame_ns.get(own, 0)
+    return {guilty: blame for guilty, blame in received.items() if blame > 0}
 
 
 def _is_upstream(
@@ -334,7 +359,9 @@ def _finding(rank: int, cases: list[_Accusation], context: Context) -> Finding:
     hosts = context.hosts_of((rank,))
     operation = OPERATIONS[case.op].name if case.op < len(OPERATIONS) else "operations"
     wait = max(one.wait_share for one in cases)
-    waiters = "the 1 other rank waits" if others == 1 else f"the {others} other ranks wait"
+    waiters = "the other rank waits" if others == 1 else f"the {others} other ranks wait"
+    is_uneven = case.largest_ns > _UNEVEN * case.per_operation_ns
+    how_late = f"up to {duration_text(case.largest_ns)}" if is_uneven else duration_text(case.per_operation_ns)
     return Finding(
         kind=FindingKind.LATE_RANK,
         severity=Severity.CRITICAL if wait >= 0.1 else Severity.WARNING,
@@ -347,7 +374,7 @@ def _finding(rank: int, cases: list[_Accusation], context: Context) -> Finding:
         until_ns=None,
         confidence=round(max(one.confidence for one in cases), 3),
         summary=(
-            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} arrives {duration_text(case.per_operation_ns)} late in "
+            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} arrives {how_late} late in "
             f"{100 * case.hits / max(1, case.operations):.0f} of 100 {operation} of {case.group.name}; "
             f"{waiters} {100 * case.wait_share:.0f} % of the time"
         ),
@@ -359,7 +386,9 @@ def _finding(rank: int, cases: list[_Accusation], context: Context) -> Finding:
             "operations_last": case.hits,
             "operations": case.operations,
             "wait_share": round(wait, 4),
-            "steadiness": round(min(case.steadiness, 1e6), 2),
+            "largest_ns": round(case.largest_ns),
+            "firmness": round(min(case.firmness, 1e6), 2),
+            "collectives": list(case.collectives),
             "groups": [one.group.comm_id for one in cases],
             "from_ns": case.since_ns,
             "to_ns": case.last_ns,

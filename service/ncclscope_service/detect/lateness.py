@@ -1,15 +1,16 @@
 """Who was last, step by step: the memory of the late-rank detector.
 
 Operations of one step are not independent (whoever computes slowly in it is late for all of them), so a step, not an
-operation, is the unit that is counted: an *occasion*. Each keeps, per rank, how often it was last and the sum of how
-much later it came than the second last (blame).
+operation, is the unit that is counted: an *occasion*. Each keeps, per rank, how often it was last, the sum of how much
+later it came than the second last (blame), and its largest blames: a rank that is slow all over shows in the sum, one
+that loses time at a few places of a step in the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,16 @@ from ncclscope_wire.batch import Columns
 
 DEFAULT_STEP_NS: Final = 500_000_000
 """Length of an occasion while the duration of a step is not known."""
+LARGEST: Final = 4
+"""Blames that are kept by themselves."""
 _EARLY: Final = 3
+
+
+class Blame(NamedTuple):
+    """One operation that waited for its last rank."""
+
+    blame_ns: int
+    coll_seq: int
 
 
 @dataclass(slots=True)
@@ -32,6 +42,21 @@ class Occasion:
     hits: dict[int, int] = field(default_factory=dict[int, int])
     """By communicator rank: operations in which it was last."""
     blame_ns: dict[int, int] = field(default_factory=dict[int, int])
+    largest: dict[int, tuple[Blame, ...]] = field(default_factory=dict[int, "tuple[Blame, ...]"])
+    """The largest blames first."""
+
+    def add(self, tally: Tally) -> None:
+        """Takes what a batch says of one rank."""
+        self.operations += tally.hits
+        self.confidence = min(self.confidence, tally.confidence)
+        self.hits[tally.rank] = self.hits.get(tally.rank, 0) + tally.hits
+        self.blame_ns[tally.rank] = self.blame_ns.get(tally.rank, 0) + tally.blame_ns
+        both = (*self.largest.get(tally.rank, ()), *tally.largest)
+        self.largest[tally.rank] = tuple(sorted(both, reverse=True)[:LARGEST])
+
+    def usual_largest(self, rank: int) -> float:
+        """The mean of the rank's largest blames; places at which it was not last count as none."""
+        return sum(blame.blame_ns for blame in self.largest.get(rank, ())) / max(1, min(LARGEST, self.operations))
 
     def latest(self) -> int:
         """The rank with the most blame."""
@@ -77,6 +102,7 @@ class Tally:
     blame_ns: int
     op: int
     confidence: float
+    largest: tuple[Blame, ...]
 
 
 def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
@@ -84,7 +110,7 @@ def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
     if not len(collectives):
         return
     at = collectives["end_true_ns"] // step_ns * step_ns
-    order = np.lexsort((collectives["last_rank"], at, collectives["communicator"]))
+    order = np.lexsort((-collectives["blame_ns"], collectives["last_rank"], at, collectives["communicator"]))
     rows, at = collectives[order], at[order]
     changes = (np.diff(rows["communicator"]) != 0) | (np.diff(at) != 0) | (np.diff(rows["last_rank"]) != 0)
     begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
@@ -102,4 +128,12 @@ def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
             blame_ns=total,
             op=int(rows["op"][begin]),
             confidence=sure,
+            largest=tuple(
+                Blame(blame_ns, seq)
+                for blame_ns, seq in zip(
+                    rows["blame_ns"][begin : begin + min(count, LARGEST)].tolist(),
+                    rows["coll_seq"][begin : begin + min(count, LARGEST)].tolist(),
+                    strict=True,
+                )
+            ),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,6 +33,11 @@ class Shape:
     bucket: int
 
 
+def bytes_of(shape: Shape) -> int:
+    """About how large the messages of a shape are."""
+    return round(2 ** (shape.bucket / _BUCKETS_PER_OCTAVE))
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One window of one shape."""
@@ -42,9 +47,16 @@ class Sample:
     level: float
     """Natural logarithm of busbw in bytes per second."""
     operations: int
+    worst_seq: int
+    """Of the slowest of them: its number on its communicator; NO_NUMBER for Send and Recv."""
 
 
-_Open: TypeAlias = dict[int, list[float]]
+class _Window(NamedTuple):
+    levels: list[float]
+    seqs: list[int]
+
+
+_Open: TypeAlias = dict[int, _Window]
 
 
 @dataclass(slots=True)
@@ -66,9 +78,11 @@ class Levels:
             & (collectives["end_true_ns"] // WINDOW_NS >= self._closed_before)
         )
         for shape, window, values in _segments(collectives[usable]):
-            if shape not in self._open and not self._admit(shape, len(values)):
+            if shape not in self._open and not self._admit(shape, len(values.levels)):
                 continue
-            self._open.setdefault(shape, {}).setdefault(window, []).extend(values)
+            known = self._open.setdefault(shape, {}).setdefault(window, _Window([], []))
+            known.levels.extend(values.levels)
+            known.seqs.extend(values.seqs)
             self._newest = max(self._newest, window)
         self._closed_before = max(self._closed_before, self._newest - _LATE_WINDOWS + 1)
         return self._close()
@@ -85,12 +99,13 @@ class Levels:
         closed: list[Sample] = []
         for shape, windows in self._open.items():
             for window in [window for window in windows if window < self._closed_before]:
-                values = windows.pop(window)
-                closed.append(Sample(shape, window * WINDOW_NS, float(np.median(values)), len(values)))
+                levels, seqs = windows.pop(window)
+                worst = seqs[levels.index(min(levels))]
+                closed.append(Sample(shape, window * WINDOW_NS, float(np.median(levels)), len(levels), worst))
         return sorted(closed, key=lambda sample: sample.at_ns)
 
 
-def _segments(rows: Columns) -> Iterator[tuple[Shape, int, list[float]]]:
+def _segments(rows: Columns) -> Iterator[tuple[Shape, int, _Window]]:
     if not len(rows):
         return
     buckets = np.rint(np.log2(rows["message_bytes"].astype(np.float64)) * _BUCKETS_PER_OCTAVE).astype(np.int64)
@@ -105,4 +120,4 @@ def _segments(rows: Columns) -> Iterator[tuple[Shape, int, list[float]]]:
     ends = np.append(begins[1:], len(rows))
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
         shape = Shape(int(rows["communicator"][begin]), int(rows["op"][begin]), int(buckets[begin]))
-        yield shape, int(windows[begin]), values[begin:end].tolist()
+        yield shape, int(windows[begin]), _Window(values[begin:end].tolist(), rows["coll_seq"][begin:end].tolist())

@@ -1,7 +1,8 @@
 """Ranks of one communicator that call different collectives at the same place of its sequence.
 
-NCCL does not check it: the job hangs or computes rubbish. A line that was lost looks the same, so ranks on hosts of
-which input was lost prove nothing.
+NCCL does not check it: the job hangs or computes rubbish. A line that was lost looks alike, so ranks on hosts of
+which input was lost prove nothing; and where what follows fits better some places on, a line was lost that nobody told
+of, and the communicator is judged no more.
 """
 
 from __future__ import annotations
@@ -36,13 +37,24 @@ CALL: Final = np.dtype(
 _WINDOW: Final = 4096
 """Places of a sequence that are remembered: ranks do not run further apart."""
 _UNSEEN: Final = -1
+_FOLLOWED: Final = 40
+"""Calls after a dispute by which a lost line is told from another call."""
+_ENOUGH: Final = 12
+_LOST_AT_MOST: Final = 8
+_SHIFTED: Final = 3
+"""A wrong call differs in one place, two that were swapped in two."""
+_SILENCE_NS: Final = 5_000_000_000
+"""Ranks that called different operations most often call no more."""
 _CODES: Final = 256
 
 
 @dataclass(slots=True)
 class _Dispute:
     at_ns: int
+    newest_ns: int
     ranks_by_call: dict[int, set[int]] = field(default_factory=lambda: defaultdict[int, set[int]](set))
+    streams: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
+    """Of the first two ranks that differed: what they called from there on, by its place."""
 
 
 @dataclass(slots=True)
@@ -54,6 +66,8 @@ class _Sequence:
     first_rank: NDArray[np.int32] = field(default_factory=lambda: np.full(_WINDOW, NO_NUMBER, dtype=np.int32))
     agreeing: NDArray[np.int32] = field(default_factory=lambda: np.zeros(_WINDOW, dtype=np.int32))
     disputes: dict[int, _Dispute] = field(default_factory=dict[int, _Dispute])
+    has_losses: bool = False
+    """Lines were lost: places of different ranks are not the same collectives."""
 
 
 class Mismatch:
@@ -66,10 +80,15 @@ class Mismatch:
 
     def feed(self, calls: Columns, context: Context) -> None:
         """Takes collectives as they were called (`CALL`); of each rank in order."""
-        self._context = context
+        if self._context is None:
+            self._context = context
         _, of_rank = distinct_together(calls["communicator"], calls["rank"])
         for _, mine in groups(of_rank):
             self._compare(whole_rows.taken(calls, mine))
+
+    def know(self, context: Context) -> None:
+        """Takes the job as it stands now: communicators that it lacks have ended."""
+        self._context = context
 
     def findings(self, now_ns: int) -> list[Finding]:
         """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives."""
@@ -82,7 +101,7 @@ class Mismatch:
                 self._ledger.close(communicator, now_ns)
             elif sequence.disputes and not self._ledger.is_open(communicator):
                 finding = _finding(sequence, group, context)
-                if finding is not None:
+                if finding is not None and _is_settled(sequence, now_ns, context):
                     self._ledger.update(communicator, finding)
         return self._ledger.findings()
 
@@ -92,6 +111,8 @@ class Mismatch:
             self._compare_window(self._sequences[int(rows["communicator"][0])], rows[begin : begin + _WINDOW])
 
     def _compare_window(self, sequence: _Sequence, rows: Columns) -> None:
+        if sequence.has_losses:
+            return
         rank, seqs = int(rows["rank"][0]), rows["coll_seq"]
         calls = rows["message_bytes"] * _CODES + rows["op"]
         places = seqs % _WINDOW
@@ -107,13 +128,70 @@ class Mismatch:
             sequence.disputes[int(seqs[at])].ranks_by_call[int(calls[at])].add(rank)
         for at in np.flatnonzero(others & ~agrees)[:8].tolist():
             self._dispute(sequence, int(seqs[at]), int(places[at]), rank, int(calls[at]), int(rows["logged_ns"][at]))
+        self._follow(sequence, rank, rows, calls)
+
+    def _follow(self, sequence: _Sequence, rank: int, rows: Columns, calls: NDArray[np.int64]) -> None:
+        """Notes what the two ranks of the first dispute call from there on."""
+        if not sequence.disputes:
+            return
+        first = min(sequence.disputes)
+        dispute = sequence.disputes[first]
+        dispute.newest_ns = max(dispute.newest_ns, int(rows["logged_ns"].max()))
+        stream = dispute.streams.get(rank)
+        if stream is not None:
+            near = (rows["coll_seq"] >= first) & (rows["coll_seq"] < first + _FOLLOWED)
+            stream.update(zip(rows["coll_seq"][near].tolist(), calls[near].tolist(), strict=True))
 
     def _dispute(self, sequence: _Sequence, seq: int, place: int, rank: int, call: int, at_ns: int) -> None:
         if seq not in sequence.disputes and len(sequence.disputes) >= 64:
             return  # one is enough to name; the first are the ones that matter
-        dispute = sequence.disputes.setdefault(seq, _Dispute(at_ns))
+        if seq not in sequence.disputes:
+            sequence.disputes[seq] = _Dispute(at_ns, at_ns, streams=_streams(sequence, seq, place, rank))
+        dispute = sequence.disputes[seq]
         dispute.ranks_by_call[int(sequence.calls[place])].add(int(sequence.first_rank[place]))
         dispute.ranks_by_call[call].add(rank)
+
+
+def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, dict[int, int]]:
+    """Of the rank that came first to this place what it called since, where it was the first; of the other nothing."""
+    first = int(sequence.first_rank[place])
+    known = (sequence.first_rank == first) & (sequence.seqs >= seq) & (sequence.seqs < seq + _FOLLOWED)
+    since = dict(zip(sequence.seqs[known].tolist(), sequence.calls[known].tolist(), strict=True))
+    return {first: since, rank: {}}
+
+
+def _is_settled(sequence: _Sequence, now_ns: int, context: Context) -> bool:
+    """Whether enough has followed to tell a wrong call from a lost line, and it is no lost line."""
+    dispute = sequence.disputes[min(sequence.disputes)]
+    one, other = (dispute.streams[rank] for rank in list(dispute.streams)[:2])
+    compared = one.keys() & other.keys()
+    if len(compared) < _ENOUGH and now_ns - dispute.newest_ns < _SILENCE_NS and not context.is_over:
+        return False
+    first = min(sequence.disputes)
+    agreement = {
+        shift: _agreement(one, other, shift)
+        for shift in range(-_LOST_AT_MOST, _LOST_AT_MOST + 1)
+        if shift == 0 or _explains(one, other, first, shift)
+    }
+    best = max(agreement, key=lambda shift: (agreement[shift], -abs(shift)))
+    differing = sum(one[seq] != other[seq] for seq in compared)
+    if best and differing >= _SHIFTED:
+        sequence.has_losses = True
+        sequence.disputes.clear()
+        return False
+    return True
+
+
+def _agreement(one: dict[int, int], other: dict[int, int], shift: int) -> float:
+    """Share of the calls of one that the other made so many places on."""
+    compared = [one[seq] == other[seq + shift] for seq in one if seq + shift in other]
+    return sum(compared) / len(compared) if compared else 0.0
+
+
+def _explains(one: dict[int, int], other: dict[int, int], first: int, shift: int) -> bool:
+    """Whether so many lines lost of one of them explain the place at which they differ first."""
+    at_one, at_other = (first, first + shift) if shift > 0 else (first - shift, first)
+    return at_one in one and at_other in other and one[at_one] == other[at_other]
 
 
 def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | None:
@@ -126,7 +204,7 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
     calls = {call: set(ranks) for call, ranks in dispute.ranks_by_call.items()}
     _add_early_ranks(sequence, place, calls, len(group.global_ranks))
     calls = {call: ranks - lost for call, ranks in calls.items() if ranks - lost}
-    if len(calls) < 2:
+    if len(calls) < 2 or all(group.global_ranks[rank] < 0 for ranks in calls.values() for rank in ranks):
         return None
     support = {call: len(ranks) for call, ranks in calls.items()}
     if sequence.seqs[place] == seq and int(sequence.calls[place]) in support:
@@ -156,6 +234,8 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
         ),
         evidence={
             "coll_seq": seq,
+            "collectives": [f"{group.comm_id}:{seq}"],
+            "differs_in": "size" if odd % _CODES == usual % _CODES else "operation",
             "calls": {
                 _call_text(call): sorted(group.global_ranks[rank] for rank in ranks) for call, ranks in calls.items()
             },

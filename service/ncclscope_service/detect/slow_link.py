@@ -9,11 +9,13 @@ from typing import Final
 
 from ncclscope_service.detect import tomography
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.findings import names_of_hosts
+from ncclscope_service.detect.findings import names_of_hosts, names_of_ranks
 from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_wire.terms import NO_NUMBER
 
 _CRITICAL_LOSS: Final = 0.20
 _LARGEST_SHARE_OF_HOSTS: Final = 0.5
+_LEAST_GROUPS_OF_RANKS: Final = 2
 _MOST_HOSTS: Final = 2
 """A fault that more hosts than this explain equally well was not located."""
 
@@ -42,6 +44,8 @@ class Located:
     is_between_hosts: bool
     communicators: tuple[int, ...]
     healthy: int
+    ranks: tuple[int, ...] = ()
+    """Where not all ranks of the host are slow: those that are, which share a network card or a link."""
 
 
 def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
@@ -55,6 +59,8 @@ def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Cont
             continue
         hosts = tomography.culprits(list(suspects.values()), innocents)
         allowed = min(_MOST_HOSTS, max(1.0, _LARGEST_SHARE_OF_HOSTS * len(_all_hosts(context))))
+        if not hosts:
+            located += _by_ranks(suspects, healthy, context, is_between=is_between)
         if hosts and len(hosts) <= allowed:
             located.append(
                 Located(
@@ -65,6 +71,31 @@ def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Cont
                 )
             )
     return located
+
+
+def _by_ranks(
+    suspects: Mapping[int, frozenset[str]], healthy: frozenset[int], context: Context, *, is_between: bool
+) -> list[Located]:
+    """Ranks of one host that explain the slow groups, where others of that host are healthy: a card among several."""
+    of = {communicator: _rank_set(context.groups[communicator]) for communicator in (*suspects, *healthy)}
+    innocents = [of[c] for c in healthy if _is_between(context.groups[c]) == is_between]
+    ranks = tomography.culprits([of[c] for c in suspects], innocents)
+    hosts = context.hosts_of(tuple(int(rank) for rank in ranks))
+    if not ranks or len(hosts) != 1 or len(suspects) < _LEAST_GROUPS_OF_RANKS:
+        return []
+    return [
+        Located(
+            hosts=frozenset(hosts),
+            is_between_hosts=is_between,
+            communicators=tuple(sorted(suspects)),
+            healthy=len(innocents),
+            ranks=tuple(sorted(int(rank) for rank in ranks)),
+        )
+    ]
+
+
+def _rank_set(group: Group) -> frozenset[str]:
+    return frozenset(str(rank) for rank in group.global_ranks if rank != NO_NUMBER)
 
 
 def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -> Finding:
@@ -78,6 +109,8 @@ def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -
     many = len(groups) > 1
     where = f"that cross{'' if many else 'es'} into" if located.is_between_hosts else "inside"
     hosts = tuple(sorted(located.hosts))
+    device = "NIC and its cable or switch" if located.is_between_hosts else "NVLink and PCIe"
+    look_at = f"the {device} of {names_of_ranks(located.ranks)}" if located.ranks else f"the {device} there"
     # several hosts that no group tells apart: one of them is at fault
     certainty = 1.0 / len(hosts) if len(groups) == 1 else 1.0 / (1.0 + 0.5 * (len(hosts) - 1))
     return Finding(
@@ -86,7 +119,7 @@ def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -
         job=context.job,
         comm_id=context.groups[worst].comm_id,
         parallelism=context.groups[worst].parallelism,
-        ranks=_ranks_on(located, context),
+        ranks=located.ranks or _ranks_on(located, context),
         hosts=hosts,
         since_ns=min(group.since_ns for group in groups.values()),
         until_ns=None,
@@ -95,7 +128,7 @@ def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -
             f"{len(groups)} {'/'.join(kinds)} group{'s' if many else ''} {where} {names_of_hosts(hosts)} "
             f"move{'' if many else 's'} {100 * loss:.0f} % less than {reference}, "
             f"{located.healthy} other group{' is' if located.healthy == 1 else 's are'} healthy: "
-            f"look at the {'NIC and its cable or switch' if located.is_between_hosts else 'NVLink and PCIe'} there"
+            f"look at {look_at}"
         ),
         evidence={
             "loss_ratio": round(loss, 4),

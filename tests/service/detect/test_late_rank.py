@@ -8,7 +8,7 @@ import pytest
 from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
 from ncclscope_service import rows
-from ncclscope_service.detect.chance import hits_needed
+from ncclscope_service.detect import margin
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.rows import Finding, Severity
 
@@ -22,10 +22,12 @@ def run(job: Job, seconds: float, seed: int = 0) -> tuple[Simulation, LateRank, 
     return simulation, detector, history
 
 
-def test_counts_that_chance_does_not_reach() -> None:
-    assert [hits_needed(100, ranks) for ranks in (2, 4, 8, 16, 64, 256)] == [67, 42, 27, 18, 10, 6]
-    assert hits_needed(5, 2) > 5
-    assert hits_needed(10, 1) > 10
+def test_a_margin_is_firm_when_it_is_large_against_how_much_it_changes() -> None:
+    random = np.random.default_rng(0)
+    steady, jitter = random.normal(5e6, 0.5e6, 16), random.normal(0.0, 5e6, (200, 16))
+    assert margin.firmness(steady) > 10
+    assert max(margin.firmness(each) for each in jitter) < 5
+    assert margin.over_others(np.array([[3.0, 1.0, 2.0]])).tolist() == [[1.0, -2.0, -1.0]]
 
 
 @pytest.mark.parametrize("late_ns", [1e6, 2e6, 5e6])
@@ -43,11 +45,15 @@ def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> N
     (finding,) = history[-1][1]
     assert re.fullmatch(
         r"rank 5 \(node2\) arrives (1\.9|2\.0|2\.1) ms late in (100|99|98) of 100 AllReduce of TP group tp2; "
-        r"the 1 other rank waits [56] % of the time",
+        r"the other rank waits [56] % of the time",
         finding.summary,
     )
     assert finding.severity is Severity.WARNING
     assert finding.parallelism == "TP"
+    named = finding.evidence["collectives"]
+    assert isinstance(named, list)
+    assert len(named) == 8
+    assert all(re.fullmatch(r"tp2:\d+", each) for each in named)
     assert finding.until_ns is None
 
 
@@ -120,3 +126,15 @@ def test_nothing_fed_finds_nothing() -> None:
     assert detector.findings(0) == []
     detector.feed(np.empty(0, rows.COLLECTIVE), Simulation(Job()).context)
     assert detector.findings(0) == []
+
+
+def test_a_rank_that_loses_time_at_one_place_of_a_step_is_named_in_spite_of_jitter_all_over_it() -> None:
+    job = Job(jitter=0.04, late_rank=5, late_ns=0.0)
+    simulation, detector = Simulation(job, 3), LateRank()
+    for collectives in simulation.steps(80):
+        tensor = simulation.by_kind["TP"][2]
+        at = np.flatnonzero(collectives["communicator"] == tensor)[:2]
+        collectives["last_rank"][at] = 1
+        collectives["blame_ns"][at] = 12_000_000
+        detector.feed(collectives, simulation.context)
+    assert {finding.ranks for finding in detector.findings(0)} == {(5,)}

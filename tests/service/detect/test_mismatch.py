@@ -73,3 +73,25 @@ def test_sizes_that_are_not_known_are_not_compared() -> None:
     for rank in range(4):
         detector.feed(calls(rank, 100, 40 if rank == 2 else None, wrong_bytes=-1), CONTEXT)
     assert detector.findings(0) == []
+
+
+def test_a_line_that_was_lost_without_a_trace_is_no_mismatch() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        mine = calls(rank, 100)
+        if rank == 2:
+            mine["message_bytes"][40:-1] = mine["message_bytes"][41:]
+            mine = mine[:-1]
+        detector.feed(mine, CONTEXT)
+    assert detector.findings(10**12) == []
+
+
+def test_a_rank_that_stops_after_its_wrong_call_is_named_when_nothing_more_comes() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        detector.feed(calls(rank, 41, 40 if rank == 3 else None), CONTEXT)
+    assert detector.findings(1_000_000) == []
+    (finding,) = detector.findings(10_000_000_000)
+    assert finding.ranks == (13,)
+    assert finding.evidence["collectives"] == ["0xabc:40"]
+    assert finding.evidence["differs_in"] == "size"

@@ -36,11 +36,13 @@ def test_clocks_are_trusted_until_they_contradict_causality(check: ClockCheck, t
 
 def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
     detector = ClockFault()
-    detector.feed(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], CONTEXT, 10)
+    for at_ns in (10, 11 * SECOND):
+        assert detector.findings(0) == []
+        detector.feed(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], CONTEXT, at_ns)
     (finding,) = detector.findings(0)
     assert finding.hosts == ("node1",)
-    detector.feed(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20)
-    assert detector.findings(0)[0].until_ns == 20
+    detector.feed(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20 * SECOND)
+    assert detector.findings(0)[0].until_ns == 20 * SECOND
 
 
 GOOD = HostSight(host="node1", operations=100_000, covered=5000, matched=4990, last_heard_ns=SECOND)

@@ -1,0 +1,60 @@
+"""What real logs report is found and named; logs of jobs that went well give no finding."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from corpus.test_logs import logs_of
+
+from ncclscope.offline import run_offline
+from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.rows import Finding, FindingKind
+
+pytestmark = [pytest.mark.corpus, pytest.mark.slow, pytest.mark.timeout(900)]
+
+_TROUBLE = re.compile(
+    rb"^[^#>`]{0,200}(?:Watchdog caught collective operation timeout: WorkNCCL"
+    rb"|NCCL WARN (?:Cuda failure|No transport found|socketProgress: Connection closed)|Got completion with error)",
+    re.MULTILINE,
+)
+"""What NCCL and PyTorch print when something failed; written for this test alone."""
+
+
+def findings_of(path: Path) -> list[Finding]:
+    return run_offline([path], job="job", settings=PipelineSettings()).pipeline.store.findings
+
+
+def test_a_log_gives_findings_where_it_reports_a_failure_and_only_there(corpus: Path) -> None:
+    troubled = []
+    for path in logs_of(corpus):
+        if path.suffix in {".md", ".rst"}:
+            continue  # pages that quote logs
+        found = findings_of(path)
+        reports = bool(_TROUBLE.search(path.read_bytes()))
+        assert bool(found) == reports, (path, [finding.summary for finding in found])
+        assert {finding.kind for finding in found} <= {FindingKind.REPORTED_FAILURE}
+        troubled += [path] if reports else []
+    assert len(troubled) >= 7
+
+
+_MEGATRON = "stark-sim-megatron-v100"
+_SMOKE = f"{_MEGATRON}/dual8_tp4pp1dp2_smoke_nohup_20260331_r2.log"
+
+
+@pytest.mark.parametrize(
+    ("log", "words", "ranks"),
+    [
+        ("elena-alps-megatron/2340723.err", r"BROADCAST 805827 of TENSOR_MODEL_PARALLEL_GROUP after 600 s", ()),
+        (f"{_MEGATRON}/watch_and_launch_dual8_tp4pp1dp2_20260328.log", r"ALLREDUCE 8 of default_pg", ()),
+        (_SMOKE, r"CUDA call failed: out of memory", (0, 1, 2, 3)),
+        (_SMOKE, r"connection of NCCL broke: closed", (4, 5, 6, 7)),
+        ("sparticlesteve-nersc-pytorch/slurm-nccl-416593.out", r"InfiniBand failed with status 12", (10,)),
+        ("zy-uestc-yccl/test.log", r"No transport found", (0, 1, 2, 3)),
+    ],
+)
+def test_what_a_log_names_is_named(corpus: Path, log: str, words: str, ranks: tuple[int, ...]) -> None:
+    named = [finding for finding in findings_of(corpus / "nccl_logs" / log) if re.search(words, finding.summary)]
+    assert [finding.ranks for finding in named] == [ranks]
+    assert named[0].evidence["where"]
