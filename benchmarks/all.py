@@ -12,6 +12,7 @@ from pathlib import Path
 RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Lines parsed", "parse_lines.py", ["--repeat", "3"]),
     ("Alignment: scores, bounds, counts, speed", "-m benchmarks.alignment", ["--short"]),
+    ("Findings: simulated faults, false alarms, delays", "-m benchmarks.findings", ["--short"]),
     ("The pipeline from batches to measures", "pipeline.py", []),
     ("On the wire", "wire.py", []),
     ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),

@@ -6,8 +6,10 @@ import argparse
 import sys
 
 import benchmarks.findings as _package
-from benchmarks.findings import tables
+from benchmarks.findings import job_days, tables
 from benchmarks.findings.scenarios import scenarios
+
+TABLES = ("jobs", "days", "delays")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,12 +19,26 @@ def main(arguments: list[str] | None = None) -> int:
         description=_package.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help="any of: jobs; all without")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)}; all without")
+    parser.add_argument("--days", type=int, default=100, help="job-days of each kind of noise (default 100)")
     parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
     parser.add_argument("--workers", type=int, default=1, help="jobs played at a time (default 1)")
     asked = parser.parse_args(arguments)
+    wanted = asked.tables or TABLES
+    if "days" in wanted:
+        print("\n### False alarms of healthy windows\n", flush=True)
+        job_days.print_false_alarms(5 if asked.short else asked.days)
+    if "delays" in wanted:
+        print("\n### Delay of a loss of bandwidth\n", flush=True)
+        job_days.print_delays(40 if asked.short else 200)
+    if "jobs" in wanted:
+        _print_jobs(asked)
+    return 0
+
+
+def _print_jobs(asked: argparse.Namespace) -> None:
     chosen = [
         scenario
         for scenario in scenarios(seeds=1 if asked.short else asked.seeds, short=asked.short)
@@ -30,7 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     print("\n### Simulated jobs\n", flush=True)
     tables.print_suite(chosen, workers=asked.workers, tell=True)
-    return 0
 
 
 if __name__ == "__main__":

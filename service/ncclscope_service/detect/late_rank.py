@@ -41,7 +41,7 @@ _STEP_CHANGED_FOR: Final = 8
 """Looks in a row at which the step must be another: it must not follow every tremor."""
 _STEP_IS_ANOTHER: Final = 1.5
 """Beyond it occasions of the old length cannot be held against those of the new one."""
-_FIRM: Final = 6.5
+FIRM: Final = 6.5
 """Mean margin over its standard error that names a rank."""
 _SUPPORTING: Final = 3.0
 """The same where the rank is accused by another group already, or was named a moment ago."""
@@ -149,7 +149,7 @@ class LateRank:
             for communicator, occasions in recent.items()
             if (accusation := self._accuse(communicator, occasions, context)) is not None
         ]
-        sure = {case.global_rank for case in accusations if case.firmness >= _FIRM}
+        sure = {case.global_rank for case in accusations if case.firmness >= FIRM}
         sure |= {key for key in self._ledger.open_keys() if isinstance(key, int)}
         accusations = [case for case in accusations if case.global_rank in sure]
         named = _origins(accusations, recent, self._convicted, context)
@@ -217,7 +217,7 @@ class LateRank:
             per_operation_ns=float(np.median([o.blame_ns[rank] / o.hits[rank] for o in last if o.hits.get(rank)])),
             share=len(last) / len(considered),
             largest_ns=usual_largest,
-            firmness=margin.firmness(own),
+            firmness=float(margin.firmness(own)),
             steps=len(considered),
             operations=sum(occasion.operations for occasion in considered),
             hits=sum(occasion.hits.get(rank, 0) for occasion in considered),

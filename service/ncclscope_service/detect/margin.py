@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Blames: TypeAlias = NDArray[np.float64]
 """Occasion by rank, in ns."""
+Margins: TypeAlias = NDArray[np.float64]
 
 _WINSOR: Final = 3.0
 _LEAST_PHI, _MOST_PHI = 0.5, 0.9
@@ -29,14 +30,15 @@ def over_others(blames: Blames) -> Blames:
     return np.where(blames == best, blames - second, blames - best)
 
 
-def firmness(margins: NDArray[np.float64]) -> float:
-    """The mean of one rank's margins over its standard error; margins are winsorised at three robust spreads."""
+def firmness(margins: Margins) -> Margins:
+    """The mean of margins (occasion by anything) over its standard error; winsorised at three robust spreads."""
     count = len(margins)
-    middle = float(np.median(margins))
-    spread = max(1.4826 * float(np.median(np.abs(margins - middle))), _LEAST_SPREAD_NS)
+    middle = np.median(margins, axis=0)
+    spread = np.maximum(1.4826 * np.median(np.abs(margins - middle), axis=0), _LEAST_SPREAD_NS)
     off = np.clip(margins - middle, -_WINSOR * spread, _WINSOR * spread)
-    power = float((off**2).sum())
-    phi = float((off[1:] * off[:-1]).sum()) / power if power > 0 else 0.0
-    phi = min(max(phi + 1.0 / np.sqrt(count), _LEAST_PHI), _MOST_PHI)
-    deviation = max(np.sqrt(power / count), spread) * (1.0 + 2.0 / np.sqrt(count))
-    return float((middle + off.mean()) / (deviation * np.sqrt((1 + phi) / (1 - phi) / count)))
+    power = (off**2).sum(axis=0)
+    phi = (off[1:] * off[:-1]).sum(axis=0) / np.maximum(power, _LEAST_SPREAD_NS)
+    phi = np.clip(phi + 1.0 / np.sqrt(count), _LEAST_PHI, _MOST_PHI)
+    deviation = np.maximum(np.sqrt(power / count), spread) * (1.0 + 2.0 / np.sqrt(count))
+    firm: Margins = (middle + off.mean(axis=0)) / (deviation * np.sqrt((1 + phi) / (1 - phi) / count))
+    return firm

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.findings import Ledger, names_of_hosts, names_of_ranks
@@ -101,6 +101,10 @@ class Reported:
             report.ranks.add(said.rank)
 
 
+TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
+FactType = TypeVar("FactType", bound=Fact)
+
+
 class _Trouble(NamedTuple):
     """What a type of fact is held for."""
 
@@ -121,64 +125,91 @@ def _torch_key(fact: TorchFact) -> Hashable | None:
     return ("torch", fact.failed_at) if fact.what == "failure" and fact.failed_at is not None else None
 
 
+def _gave_up(fact: TorchFact) -> str:
+    del fact  # one line does not tell all: see `_torch`
+    return "PyTorch's watchdog gave up on a collective"
+
+
+def _bytes_of(fact: facts.MemoryFailure) -> str:
+    return "" if fact.size_bytes is None else f" of {fact.size_bytes} bytes"
+
+
 def _ranks_of(fact: facts.Misuse) -> str:
     return f" (communicator ranks {', '.join(map(str, fact.ranks))})" if fact.ranks else ""
 
 
-TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
-_TORCH: Final = _Trouble(Severity.CRITICAL, _torch_key, lambda _: "PyTorch's watchdog gave up on a collective")
-_TROUBLE: Final[Mapping[type[Fact], _Trouble]] = {
-    facts.TorchTimeout: _TORCH,
-    facts.TorchProgress: _TORCH,
-    facts.CudaFailure: _Trouble(
-        Severity.CRITICAL, lambda fact: ("cuda", fact.error), lambda fact: f"a CUDA call failed: {fact.error}"
-    ),
-    facts.MemoryFailure: _Trouble(
-        Severity.CRITICAL,
-        lambda fact: ("memory", fact.what),
-        lambda fact: (
-            f"memory could not be had: {fact.what}{'' if fact.size_bytes is None else f' of {fact.size_bytes} bytes'}"
+def _of(
+    kind: type[FactType],
+    severity: Severity,
+    key: Callable[[FactType], Hashable | None],
+    text: Callable[[FactType], str],
+) -> tuple[type[Fact], _Trouble]:
+    return kind, _Trouble(severity, key, text)
+
+
+_TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
+    (
+        _of(facts.TorchTimeout, Severity.CRITICAL, _torch_key, _gave_up),
+        _of(facts.TorchProgress, Severity.CRITICAL, _torch_key, _gave_up),
+        _of(
+            facts.CudaFailure,
+            Severity.CRITICAL,
+            lambda fact: ("cuda", fact.error),
+            lambda fact: f"a CUDA call failed: {fact.error}",
         ),
-    ),
-    facts.IbCompletionError: _Trouble(
-        Severity.CRITICAL,
-        lambda fact: ("completion", fact.host, fact.status),
-        lambda fact: (
-            f"a work request of InfiniBand failed with {fact.status_name or f'status {fact.status}'}"
-            f"{_with('on ', fact.nic)}{_with('to ', fact.peer)}"
+        _of(
+            facts.MemoryFailure,
+            Severity.CRITICAL,
+            lambda fact: ("memory", fact.what),
+            lambda fact: (f"memory could not be had: {fact.what}{_bytes_of(fact)}",),
         ),
-    ),
-    facts.IbEvent: _Trouble(
-        Severity.CRITICAL,
-        lambda fact: ("event", fact.host, fact.nic, fact.event) if fact.severity in _SEVERE_EVENTS else None,
-        lambda fact: f"a NIC{_with('', fact.nic)} reports {fact.severity}: {fact.event}",
-    ),
-    facts.PortFailover: _Trouble(
-        Severity.CRITICAL,
-        lambda fact: ("port", fact.host, fact.device) if fact.is_failed else None,
-        lambda fact: f"network device {fact.device} was given up",
-    ),
-    facts.ConnectionTrouble: _Trouble(
-        Severity.WARNING,
-        lambda fact: ("connection", fact.what),
-        lambda fact: f"a connection of NCCL broke: {fact.what}{_with('by ', fact.peer)}",
-    ),
-    facts.ProxyTrouble: _Trouble(
-        Severity.WARNING,
-        lambda fact: ("proxy", fact.what),
-        lambda fact: f"a thread of NCCL failed: {fact.what}{_with('', fact.operation)}",
-    ),
-    facts.CommunicatorTrouble: _Trouble(
-        Severity.WARNING,
-        lambda fact: ("communicator", fact.what),
-        lambda fact: f"a communicator of NCCL is in {fact.what}",
-    ),
-    facts.Misuse: _Trouble(
-        Severity.CRITICAL,
-        lambda fact: ("misuse", fact.what),
-        lambda fact: f"NCCL refuses what it was asked: {fact.what}{_ranks_of(fact)}",
-    ),
-}
+        _of(
+            facts.IbCompletionError,
+            Severity.CRITICAL,
+            lambda fact: ("completion", fact.host, fact.status),
+            lambda fact: (
+                f"a work request of InfiniBand failed with {fact.status_name or f'status {fact.status}'}"
+                f"{_with('on ', fact.nic)}{_with('to ', fact.peer)}"
+            ),
+        ),
+        _of(
+            facts.IbEvent,
+            Severity.CRITICAL,
+            lambda fact: ("event", fact.host, fact.nic, fact.event) if fact.severity in _SEVERE_EVENTS else None,
+            lambda fact: f"a NIC{_with('', fact.nic)} reports {fact.severity}: {fact.event}",
+        ),
+        _of(
+            facts.PortFailover,
+            Severity.CRITICAL,
+            lambda fact: ("port", fact.host, fact.device) if fact.is_failed else None,
+            lambda fact: f"network device {fact.device} was given up",
+        ),
+        _of(
+            facts.ConnectionTrouble,
+            Severity.WARNING,
+            lambda fact: ("connection", fact.what),
+            lambda fact: f"a connection of NCCL broke: {fact.what}{_with('by ', fact.peer)}",
+        ),
+        _of(
+            facts.ProxyTrouble,
+            Severity.WARNING,
+            lambda fact: ("proxy", fact.what),
+            lambda fact: f"a thread of NCCL failed: {fact.what}{_with('', fact.operation)}",
+        ),
+        _of(
+            facts.CommunicatorTrouble,
+            Severity.WARNING,
+            lambda fact: ("communicator", fact.what),
+            lambda fact: f"a communicator of NCCL is in {fact.what}",
+        ),
+        _of(
+            facts.Misuse,
+            Severity.CRITICAL,
+            lambda fact: ("misuse", fact.what),
+            lambda fact: f"NCCL refuses what it was asked: {fact.what}{_ranks_of(fact)}",
+        ),
+    )
+)
 
 
 def _finding(report: _Report, context: Context) -> Finding:

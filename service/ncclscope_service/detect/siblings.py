@@ -8,21 +8,24 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.levels import Sample, Shape
 
-_BLOCK: Final = 4
-_BLOCKS: Final = 3
+BLOCK: Final = 4
+BLOCKS: Final = 3
 _OLD_NS: Final = 60_000_000_000
-_SLOW: Final = 0.20
+SLOW: Final = 0.20
 """In log busbw: 18 % slower than its siblings."""
 _STILL_SLOW: Final = 0.12
 """One that was slow stays so until its median has come this near: no flapping at the border."""
 _HEALTHY: Final = 0.08
-_SPREADS: Final = 6.0
+SPREADS: Final = 6.0
+NOISES: Final = 4.5
+"""Times how much single windows scatter: medians of four of a correlated series scatter nearly as much."""
 _LEAST_GROUPS: Final = 3
-_LEAST_HEALTHY: Final = 2
+LEAST_HEALTHY: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Recent:
-    samples: deque[Sample] = field(default_factory=lambda: deque[Sample](maxlen=_BLOCK * _BLOCKS))
+    samples: deque[Sample] = field(default_factory=lambda: deque[Sample](maxlen=BLOCK * BLOCKS))
 
 
 class Siblings:
@@ -68,7 +71,7 @@ class Siblings:
         for shape, recent in self._recent.items():
             samples = list(recent.samples)
             group = context.groups.get(shape.communicator)
-            if group is None or len(samples) < _BLOCK * _BLOCKS or samples[0].at_ns < self._newest_ns - _OLD_NS:
+            if group is None or len(samples) < BLOCK * BLOCKS or samples[0].at_ns < self._newest_ns - _OLD_NS:
                 continue
             families[(shape.op, shape.bucket, *_likeness(group))].append((shape, samples))
         by_communicator: dict[int, Verdict] = {}
@@ -87,20 +90,25 @@ def _likeness(group: Group) -> tuple[Hashable, ...]:
     return (group.parallelism, len(group.global_ranks), per_host)
 
 
+def noise_of(levels: NDArray[np.float64]) -> float:
+    """How much the windows of a family (group by window) scatter, each group around its own median."""
+    return 1.4826 * float(np.median(np.abs(levels - np.median(levels, axis=1, keepdims=True))))
+
+
 def _compare(family: list[tuple[Shape, list[Sample]]], already_slow: set[int]) -> list[Verdict]:
     if len(family) < _LEAST_GROUPS:
         return []
     levels = np.array([[sample.level for sample in samples] for _, samples in family])
-    blocks = np.median(levels.reshape(len(family), _BLOCKS, _BLOCK), axis=2)
-    best = np.sort(blocks, axis=0)[-max(_LEAST_HEALTHY, len(family) // 3) :]
+    blocks = np.median(levels.reshape(len(family), BLOCKS, BLOCK), axis=2)
+    best = np.sort(blocks, axis=0)[-max(LEAST_HEALTHY, len(family) // 3) :]
     reference = np.median(best, axis=0)
     spread = 1.4826 * np.median(np.abs(best - reference), axis=0)
     behind = reference - blocks
-    slow = (behind > np.maximum(_SLOW, _SPREADS * spread)).all(axis=1)
+    slow = (behind > np.maximum(np.maximum(SLOW, SPREADS * spread), NOISES * noise_of(levels))).all(axis=1)
     was_slow = np.array([shape.communicator in already_slow for shape, _ in family])
     slow |= was_slow & (np.median(behind, axis=1) > _STILL_SLOW)
     healthy = (behind < _HEALTHY).sum(axis=1) > blocks.shape[1] / 2
-    if healthy.sum() < _LEAST_HEALTHY:
+    if healthy.sum() < LEAST_HEALTHY:
         return []
     return [
         Verdict(

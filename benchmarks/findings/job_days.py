@@ -1,0 +1,174 @@
+"""False alarms of healthy jobs over many days, window by window, and how soon a loss of bandwidth is found.
+
+A job-day is a job that starts and runs for 24 hours: four groups of one parallelism, each with a series of bandwidth
+by window, and four groups of four ranks with a blame in each step of a second. All of it is noise: autoregressive, 0.6
+from one window or step to the next, with the tails of Student's t with four degrees of freedom. The baseline rules are
+the detectors' own objects; the rules of siblings and of late ranks are the same arithmetic over a day at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.detect import late_rank, margin, siblings
+from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropRule, DropWatch
+
+_SERIES: Final = 4
+_GROUPS, _RANKS = 4, 4
+_DAY: Final = 86_400
+_HOUR: Final = 3_600
+_WINDOW: Final = 10
+_JUDGED_EVERY: Final = 4
+_STEPS: Final = 16
+_PHI: Final = 0.6
+_MILLISECOND: Final = 1e6
+_SPREAD_NS: Final = 20 * _MILLISECOND
+"""Spread of when ranks arrive, for a coefficient of variation of 1."""
+_AT_ONCE: Final = 20
+"""Job-days that are drawn together."""
+_STEP_NS: Final = 1e9
+
+Series = NDArray[np.float64]
+
+
+def print_false_alarms(days: int) -> None:
+    """The table: alarms by rule, their rate and its 95 % upper bound (exact for Poisson counts)."""
+    print(f"{days} job-days per row; {_SERIES} series of bandwidth and {_GROUPS} groups of {_RANKS} ranks each.\n")
+    print("| noise | short baseline | hour's baseline | drift | siblings | late rank | per job-day | at most (95 %) |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for cv in (0.05, 0.10):
+        alarms: Counter[str] = Counter()
+        for first in range(0, days, _AT_ONCE):
+            random = np.random.default_rng([first, round(100 * cv)])
+            alarms.update(_alarms_of_days(random, cv, min(_AT_ONCE, days - first)))
+        total = sum(alarms.values())
+        columns = " | ".join(str(alarms[name]) for name in ("quick", "steady", "drift", "siblings", "late"))
+        print(f"| CV {cv:.0%} | {columns} | {total / days:.3f} | {upper_bound(total) / days:.3f} |", flush=True)
+
+
+def print_delays(trials: int) -> None:
+    """The table: how long after a loss of bandwidth the rules with a baseline find it."""
+    print("\n| baseline | noise | loss | found | delay p50 | p90 |")
+    print("|---|---|---:|---:|---:|---:|")
+    for name, rule, seconds in (("an hour of 10 s", STEADY, _WINDOW), ("60 s of 1 s", QUICK, 1)):
+        for noise, phi, heavy in (("CV 5 %, independent", 0.0, False), ("CV 5 %, correlated, heavy tails", _PHI, True)):
+            for loss in (0.2, 0.4):
+                delays = _delays(rule, seconds, trials, phi, loss, heavy=heavy)
+                middle, late = np.percentile(delays, (50, 90)) if delays else (np.nan, np.nan)
+                print(
+                    f"| {name} | {noise} | {loss:.0%} | {len(delays)} of {trials} | {middle:.0f} s | {late:.0f} s |",
+                    flush=True,
+                )
+
+
+def upper_bound(count: int) -> float:
+    """The largest mean of which so few events come in 5 % of cases; by bisection of Poisson's distribution."""
+    low, high = float(count), 3.0 * count + 10.0
+    for _ in range(60):
+        mean = (low + high) / 2
+        terms = np.cumsum(np.concatenate([[0.0], np.log(mean) - np.log(np.arange(1, count + 1))]))
+        at_most = float(np.exp(terms - mean).sum())
+        low, high = (mean, high) if at_most > 0.05 else (low, mean)
+    return low
+
+
+def noise(random: np.random.Generator, length: int, columns: int, phi: float, *, heavy: bool = True) -> Series:
+    """Autoregressive columns of unit variance."""
+    fresh = random.standard_t(4, (length, columns)) / np.sqrt(2) if heavy else random.normal(size=(length, columns))
+    fresh *= np.sqrt(1 - phi**2)
+    values = np.empty_like(fresh)
+    value = np.zeros(columns)
+    for row in range(length):
+        value = phi * value + fresh[row]
+        values[row] = value
+    return values
+
+
+def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counter[str]:
+    seconds = cv * noise(random, _DAY, days * _SERIES, _PHI)
+    windows = cv * noise(random, _DAY // _WINDOW, days * _SERIES, _PHI)
+    alarms = Counter(
+        quick=sum(_drops(QUICK, column.tolist()) for column in seconds[:_HOUR].T),
+        steady=sum(_drops(STEADY, column.tolist()) for column in windows.T),
+        drift=sum(_drifts(column.tolist()) for column in windows.T),
+        siblings=sum(_slow_siblings(of_job) for of_job in np.split(seconds, days, axis=1)),
+    )
+    del seconds
+    lateness = cv * _SPREAD_NS * noise(random, _DAY, days * _GROUPS * _RANKS, _PHI)
+    for of_job in np.split(lateness, days, axis=1):
+        alarms["late"] += _late_ranks(of_job.reshape(_DAY, _GROUPS, _RANKS))
+    return alarms
+
+
+def _drops(rule: DropRule, levels: list[float]) -> int:
+    watch, alarms, was_on = DropWatch(rule), 0, False
+    for at, level in enumerate(levels):
+        watch.feed(at, level)
+        alarms += watch.drop is not None and not was_on
+        was_on = watch.drop is not None
+    return alarms
+
+
+def _drifts(levels: list[float]) -> int:
+    watch, alarms, was_on = DriftWatch(), 0, False
+    for at, level in enumerate(levels):
+        watch.feed(at, level)
+        alarms += watch.drift is not None and not was_on
+        was_on = watch.drift is not None
+    return alarms
+
+
+def _slow_siblings(levels: Series) -> int:
+    """Groups that turn slow by the rule of `siblings.py`, judged each second."""
+    block, blocks = siblings.BLOCK, siblings.BLOCKS
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(levels, block, axis=0), axis=2)
+    count = len(medians) - block * (blocks - 1)
+    behind, gaps = np.empty((2, blocks, count, levels.shape[1]))
+    for place in range(blocks):
+        mine = medians[place * block : place * block + count]
+        best = np.sort(mine, axis=1)[:, -max(siblings.LEAST_HEALTHY, levels.shape[1] // 3) :]
+        reference = np.median(best, axis=1)
+        spread = 1.4826 * np.median(np.abs(best - reference[:, None]), axis=1)
+        gap = reference[:, None] - mine
+        gaps[place] = gap
+        behind[place] = gap - np.maximum(siblings.SLOW, siblings.SPREADS * spread)[:, None]
+    span = np.lib.stride_tricks.sliding_window_view(levels, block * blocks, axis=0)
+    scatter = np.abs(span - np.median(span, axis=2, keepdims=True)).reshape(len(span), -1)
+    least = siblings.NOISES * 1.4826 * np.median(scatter, axis=1)[:count, None]
+    slow: NDArray[np.bool_] = np.logical_and.reduce((behind > 0) & (gaps > least), axis=0)
+    return int(np.count_nonzero(slow[1:] & ~slow[:-1]))
+
+
+def _late_ranks(lateness: NDArray[np.float64]) -> int:
+    """Ranks that are named by the rule of `late_rank.py`, judged every four steps over the last sixteen."""
+    ordered = np.sort(lateness, axis=2)
+    last, blame = lateness.argmax(axis=2), ordered[:, :, -1] - ordered[:, :, -2]
+    margins = np.where(np.arange(lateness.shape[2]) == last[:, :, None], blame[:, :, None], -blame[:, :, None])
+    windows = np.lib.stride_tricks.sliding_window_view(margins, _STEPS, axis=0)[::_JUDGED_EVERY]
+    middles = np.median(windows, axis=3)
+    rank = middles.argmax(axis=2)
+    own = np.take_along_axis(windows, rank[:, :, None, None], axis=2)[:, :, 0]
+    by_window = np.median(own.reshape(*own.shape[:2], _JUDGED_EVERY, -1), axis=3)
+    per_step = np.median(own, axis=2)
+    named = (margin.firmness(np.moveaxis(own, 2, 0)) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
+    named &= per_step >= min(0.01 * _STEP_NS, 0.5 * _MILLISECOND)
+    return int(np.count_nonzero(named[1:] & ~named[:-1]))
+
+
+def _delays(rule: DropRule, seconds: int, trials: int, phi: float, loss: float, *, heavy: bool) -> list[float]:
+    before = max(rule.baseline + 30, 60)
+    values = 0.05 * noise(np.random.default_rng(7), before + 200, trials, phi, heavy=heavy)
+    values[before:] += np.log1p(-loss)
+    delays: list[float] = []
+    for column in range(trials):
+        watch = DropWatch(rule)
+        for at, level in enumerate(values[:, column].tolist()):
+            watch.feed(at, level)
+            if at >= before and watch.drop is not None:
+                delays.append(seconds * (at - before + 1))
+                break
+    return delays
