@@ -78,10 +78,12 @@ def upper_bound(count: int) -> float:
 
 def noise(random: np.random.Generator, length: int, columns: int, phi: float, *, heavy: bool = True) -> Series:
     """Autoregressive columns of unit variance."""
-    fresh = random.standard_t(4, (length, columns)) / np.sqrt(2) if heavy else random.normal(size=(length, columns))
+    fresh: Series = (
+        random.standard_t(4, (length, columns)) / np.sqrt(2) if heavy else random.normal(size=(length, columns))
+    )
     fresh *= np.sqrt(1 - phi**2)
-    values = np.empty_like(fresh)
-    value = np.zeros(columns)
+    values: Series = np.empty((length, columns))
+    value: Series = np.zeros(columns)
     for row in range(length):
         value = phi * value + fresh[row]
         values[row] = value

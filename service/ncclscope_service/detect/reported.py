@@ -161,7 +161,7 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             facts.MemoryFailure,
             Severity.CRITICAL,
             lambda fact: ("memory", fact.what),
-            lambda fact: (f"memory could not be had: {fact.what}{_bytes_of(fact)}",),
+            lambda fact: f"memory could not be had: {fact.what}{_bytes_of(fact)}",
         ),
         _of(
             facts.IbCompletionError,

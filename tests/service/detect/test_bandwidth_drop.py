@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
-from ncclscope_service.detect import tomography
+from ncclscope_service.detect import slow_link, tomography
 from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
-from ncclscope_service.detect.drop import STEADY, Drop, DropWatch
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.drop import STEADY, DriftWatch, Drop, DropWatch
+from ncclscope_service.detect.slow_link import SlowGroup
 from ncclscope_service.rows import Finding, FindingKind
 
 
@@ -101,3 +103,38 @@ def test_the_baseline_is_not_learnt_from_the_fault() -> None:
 )
 def test_slow_groups_meet_at_the_culprit(slow: list[str], healthy: list[str], culprits: str) -> None:
     assert tomography.culprits([frozenset(s) for s in slow], [frozenset(h) for h in healthy]) == frozenset(culprits)
+
+
+def test_a_drift_over_hours_is_told_and_noise_is_not() -> None:
+    random = np.random.default_rng(5)
+    drifting, steady = DriftWatch(), DriftWatch()
+    for window in range(4000):
+        lost = 0.15 * max(0, window - 400) / 3600
+        drifting.feed(window, float(random.normal(0, 0.05)) - lost)
+        steady.feed(window, float(random.normal(0, 0.05)))
+    assert steady.drift is None
+    assert drifting.drift is not None
+    assert 0.05 < drifting.drift.share < 0.16
+
+
+def group(name: str, parallelism: str, ranks: tuple[int, ...]) -> Group:
+    return Group(
+        comm_id=name, parallelism=parallelism, global_ranks=ranks, hosts=tuple(f"node{rank // 2}" for rank in ranks)
+    )
+
+
+def test_a_card_that_some_ranks_of_a_host_share_is_located_by_them() -> None:
+    groups = {
+        0: group("dp0", "DP", (0, 2)), 1: group("dp1", "DP", (1, 3)), 2: group("dp2", "DP", (4, 6)),
+        3: group("pp0", "PP", (2, 6)), 4: group("pp1", "PP", (0, 4)), 5: group("pp2", "PP", (3, 7)),
+    }  # fmt: skip
+    context = Context(job="job", groups=groups)
+    lost = SlowGroup(
+        loss=0.5, level=np.log(20e9), reference=np.log(40e9), reference_is_siblings=False, since_ns=1, confidence=0.9
+    )
+    slow = {0: lost, 3: lost}
+    (located,) = slow_link.locate(slow, frozenset({1, 2, 4, 5}), context)
+    assert (located.ranks, located.hosts) == ((2,), frozenset({"node1"}))
+    finding = slow_link.finding(located, slow, context)
+    assert (finding.ranks, finding.hosts) == ((2,), ("node1",))
+    assert finding.summary.endswith("look at the NIC and its cable or switch of rank 2")

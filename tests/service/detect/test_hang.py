@@ -128,3 +128,70 @@ def test_it_closes_when_the_job_goes_on() -> None:
     assert detector.findings(79 * SECOND)[0].until_ns is None
     detector.feed(Counters().at(80.0), CONTEXT)
     assert detector.findings(80 * SECOND)[0].until_ns == 80 * SECOND
+
+
+def frozen(counts: dict[tuple[int, int], int], moving: int, seconds: int, context: Context) -> list[Finding]:
+    """Channels (communicator, rank) that stop at 60 s, with so many operations more than the others."""
+    detector = Hang()
+    for second in range(1, seconds):
+        now = min(second, 60)
+        rows = [
+            (
+                index,
+                NO_NUMBER,
+                NO_NUMBER,
+                rank,
+                now * 40 + (more if second > 60 else 0),
+                (now + more * (index == moving)) * SECOND,
+            )
+            for (index, rank), more in counts.items()
+        ]
+        detector.feed(np.array(rows, dtype=PROGRESS), context)
+    return detector.findings(seconds * SECOND)
+
+
+TENSOR = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 5))
+DATA = [next(index for index, group in GROUPS.items() if group.global_ranks == ranks) for ranks in ((4, 6), (5, 7))]
+
+
+def test_ranks_of_one_group_that_have_all_enqueued_are_stuck_inside_it() -> None:
+    counts = {(TENSOR, 0): 1, (TENSOR, 1): 1, (DATA[0], 0): 0, (DATA[0], 1): 1, (DATA[1], 0): 0, (DATA[1], 1): 1}
+    (finding,) = frozen(counts, TENSOR, 80, CONTEXT)
+    assert finding.ranks == ()
+    assert finding.comm_id == GROUPS[TENSOR].comm_id
+    assert finding.evidence["state"] == "inside"
+    assert finding.evidence["collectives"][0] == f"{GROUPS[TENSOR].comm_id}:2400"  # type: ignore[index]  # a list of ids
+    assert "stuck inside" in finding.summary
+
+
+def test_a_whole_job_that_falls_silent_in_mid_step_is_stuck_and_between_steps_it_may_pause() -> None:
+    everybody = dict.fromkeys([(TENSOR, 0), (TENSOR, 1)], 0)
+    known = replace(CONTEXT, groups={TENSOR: GROUPS[TENSOR]}, knows_steps=True)
+    (finding,) = frozen(everybody, TENSOR, 75, known)
+    assert finding.evidence["state"] == "inside"
+    assert frozen(everybody, TENSOR, 75, replace(known, knows_steps=False)) == []
+    assert frozen(everybody, TENSOR, 150, replace(known, resting_ranks=frozenset({4, 5}))) == []
+
+
+def test_a_rank_that_has_just_ended_a_step_gets_time_for_a_checkpoint() -> None:
+    counts = {(TENSOR, 0): 0, (TENSOR, 1): 1}
+    resting = replace(CONTEXT, resting_ranks=frozenset({4}))
+    assert frozen(counts, TENSOR, 150, resting) == []
+    (finding,) = frozen(counts, TENSOR, 200, resting)
+    assert finding.ranks == (4,)
+    assert finding.evidence["state"] == "not_enqueued"
+
+
+def test_a_mismatch_on_the_stuck_group_names_who_differs() -> None:
+    counts = {(TENSOR, 0): 1, (TENSOR, 1): 1}
+    known = replace(CONTEXT, groups={TENSOR: GROUPS[TENSOR]}, knows_steps=True)
+    detector = Hang()
+    for second in range(1, 80):
+        now = min(second, 60)
+        rows = [(TENSOR, -1, -1, rank, now * 40 + (second > 60), now * SECOND) for rank in range(len(counts))]
+        detector.feed(np.array(rows, dtype=PROGRESS), known)
+    (stuck,) = detector.findings(80 * SECOND)
+    differs = replace(stuck, ranks=(5,), hosts=("node2",), summary="rank 5 differs")
+    (finding,) = detector.findings(80 * SECOND, {GROUPS[TENSOR].comm_id: differs})
+    assert finding.ranks == (5,)
+    assert finding.evidence["state"] == "mismatched"
