@@ -6,6 +6,11 @@ that were launched as k kernels, with nothing between. Where k is 1 or r, the or
 launched together (from the truth, which no method has) gets the posterior of "operation i belongs to kernel g" by
 forward and backward sums over all cuts, and expects to be right where it is highest. Where opCount moves with every
 launch, it tells the cuts.
+
+Of meaning (communicator, kind and size) it expects more: a kernel's c-th Send is right if the kernel has that many.
+From the probability that kernel g holds operations b to e follow those of "at least c of a kind", and the best answer
+gives the operations of a kind to the likeliest of these. In which order they were called is left out of account, so it
+is a bound for every method that knows no more than this.
 """
 
 from __future__ import annotations
@@ -30,11 +35,18 @@ class OpenGroups:
     """That launch a kernel."""
     expected: float
     """Of these, how many it expects to get right."""
+    expected_meaning: float
+    """Of these, to how many it expects to give a kernel of their communicator, kind and size."""
 
     @property
     def f1(self) -> float:
         """Each operation is answered once and has one kernel: F1 is the share that is right."""
         return self.expected / self.operations if self.operations else 1.0
+
+    @property
+    def meaning(self) -> float:
+        """The share of operations of which communicator, kind and size are right."""
+        return self.expected_meaning / self.operations if self.operations else 1.0
 
 
 def bound_of_groups(rows: Sequence[Row]) -> OpenGroups:
@@ -46,12 +58,14 @@ def bound_of_groups(rows: Sequence[Row]) -> OpenGroups:
         neighbours[_kinds(before, after)] += 1
         together[_kinds(before, after)] += before["launch_id"] == after["launch_id"]
     operations = sum(row["launch_id"] is not None for row in rows)
-    expected = float(operations - sum(map(len, stretches)))
+    expected = meaning = float(operations - sum(map(len, stretches)))
     for stretch in stretches:
         pairs = [_kinds(before, after) for before, after in pairwise(stretch)]
         chances = np.array([together[kinds] / neighbours[kinds] for kinds in pairs])
-        expected += float(membership(chances, len({row["launch_id"] for row in stretch})).max(axis=1).sum())
-    return OpenGroups(operations, expected)
+        kernels = len({row["launch_id"] for row in stretch})
+        expected += float(membership(chances, kernels).max(axis=1).sum())
+        meaning += meaning_bound(chances, kernels, [(row["op"], row["message_bytes"]) for row in stretch])
+    return OpenGroups(operations, expected, meaning)
 
 
 def membership(together: NDArray[np.float64], kernels: int) -> NDArray[np.float64]:
@@ -76,6 +90,46 @@ def membership(together: NDArray[np.float64], kernels: int) -> NDArray[np.float6
     both = forward * backward
     posterior: NDArray[np.float64] = both / both.sum(axis=1, keepdims=True)
     return posterior
+
+
+def meaning_bound(together: NDArray[np.float64], kernels: int, kinds: Sequence[Hashable]) -> float:
+    """Operations of a stretch whose kernel has one of their kind each, as the best answer expects."""
+    amount = len(kinds)
+    held = held_stretches(together, kernels)
+    found = 0.0
+    for kind in set(kinds):
+        before = np.concatenate([[0], np.cumsum([own == kind for own in kinds])])
+        inside = before[None, :] - before[:, None]
+        most = int(before[-1])
+        at_least = [held[:, inside >= count].sum(axis=1) for count in range(1, most + 1)]
+        found += float(np.sort(np.concatenate(at_least))[::-1][:most].sum())
+    return min(found, float(amount))
+
+
+def held_stretches(together: NDArray[np.float64], kernels: int) -> NDArray[np.float64]:
+    """Probability (kernel, begin, end) that a kernel holds just the operations from begin to end."""
+    amount = len(together) + 1
+    chance = np.concatenate([[0.0], np.log(np.clip(together, 1e-9, 1 - 1e-9))])
+    cut = np.concatenate([[0.0], np.log1p(-np.clip(together, 1e-9, 1 - 1e-9)), [0.0]])
+    joined = np.cumsum(chance)
+    # inner[b, e]: of operations b to e - 1, all but the first run with the one before.
+    inner = np.where(
+        np.arange(amount + 1)[None, :] > np.arange(amount)[:, None],
+        np.append(joined, 0.0)[np.arange(amount + 1) - 1][None, :] - joined[:, None],
+        -np.inf,
+    )
+    ahead = np.full((kernels + 1, amount + 1), -np.inf)
+    behind = np.full((kernels + 1, amount + 1), -np.inf)
+    ahead[0, 0] = behind[kernels, amount] = 0.0
+    for nth in range(kernels):
+        ahead[nth + 1] = np.logaddexp.reduce((ahead[nth, :-1] + cut[:-1])[:, None] + inner, axis=0)
+    for nth in range(kernels - 1, -1, -1):
+        behind[nth, :-1] = np.logaddexp.reduce(cut[:-1, None] + inner + behind[nth + 1][None, :], axis=1)
+    found = np.exp(
+        (ahead[:-1, :-1] + cut[:-1])[:, :, None] + inner[None] + behind[1:, None, :] - ahead[kernels, amount]
+    )
+    held: NDArray[np.float64] = np.pad(found, ((0, 0), (0, 1), (0, 0)))
+    return held
 
 
 def _kinds(before: Row, after: Row) -> Hashable:

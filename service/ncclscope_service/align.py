@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
-from ncclscope_service.align_rows import ALIGN_OPERATION, MATCH
+from ncclscope_service.align_rows import ALIGN_OPERATION, MATCH, launch_times
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.first_look import FirstLook, Seen
 from ncclscope_service.held_kernels import HeldKernels
@@ -168,6 +168,8 @@ class ProcessAligner:
             if not self._choose(final=final):
                 return False
             rows = self._first.close()
+            if self._coverage.begins_idle(launch_times(rows)):
+                self._threads.begin_with_log()
         if self._is_timed:
             rows = self._held.placed_by_time(rows, told_until_ns=self._told_until(final=final), final=final)
         else:
@@ -191,7 +193,7 @@ class ProcessAligner:
             return False
         self._is_timed = seen.is_timed
         if len(seen.kernels) and not are_told:
-            self._threads.merge()
+            self._threads.merge(log=seen.is_threaded)
         return True
 
     def _are_threads_told(self, seen: Seen) -> bool | None:

@@ -30,6 +30,7 @@ ALIGN_OPERATION: Final = np.dtype(
         ("channels", "<i2"),  # of its TUNING line; NO_NUMBER
         ("group", "<i8"),  # as rows.OPERATION
         ("one_rank", "?"),
+        ("text", "<i4"),  # number of the line's text behind opCount, buffers included; NO_NUMBER
     ]
 )
 """One logged operation, as the aligner needs it; `blank_operations` gives rows in which all is unknown."""
@@ -69,7 +70,7 @@ MATCH: Final = np.dtype(
 def blank_operations(count: int) -> Columns:
     """Rows of ALIGN_OPERATION in which everything that may be unknown is."""
     rows = np.zeros(count, dtype=ALIGN_OPERATION)
-    for name in ("device", "channels", "group"):
+    for name in ("device", "channels", "group", "text"):
         rows[name] = NO_NUMBER
     for name in ("logged_at_ns", "observed_at_ns"):
         rows[name] = NO_TIME_NS

@@ -222,6 +222,7 @@ class Alignment:
             "id": operations,
             "one_rank": templates["nranks"] == 1,
             "device": self._devices()[rows["member"]],
+            "text": rows["template"],
         }
         return _filled(ALIGN_OPERATION, len(rows), computed, rows, templates)
 

@@ -40,6 +40,9 @@ _LOOKED_AT: Final = 64
 _ENOUGH: Final = 0.8
 """Share of the calls that must have a line."""
 
+_FEW: Final = 0.05
+"""Share of calls whose lines may be lost where order alone pairs them: with more, the aligner weighs it better."""
+
 _LIKENESS: Final = 1024
 """Calls of two captures that are compared to see at which distance they lie."""
 
@@ -132,7 +135,10 @@ def find_place(
         return None
     period = progress.period if progress is not None else period_of(calls)
     _, start, (at_lines, at_calls) = best
-    if (lines["logged_at_ns"][at_lines[:1]] != NO_TIME_NS).any():
+    is_stamped = bool((lines["logged_at_ns"][at_lines[:1]] != NO_TIME_NS).any())
+    if not is_stamped and len(at_calls) < (1 - _FEW) * (int(at_calls[-1:].sum() - at_calls[:1].sum()) + 1):
+        return None
+    if is_stamped:
         trust = 1.0
     elif before is None:
         is_first = begin == start == 0 and len(at_lines) > 0 and at_lines[0] == at_calls[0] == 0

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+_LONGER: Final = 4
+"""A recording begins idle if the pause before the first kernel is so many times longer than any after it."""
+
+_AS_LONG: Final = 5
+_LONG_ENOUGH_NS: Final = 10_000_000_000
+"""For so many times that pause, or this long, others are looked at."""
 
 
 @dataclass(slots=True)
@@ -44,6 +52,23 @@ class Coverage:
     def known_until_ns(self) -> int:
         """The end of the last interval; NO_TIME_NS without any."""
         return int(self.ends[-1]) if len(self.ends) else NO_TIME_NS
+
+    def begins_idle(self, times: NDArray[np.int64]) -> bool:
+        """Whether the recording began long before the first of these times, of all that was recorded then.
+
+        It did if no pause for as long after it is nearly as long as the one before it: a recording that begins in
+        the middle of a program meets it working.
+        """
+        if len(self.begins) == 0 or len(times) == 0:
+            return False
+        times = np.sort(times)
+        first = int(times[0])
+        idle = first - int(self.begins[0])
+        until = first + min(_AS_LONG * idle, _LONG_ENOUGH_NS)
+        if idle <= 0 or self.ends[0] < until:
+            return False
+        pauses = np.diff(times[times <= until])
+        return bool(len(pauses) > 0 and pauses.max() * _LONGER < idle)
 
     def stretch_of(self, times: NDArray[np.int64], tolerance_ns: int) -> NDArray[np.int64]:
         """A number that is equal for times with no unrecorded time between them, but for holes of `tolerance_ns`."""

@@ -6,13 +6,17 @@ what follows: they are decided up to the place where the probability says that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.evidence import Durations, Losses, odds_of, weights_of
+from ncclscope_service.evidence import Durations, Losses, Missing, odds_of, weights_of
+from ncclscope_service.kernel_gaps import KernelGaps
+from ncclscope_service.kernel_grids import KernelGrids
+from ncclscope_service.line_gaps import LineGaps
 from ncclscope_service.pair_hmm import Ends, Floats, Indices, Posterior, most_accurate, posterior
 from ncclscope_wire.batch import Columns
 
@@ -64,6 +68,33 @@ class Found:
         )
 
 
+@dataclass(slots=True)
+class Learnt:
+    """What pairing one thread has taught so far of what launches and kernels are like."""
+
+    losses: Losses = field(default_factory=Losses)
+    durations: Durations = field(default_factory=Durations)
+    grids: KernelGrids = field(default_factory=KernelGrids)
+    kernel_gaps: KernelGaps = field(default_factory=KernelGaps)
+    line_gaps: LineGaps = field(default_factory=LineGaps)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeWindow:
+    """Launches and kernels from the front of what is pending."""
+
+    launches: Columns
+    kernels: Columns
+    fits: NDArray[np.bool_]
+    """(n, m): the launch may be the kernel."""
+    joinable: NDArray[np.bool_]
+    launch_lanes: NDArray[np.int32]
+    """On which lane of the kernels each launch runs; negative where that is not known."""
+    launches_end: bool
+    """No launches follow."""
+    kernels_end: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Large:
     """What a large window says, up to where it ends."""
@@ -76,8 +107,7 @@ class Large:
     starts: float
     """How sure it is that launches and kernels began together."""
     _given: tuple[Columns, Columns]
-    _losses: Losses
-    _durations: Durations
+    _learnt: Learnt
     _local: Losses
     _pairs: Floats
 
@@ -90,49 +120,41 @@ class Large:
         """Takes the window into account from now on."""
         launches, kernels = self.launches_used, self.kernels_used
         pairs = self._pairs[:launches, :kernels]
-        self._losses.joins = self._local.joins
-        if not self._losses.weight:
-            self._losses.kernels, self._losses.lines = self._local.kernels, self._local.lines
-        self._losses.learn(launches, kernels, float(pairs.sum()))
-        self._durations.learn(self._given[0][:launches], self._given[1][:kernels], pairs)
+        losses = self._learnt.losses
+        losses.joins = self._local.joins
+        if not losses.weight:
+            losses.kernels, losses.lines = self._local.kernels, self._local.lines
+        losses.learn(launches, kernels, float(pairs.sum()))
+        given = self._given[0][:launches], self._given[1][:kernels]
+        self._learnt.durations.learn(*given, pairs)
+        self._learnt.grids.learn(*given, pairs)
+        self._learnt.kernel_gaps.learn(*given, pairs, losses.rates()[0])
+        self._learnt.line_gaps.learn(given[0])
 
 
-def decide_large(
-    launches: Columns,
-    kernels: Columns,
-    fits: NDArray[np.bool_],
-    joinable: NDArray[np.bool_],
-    *,
-    losses: Losses,
-    durations: Durations,
-    is_first: bool,
-    launches_end: bool,
-    kernels_end: bool,
-) -> Large:
-    """Decides a window from its front.
-
-    `is_first`: the capture may begin within it; `launches_end`, `kernels_end`: none follow the window.
-    """
-    is_all = launches_end and kernels_end
+def decide_large(window: LargeWindow, learnt: Learnt, *, is_first: bool) -> Large:
+    """Decides a window from its front. `is_first`: the capture may begin within it."""
+    launches, kernels, losses = window.launches, window.kernels, learnt.losses
+    is_all = window.launches_end and window.kernels_end
     ends = Ends(not is_all, _LATE if is_first else 0.0, _LATE)
     local = Losses(losses.kernels, losses.lines, losses.joins, losses.weight)
     if not losses.weight or losses.are_few:
         local.kernels = local.lines = _FIRST_GUESS
-    odds = odds_of(fits)
-    rounds = _ROUNDS if losses.weight < _KNOWN or losses.are_few else 1
-    told = durations.odds(launches, kernels)
-    probable = posterior(weights_of(odds * told, joinable, [local]), ends)
-    for _ in range(rounds - 1):
-        if not _estimate(local, probable, joinable):
+    odds = odds_of(window.fits) * learnt.durations.odds(launches, kernels) * learnt.grids.odds(launches, kernels)
+    model = _Model(window, learnt, odds, ends)
+    probable = model.posterior([local], None)
+    for _ in range(_ROUNDS if losses.weight < _KNOWN or losses.are_few else 1):
+        is_settled = not _estimate(local, probable, window.joinable)
+        probable = model.posterior([local], _together(probable))
+        if is_settled:
             break
-        probable = posterior(weights_of(odds * told, joinable, [local]), ends)
-    if rounds > 1:
-        probable = _averaged(odds * told, joinable, local, ends)
+    if losses.weight < _KNOWN or losses.are_few:
+        probable = _averaged(model, local, _together(probable))
     rows, columns = _best(probable)
     launches_used, kernels_used = len(launches), len(kernels)
     if not is_all:
-        launches_used, kernels_used = _end_of(probable, rows, columns, (launches_end, kernels_end))
-    pairs = probable.fresh[:, :, 0] + probable.joined[:, :, 0]
+        launches_used, kernels_used = _end_of(probable, rows, columns, (window.launches_end, window.kernels_end))
+    pairs = _together(probable)
     kept = (rows < launches_used) & (columns < kernels_used)
     rows, columns = rows[kept], columns[kept]
     ones = np.ones(len(rows), dtype=np.int64)
@@ -144,11 +166,37 @@ def decide_large(
         float(probable.fresh[:launches_used, :kernels_used].sum()) / shorter,
         float(probable.starts[0]),
         (launches, kernels),
-        losses,
-        durations,
+        learnt,
         local,
         pairs,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What a window is decided by."""
+
+    window: LargeWindow
+    learnt: Learnt
+    odds: Floats
+    ends: Ends
+
+    def posterior(self, answers: Sequence[Losses], pairs: Floats | None) -> Posterior:
+        """Probabilities under several answers to how much is lost; `pairs`: how likely each was so far."""
+        given = self.window
+        rates = np.array([answer.rates() for answer in answers])
+        lines_lost = float(rates[0, 1])
+        kernels = self.learnt.kernel_gaps.missing(given.launches, given.kernels, pairs, rates[:, 0], lines_lost)
+        lines = self.learnt.line_gaps.missing(given.launches, given.launch_lanes, given.kernels["lane"], lines_lost)
+        weights = weights_of(self.odds, given.joinable, answers, Missing(kernels, lines))
+        found = posterior(weights, self.ends)
+        return replace(found, log_likelihood=found.log_likelihood + kernels.log_likelihood)
+
+
+def _together(probable: Posterior) -> Floats:
+    """(n, m): how likely each pair is, joined or not."""
+    pairs: Floats = probable.fresh[:, :, 0] + probable.joined[:, :, 0]
+    return pairs
 
 
 def _estimate(local: Losses, probable: Posterior, joinable: NDArray[np.bool_]) -> bool:
@@ -165,7 +213,7 @@ def _estimate(local: Losses, probable: Posterior, joinable: NDArray[np.bool_]) -
     return max(abs(a - b) for a, b in zip(before, (local.kernels, local.lines, local.joins), strict=True)) > _SETTLED
 
 
-def _averaged(odds: Floats, joinable: NDArray[np.bool_], local: Losses, ends: Ends) -> Posterior:
+def _averaged(model: _Model, local: Losses, pairs: Floats) -> Posterior:
     """Probabilities over all that the losses may be, by how likely each is; `local` becomes their mean.
 
     In runs of equal operations as many losses on both sides as one likes fit, and the fewest fit best.
@@ -175,7 +223,7 @@ def _averaged(odds: Floats, joinable: NDArray[np.bool_], local: Losses, ends: En
         for more in _MORE_LOST
         if more == 0 or max(local.kernels, local.lines) + more < _MOST_LOST / 2
     ]
-    probable = posterior(weights_of(odds, joinable, answers), ends)
+    probable = model.posterior(answers, pairs)
     shares = np.exp(probable.log_likelihood - probable.log_likelihood.max())
     shares /= shares.sum()
     local.kernels = float(shares @ [answer.kernels for answer in answers])

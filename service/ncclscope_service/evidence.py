@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.kernel_gaps import MissingKernels
+from ncclscope_service.line_gaps import MissingLines
 from ncclscope_service.pair_hmm import Floats, Weights
 from ncclscope_service.signatures import Signatures
 from ncclscope_wire.batch import Columns
@@ -70,7 +72,17 @@ class Losses:
 _FEW: Final = 0.1
 
 
-def weights_of(odds: Floats, joinable: NDArray[np.bool_], answers: Sequence[Losses]) -> Weights:
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What both sides of a window say of their own gaps, under several answers to how much is lost."""
+
+    kernels: MissingKernels
+    lines: MissingLines
+
+
+def weights_of(
+    odds: Floats, joinable: NDArray[np.bool_], answers: Sequence[Losses], missing: Missing | None = None
+) -> Weights:
     """What the steps of one window are worth under several answers to how much is lost.
 
     odds[i, j]: how much likelier kernel j is for launch i than anywhere.
@@ -84,7 +96,26 @@ def weights_of(odds: Floats, joinable: NDArray[np.bool_], answers: Sequence[Loss
     lost_kernel = np.broadcast_to(kernels_lost * (1 - lines_lost) / seen, (len(odds), len(answers)))
     lost_line = np.empty((len(odds) + 1, odds.shape[1], len(answers)))
     lost_line[:] = lines_lost * (1 - kernels_lost) / seen
-    return Weights(pair, lost_kernel, lost_line, joins)
+    if missing is None:
+        return Weights(pair, lost_kernel, lost_line, joins)
+    # Before each launch and each kernel a geometric number of lines and of kernels is lost.
+    lost_here = missing.kernels.amount / (1 + missing.kernels.amount)
+    lines_here = _scaled(missing.lines.amount, lines_lost)
+    takes_kernel = ((1 - lost_here) / (1 - kernels_lost))[:-1]
+    takes_launch = ((1 - lines_here) / (1 - lines_lost))[:-1]
+    pair *= takes_kernel
+    pair *= takes_launch[:, None]
+    lost_line *= takes_kernel
+    lost_line *= (lines_here / lines_lost)[:, None] * missing.lines.lanes[:, :, None]
+    return Weights(pair, lost_kernel * takes_launch, lost_line, joins, lost_here / kernels_lost)
+
+
+def _scaled(amount: Floats, lines_lost: Floats) -> Floats:
+    """The chance (n + 1, B) that a line is lost here, with the first answer's expectation scaled to the others'."""
+    odds = lines_lost / (1 - lines_lost)
+    expected = amount[:, None] * odds / odds[0]
+    chances: Floats = expected / (1 + expected)
+    return chances
 
 
 def odds_of(fits: NDArray[np.bool_] | Floats) -> Floats:

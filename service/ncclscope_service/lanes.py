@@ -28,9 +28,9 @@ class Lanes:
     pairs: LanePairs = field(default_factory=LanePairs)
     devices: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     """Device of each lane of the log."""
-    launch_symbols: Signatures = field(default_factory=lambda: Signatures(("lane", "classes", "data_type")))
+    launch_symbols: Signatures = field(default_factory=lambda: Signatures(("tid", "lane", "classes", "data_type")))
     kernel_symbols: Signatures = field(
-        default_factory=lambda: Signatures(("lane", "device", "kernel_class", "data_type"))
+        default_factory=lambda: Signatures(("tid", "lane", "device", "kernel_class", "data_type"))
     )
 
     def grow(self, devices: NDArray[np.int32]) -> None:
@@ -39,7 +39,7 @@ class Lanes:
         self.pairs.grow(len(devices))
 
     def compatible(self) -> NDArray[np.bool_]:
-        """Which launch symbol may be which kernel symbol, by lane, device, class and type."""
+        """Which launch symbol may be which kernel symbol, by thread, lane, device, class and type."""
         if len(self.launch_symbols) == 0 or len(self.kernel_symbols) == 0:
             return np.zeros((len(self.launch_symbols), len(self.kernel_symbols)), dtype=bool)
         launches, kernels = self.launch_symbols.rows, self.kernel_symbols.rows
@@ -50,7 +50,7 @@ class Lanes:
         at_home = devices[:, None] == kernels["device"][None, :]
         at_home |= (devices == NO_NUMBER)[:, None]
         fits = np.where((lanes < 0)[:, None], at_home, lanes[:, None] == kernels["lane"][None, :])
-        compatible: NDArray[np.bool_] = fits & self._same_kind(launches, kernels)
+        compatible: NDArray[np.bool_] = fits & self._same_kind(launches, kernels) & _same_thread(launches, kernels)
         return compatible
 
     def fits(self, launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
@@ -92,3 +92,10 @@ class Lanes:
         if not self.pairs.is_bound(lane):
             self.pairs.bind(lane, FREE)
         return True
+
+
+def _same_thread(launches: Columns, kernels: Columns) -> NDArray[np.bool_]:
+    """A thread that logs launches what it logged."""
+    logs = np.isin(kernels["tid"], launches["tid"])
+    same: NDArray[np.bool_] = (launches["tid"][:, None] == kernels["tid"][None, :]) | ~logs[None, :]
+    return same

@@ -86,6 +86,10 @@ class OrderedTrack:
         self._used += used
         return OrderedPairs(kernel, confidence, is_hole, decided.kernels_used)
 
+    def begin_with_log(self) -> None:
+        """The first launch pairs with the first kernel, but for losses."""
+        self._experience.has_begun = True
+
     def skip(self, amount: int) -> None:
         """So many launches were given up without a kernel."""
         self._used += amount
@@ -104,7 +108,8 @@ class OrderedTrack:
         joinable = np.zeros(len(rows), dtype=bool)
         joinable[1:] = rows["is_open"][1:] & rows["is_open"][:-1] & (rows["lane"][1:] == rows["lane"][:-1])
         left, right = self.lanes.launch_symbols.number(rows), self.lanes.kernel_symbols.number(kernels)
-        pairing = Pairing(Sides(rows, kernels, left, right, items, runs, joinable), self._experience)
+        lanes = self.lanes.pairs.kernel_lanes
+        pairing = Pairing(Sides(rows, kernels, left, right, items, runs, joinable, lanes), self._experience)
         while True:
             used = pairing.launches_used
             unbound = self.lanes.pairs.kernel_lanes[rows["lane"][used:]] == UNBOUND

@@ -23,6 +23,9 @@ TINY: Final = 1e-300
 _RESCALED: Final = 8
 """Diagonals after which sums are brought back near one: what so many steps are worth neither vanishes nor overflows."""
 
+_OUTWEIGHS: Final = 600.0
+"""Logarithm of what outweighs everything and stays within a float for the steps until values are brought back."""
+
 SURELY: Final = 0.85
 POSSIBLE: Final = 1e-6
 GUESSED: Final = 0.1
@@ -46,6 +49,8 @@ class Weights:
     """(n + 1, m, B): the kernel stands alone, after so many launches."""
     joins: Floats
     """(n, B): the launch runs in the kernel of the launch before it; 0 where it cannot."""
+    after: Floats | None = None
+    """(m + 1, B): how much more or less a lost kernel is worth after so many kernels; None: everywhere the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def posterior(weights: Weights, ends: Ends = CLOSED) -> Posterior:
         # What lies on the border of an open end is behind the window: no step leads on from there.
         begin, end = max(1, first + (ends.is_open and diagonal - first == kernels)), last
         if begin <= end:
-            above = ahead.total[diagonal - 1, begin - 1 : end] * weights.lost_kernel[begin - 1 : end]
+            above = ahead.total[diagonal - 1, begin - 1 : end] * _alone(weights, begin - 1, end, diagonal - 1)
             lost_kernels += (above * behind.total[diagonal, begin : end + 1]).sum(axis=0) * scale[-2]
         begin, end = first, min(last, diagonal - 1, launches - ends.is_open)
         if begin <= end:
@@ -159,6 +164,14 @@ def _likelihood(behind: _Table, ends: Ends) -> tuple[Floats, Floats]:
     return both, np.exp(at_corner - both)
 
 
+def _alone(weights: Weights, first: int, last: int, diagonal: int) -> Floats:
+    """What it is worth that the launches from first to last stand alone, from the cells of a diagonal on."""
+    own = weights.lost_kernel[first:last]
+    if weights.after is None:
+        return own
+    return own * weights.after[diagonal - last + 1 : diagonal - first + 1][::-1]
+
+
 def _cells(first: int, last: int, diagonal: int, width: int) -> slice:
     """The cells (i, diagonal - i), i from first to last, of a flat table that is so wide."""
     begin = first * width + diagonal - first
@@ -185,12 +198,12 @@ def _forward(weights: Weights, ends: Ends) -> _Table:
             if may_join:
                 inner += paired[diagonal - 1, begin - 1 : end] * weights.joins[begin - 1 : end]
                 paired[diagonal, begin : end + 1] = inner
-        own[begin : last + 1] += total[diagonal - 1, begin - 1 : last] * weights.lost_kernel[begin - 1 : last]
+        own[begin : last + 1] += total[diagonal - 1, begin - 1 : last] * _alone(weights, begin - 1, last, diagonal - 1)
         if first <= end:
             cells = _cells(first, end, diagonal - 1, kernels)
             own[first : end + 1] += total[diagonal - 1, first : end + 1] * lost_line[cells]
         if ends.starts_late and last == diagonal:
-            own[diagonal] += ends.starts_late * np.exp(-log_scale[diagonal - 1])
+            own[diagonal] += ends.starts_late * _unscaled(log_scale[diagonal - 1])
         _rescale(table, diagonal, diagonal - 1, first, last)
     return table
 
@@ -215,9 +228,9 @@ def _backward(weights: Weights, ends: Ends) -> _Table:
                 ahead *= np.exp(log_scale[diagonal + 2] - log_scale[diagonal + 1])
             own[begin : end + 1] += ahead
         if first <= end:
-            own[first : end + 1] += total[diagonal + 1, first + 1 : end + 2] * weights.lost_kernel[first : end + 1]
+            own[first : end + 1] += total[diagonal + 1, first + 1 : end + 2] * _alone(weights, first, end + 1, diagonal)
         if ends.is_open or ends.stops_early:
-            border = np.exp(-log_scale[diagonal + 1]) * (1.0 if ends.is_open else ends.stops_early)
+            border = _unscaled(log_scale[diagonal + 1]) * (1.0 if ends.is_open else ends.stops_early)
             borders = (launches,) if last == launches else ()
             borders += (first,) if diagonal - first == kernels and first < launches else ()
             for row in borders:
@@ -229,6 +242,12 @@ def _backward(weights: Weights, ends: Ends) -> _Table:
             paired[diagonal, first : end + 1] += joined
         _rescale(table, diagonal, diagonal + 1, first, last)
     return table
+
+
+def _unscaled(log_scale: Floats) -> Floats:
+    """One, beside values that were divided by so much; where they are next to nothing it outweighs them anyway."""
+    scale: Floats = np.exp(np.minimum(-log_scale, _OUTWEIGHS))
+    return scale
 
 
 def _empty(launches: int, kernels: int, batch: int, *, may_join: bool) -> _Table:

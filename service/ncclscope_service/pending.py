@@ -17,12 +17,14 @@ TRACK_KERNEL: Final = np.dtype(
         ("id", "<i8"),
         ("correlation_id", "<i8"),
         ("time_ns", "<i8"),  # of its launch call; its start where that is not known
+        ("tid", "<i8"),  # of its launch call; NO_NUMBER where it does not matter or is not known
         ("lane", "<i4"),
         ("device", "<i4"),
         ("kernel_class", "<u1"),
         ("data_type", "<i2"),
         ("is_orphan", "?"),  # its launch call is in no export
         ("duration_ns", "<i8"),  # 0 where it is not known
+        ("grid_x", "<i4"),  # likewise
     ]
 )
 """One kernel of a thread, in order of launching."""

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ncclscope_service.dirty import WINDOW, Found, decide_large
-from ncclscope_service.evidence import Durations, Losses
+from ncclscope_service.dirty import WINDOW, Found, LargeWindow, Learnt, decide_large
 from ncclscope_service.small_windows import SmallWindow, decide_small
 from ncclscope_wire.batch import Columns
 
@@ -65,8 +64,7 @@ _LONGEST_SMALL: Final = 256
 class Experience:
     """What pairing one thread has taught so far."""
 
-    losses: Losses = field(default_factory=Losses)
-    durations: Durations = field(default_factory=Durations)
+    learnt: Learnt = field(default_factory=Learnt)
     straight: int = 0
     """Items that agreed since anything was learnt."""
     starts: float = 1.0
@@ -91,6 +89,8 @@ class Sides:
     """The same of the kernels."""
     joinable: NDArray[np.bool_]
     """Launches that may run in the kernel of the launch before them."""
+    kernel_lanes: NDArray[np.int32]
+    """The lane of the kernels that each lane of the launches is, as far as known; negative where not."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Pairing:
 
     def _are_losses_few(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
         """Whether it is worth while to look for gaps; None if more data must come first."""
-        losses = self._experience.losses
+        losses = self._experience.learnt.losses
         if losses.weight:
             return losses.are_few
         if _agreeing(left[:FIRST_STRAIGHT], right[:FIRST_STRAIGHT], compatible) >= FIRST_STRAIGHT:
@@ -234,7 +234,7 @@ class Pairing:
             )
         if at < FIRST_STRAIGHT and (missing + unlogged or len(left) - at != len(right) - to):
             return False
-        self._experience.losses.learn(at, to, at - missing)
+        self._experience.learnt.losses.learn(at, to, at - missing)
         return True
 
     def _skip_gap(self, left: Symbols, right: Symbols, compatible: Compatible, agreeing: int) -> bool:
@@ -258,7 +258,7 @@ class Pairing:
         (first, to), (at, until) = self._opened, self._at
         end = at + behind, until + behind
         launches, straight = end[0] - first, self._experience.straight
-        losses = self._experience.losses
+        losses = self._experience.learnt.losses
         pairs = straight + min(launches - self._skipped, end[1] - to)
         losses.learn(straight + launches, straight + end[1] - to, pairs)
         self._small.append(SmallWindow((first, end[0]), (to, end[1]), self._reach, losses.rates()))
@@ -289,17 +289,16 @@ class Pairing:
         given = self._sides
         launches, kernels = slice(first, min(last, first + WINDOW)), slice(to, min(until, to + WINDOW))
         fits = compatible[given.launch_symbols[launches, None], given.kernel_symbols[None, kernels]]
-        large = decide_large(
+        window = LargeWindow(
             given.launches[launches],
             given.kernels[kernels],
             fits,
             given.joinable[launches],
-            losses=self._experience.losses,
-            durations=self._experience.durations,
-            is_first=not self._experience.has_begun,
+            given.kernel_lanes[given.launches["lane"][launches]],
             launches_end=final and last - first <= WINDOW and not is_closed,
             kernels_end=final and until - to <= WINDOW,
         )
+        large = decide_large(window, self._experience.learnt, is_first=not self._experience.has_begun)
         if not large.belongs_together:
             resumed = self._skip_hole(begin, compatible, final=final)
             if resumed is not None:

@@ -16,7 +16,7 @@ from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.track import Track
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 
 @dataclass(slots=True)
@@ -26,6 +26,10 @@ class Threads:
     lanes: Lanes = field(default_factory=Lanes)
     are_told: bool = True
     """Kernels are launched by threads that log; else all rows are one thread's, number 0."""
+    log: bool = True
+    """Threads that launch are those that log, though they are not told apart."""
+    is_whole: bool = False
+    """The recording began before anything was launched."""
     knows_groups: bool = False
     """Whether the log tells groups, as far as its first operation shows."""
     _tracks: dict[int, Track] = field(default_factory=dict[int, Track])
@@ -45,7 +49,15 @@ class Threads:
         """The track of a thread, new if it is."""
         if tid not in self._tracks:
             self._tracks[tid] = Track(self.lanes, knows_groups=self.knows_groups)
+            if self.is_whole:
+                self._tracks[tid].begin_with_log()
         return self._tracks[tid]
+
+    def begin_with_log(self) -> None:
+        """Nothing was launched before the recording began."""
+        self.is_whole = True
+        for track in self._tracks.values():
+            track.begin_with_log()
 
     def number_of(self, launches: Columns) -> int:
         """The thread that these launches are pending on."""
@@ -73,10 +85,12 @@ class Threads:
         known = np.empty(len(rows), dtype=TRACK_KERNEL)
         known["id"], known["correlation_id"] = rows["id"], rows["correlation_id"]
         known["time_ns"] = launch_times(rows)
+        known["tid"] = rows["launch_tid"] if self.log and not self.are_told else NO_NUMBER
         known["lane"] = self.kernel_lanes_of(rows)
         known["is_orphan"] = rows["launch_start_ns"] == NO_TIME_NS
         known["device"] = rows["device_id"]
         known["duration_ns"] = np.where(rows["censored"], 0, rows["end_ns"] - rows["start_ns"])
+        known["grid_x"] = np.maximum(rows["grid_x"], 0)
         known["kernel_class"], known["data_type"] = rows["kernel_class"], rows["data_type"]
         return known
 
@@ -98,9 +112,9 @@ class Threads:
             return None
         return all(answers)
 
-    def merge(self) -> None:
-        """From now on the process is one thread: kernels are launched by threads that log nothing."""
-        self.are_told = False
+    def merge(self, *, log: bool) -> None:
+        """From now on the process is one thread; `log`: the threads that launch its kernels log, too."""
+        self.are_told, self.log = False, log
         tracks, self._tracks = self._tracks, {}
         rows = [track.launches for track in tracks.values() if len(track.launches)]
         if not rows:

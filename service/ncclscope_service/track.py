@@ -67,6 +67,10 @@ class Track:
         """Kernels that came after what follows them was decided, or twice."""
         return self._pending.late_kernels
 
+    def begin_with_log(self) -> None:
+        """The first kernel recorded is the first that was launched."""
+        self._ordered.begin_with_log()
+
     def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         """Takes further launches in call order; `ids` are the operations their begin and end point into."""
         self._pending.add_launches(launches, ids)

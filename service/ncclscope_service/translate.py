@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.copy_engine import NO_CHANNELS
+from ncclscope_service.count_jumps import CountJumps
 from ncclscope_service.distinct import distinct, groups, values_of
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.signatures import Signatures
@@ -157,6 +158,10 @@ LAUNCH: Final = np.dtype(
         ("logged_at_ns", "<i8"),  # of its last operation; NO_TIME_NS
         ("is_open", "?"),  # a Send or Recv that may be fused with its neighbours
         ("message_bytes", "<i8"),  # of all its operations
+        ("member", "<i4"),
+        ("text", "<i4"),  # of its first operation; NO_NUMBER
+        ("channels", "<i2"),  # that its TUNING line tells, of a lone operation; NO_NUMBER
+        ("lines_lost", "<i4"),  # launches of its communicator before it that no line tells of; NO_NUMBER: not known
         ("begin", "<i8"),  # its operations: ids[begin:end]
         ("end", "<i8"),
     ]
@@ -193,6 +198,7 @@ class Translator:
     _newest_groups: dict[int, int] = field(init=False, default_factory=dict[int, int])
     """The group of the last operation of each thread."""
     _standing: StandingCounts = field(init=False, default_factory=StandingCounts)
+    _jumps: CountJumps = field(init=False, default_factory=CountJumps)
 
     def __post_init__(self) -> None:
         self.signatures = Signatures(SIGNATURE_FIELDS)
@@ -224,7 +230,7 @@ class Translator:
         if len(self.signatures) > known:
             self._decide(self.signatures.rows[known:])
         rows = np.empty(len(operations), dtype=_PENDING)
-        for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes"):
+        for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes", "text", "channels"):
             rows[name] = operations[name]
         rows["signature"] = signature
         launches = self._decisions["launches"][signature] & (operations["channels"] != NO_CHANNELS)
@@ -232,8 +238,10 @@ class Translator:
             self._newest_groups[tid] = int(rows["group"][mine[-1]])
         new = rows if launches.all() else whole_rows.kept(rows, launches)
         new["call"] = self._count_calls(new["tid"])
+        new["lines_lost"] = NO_NUMBER
         if self.rules.counting is not Counting.NEVER:
             self._standing.feed(new, self._decisions["kind"][new["signature"]])
+            new["lines_lost"] = self._jumps.feed(new)
         self._pending = new if len(self._pending) == 0 else whole_rows.joined([self._pending, new])
         silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
         return silent
@@ -386,6 +394,9 @@ class Translator:
         launches = np.empty(len(starts), dtype=LAUNCH)
         launches["tid"] = last["tid"]
         launches["first_op"] = rows["id"][order[starts]]
+        for name in ("member", "text", "lines_lost"):
+            launches[name] = rows[name][order[starts]]
+        launches["channels"] = np.where(ends - starts == 1, rows["channels"][order[starts]], NO_NUMBER)
         launches["lane"] = of_last["lane"]
         launches["signature"] = last["signature"]
         launches["classes"] = np.bitwise_or.reduceat(decisions["classes"], starts)
@@ -429,6 +440,9 @@ _PENDING: Final = np.dtype(
         ("signature", "<i4"),
         ("call", "<i8"),  # its number among the operations of its thread that launch
         ("message_bytes", "<i8"),
+        ("text", "<i4"),
+        ("channels", "<i2"),
+        ("lines_lost", "<i4"),
     ]
 )
 

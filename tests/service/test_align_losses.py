@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from align_samples import Call, Recorder, Sample, align_whole, f1, lose
+from align_samples import Call, Recorder, Sample, align_whole, f1, lose, training
 from numpy.typing import NDArray
 
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
@@ -78,3 +78,20 @@ def test_in_a_run_of_equal_operations_each_pair_is_called_a_guess() -> None:
     said, true = np.concatenate(confidences).mean(), np.concatenate(rights).mean()
     assert said < 0.6
     assert abs(said - true) < 0.2, f"{said:.2f} said, {true:.2f} true"
+
+
+def test_a_programs_own_order_threads_and_counts_tell_what_is_lost() -> None:
+    told, silent = (
+        lose(
+            training(np.random.default_rng(0), 20, counts=counts).sample(stamps=False, groups=False),
+            np.random.default_rng(1),
+            lines=0.2,
+            kernels=0.2,
+        )
+        for counts in (True, False)
+    )
+    assert f1(told, align_whole("2.18.3", told)) >= 0.93
+    one_thread = Sample(silent.operations, silent.kernels.copy(), silent.truth)
+    one_thread.kernels["launch_tid"] = NO_NUMBER
+    with_threads, without = (f1(each, align_whole("2.28.3", each)) for each in (silent, one_thread))
+    assert with_threads > without + 0.05

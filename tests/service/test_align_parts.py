@@ -19,7 +19,7 @@ def paired(left: NDArray[np.int32], right: NDArray[np.int32], *, final: bool) ->
     """Both sides as symbols, of which equal ones belong together."""
     launches, kernels = np.zeros(len(left), dtype=LAUNCH), np.zeros(len(right), dtype=TRACK_KERNEL)
     items, runs = np.arange(len(left) + 1), np.arange(len(right) + 1)
-    sides = Sides(launches, kernels, left, right, items, runs, np.zeros(len(left), dtype=bool))
+    sides = Sides(launches, kernels, left, right, items, runs, np.zeros(len(left), dtype=bool), np.zeros(1, np.int32))
     pairing = Pairing(sides, Experience())
     pairing.run(np.eye(7, dtype=bool), final=final)
     return pairing

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -45,7 +45,8 @@ def every_path(weights: Weights, *, is_open: bool) -> Iterator[Path]:
             pairs = step(path, float(weights.pair[i, j, 0]), fresh=[*path.fresh, (i, j)])
             yield from walk(i + 1, j + 1, pairs, is_paired=True)
         if i < launches:
-            lost = step(path, float(weights.lost_kernel[i, 0]), lost_kernels=path.lost_kernels + 1)
+            worth = float(weights.lost_kernel[i, 0]) * (1.0 if weights.after is None else float(weights.after[j, 0]))
+            lost = step(path, worth, lost_kernels=path.lost_kernels + 1)
             yield from walk(i + 1, j, lost, is_paired=False)
         if j < kernels:
             lost = step(path, float(weights.lost_line[i, j, 0]), lost_lines=path.lost_lines + 1)
@@ -66,8 +67,13 @@ def some_weights(launches: int, kernels: int, *, batch: int = 1) -> Weights:
 
 @pytest.mark.parametrize("shape", [(2, 2), (3, 4), (4, 3)])
 @pytest.mark.parametrize("is_open", [False, True])
-def test_probabilities_are_those_of_all_alignments_counted_one_by_one(shape: tuple[int, int], is_open: bool) -> None:
+@pytest.mark.parametrize("varies", [False, True])
+def test_probabilities_are_those_of_all_alignments_counted_one_by_one(
+    shape: tuple[int, int], is_open: bool, varies: bool
+) -> None:
     weights = some_weights(*shape)
+    if varies:
+        weights = replace(weights, after=np.random.default_rng(0).random((shape[1] + 1, 1)))
     fresh, joined = np.zeros(shape), np.zeros(shape)
     whole = lost_kernels = lost_lines = 0.0
     for path in every_path(weights, is_open=is_open):
@@ -136,6 +142,12 @@ def test_a_letter_without_a_partner_is_left_out() -> None:
 
 def test_letters_that_differ_are_never_paired() -> None:
     assert pairs_of(posterior(of_letters("AB", "CD"))) == []
+
+
+def test_where_kernels_are_seen_to_be_missing_tells_which_of_equal_letters_is() -> None:
+    weights = of_letters("XAAAAY", "XAAAY")
+    seen = replace(weights, after=np.array([0.01, 0.01, 1.0, 0.01, 0.01, 0.01])[:, None])
+    assert pairs_of(posterior(seen)) == [(0, 0), (1, 1), (3, 2), (4, 3), (5, 4)]
 
 
 def test_which_of_equal_letters_is_missing_is_said_to_be_unknown() -> None:
