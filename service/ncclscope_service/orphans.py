@@ -21,6 +21,11 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 CONTEXT: Final = 16
 """So many kernels on either side of an orphan tell its thread."""
 
+_CONTEXTS: Final = (
+    *((size, size) for size in (CONTEXT, 8, 4, 2, 1)),
+    *((size, 0) for size in (CONTEXT, 8, 4, 2, 1, 0)),
+)
+
 _HISTORY: Final = 8192
 
 
@@ -120,21 +125,24 @@ class ThreadMemory:
 
 
 def _thread_of(symbols: NDArray[np.int64], tids: NDArray[np.int64], orphan: int) -> int:
-    """The thread of an earlier kernel in the same place, the wider the better; else that of all that are near."""
-    for context in (CONTEXT, 8, 4, 2, 1, 0):
-        begin, end = orphan - context, orphan + context + 1
-        if end > len(symbols) or (begin if context else orphan) < end - begin:
+    """The thread of an earlier kernel in the same place, the wider the better; else that of all that are near.
+
+    What follows is left out where less does than goes before: nothing else may be launched one by one any more.
+    """
+    for before, after in _CONTEXTS:
+        begin, end = orphan - before, orphan + after + 1
+        past = begin if before else orphan
+        if end > len(symbols) or past < end - begin:
             continue
-        windows = sliding_window_view(symbols[:begin] if context else symbols[:orphan], end - begin)
+        windows = sliding_window_view(symbols[:past], end - begin)
         same = np.flatnonzero((windows == symbols[begin:end]).all(axis=1))
         if len(same) == 0:
             continue
-        own = tids[begin:end]
-        theirs = sliding_window_view(tids[:begin] if context else tids[:orphan], end - begin)[same]
-        usable = theirs[:, context] != NO_NUMBER
+        own, theirs = tids[begin:end], sliding_window_view(tids[:past], end - begin)[same]
+        usable = theirs[:, before] != NO_NUMBER
         agree = ((theirs == own) | (own == NO_NUMBER) | (theirs == NO_NUMBER)).all(axis=1)
         if (usable & agree).any():
-            values, counts = np.unique(theirs[usable & agree, context], return_counts=True)
+            values, counts = np.unique(theirs[usable & agree, before], return_counts=True)
             return int(values[counts.argmax()])
     near = tids[max(0, orphan - CONTEXT) : orphan + CONTEXT + 1]
     near = np.unique(near[near != NO_NUMBER])

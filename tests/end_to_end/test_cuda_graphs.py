@@ -43,17 +43,6 @@ def _assert_operations_name_their_first_kernel(job: Path, out: Path) -> None:
             assert (row["start_ns"], own["match"]) == (own["start_ns"], "matched")
 
 
-def _assert_at_most_a_kernel_without_launch_is_left(job: Path, out: Path) -> None:
-    """Without stamps the thread of a kernel that was launched in the chunk before is guessed by its neighbours.
-
-    The last one before a graph is captured has none behind it, and may be given to the wrong thread.
-    """
-    pairs = _pairs(job, out)
-    left = [own for row, own in pairs if row["kernel_correlation_id"] != own["kernel_correlation_id"]]
-    assert len(left) <= 1
-    assert all(own["match"] == "unmatched" and own["confidence"] <= 0.7 for own in left)
-
-
 def _assert_replays_equal_truth(job: Path, out: Path) -> list[tuple[Row, Row]]:
     """Launch and number of every replayed kernel; gives truth and ours of each."""
     launch_of: dict[int, set[int]] = {}
@@ -92,10 +81,7 @@ def test_every_replay_finds_the_operations_that_were_captured(
     version: str, chunks: tuple[str, ...], tmp_path: Path
 ) -> None:
     job, out = _analyzed(tmp_path, *_GRAPHS, "--nccl", version, *chunks)
-    if chunks and version < "2.26":
-        _assert_at_most_a_kernel_without_launch_is_left(job, out)
-    else:
-        _assert_operations_name_their_first_kernel(job, out)
+    _assert_operations_name_their_first_kernel(job, out)
     replays = _assert_replays_equal_truth(job, out)
     assert {row["replay"] for row, _ in replays} == {0, 1, 2, 3}
     if version != "2.12":  # without a commId communicators are not joined across processes

@@ -24,3 +24,9 @@ def test_where_several_threads_launch_nothing_is_said() -> None:
 
 def test_a_thread_far_away_does_not_count() -> None:
     assert _recalled([NO_NUMBER, *[7] * (CONTEXT + 1), 8])[0] == 7
+
+
+def test_the_last_kernel_is_of_the_thread_that_launched_what_came_after_the_same_ones_before() -> None:
+    symbols = np.array([5, 1, 2, 3, 5, 1, 5, 1, 5, 1, 2, 3, 5], dtype=np.int64)
+    tids = np.array([7, 8, 8, 8, 9, 8, 7, 8, 7, 8, 8, 8, NO_NUMBER], dtype=np.int64)
+    assert ThreadMemory().recall(symbols, tids, len(tids))[-1] == 9
