@@ -111,6 +111,7 @@ class Clocks:
         self._store.clock_reference = self._hosts.names[reference]
         self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
+        self._store.clocks_are_trusted = self.is_trusted()
 
     def correct(self, operations: Ids, table: Table | None = None) -> None:
         """Sets the times on the reference clock of these operations, where they have a kernel and a clock.
@@ -130,8 +131,13 @@ class Clocks:
             table.rows["clock_uncertainty_ns"][own] = round(clock.sigma_ns)
 
     def sigma_ns(self) -> NDArray[np.float64]:
-        """Uncertainty of each host's clock; infinite where it is not known."""
+        """Uncertainty of each host's clock; infinite where it is not known, and everywhere while none is trusted.
+
+        Ranks of one host share its clock and need none of these.
+        """
         sigma = np.full(max(1, len(self._hosts.names)), np.inf)
+        if not self.is_trusted():
+            return sigma
         for host, clock in self._by_host.items():
             sigma[host] = clock.sigma_ns
         return sigma

@@ -126,6 +126,7 @@ def measure_rooted(
     `root_sends` is True for Broadcast and Scatter, False for Reduce and Gather; `hosts` and `sigma_ns` (the
     uncertainty of each rank's clock) are per rank. Only waits for data are known: a receiver waits for the root, a
     gathering root for the last sender; a sender may leave early or be held back by full buffers, so its wait is null.
+    So is a wait that the clocks make longer than the kernel, or where they know less than that it lay in the kernel.
     transfer = the shortest duration - wait of those whose wait is known, null unless it exceeds the uncertainty between
     their clocks and the root's. The last arriver is named only where it is later than the second last by three times
     their uncertainty.
@@ -137,11 +138,12 @@ def measure_rooted(
     last = starts.argmax(axis=1)
     enough = ranks_seen >= 2
     latest = np.where(enough, starts[launches, last], 0)
-    wait = _waits_for_data(start_true_ns, seen, np.asarray(roots), np.asarray(root_sends)[:, None])
-    moving = np.where(seen & (wait >= 0), duration - wait, _FAR)
-    transfer = moving.min(axis=1, initial=int(_FAR))
     root = np.clip(roots, 0, max(0, starts.shape[1] - 1))
     against_root = pair_uncertainty(hosts[root][:, None], hosts[None, :], sigma_ns[root][:, None], sigma_ns[None, :])
+    wait = _waits_for_data(start_true_ns, seen, np.asarray(roots), np.asarray(root_sends)[:, None])
+    wait = np.where((wait <= duration) & (against_root < duration), wait, np.int64(NO_NUMBER))
+    moving = np.where(seen & (wait >= 0), duration - wait, _FAR)
+    transfer = moving.min(axis=1, initial=int(_FAR))
     unsure = np.where(seen, against_root, 0.0).max(axis=1, initial=0.0)
     is_known = enough & (transfer < _FAR) & (transfer > unsure)
     transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))

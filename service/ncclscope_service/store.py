@@ -293,6 +293,8 @@ class Store:
     clock_reference: str | None = None
     clock_violation_ratio: float | None = None
     """Share of causality constraints that fail after correction; None where none could be checked."""
+    clocks_are_trusted: bool = True
+    """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
     facts: defaultdict[str, deque[KnownFact]] = field(

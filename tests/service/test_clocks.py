@@ -156,6 +156,8 @@ def test_clocks_that_contradict_what_was_seen_are_not_trusted() -> None:
     service.clocks.estimate(0)
     assert not service.clocks.is_trusted()
     assert (service.store.clock_violation_ratio or 0) > 0.1
+    assert not service.store.clocks_are_trusted
+    assert np.isinf(service.clocks.sigma_ns()).all()
 
 
 @pytest.mark.parametrize("cut", [1, 150])

@@ -111,3 +111,9 @@ def test_an_exchange_without_a_peer_or_with_bad_clocks_has_no_transfer() -> None
     worse = exchange(0, 600_000, 500_000, 150_000.0)
     assert worse.transfer_ns.tolist() == [NO_NUMBER]
     assert worse.wait_ns.tolist() == [NO_NUMBER]
+
+
+def test_a_wait_that_lies_outside_its_kernel_is_not_believed() -> None:
+    contradicting = rooted([1_000_000, 0, 400_000], [1_100_000, 900_000, 1_200_000], root_sends=True)
+    assert contradicting.wait_ns.tolist() == [[NO_NUMBER, NO_NUMBER, 600_000]]
+    assert contradicting.transfer_ns.tolist() == [200_000]

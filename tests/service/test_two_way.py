@@ -5,44 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from service.simulated_messages import ORIGIN_NS, Stages
 
 from ncclscope_service.clock import ClockEstimator, to_true
 from ncclscope_service.rows import HostClock
 from ncclscope_service.two_way import band
 
-ORIGIN_NS = 1_750_000_000_000_000_000
-MESSAGES = 600
 
-
-class Pipeline:
-    """Stages, one host each, that send activations forward and gradients back."""
-
-    def __init__(self, hosts: int, seed: int, *, seconds: float = 60.0, asymmetry_ns: int = 0) -> None:
-        self.random = np.random.default_rng(seed)
-        self.offset = self.random.integers(-80_000_000, 80_000_000, hosts)
-        self.rate = self.random.uniform(-50e-6, 50e-6, hosts)
-        self.offset[0], self.rate[0] = 0, 0.0
-        self.hosts, self.seconds, self.asymmetry_ns = hosts, seconds, asymmetry_ns
-
-    def read(self, host: int, since_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        drifted: NDArray[np.int64] = np.rint(self.rate[host] * since_ns).astype(np.int64)
-        return ORIGIN_NS + since_ns + int(self.offset[host]) + drifted
-
-    def messages(self, sender: int, receiver: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        sent = np.sort(self.random.integers(0, int(self.seconds * 1e9), MESSAGES))
-        waited = self.random.exponential(2e6, MESSAGES).astype(np.int64)  # the receiver may be later than the sender
-        way = 400_000 + (self.asymmetry_ns if sender < receiver else 0)
-        return self.read(sender, sent), self.read(receiver, sent + way + waited)
-
-    def feed(self, estimator: ClockEstimator) -> None:
-        for stage in range(self.hosts - 1):
-            for sender, receiver in ((stage, stage + 1), (stage + 1, stage)):
-                sent, received = self.messages(sender, receiver)
-                for part in np.array_split(np.arange(MESSAGES), 5):
-                    estimator.add_messages(sender, receiver, sent[part], received[part])
-
-
-def errors_ns(pipeline: Pipeline, clocks: dict[int, HostClock]) -> NDArray[np.int64]:
+def errors_ns(pipeline: Stages, clocks: dict[int, HostClock]) -> NDArray[np.int64]:
     asked = np.linspace(0, pipeline.seconds * 1e9, 50).astype(np.int64)
     return np.concatenate(
         [to_true(pipeline.read(host, asked), clocks[host]) - ORIGIN_NS - asked for host in range(1, pipeline.hosts)]
@@ -51,7 +21,7 @@ def errors_ns(pipeline: Pipeline, clocks: dict[int, HostClock]) -> NDArray[np.in
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_stages_are_put_on_one_clock_within_their_error_bar(seed: int) -> None:
-    pipeline, estimator = Pipeline(2, seed), ClockEstimator()
+    pipeline, estimator = Stages(2, seed), ClockEstimator()
     pipeline.feed(estimator)
     clocks = estimator.estimate(0)
     off = np.abs(errors_ns(pipeline, clocks))
@@ -60,7 +30,7 @@ def test_two_stages_are_put_on_one_clock_within_their_error_bar(seed: int) -> No
 
 
 def test_a_chain_of_stages_is_tied_through_its_neighbours() -> None:
-    pipeline, estimator = Pipeline(4, 7), ClockEstimator()
+    pipeline, estimator = Stages(4, 7), ClockEstimator()
     pipeline.feed(estimator)
     clocks = estimator.estimate(0)
     assert sorted(clocks) == [0, 1, 2, 3]
@@ -69,7 +39,7 @@ def test_a_chain_of_stages_is_tied_through_its_neighbours() -> None:
 
 
 def test_ways_of_unequal_length_stay_within_the_error_bar_and_the_interval() -> None:
-    pipeline, estimator = Pipeline(2, 3, asymmetry_ns=300_000), ClockEstimator()
+    pipeline, estimator = Stages(2, 3, asymmetry_ns=300_000), ClockEstimator()
     pipeline.feed(estimator)
     clock = estimator.estimate(0)[1]
     off = errors_ns(pipeline, {1: clock})
@@ -82,7 +52,7 @@ def test_ways_of_unequal_length_stay_within_the_error_bar_and_the_interval() -> 
 
 
 def test_messages_of_one_way_alone_tell_nothing() -> None:
-    pipeline, estimator = Pipeline(2, 1), ClockEstimator()
+    pipeline, estimator = Stages(2, 1), ClockEstimator()
     sent, received = pipeline.messages(0, 1)
     estimator.add_messages(0, 1, sent, received)
     assert sorted(estimator.estimate(0)) == [0]
@@ -90,7 +60,7 @@ def test_messages_of_one_way_alone_tell_nothing() -> None:
 
 def test_where_collectives_tie_two_hosts_messages_do_not_move_their_clocks() -> None:
     estimator, both = ClockEstimator(), ClockEstimator()
-    pipeline = Pipeline(2, 5)
+    pipeline = Stages(2, 5)
     ends = np.sort(pipeline.random.integers(0, 60 * 10**9, 300))
     times = np.stack([pipeline.read(host, ends) for host in (0, 1)], axis=1)
     for one in (estimator, both):
@@ -102,7 +72,7 @@ def test_where_collectives_tie_two_hosts_messages_do_not_move_their_clocks() -> 
 
 
 def test_a_clock_that_was_set_is_followed_within_seconds() -> None:
-    pipeline, estimator = Pipeline(2, 9), ClockEstimator()
+    pipeline, estimator = Stages(2, 9), ClockEstimator()
     step_at, step = 40 * 10**9, 5_000_000
     for sender, receiver in ((0, 1), (1, 0)):
         sent, received = pipeline.messages(sender, receiver)

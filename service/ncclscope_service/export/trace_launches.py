@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.selection import Selection
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
 WAIT_SHOWN_NS: Final = 10_000
 """A wait of 10 µs and more is drawn; shorter ones are in the arguments only."""
@@ -72,35 +73,65 @@ class Arrows:
 
 
 def arrows(selection: Selection) -> Arrows:
-    """The arrows to draw: of each collective from its last arriver (the shortest wait) to those who waited."""
+    """The arrows to draw, to those who waited from whom they waited for; none while clocks contradict causality.
+
+    In an N-to-N collective that is the last arriver, who has the shortest wait; receivers of a Broadcast or Scatter
+    wait for its root, the root of a Reduce or Gather for the sender that started last.
+    """
     rows = _waiting_rows(selection)
+    if not selection.store.clocks_are_trusted:
+        rows = rows[:0]
     communicator, coll_seq, wait = rows["communicator"], rows["coll_seq"], rows["wait_ns"]
-    order = np.lexsort([wait, coll_seq, communicator])
+    order = np.lexsort([rows["rather_late"], coll_seq, communicator])
     rows, wait = rows[order], wait[order]
     is_first = np.ones(len(rows), dtype=np.bool_)
     is_first[1:] = (rows["communicator"][1:] != rows["communicator"][:-1]) | (
         rows["coll_seq"][1:] != rows["coll_seq"][:-1]
     )
-    last_arriver = np.maximum.accumulate(np.where(is_first, np.arange(len(rows)), 0))
-    waiting = np.nonzero((wait >= ARROW_WAIT_NS) & ~is_first)[0]
+    waited_for = np.maximum.accumulate(np.where(is_first, np.arange(len(rows)), 0))
+    is_told = ~rows["is_rooted"] | (rows["rather_late"][waited_for] < 0)
+    waiting = np.nonzero((wait >= ARROW_WAIT_NS) & ~is_first & is_told)[0]
     kept = waiting[np.sort(np.argsort(-wait[waiting], kind="stable")[:MAX_ARROWS])]
     launch = rows["launch"]
-    return Arrows(launch[last_arriver[kept]], launch[kept], wait[kept], len(waiting) - len(kept))
+    return Arrows(launch[waited_for[kept]], launch[kept], wait[kept], len(waiting) - len(kept))
 
 
 def _waiting_rows(selection: Selection) -> Columns:
-    """Rows whose wait is known, as communicator, number, wait and launch."""
+    """Rows whose wait is known, and those of rooted collectives that others may have waited for."""
     found: list[Columns] = []
+    ranks = np.array([_none_as_unknown(member.rank) for member in selection.store.members] + [NO_NUMBER], np.int64)
     for rows in selection.operations.slices():
-        view = OperationView(selection.store, rows)
-        communicators = view.communicators()
-        is_known = (rows["wait_ns"] >= 0) & (rows["coll_seq"] >= 0) & (rows["launch"] >= 0) & (communicators >= 0)
-        chosen = np.zeros(int(is_known.sum()), dtype=_WAITING)
+        communicators = OperationView(selection.store, rows).communicators()
+        templates = selection.store.templates_of(rows, "op", "root")
+        is_rooted, waits = _IS_ROOTED[templates["op"]], rows["wait_ns"] >= 0
+        is_waited_for = is_rooted & ~waits & (rows["start_true_ns"] != NO_TIME_NS)
+        is_root = ranks[rows["member"]] == templates["root"]
+        is_waited_for &= is_root == _ROOT_SENDS[templates["op"]]
+        chosen = (waits | is_waited_for) & (rows["coll_seq"] >= 0) & (rows["launch"] >= 0) & (communicators >= 0)
+        waiting = np.zeros(int(chosen.sum()), dtype=_WAITING)
         for name in ("coll_seq", "wait_ns", "launch"):
-            chosen[name] = rows[name][is_known]
-        chosen["communicator"] = communicators[is_known]
-        found.append(chosen)
+            waiting[name] = rows[name][chosen]
+        waiting["communicator"], waiting["is_rooted"] = communicators[chosen], is_rooted[chosen]
+        waiting["rather_late"] = np.where(waits, rows["wait_ns"], -rows["start_true_ns"])[chosen]
+        found.append(waiting)
     return np.concatenate(found) if found else np.zeros(0, dtype=_WAITING)
 
 
-_WAITING: Final = np.dtype([("communicator", "<i8"), ("coll_seq", "<i8"), ("wait_ns", "<i8"), ("launch", "<i8")])
+def _none_as_unknown(rank: int | None) -> int:
+    return NO_NUMBER if rank is None else rank
+
+
+_WAITING: Final = np.dtype(
+    [
+        ("communicator", "<i8"),
+        ("coll_seq", "<i8"),
+        ("wait_ns", "<i8"),
+        ("launch", "<i8"),
+        ("is_rooted", "?"),
+        ("rather_late", "<i8"),  # the least of a collective is waited for: the shortest wait, or below 0 the last start
+    ]
+)
+_IS_ROOTED: Final = np.array(
+    [code < len(OPERATIONS) and OPERATIONS[code].is_collective and OPERATIONS[code].is_rooted for code in range(256)]
+)
+_ROOT_SENDS: Final = np.isin(np.arange(256), [OPERATION_CODES["Broadcast"], OPERATION_CODES["Scatter"]])

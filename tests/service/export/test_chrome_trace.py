@@ -17,11 +17,12 @@ from service.export.small_run import MS, START_NS, Builder, host_time, logs_only
 from ncclscope_service.export import trace_counters
 from ncclscope_service.export.chrome_trace import write_trace
 from ncclscope_service.export.selection import select
+from ncclscope_service.export.trace_launches import arrows
 from ncclscope_service.rows import HostClock
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Store
 from ncclscope_wire.records import SourceKind
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
 Event = dict[str, object]
 
@@ -253,6 +254,29 @@ def test_arrows_go_from_the_rank_that_came_last(tmp_path: Path) -> None:
     ways = {(processes[e["pid"], None], e["ph"]) for e in events if e["name"] == "waited for"}
     late = {name for name, kind in ways if kind == "s"}
     assert late == {"rank 1 (node1 pid 101)", "rank 2 (node2 pid 102)", "rank 3 (node2 pid 103)"}
+
+
+@pytest.mark.parametrize(("op", "root"), [("Broadcast", 1), ("Reduce", 0)])
+def test_arrows_of_a_rooted_collective_go_from_the_rank_whose_data_was_waited_for(op: str, root: int) -> None:
+    store = small_run()
+    templates, rows = store.operation_templates.rows, store.operations.rows
+    is_reduced = templates["op"] == OPERATION_CODES["AllReduce"]
+    templates["op"][is_reduced], templates["root"][is_reduced] = OPERATION_CODES[op], root
+    ranks = np.array([member.rank for member in store.members])[rows["member"]]
+    rows["wait_ns"][is_reduced[rows["template"]] & (ranks == 1)] = NO_TIME_NS
+    found = arrows(select(store))
+    rank_of = dict(zip(rows["launch"].tolist(), ranks.tolist(), strict=True))
+    assert len(found.late) == 18
+    assert {rank_of[launch] for launch in found.late.tolist()} == {1}
+    assert {rank_of[launch] for launch in found.waiting.tolist()} == {0}
+    rows["start_true_ns"][ranks == 1] = NO_TIME_NS
+    assert not len(arrows(select(store)).late)
+
+
+def test_while_clocks_contradict_causality_there_are_no_arrows(tmp_path: Path) -> None:
+    store = small_run()
+    store.clocks_are_trusted = False
+    assert not [event for event in written(store, tmp_path)[0] if event["name"] == "waited for"]
 
 
 def test_times_are_on_the_reference_clock(tmp_path: Path) -> None:
