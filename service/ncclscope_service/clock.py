@@ -141,12 +141,15 @@ class ClockEstimator:
         offset, rate = float(solution.offset[position]), float(solution.rate[position])
         lo, hi = float(interval.lo_ns[position]), float(interval.hi_ns[position])
         certified = min(max(0.0, lo), hi)  # the estimate, clipped to what causality allows
+        # an estimate that causality contradicts is not known better than causality knows it
+        sigma = max(float(solution.offset_sigma[position]), OTHER_HOST_SIGMA_NS)
+        sigma = max(sigma, abs(certified), min(hi - lo, abs(certified) + sigma)) if certified else sigma
         return HostClock(
             offset_ns=offset + certified,
             # the line is over true time, the contract's over the host's own
             drift_ppm=1e6 * rate / (1.0 + rate),
             at_ns=origin + round(offset),
-            sigma_ns=max(float(solution.offset_sigma[position]), OTHER_HOST_SIGMA_NS),
+            sigma_ns=sigma,
             interval_lo_ns=offset + lo if np.isfinite(lo) else None,
             interval_hi_ns=offset + hi if np.isfinite(hi) else None,
             samples=samples,

@@ -49,10 +49,10 @@ def _with_doubt(clock: HostClock) -> HostClock:
 class Clocks:
     """Estimates, and what follows from them."""
 
-    def __init__(self, known: Store, hosts: Hosts) -> None:
+    def __init__(self, known: Store, hosts: Hosts, estimator: ClockEstimator | None = None) -> None:
         self._store = known
         self._hosts = hosts
-        self._estimator = ClockEstimator()
+        self._estimator = estimator or ClockEstimator()
         self._estimated_at_ns: int | None = None
         self._by_host: dict[int, HostClock] = {}
         self._priors: Mapping[str, ClockPrior] = {}
@@ -131,7 +131,10 @@ class Clocks:
             table.rows["clock_uncertainty_ns"][own] = round(clock.sigma_ns)
 
     def sigma_ns(self) -> NDArray[np.float64]:
-        """Uncertainty of each host's clock; infinite where it is not known, and everywhere while none is trusted.
+        """Uncertainty of each host's clock, to measure by.
+
+        Infinite where no operation tells it, only what the host says of itself, and everywhere while operations
+        contradict causality.
 
         Ranks of one host share its clock and need none of these.
         """
@@ -139,7 +142,8 @@ class Clocks:
         if not self.is_trusted():
             return sigma
         for host, clock in self._by_host.items():
-            sigma[host] = clock.sigma_ns
+            if clock.told_by != "prior":
+                sigma[host] = clock.sigma_ns
         return sigma
 
     def joining_slack_ns(self) -> NDArray[np.float64]:

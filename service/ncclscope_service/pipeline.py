@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
 from ncclscope_service.alignment import Alignment
+from ncclscope_service.clock import ClockEstimator
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
@@ -133,7 +134,10 @@ class _Mark:
 class Pipeline:
     """All stages over one store."""
 
-    def __init__(self, settings: PipelineSettings | None = None) -> None:
+    def __init__(
+        self, settings: PipelineSettings | None = None, *, clock_estimator: ClockEstimator | None = None
+    ) -> None:
+        """`clock_estimator`: one with other bounds than the usual ones."""
         self.settings = settings or PipelineSettings()
         self.store = Store(measured_baseline=self.settings.baseline)
         self._intake = Intake(self.store)
@@ -146,7 +150,7 @@ class Pipeline:
         self._pair_join = PairJoin(patience_ns=self.settings.patience_ns)
         hosts = Hosts(self.store)
         self._measuring = Measuring(self.store, hosts)
-        self._clocks = Clocks(self.store, hosts)
+        self._clocks = Clocks(self.store, hosts, clock_estimator)
         self._tables = TablesJoin(self.store)
         self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)

@@ -20,6 +20,10 @@ _ROUNDS: Final = 8
 _BINS: Final = 12
 _LEAST_SCALE: Final = 1.0
 """Residuals below 1 ns are rounding."""
+_EXPECTED_SCALE: Final = 5_000.0
+_EXPECTED_POINTS: Final = 10.0
+"""How far ends scatter usually, in ns, worth so many points: a line through four points passes two of them exactly, and
+is not as sure as that looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,8 @@ class Lines:
 def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats) -> Lines:
     """Robust lines through the columns of `y` (K x C) over `x` (K), of the points `seen`, weighted by `weight` (K).
 
-    Sigmas are those of weighted least squares with the residuals' robust scale; they know nothing of a bias that
-    all points share.
+    Sigmas are those of weighted least squares with the residuals' robust scale, which few points do not tell by
+    themselves; they know nothing of a bias that all points share.
     """
     at_zero, slope = _first_guess(x, y, seen)
     base = np.where(seen, weight[:, None], 0.0)
@@ -93,6 +97,7 @@ def _with_sigmas(
     total = weights.sum(axis=0)
     squares = (weights**2).sum(axis=0)
     effective = total**2 / np.where(squares > 0, squares, 1.0)
+    scale = np.sqrt((effective * scale**2 + _EXPECTED_POINTS * _EXPECTED_SCALE**2) / (effective + _EXPECTED_POINTS))
     safe = np.where(total > 0, total, 1.0)
     mean_x = (weights * x[:, None]).sum(axis=0) / safe
     variance_x = (weights * (x[:, None] - mean_x) ** 2).sum(axis=0) / safe
