@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import ranks
+from ncclscope_service.channels import Channels
 from ncclscope_service.membership import Candidate, Content, Exchange, InferredGroup, infer_groups
 from ncclscope_service.rows import Identity, Match, Member
 from ncclscope_service.series import SeriesBook
@@ -121,6 +122,9 @@ class Identification:
                 left.absorbed_by, left.members = target.index, {}
                 if left.index in self._store.tuning_tables:
                     self._store.tuning_tables.setdefault(target.index, self._store.tuning_tables[left.index])
+                if left.index in self._store.channels:
+                    channels = self._store.channels.setdefault(target.index, Channels(target.size))
+                    channels.add(self._store.channels.pop(left.index))
             member.communicator, member.rank = target.index, rank
             target.members[rank] = member.index
         return absorbed

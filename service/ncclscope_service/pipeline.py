@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
 from ncclscope_service.alignment import Alignment
+from ncclscope_service.channels_join import ChannelsJoin
 from ncclscope_service.clock import ClockEstimator
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
@@ -152,6 +153,7 @@ class Pipeline:
         self._measuring = Measuring(self.store, hosts)
         self._clocks = Clocks(self.store, hosts, clock_estimator)
         self._tables = TablesJoin(self.store)
+        self._channels = ChannelsJoin(self.store)
         self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)
         self._identification = Identification(
@@ -183,6 +185,7 @@ class Pipeline:
         operations = arrived.operations
         self._communicators.place(operations, arrived.events, arrived.event_processes)
         self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
+        self._channels.feed(arrived.source, self._communicators.completed, batch.facts)
         self._communicators.completed.clear()
         if len(operations) or len(arrived.tunings):
             ids = self._add_operations(operations)

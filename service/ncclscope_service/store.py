@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows, whole_rows
+from ncclscope_service.channels import Channels
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
 from ncclscope_wire.batch import Columns
@@ -285,6 +286,8 @@ class Store:
     topologies_seen: int = 0
     """How many there are in all."""
     tuning_tables: dict[int, TuningTableSeen] = field(default_factory=dict[int, TuningTableSeen])
+    channels: dict[int, Channels] = field(default_factory=dict[int, Channels])
+    """Rings and trees by communicator, of those that printed them."""
     """By communicator."""
     measured_baseline: MeasuredBaseline | None = None
     """What nccl-tests showed on this machine, if the user gave its output."""

@@ -1,7 +1,8 @@
 """Who sends how many bytes to whom: what a call of a rank puts on the links, by operation and algorithm.
 
-Payload only: the flags of the LL protocols (twice the bytes for LL, 128/120 for LL128) and headers come on top. Ring
-order and the chains inside nodes are those of communicator ranks, which NCCL's own search may permute.
+Payload only: the flags of the LL protocols (twice the bytes for LL, 128/120 for LL128) and headers come on top. Rings
+and trees are those that NCCL printed for the communicator, shared equally by its channels; where it printed none, the
+order of communicator ranks, which NCCL's own search may permute.
 
 *Source:* NCCL `src/device/all_reduce.h`, `all_gather.h`, `reduce_scatter.h`, `broadcast.h`, `reduce.h` (who sends what
 in which step), `src/graph/trees.cc` (the two trees), `src/enqueue.cc` (AlltoAll, Gather and Scatter are sends); the
@@ -18,6 +19,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ncclscope_service.channels import Channels
 
 Ranks = NDArray[np.int64]
 """Communicator ranks."""
@@ -45,6 +48,8 @@ class Flow:
     way: Way = Way.PEER
     is_assumed: bool = False
     """Nobody said which algorithm ran, or it is none that this module knows: a ring was taken."""
+    is_order_assumed: bool = False
+    """NCCL printed no rings or trees of this rank: the order of ranks was taken."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Seats:
 
     nodes: tuple[int, ...]
     """A number of the node of each rank, by communicator rank; -1 where it is not known."""
+    channels: Channels | None = None
+    """The rings and trees that were printed."""
 
     @property
     def size(self) -> int:
@@ -72,6 +79,20 @@ class Seats:
             found.setdefault(node, []).append(rank)
         return found
 
+    def ring_receivers(self, rank: int) -> tuple[Ranks, NDArray[np.float64]] | None:
+        """To whom a rank sends in the rings, and what share of it; None where they were not printed."""
+        if self.size == 2:
+            return np.array([1 - rank], np.int64), np.ones(1)
+        return None if self.channels is None else _shares(self.channels.next_of(rank))
+
+    def tree_receivers(self, rank: int) -> tuple[Ranks, NDArray[np.float64]] | None:
+        """With whom a rank exchanges in the trees, and what share of the whole; None where they were not printed."""
+        if self.channels is None or not len(self.channels.following):
+            return None
+        neighbours, channels = self.channels.neighbours_of(rank)
+        receivers, times = np.unique(neighbours, return_counts=True)
+        return (receivers.astype(np.int64), times / channels) if channels else None
+
     @cached_property
     def tree_neighbours(self) -> list[dict[int, list[int]]]:
         """Of each of the two trees over the nodes: the nodes that a node sends to, up and down."""
@@ -80,6 +101,11 @@ class Seats:
             _neighbours([double_tree_parent(len(order), place, tree) for place in range(len(order))], order)
             for tree in (0, 1)
         ]
+
+
+def _shares(receivers: NDArray[np.int32]) -> tuple[Ranks, NDArray[np.float64]] | None:
+    different, times = np.unique(receivers, return_counts=True)
+    return (different.astype(np.int64), times / len(receivers)) if len(receivers) else None
 
 
 def double_tree_parent(nodes: int, node: int, tree: int) -> int | None:
@@ -140,7 +166,7 @@ def flows(calls: Calls, seats: Seats) -> Iterator[Flow]:
     if seats.size < 2 or not 0 <= calls.rank < seats.size or calls.bytes <= 0:
         return
     if calls.op in _PAIRED:
-        yield from _paired(calls, seats.size)
+        yield from _paired(calls, seats)
     elif calls.op in _RING_SHARES:
         yield from _reducing(calls, seats)
 
@@ -150,9 +176,9 @@ _RING_SHARES: Final = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1}
 """How often a ring carries (n-1)/n of S over each of its links."""
 
 
-def _paired(calls: Calls, size: int) -> Iterator[Flow]:
+def _paired(calls: Calls, seats: Seats) -> Iterator[Flow]:
     """Operations whose ways NCCL has one of only."""
-    rank, peer, following = calls.rank, calls.peer, (calls.rank + 1) % size
+    rank, peer, size = calls.rank, calls.peer, seats.size
     if calls.op == "AlltoAll":
         yield Flow(_others(size, rank), calls.bytes / size)
         return
@@ -162,17 +188,29 @@ def _paired(calls: Calls, size: int) -> Iterator[Flow]:
         if peer != rank:
             yield _to(peer, calls.bytes)
     elif calls.op == "Broadcast":
-        if following != peer:
-            yield _to(following, calls.bytes)
+        yield from (flow for flow in _along_rings(calls, seats, calls.bytes) if flow.receivers[0] != peer)
     elif calls.op == "Scatter":
         if rank == peer:
             yield Flow(_others(size, rank), calls.bytes / size)
+    elif rank != peer and calls.op == "Reduce":
+        yield from _along_rings(calls, seats, calls.bytes)
     elif rank != peer:
-        yield _to(following, calls.bytes) if calls.op == "Reduce" else _to(peer, calls.bytes / size)
+        yield _to(peer, calls.bytes / size)
 
 
-def _to(receiver: int, amount: float, *, is_assumed: bool = False) -> Flow:
-    return Flow(np.array([receiver], dtype=np.int64), amount, is_assumed=is_assumed)
+def _along_rings(calls: Calls, seats: Seats, amount: float, *, is_assumed: bool = False) -> Iterator[Flow]:
+    """To the next rank of each ring its share."""
+    printed = seats.ring_receivers(calls.rank)
+    if printed is None:
+        yield _to((calls.rank + 1) % seats.size, amount, is_assumed=is_assumed, is_order_assumed=True)
+        return
+    for receiver, share in zip(*(column.tolist() for column in printed), strict=True):
+        yield _to(receiver, amount * share, is_assumed=is_assumed)
+
+
+def _to(receiver: int, amount: float, *, is_assumed: bool = False, is_order_assumed: bool = False) -> Flow:
+    receivers = np.array([receiver], dtype=np.int64)
+    return Flow(receivers, amount, is_assumed=is_assumed, is_order_assumed=is_order_assumed)
 
 
 def _others(size: int, rank: int) -> Ranks:
@@ -181,13 +219,17 @@ def _others(size: int, rank: int) -> Ranks:
 
 def _reducing(calls: Calls, seats: Seats) -> Iterator[Flow]:
     algorithm = calls.algorithm
-    if algorithm == "TREE" and calls.op == "AllReduce" and seats.are_known:
+    printed = seats.tree_receivers(calls.rank)
+    if algorithm == "TREE" and calls.op == "AllReduce" and printed is not None:
+        for receiver, share in zip(*(column.tolist() for column in printed), strict=True):
+            yield _to(receiver, calls.bytes * share)
+    elif algorithm == "TREE" and calls.op == "AllReduce" and seats.are_known:
         yield from _tree(calls, seats)
     elif algorithm in _SWITCHED and seats.are_known and (calls.op == "AllReduce" or _is_inside(calls, seats)):
         yield from _switched(calls, seats)
     else:
         share = _RING_SHARES[calls.op] * (seats.size - 1) / seats.size
-        yield _to((calls.rank + 1) % seats.size, share * calls.bytes, is_assumed=algorithm != "RING")
+        yield from _along_rings(calls, seats, share * calls.bytes, is_assumed=algorithm != "RING")
 
 
 def _tree(calls: Calls, seats: Seats) -> Iterator[Flow]:
@@ -197,7 +239,7 @@ def _tree(calls: Calls, seats: Seats) -> Iterator[Flow]:
     if seats.locals[node][0] == calls.rank:
         for neighbours in seats.tree_neighbours:
             for other in neighbours[node]:
-                yield _to(seats.locals[other][0], calls.bytes / 2)
+                yield _to(seats.locals[other][0], calls.bytes / 2, is_order_assumed=True)
 
 
 def _chain(calls: Calls, seats: Seats) -> Iterator[Flow]:
@@ -206,7 +248,7 @@ def _chain(calls: Calls, seats: Seats) -> Iterator[Flow]:
     place = mine.index(calls.rank)
     for neighbour in (place - 1, place + 1):
         if 0 <= neighbour < len(mine):
-            yield _to(mine[neighbour], calls.bytes)
+            yield _to(mine[neighbour], calls.bytes, is_order_assumed=True)
 
 
 _SWITCHED: Final = frozenset({"NVLS", "NVLS_TREE", "COLLNET_DIRECT", "COLLNET_CHAIN"})
@@ -243,7 +285,7 @@ def _switched(calls: Calls, seats: Seats) -> Iterator[Flow]:
         for neighbours in seats.tree_neighbours:
             for other in neighbours[seats.nodes[calls.rank]]:
                 ranks = seats.locals[other]
-                yield _to(ranks[place % len(ranks)], share / 2)
+                yield _to(ranks[place % len(ranks)], share / 2, is_order_assumed=True)
     else:
         yield Flow(np.empty(0, dtype=np.int64), share, Way.NETWORK)
 
@@ -263,6 +305,7 @@ class TrafficSums:
     _keys: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     _bytes: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
     _assumed: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
+    _order_assumed: list[NDArray[np.float64]] = field(default_factory=list[NDArray[np.float64]])
     _pending: int = 0
 
     def add(self, kind: int, sender: int, receivers: NDArray[np.int64], flow: Flow) -> None:
@@ -275,21 +318,24 @@ class TrafficSums:
         self._keys.append(((kind * self.places + sender) * (self.places + 1) + receivers + 1) * len(Way) + flow.way)
         self._bytes.append(amounts)
         self._assumed.append(amounts if flow.is_assumed else np.zeros(len(amounts)))
+        self._order_assumed.append(amounts if flow.is_order_assumed else np.zeros(len(amounts)))
         self._pending += len(receivers)
         if self._pending > _PENDING_ENTRIES:
             self._consolidate()
 
-    def rows(self) -> Iterator[tuple[int, int, int, Way, int, int]]:
-        """(kind, sender, receiver or NOWHERE, way, bytes, bytes of these that are assumed), in that order."""
+    def rows(self) -> Iterator[tuple[int, int, int, Way, int, int, int]]:
+        """(kind, sender, receiver or NOWHERE, way, bytes, of these with assumed algorithm, with assumed order)."""
         self._consolidate()
         if not self._keys:
             return
         keys, ways = np.divmod(self._keys[0], len(Way))
         keys, receivers = np.divmod(keys, self.places + 1)
         kinds, senders = np.divmod(keys, self.places)
-        columns = (kinds, senders, receivers - 1, ways, np.rint(self._bytes[0]), np.rint(self._assumed[0]))
-        for kind, sender, receiver, way, amount, assumed in zip(*(c.tolist() for c in columns), strict=True):
-            yield kind, sender, receiver, Way(way), int(amount), int(assumed)
+        sums = (np.rint(each[0]) for each in (self._bytes, self._assumed, self._order_assumed))
+        columns = (kinds, senders, receivers - 1, ways, *sums)
+        for kind, sender, receiver, way, *amounts in zip(*(c.tolist() for c in columns), strict=True):
+            amount, assumed, order_assumed = (int(each) for each in amounts)
+            yield kind, sender, receiver, Way(way), amount, assumed, order_assumed
 
     def _consolidate(self) -> None:
         if not self._keys:
@@ -297,6 +343,7 @@ class TrafficSums:
         keys, places = np.unique(np.concatenate(self._keys), return_inverse=True)
         self._bytes = [_summed(self._bytes, places, len(keys))]
         self._assumed = [_summed(self._assumed, places, len(keys))]
+        self._order_assumed = [_summed(self._order_assumed, places, len(keys))]
         self._keys, self._pending = [keys], 0
 
 

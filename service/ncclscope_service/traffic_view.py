@@ -92,7 +92,7 @@ def _view(places: _Places, sums: TrafficSums) -> TrafficView:
     square = np.zeros((count, count), np.int64)
     switched = np.zeros(count, np.int64)
     total, assumed = 0, 0
-    for _, sender, receiver, _, amount, of_assumed in sums.rows():
+    for _, sender, receiver, _, amount, of_assumed, _ in sums.rows():
         if receiver == NOWHERE:
             switched[sender] += amount
         else:

@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from ncclscope_service.channels import Channels
 from ncclscope_service.traffic import NOWHERE, Calls, Flow, Seats, TrafficSums, Way, double_tree_parent, flows
+from ncclscope_wire.facts import RingOrder, TreeNeighbours, TreeNode
 
 S = 840_000
 """Divides by all sizes used here."""
@@ -123,6 +125,43 @@ def test_without_a_known_algorithm_or_known_nodes_a_ring_is_taken_and_said_so() 
     assert not flow.is_assumed
 
 
+def printed(*orders: tuple[int, ...]) -> Channels:
+    channels = Channels(len(orders[0]))
+    for channel, ranks in enumerate(orders):
+        channels.take(RingOrder(line=1, channel=channel, ranks=ranks))
+    return channels
+
+
+def test_printed_rings_share_equally_and_nothing_of_them_is_assumed() -> None:
+    seats = Seats((0, 0, 1, 1), printed((0, 2, 1, 3), (0, 1, 2, 3)))
+    found = sent("AllGather", seats)
+    assert found == {
+        (0, 2): S * 3 // 8, (0, 1): S * 3 // 8, (1, 3): S * 3 // 8, (1, 2): S * 3 // 8,
+        (2, 1): S * 3 // 8, (2, 3): S * 3 // 8, (3, 0): S * 3 // 4,
+    }  # fmt: skip
+    ours = list(flows(Calls(op="AllGather", algorithm="RING", rank=0, peer=None, bytes=S), seats))
+    assert not any(flow.is_assumed or flow.is_order_assumed for flow in ours)
+    half = S // 2
+    assert sent("Broadcast", seats, peer=3) == {(3, 0): S, (0, 2): half, (2, 1): half, (0, 1): half, (1, 2): half}
+
+
+def test_in_printed_trees_each_link_carries_its_channels_share_both_ways() -> None:
+    channels = Channels(3)
+    trees = {0: ((0, -1, (1, 2)), (1, 1, ())), 1: ((0, 0, ()), (1, -1, (0, 2))), 2: ((0, 0, ()), (1, 1, ()))}
+    for rank, nodes in trees.items():
+        places = tuple(TreeNode(channel=channel, up=up, rank=rank, down=down) for channel, up, down in nodes)
+        channels.take(TreeNeighbours(line=1, nodes=places))
+    expected = Counter({(0, 1): S, (1, 0): S, (0, 2): S // 2, (2, 0): S // 2, (1, 2): S // 2, (2, 1): S // 2})
+    assert sent("AllReduce", Seats((0, 1, 1), channels), "TREE") == expected
+
+
+def test_without_printed_rings_the_order_is_said_to_be_assumed() -> None:
+    [flow] = flows(Calls(op="AllGather", algorithm="RING", rank=0, peer=None, bytes=S), nodes_of(1, 4))
+    assert flow.is_order_assumed
+    [pair] = flows(Calls(op="AllGather", algorithm="RING", rank=0, peer=None, bytes=S), nodes_of(1, 2))
+    assert not pair.is_order_assumed
+
+
 def test_a_single_rank_and_ranks_out_of_range_send_nothing() -> None:
     assert not sent("AllReduce", nodes_of(1, 1))
     assert not list(flows(Calls(op="AllReduce", algorithm="RING", rank=4, peer=None, bytes=S), nodes_of(1, 4)))
@@ -137,6 +176,6 @@ def test_sums_are_exact_by_pair_and_way_however_often_they_are_added_to() -> Non
         sums.add(0, 7, np.array([NOWHERE]), Flow(np.empty(0, dtype=np.int64), 5.0, Way.NVSWITCH))
         sums.add(0, 7, np.array([8]), Flow(np.array([1]), 1.0, is_assumed=True))
     rows = list(sums.rows())
-    assert rows[:2] == [(0, 7, NOWHERE, Way.NVSWITCH, 1500, 0), (0, 7, 8, Way.PEER, 300, 300)]
-    assert rows[2:] == [(1, 3999, place, Way.PEER, 24_000, 0) for place in range(100)]
+    assert rows[:2] == [(0, 7, NOWHERE, Way.NVSWITCH, 1500, 0, 0), (0, 7, 8, Way.PEER, 300, 300, 0)]
+    assert rows[2:] == [(1, 3999, place, Way.PEER, 24_000, 0, 0) for place in range(100)]
     assert all(a <= b for a, b in pairwise(rows))

@@ -118,10 +118,7 @@ class Figures:
                 f"{bytes_text(between)} directly from node to node. Blank: nothing was sent."
             )
             if assumed:
-                text += (
-                    f" The algorithm of {ratio_text(assumed / total)} of it is not recorded: a ring in the order of "
-                    "ranks was taken."
-                )
+                text += f" The algorithm of {ratio_text(assumed / total)} of it is not recorded: a ring was taken."
             if self.of("traffic", "unplaced_calls"):
                 text += " What ranks sent that are not known is left out."
             shown, of = self.of("traffic", "senders"), self.of("traffic", "of")

@@ -200,6 +200,7 @@ TRAFFIC: Final = pa.schema(
         ("parallelism", _TEXT),
         ("bytes", pa.int64()),
         ("assumed_bytes", pa.int64()),
+        ("assumed_order_bytes", pa.int64()),
     ]
 )
 """`traffic.parquet`: one row per sender, receiver, operation and parallelism."""

@@ -251,6 +251,7 @@ def _traffic(traffic: Traffic) -> object:
     return {
         "bytes": sum(row.bytes for row in traffic.rows),
         "assumed_bytes": sum(row.assumed_bytes for row in traffic.rows),
+        "assumed_order_bytes": sum(row.assumed_order_bytes for row in traffic.rows),
         "unplaced_calls": traffic.unplaced_calls,
         "node_pairs": len(by_node),
         "by_node": by_node[:MAX_NODE_PAIRS],

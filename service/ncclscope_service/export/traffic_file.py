@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from ncclscope_service.algorithms import Algorithms
 from ncclscope_service.export import schema
 from ncclscope_service.export.operation_view import OperationView
 from ncclscope_service.export.operations_file import operation_column
@@ -51,6 +52,9 @@ class TrafficRow:
     parallelism: str | None
     bytes: int
     assumed_bytes: int
+    """Of an algorithm that nobody named: a ring was taken."""
+    assumed_order_bytes: int
+    """Along a ring or tree that NCCL did not print: in the order of ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,23 @@ def traffic_by_node(traffic: Traffic) -> list[dict[str, object]]:
     sums: dict[tuple[str, str, str | None, str | None], list[int]] = {}
     for row in traffic.rows:
         host = None if row.receiver is None else row.receiver.host
-        found = sums.setdefault((row.sender.job, row.sender.host, host, row.through), [0, 0])
+        found = sums.setdefault((row.sender.job, row.sender.host, host, row.through), [0, 0, 0])
         found[0] += row.bytes
         found[1] += row.assumed_bytes
+        found[2] += row.assumed_order_bytes
     return [
-        {"job": job, "from": sender, "to": receiver, "through": through, "bytes": amount, "assumed_bytes": assumed}
-        for (job, sender, receiver, through), (amount, assumed) in sorted(sums.items(), key=lambda item: -item[1][0])
+        {
+            "job": job,
+            "from": sender,
+            "to": receiver,
+            "through": through,
+            "bytes": amount,
+            "assumed_bytes": assumed,
+            "assumed_order_bytes": order,
+        }
+        for (job, sender, receiver, through), (amount, assumed, order) in sorted(
+            sums.items(), key=lambda item: -item[1][0]
+        )
     ]
 
 
@@ -121,8 +136,9 @@ class _Measuring:
                 *kinds[kind],
                 amount,
                 assumed,
+                order,
             )
-            for kind, sender, receiver, way, amount, assumed in sums.rows()
+            for kind, sender, receiver, way, amount, assumed, order in sums.rows()
         )
         return Traffic(tuple(sorted(places, key=_order)), rows, self._is_by_rank, self._unplaced)
 
@@ -144,7 +160,8 @@ class _Measuring:
                 if 0 <= rank < size:
                     nodes[rank] = self._hosts[self._store.processes[self._store.members[member].process].host]
                     places[rank] = self._place_of_member[member]
-            found = self._seats[communicator.index] = Seats(tuple(nodes)), places
+            channels = self._store.channels.get(communicator.index)
+            found = self._seats[communicator.index] = Seats(tuple(nodes), channels), places
         return found
 
     def _add(self, sums: TrafficSums, communicator: Communicator, calls: Calls) -> None:
@@ -163,6 +180,7 @@ class _Measuring:
     def _calls(self) -> Iterator[tuple[Communicator, Calls]]:
         """Calls that are alike, summed over the run."""
         sums: dict[tuple[int, str, int, int], int] = {}
+        algorithms = Algorithms(self._store, self._selection.operations.slices())
         for rows in self._selection.operations.slices():
             view = OperationView(self._store, rows)
             ops = operation_column(view, "op")
@@ -170,7 +188,7 @@ class _Measuring:
             other = [operation_column(view, name) for name in ("root", "peer")]
             peer = np.where(other[0].is_known, other[0].values, np.where(other[1].is_known, other[1].values, -1))
             is_known = ops.is_known & (rows["member"] >= 0) & (rows["message_bytes"] > 0)
-            columns = (rows["member"], ops.values, rows["algorithm"], peer)
+            columns = (rows["member"], ops.values, algorithms.of(rows), peer)
             table = np.stack([column[is_known].astype(np.int64) for column in columns], axis=1)
             keys, codes = np.unique(table, axis=0, return_inverse=True)
             found = np.zeros(len(keys), dtype=np.int64)
@@ -219,4 +237,5 @@ def _record(row: TrafficRow) -> dict[str, object]:
         "parallelism": row.parallelism,
         "bytes": row.bytes,
         "assumed_bytes": row.assumed_bytes,
+        "assumed_order_bytes": row.assumed_order_bytes,
     }
