@@ -28,7 +28,7 @@ def _no_channels() -> NDArray[np.int32]:
     return np.empty((0, 0), np.int32)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Channels:
     """Who sends to whom on each channel of one communicator, by rank in it; NO_NUMBER where not printed."""
 
@@ -41,6 +41,15 @@ class Channels:
     """Channels x ranks x 3: the children in the tree."""
     in_tree: NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), np.bool_))
     """Channels x ranks: whether the rank's place in the tree was printed."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both know the same."""
+        if not isinstance(other, Channels):
+            return NotImplemented
+        same = zip(*((each.following, each.above, each.below, each.in_tree) for each in (self, other)), strict=True)
+        return self.size == other.size and all(np.array_equal(one, two) for one, two in same)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
 
     def next_of(self, rank: int) -> NDArray[np.int32]:
         """The next rank in each ring of which it is known."""

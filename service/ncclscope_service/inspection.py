@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, rows
 from ncclscope_service.communicators import Communicators
+from ncclscope_service.distinct import distinct_together
 from ncclscope_service.inspector_join import InspectorJoin, is_usable
 from ncclscope_service.inspector_lines import Key, LineBook
 from ncclscope_service.inspector_pairing import Pairing, Pairs
+from ncclscope_service.inspector_replays import InspectedReplays
 from ncclscope_service.intake import empty_operations
 from ncclscope_service.rows import Match
 from ncclscope_service.series import SeriesBook
@@ -48,6 +50,7 @@ class Inspection:
         self._settle_ns = settle_ns
         self._join = InspectorJoin(known, settle_ns=settle_ns, patience_ns=patience_ns)
         self._lines = LineBook(known)
+        self._replays = InspectedReplays()
         self._is_used = False
         self._new_lines: list[Ids] = []
         self._unplaced: Ids = np.empty(0, np.int64)
@@ -285,12 +288,36 @@ class Inspection:
         cells = np.zeros(matrix.shape, rows.OPERATION)
         cells[known] = table.take(told["operation"][known])
         self._write(told["operation"][known], told[known])
-        is_new = (has_kernel(cells) & known).sum(axis=1) < 2
+        by_kernel = has_kernel(cells) & known
+        is_replay = present & ~known
+        members = self._members_of(told[is_replay])
+        by_kernel[is_replay] = self._replays.have_kernels(self._store, told[is_replay], members)
+        is_new = by_kernel.sum(axis=1) < 2
+        counted = is_new[:, None] & is_replay
+        self._replays.count(told[counted], self._members_of(told[counted]))
         self._date(collectives, told, present, cells, known)
         own = is_new[:, None] & known
         table.rows["inspected"][table.at(told["operation"][own])] = True
         self._series.count_waits(told[is_new[:, None] & present])
         return collectives[is_new], told["operation"][own & ~has_kernel(cells)]
+
+    def mark_counted(self, replays: Columns) -> None:
+        """Marks replays (rows.REPLAYED) whose collectives were counted from records before nsys told of them."""
+        if self._is_used:
+            replays["inspected"] = self._replays.were_counted(self._store, replays)
+
+    def _members_of(self, told: Columns) -> NDArray[np.int64]:
+        """The member of each record; NO_NUMBER where the process is not that rank."""
+        members = np.full(len(told), NO_NUMBER, np.int64)
+        (communicators, ranks, processes), place = distinct_together(
+            told["communicator"], told["rank"], told["process"]
+        )
+        found = [
+            self._member(*each) for each in zip(communicators.tolist(), ranks.tolist(), processes.tolist(), strict=True)
+        ]
+        if found:
+            members = np.asarray(found, np.int64)[place]
+        return members
 
     def _date(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, kernel_matrix, measure, rows, whole_rows
-from ncclscope_service.distinct import distinct, firsts
+from ncclscope_service.distinct import distinct, firsts, values_of
 from ncclscope_service.exchanges import SIDE, Exchanges
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
@@ -198,7 +198,8 @@ class Measuring:
         weighted: NDArray[np.float64],
         sigma_ns: NDArray[np.float64],
     ) -> Measures:
-        starts = part.start_true_ns
+        # Ranks of one host share its clock: no other is needed.
+        starts = part.start_ns if len(values_of(part.hosts)) == 1 else part.start_true_ns
         # A duration is the host's own: on the reference clock it would be off by the drift.
         own = part.end_ns - part.start_ns
         return measure.measure_rooted(

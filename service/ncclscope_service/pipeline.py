@@ -344,7 +344,9 @@ class Pipeline:
         for capture, processes in arrivals.captures:
             self._alignment.feed_capture(capture, processes)
         decided = self._alignment.advance(final=final, ended=self._ended_processes(now_ns))
-        self._replaying.feed(self._alignment.graphs.take_replays(), now_ns)
+        replays = self._alignment.graphs.take_replays()
+        self._inspection.mark_counted(replays)
+        self._replaying.feed(replays, now_ns)
         held = self._mark_older_than(now_ns - self.settings.hold_ns)
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
