@@ -19,6 +19,8 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),
     ("An nsys export of two million kernels", "read_export.py", []),
     ("Clocks", "clock.py", ["5"]),
+    ("Measures against truth", "measures.py", ["--iterations", "4"]),
+    ("Join, clocks and measures as ranks grow", "scale.py", []),
     ("A scrape of /metrics", "-m benchmarks.scrape", []),
     ("Output files", "export_files.py", []),
 )

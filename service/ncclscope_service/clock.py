@@ -193,11 +193,11 @@ class ClockEstimator:
 
     def _two_way_edges(self, index: dict[int, int]) -> list[Edges]:
         """Lines between hosts that only send to each other."""
-        together = {(one, other) for group in self._groups.values() for one in group.hosts for other in group.hosts}
         edges: list[Edges] = []
+        together = [frozenset(group.hosts) for group in self._groups.values()] if self._ways else []
         for (first, second), forward in self._ways.items():
             backward = self._ways.get((second, first))
-            if first > second or backward is None or (first, second) in together:
+            if first > second or backward is None or any({first, second} <= hosts for hosts in together):
                 continue
             at = int(max(forward.sent.max(), backward.received.max()))
             found = band(forward, backward, at, self.window_ns)

@@ -98,14 +98,17 @@ def solve(edges: Sequence[Edges], hosts: int, reference: int, origin: int) -> So
     solution.known = _reached(first, second, hosts, reference)
     usable = solution.known[first]
     first, second, at, lines = first[usable], second[usable], at[usable], lines.take(np.flatnonzero(usable))
-    solution.rate, solution.rate_sigma = _least_squares(
-        first, second, lines.slope, lines.slope_sigma, reference, solution.known
-    )
+    free = np.flatnonzero(solution.known & (np.arange(hosts) != reference))
+    if not len(free):
+        return solution
+    rates = _LeastSquares(first, second, lines.slope_sigma, free, hosts)
+    solution.rate, solution.rate_sigma = rates.solve(lines.slope), rates.sigma()
+    behind = (origin - at).astype(np.float64)
+    spread = np.hypot(lines.at_zero_sigma, lines.slope_sigma * behind)
+    offsets = _LeastSquares(first, second, spread, free, hosts)
     for _ in range(3):  # an edge's line is placed on its first host's clock, whose own offset is being solved for
-        behind = (origin - at).astype(np.float64) + solution.offset[first]
-        level = lines.at_zero + lines.slope * behind
-        spread = np.hypot(lines.at_zero_sigma, lines.slope_sigma * behind)
-        solution.offset, solution.offset_sigma = _least_squares(first, second, level, spread, reference, solution.known)
+        solution.offset = offsets.solve(lines.at_zero + lines.slope * (behind + solution.offset[first]))
+    solution.offset_sigma = offsets.sigma()
     return solution
 
 
@@ -151,31 +154,33 @@ def _reached(first: NDArray[np.intp], second: NDArray[np.intp], hosts: int, refe
         reached = wider
 
 
-def _least_squares(
-    first: NDArray[np.intp],
-    second: NDArray[np.intp],
-    values: _Floats,
-    sigmas: _Floats,
-    reference: int,
-    known: NDArray[np.bool_],
-) -> tuple[_Floats, _Floats]:
-    """v[second] - v[first] = values, v[reference] = 0: the solution and its sigma."""
-    hosts = len(known)
-    weights = 1.0 / np.maximum(sigmas, 1e-12) ** 2
-    weights /= weights.max(initial=1e-300)
-    laplacian = np.zeros((hosts, hosts))
-    np.add.at(laplacian, (first, first), weights)
-    np.add.at(laplacian, (second, second), weights)
-    np.add.at(laplacian, (first, second), -weights)
-    np.add.at(laplacian, (second, first), -weights)
-    right = np.zeros(hosts)
-    np.add.at(right, second, weights * values)
-    np.add.at(right, first, -weights * values)
-    free = np.flatnonzero(known & (np.arange(hosts) != reference))
-    result, sigma = np.zeros(hosts), np.zeros(hosts)
-    if len(free):
-        inverse = np.linalg.inv(laplacian[np.ix_(free, free)])
-        result[free] = inverse @ right[free]
-        scale = float((np.maximum(sigmas, 1e-12) ** 2).min())
-        sigma[free] = np.sqrt(np.maximum(np.diag(inverse), 0.0) * scale)
-    return result, sigma
+class _LeastSquares:
+    """v[second] - v[first] = values, 0 for all hosts that are not `free`: solved for any values with these sigmas."""
+
+    def __init__(
+        self, first: NDArray[np.intp], second: NDArray[np.intp], sigmas: _Floats, free: NDArray[np.intp], hosts: int
+    ) -> None:
+        self._first, self._second, self._free, self._hosts = first, second, free, hosts
+        self._variance = np.maximum(sigmas, 1e-12) ** 2
+        self._weights = 1.0 / self._variance
+        self._weights /= self._weights.max(initial=1e-300)
+        laplacian = np.zeros((hosts, hosts))
+        for one, other in ((first, second), (second, first)):
+            np.add.at(laplacian, (one, one), self._weights)
+            np.add.at(laplacian, (one, other), -self._weights)
+        self._inverse = np.linalg.inv(laplacian[np.ix_(free, free)])
+
+    def solve(self, values: _Floats) -> _Floats:
+        """The solution by host."""
+        right = np.zeros(self._hosts)
+        np.add.at(right, self._second, self._weights * values)
+        np.add.at(right, self._first, -self._weights * values)
+        result = np.zeros(self._hosts)
+        result[self._free] = self._inverse @ right[self._free]
+        return result
+
+    def sigma(self) -> _Floats:
+        """Its sigma by host."""
+        sigma = np.zeros(self._hosts)
+        sigma[self._free] = np.sqrt(np.maximum(np.diag(self._inverse), 0.0) * float(self._variance.min()))
+        return sigma

@@ -52,12 +52,8 @@ def _steps_of(group: HostEnds, reference: int) -> list[tuple[int, int]]:
         detrended = detrended - detrended[:, [anchor]]
     else:
         detrended = detrended - np.median(detrended, axis=1, keepdims=True)
-    found: list[tuple[int, int]] = []
-    for column, host in enumerate(group.hosts):
-        at = _jump(detrended[:, column])
-        if at is not None:
-            found.append((host, int(end[at, column])))
-    return found
+    jumps = _jumps(detrended)
+    return [(group.hosts[column], int(end[at, column])) for column, at in jumps]
 
 
 def _trend(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -69,13 +65,17 @@ def _trend(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
     return result
 
 
-def _jump(values: NDArray[np.float64]) -> int | None:
-    """Where the level of `values` changes for good by more than 1 ms and by far more than their noise."""
-    windows = np.median(np.lib.stride_tricks.sliding_window_view(values, _PERSISTS), axis=1)
+def _jumps(values: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """(column, row) where the level of a column changes for good by more than 1 ms and by far more than its noise."""
+    windows = np.median(np.lib.stride_tricks.sliding_window_view(values, _PERSISTS, axis=0), axis=-1)
     change = np.abs(windows[_PERSISTS:] - windows[:-_PERSISTS])
-    noise = 1.4826 * float(np.median(np.abs(np.diff(values))))
-    if not len(change) or change.max() <= _STEP_NS + 10 * noise:
-        return None
-    at = int(change.argmax()) + _PERSISTS
-    before, after = float(np.median(values[:at])), float(np.median(values[at:]))
-    return at if abs(after - before) > _STEP_NS + 10 * noise else None
+    if not len(change):
+        return []
+    least = _STEP_NS + 10 * 1.4826 * np.median(np.abs(np.diff(values, axis=0)), axis=0)
+    found: list[tuple[int, int]] = []
+    for column in np.flatnonzero(change.max(axis=0) > least).tolist():
+        at = int(change[:, column].argmax()) + _PERSISTS
+        before, after = float(np.median(values[:at, column])), float(np.median(values[at:, column]))
+        if abs(after - before) > least[column]:
+            found.append((column, at))
+    return found

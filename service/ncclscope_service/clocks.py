@@ -29,6 +29,8 @@ _ALL_TO_ALL: Final = np.array(
     ]
 )
 _ESTIMATE_EVERY_NS: Final = 1_000_000_000
+_HOSTS_A_SECOND: Final = 128
+"""An estimate of more hosts takes longer, and is renewed as much less often."""
 
 
 _YOUNG_SAMPLES: Final = 30
@@ -95,8 +97,9 @@ class Clocks:
             )
 
     def estimate(self, now_ns: int, *, final: bool = False) -> None:
-        """Renews `Store.clocks`, at most once a second."""
-        recent = self._estimated_at_ns is not None and now_ns - self._estimated_at_ns < _ESTIMATE_EVERY_NS
+        """Renews `Store.clocks`, at most once a second, and less often with more than 128 hosts."""
+        pause_ns = _ESTIMATE_EVERY_NS * max(1, len(self._hosts.names) // _HOSTS_A_SECOND)
+        recent = self._estimated_at_ns is not None and now_ns - self._estimated_at_ns < pause_ns
         if (recent and not final) or not self._store.processes:
             return
         self._estimated_at_ns = now_ns

@@ -20,6 +20,8 @@ _ROUNDS: Final = 8
 _BINS: Final = 12
 _LEAST_SCALE: Final = 1.0
 """Residuals below 1 ns are rounding."""
+_STILL: Final = 0.5
+"""Lines that move less, in ns anywhere, are done."""
 _EXPECTED_SCALE: Final = 5_000.0
 _EXPECTED_POINTS: Final = 10.0
 """How far ends scatter usually, in ns, worth so many points: a line through four points passes two of them exactly, and
@@ -68,14 +70,18 @@ def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats) -> Lin
     at_zero, slope = _first_guess(x, y, seen)
     base = np.where(seen, weight[:, None], 0.0)
     scale = np.full(y.shape[1], _LEAST_SCALE)
-    weights = base
+    weights, reach = base, float(np.abs(x).max(initial=0.0))
     for _ in range(_ROUNDS):
         residual = np.where(seen, y - at_zero - slope * x[:, None], 0.0)
         scale = np.maximum(_masked_median(np.abs(residual), seen) * 1.4826, _LEAST_SCALE)
         far = np.abs(residual) / scale
         # a weight of w means that the point's sigma is scale / sqrt(w): Huber's bend and the cut are in its own units
         weights = base * np.where(far <= _HUBER, 1.0, _HUBER / np.maximum(far, _HUBER)) * (far <= _CUT)
+        before = at_zero, slope
         at_zero, slope = _weighted(x, y, weights, at_zero, slope)
+        moved = np.abs(at_zero - before[0]) + np.abs(slope - before[1]) * reach
+        if not (moved > _STILL).any():
+            break
     return _with_sigmas(x, y, seen, weights, at_zero, slope, scale)
 
 
