@@ -54,6 +54,7 @@ WRONG_NS: Final = 1_000_000
 JOBS: Final[dict[str, dict[str, Any]]] = {
     "dense": {"nodes": 4, "tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True},
     "without sequence parallelism": {"nodes": 2, "tp": 4, "pp": 2, "dp": 1, "sequence_parallel": False},
+    "tensor parallel over nodes": {"nodes": 4, "gpus": 2, "tp": 4, "pp": 2, "dp": 1, "sequence_parallel": False},
     "experts": {"nodes": 2, "tp": 1, "pp": 2, "dp": 4, "ep": 4, "interleave": 1},
 }
 STRAGGLERS: Final = {
@@ -271,7 +272,7 @@ def print_groups() -> None:
             found = job.infer()
             wrong = sum(group.members not in job.groups for group in found)
             sure = f"{min(group.confidence for group in found):.2f}" if found else "said to be unknown"
-            print(f"| {amount} of 3 ranks | {way} | {len(found)} of {amount} | {sure} | {wrong} |")
+            print(f"| {amount} groups of 3 ranks | {way} | {len(found)} of {amount} | {sure} | {wrong} |")
 
 
 def _groups(amount: int, *, timed: bool, scattered: bool) -> Job:

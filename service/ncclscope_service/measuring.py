@@ -200,6 +200,9 @@ class Measuring:
     ) -> Measures:
         # Ranks of one host share its clock: no other is needed.
         starts = part.start_ns if len(values_of(part.hosts)) == 1 else part.start_true_ns
+        # Where the clock of one rank is not known, the others may not be who was last.
+        incomplete = (part.present & (starts == NO_TIME_NS)).any(axis=1)
+        starts = np.where(incomplete[:, None], NO_TIME_NS, starts)
         # A duration is the host's own: on the reference clock it would be off by the drift.
         own = part.end_ns - part.start_ns
         return measure.measure_rooted(
