@@ -121,7 +121,7 @@ def _measure(groups: list[Group]) -> float:
         for part in np.array_split(np.arange(SECONDS * RATE), SECONDS):
             starts, ends = group.starts_ns[part], group.ends_ns[part]
             moved = np.full(len(part), 1 << 20, np.int64)
-            measure_all_to_all(starts, ends, np.zeros(starts.shape, bool), moved, moved * 1.5)
+            measure_all_to_all(starts, ends, np.zeros(starts.shape, bool), moved, (moved * 1.5).astype(np.float64))
     return time.process_time() - began
 
 

@@ -55,6 +55,10 @@ class ClockEstimator:
     _ways: dict[tuple[int, int], HostMessages] = field(default_factory=dict[tuple[int, int], HostMessages])
     """By (sending host, receiving host)."""
     _steps: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    _rates: dict[int, float] = field(default_factory=dict[int, float])
+    """Of the last estimate."""
+    _kept: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict[int, tuple[int, dict[int, float]]])
+    """By host whose clock was set: when, and the rates that all had before."""
     _feeds: int = 0
 
     def add(self, hosts: Sequence[int], starts_ns: Times, ends_ns: Times, transfer_ns: NDArray[np.int64]) -> None:
@@ -106,6 +110,7 @@ class ClockEstimator:
         self._forget_before_steps(reference)
         origin = self._newest(reference)
         solution = self.solve(index, reference, origin)
+        self._rates = {host: float(solution.rate[at]) for host, at in index.items() if solution.known[at]}
         interval, self.check = certify(
             self._groups.values(), self._ways, index, solution, origin=origin, reference=index[reference]
         )
@@ -118,7 +123,7 @@ class ClockEstimator:
 
     def solve(self, index: dict[int, int], reference: int, origin: int) -> Solution:
         """The clocks that fit what was seen best, before causality is asked; by position in `index`."""
-        lines = [edges_of(group, index) for group in self._groups.values()]
+        lines = [edges_of(group, index, self._rates_kept(group)) for group in self._groups.values()]
         edges = [each for each in lines if each is not None] + self._two_way_edges(index)
         return solve(edges, len(index), index[reference], origin)
 
@@ -187,9 +192,18 @@ class ClockEstimator:
             known = self._steps.setdefault(host, [])
             if not known or abs(known[-1] - when) > _SAME_STEP_NS:
                 known.append(when)
+                self._kept[host] = when, self._rates
             for group in self._groups.values():
                 if host in group.hosts:
                     group.forget(group.hosts.index(host), when)
+
+    def _rates_kept(self, group: HostEnds) -> dict[int, float]:
+        """The rates from before a clock of the group was set; none once it was set longer ago than the window."""
+        for host in group.hosts:
+            when, rates = self._kept.get(host, (NO_TIME_NS, {}))
+            if rates and int(group.end[:, group.hosts.index(host)].max()) < when + self.window_ns:
+                return rates
+        return {}
 
     def _two_way_edges(self, index: dict[int, int]) -> list[Edges]:
         """Lines between hosts that only send to each other."""

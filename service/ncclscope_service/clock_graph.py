@@ -5,7 +5,7 @@ A host may share no group with the reference, so hosts and lines form a graph; o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,6 +20,8 @@ _Floats = NDArray[np.float64]
 
 _MANY_SHORT: Final = 200
 """So many short operations need no help of longer ones."""
+_KEPT_RATE_SIGMA: Final = 0.5e-6
+"""How far a drift may have wandered within a minute, or been estimated wrongly."""
 _LEAST_OF_CLASS: Final = 12
 """Differences without which the scatter of a length is not known."""
 
@@ -47,8 +49,11 @@ class Solution:
     """False where nothing ties the host to the reference."""
 
 
-def edges_of(group: HostEnds, index: dict[int, int]) -> Edges | None:
-    """Lines through the end differences of a group, against its host that was seen most; None with under two ends."""
+def edges_of(group: HostEnds, index: dict[int, int], kept_rates: Mapping[int, float]) -> Edges | None:
+    """Lines through the end differences of a group, against its host that was seen most; None with under two ends.
+
+    `kept_rates`: of all hosts before a clock was set lately, which does not change how it runs.
+    """
     seen = group.end != NO_TIME_NS
     anchor = int(seen.sum(axis=0).argmax())
     usable = seen[:, anchor]
@@ -59,7 +64,9 @@ def edges_of(group: HostEnds, index: dict[int, int]) -> Edges | None:
     together = seen & usable[:, None]
     y = np.where(together, group.end - group.end[:, [anchor]], 0)
     origins = np.array([_typical(y[:, host], together[:, host]) for host in range(y.shape[1])], dtype=np.int64)
-    lines = _fit(x, np.where(together, y - origins, 0).astype(np.float64), together, group.length_class())
+    rates = np.array([kept_rates.get(host, np.nan) for host in group.hosts])
+    prior = robust_line.SlopePrior(rates - rates[anchor], _KEPT_RATE_SIGMA)
+    lines = _fit(x, np.where(together, y - origins, 0).astype(np.float64), together, group.length_class(), prior)
     others = np.flatnonzero((np.arange(len(group.hosts)) != anchor) & lines.known)
     return Edges(
         first=np.full(len(others), index[group.hosts[anchor]], dtype=np.intp),
@@ -112,13 +119,19 @@ def solve(edges: Sequence[Edges], hosts: int, reference: int, origin: int) -> So
     return solution
 
 
-def _fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], length_class: NDArray[np.int64]) -> robust_line.Lines:
+def _fit(
+    x: _Floats,
+    y: _Floats,
+    seen: NDArray[np.bool_],
+    length_class: NDArray[np.int64],
+    prior: robust_line.SlopePrior,
+) -> robust_line.Lines:
     """Ends spread with the length of the operation, so long ones count less: by a rule while short ones abound.
 
     Where short ones are few, longer ones count by how much they are really seen to scatter.
     """
     weight: _Floats = 1.0 / (0.25 + np.exp2(2.0 * length_class))
-    lines = robust_line.fit(x, y, seen, weight)
+    lines = robust_line.fit(x, y, seen, weight, prior)
     if np.count_nonzero(length_class == 0) >= _MANY_SHORT or not length_class.any():
         return lines
     residual = np.abs(y - lines.at_zero - lines.slope * x[:, None])
@@ -128,7 +141,7 @@ def _fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], length_class: NDArray[
     for each, spread in enumerate(spreads):
         if spread is not None:  # never more than the short ones, whose bias is the least
             weight[length_class == each] = min(1.0, (spreads[0] / spread) ** 2)
-    return robust_line.fit(x, y, seen, weight)
+    return robust_line.fit(x, y, seen, weight, prior)
 
 
 def _spread(residual: _Floats, chosen: NDArray[np.bool_]) -> float | None:

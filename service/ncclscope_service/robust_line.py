@@ -61,54 +61,75 @@ class Lines:
         )
 
 
-def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats) -> Lines:
+@dataclass(frozen=True, slots=True)
+class SlopePrior:
+    """What is believed of the slope of each column; NaN where nothing is."""
+
+    slope: _Floats
+    sigma: float
+
+
+def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats, prior: SlopePrior | None = None) -> Lines:
     """Robust lines through the columns of `y` (K x C) over `x` (K), of the points `seen`, weighted by `weight` (K).
 
     Sigmas are those of weighted least squares with the residuals' robust scale, which few points do not tell by
     themselves; they know nothing of a bias that all points share.
     """
     at_zero, slope = _first_guess(x, y, seen)
+    prior = prior or SlopePrior(np.full(y.shape[1], np.nan), 1.0)
+    is_told = ~np.isnan(prior.slope)
+    told = np.where(is_told, prior.slope, 0.0)
+    slope = np.where(is_told, told, slope)
+    at_zero = np.where(is_told, _masked_median(y - slope * x[:, None], seen), at_zero)
     base = np.where(seen, weight[:, None], 0.0)
     scale = np.full(y.shape[1], _LEAST_SCALE)
     weights, reach = base, float(np.abs(x).max(initial=0.0))
     for _ in range(_ROUNDS):
         residual = np.where(seen, y - at_zero - slope * x[:, None], 0.0)
         scale = np.maximum(_masked_median(np.abs(residual), seen) * 1.4826, _LEAST_SCALE)
+        scale = np.where(is_told, _expected(scale, seen.sum(axis=0)), scale)
         far = np.abs(residual) / scale
         # a weight of w means that the point's sigma is scale / sqrt(w): Huber's bend and the cut are in its own units
         weights = base * np.where(far <= _HUBER, 1.0, _HUBER / np.maximum(far, _HUBER)) * (far <= _CUT)
         before = at_zero, slope
-        at_zero, slope = _weighted(x, y, weights, at_zero, slope)
+        pull = np.where(is_told, (scale / prior.sigma) ** 2, 0.0)
+        at_zero, slope = _weighted(x, y, weights, at_zero, slope, pull, told)
         moved = np.abs(at_zero - before[0]) + np.abs(slope - before[1]) * reach
         if not (moved > _STILL).any():
             break
-    return _with_sigmas(x, y, seen, weights, at_zero, slope, scale)
+    pull = np.where(is_told, 1.0 / prior.sigma**2, 0.0)
+    return _with_sigmas(x, weights, at_zero, slope, scale, pull)
 
 
-def _weighted(x: _Floats, y: _Floats, weights: _Floats, at_zero: _Floats, slope: _Floats) -> tuple[_Floats, _Floats]:
+def _weighted(
+    x: _Floats, y: _Floats, weights: _Floats, at_zero: _Floats, slope: _Floats, pull: _Floats, told: _Floats
+) -> tuple[_Floats, _Floats]:
+    """One round. `pull`: the weight of the slope that is `told`; 0 where the points alone decide."""
     total = weights.sum(axis=0)
     safe = np.where(total > 0, total, 1.0)
     mean_x = (weights * x[:, None]).sum(axis=0) / safe
     mean_y = (weights * y).sum(axis=0) / safe
     off_x = x[:, None] - mean_x
     spread = (weights * off_x**2).sum(axis=0)
-    new_slope = (weights * off_x * (y - mean_y)).sum(axis=0) / np.where(spread > 0, spread, 1.0)
-    usable = (total > 0) & (spread > 0)
+    held = spread + pull
+    new_slope = ((weights * off_x * (y - mean_y)).sum(axis=0) + pull * told) / np.where(held > 0, held, 1.0)
+    usable = (total > 0) & (held > 0)
     return np.where(usable, mean_y - new_slope * mean_x, at_zero), np.where(usable, new_slope, slope)
 
 
 def _with_sigmas(
-    x: _Floats, y: _Floats, seen: NDArray[np.bool_], weights: _Floats, at_zero: _Floats, slope: _Floats, scale: _Floats
+    x: _Floats, weights: _Floats, at_zero: _Floats, slope: _Floats, scale: _Floats, pull: _Floats
 ) -> Lines:
+    """`pull`: one over the variance of the slope that was told; 0 where none was."""
     total = weights.sum(axis=0)
     squares = (weights**2).sum(axis=0)
     effective = total**2 / np.where(squares > 0, squares, 1.0)
-    scale = np.sqrt((effective * scale**2 + _EXPECTED_POINTS * _EXPECTED_SCALE**2) / (effective + _EXPECTED_POINTS))
+    scale = _expected(scale, effective)
     safe = np.where(total > 0, total, 1.0)
     mean_x = (weights * x[:, None]).sum(axis=0) / safe
     variance_x = (weights * (x[:, None] - mean_x) ** 2).sum(axis=0) / safe
-    known = (effective >= 2) & (variance_x > 0)
-    slope_sigma = scale / np.sqrt(np.where(known, effective * variance_x, 1.0))
+    known = ((effective >= 2) & (variance_x > 0)) | ((effective >= 1) & (pull > 0))
+    slope_sigma = 1.0 / np.sqrt(np.where(known, effective * variance_x / scale**2 + pull, 1.0))
     mean_sigma = scale / np.sqrt(np.where(known, effective, 1.0))
     return Lines(
         at_zero=at_zero,
@@ -117,6 +138,12 @@ def _with_sigmas(
         slope_sigma=slope_sigma,
         known=known,
     )
+
+
+def _expected(scale: _Floats, points: NDArray[np.number]) -> _Floats:
+    """The scale of so many points, taken together with what is usual."""
+    pooled: _Floats = np.sqrt((points * scale**2 + _EXPECTED_POINTS * _EXPECTED_SCALE**2) / (points + _EXPECTED_POINTS))
+    return pooled
 
 
 def _first_guess(x: _Floats, y: _Floats, seen: NDArray[np.bool_]) -> tuple[_Floats, _Floats]:
