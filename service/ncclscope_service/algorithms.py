@@ -83,6 +83,8 @@ class Algorithms:
         return np.where(self._collectives[at] == keys, self._of_collective[at], NO_NUMBER)
 
     def _by_kind(self, rows: Columns) -> _Integers:
+        if not len(self._kinds):
+            return np.full(len(rows), NO_NUMBER, np.int64)
         known = {
             (kind, size): algorithm
             for kind, size, algorithm in zip(

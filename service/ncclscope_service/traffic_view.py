@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.algorithms import Algorithms
 from ncclscope_service.rows import Communicator
 from ncclscope_service.tally import operation_name
 from ncclscope_service.traffic import NOWHERE, Calls, Seats, TrafficSums, Way, flows
@@ -136,7 +137,7 @@ def _seats(asked: JobAsked, communicator: Communicator, places: _Places, hosts: 
         if 0 <= rank < size:
             nodes[rank] = hosts[asked.store.processes[asked.store.members[member].process].host]
             at[rank] = places.of_member[member]
-    return Seats(tuple(nodes)), at
+    return Seats(tuple(nodes), asked.store.channels.get(communicator.index)), at
 
 
 def _calls(asked: JobAsked, places: _Places) -> list[tuple[int, Calls]]:
@@ -149,7 +150,7 @@ def _calls(asked: JobAsked, places: _Places) -> list[tuple[int, Calls]]:
     if not len(rows):
         return []
     templates = len(store.operation_templates)
-    algorithm = np.maximum(rows["algorithm"].astype(np.int64), -1) + 1
+    algorithm = np.maximum(Algorithms(store, [rows]).of(rows), -1) + 1
     keys = (rows["member"].astype(np.int64) * templates + rows["template"]) * 256 + algorithm
     found, groups = np.unique(keys, return_inverse=True)
     amounts = np.bincount(groups, weights=rows["message_bytes"], minlength=len(found))
