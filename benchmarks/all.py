@@ -18,6 +18,7 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
     ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),
     ("An nsys export of two million kernels", "read_export.py", []),
+    ("Shapes: parallelism, iterations, counts", "shapes.py", []),
     ("Clocks", "clock.py", ["5"]),
     ("Measures against truth", "measures.py", ["--iterations", "4"]),
     ("Join, clocks and measures as ranks grow", "scale.py", []),

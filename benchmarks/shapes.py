@@ -170,7 +170,7 @@ def _line(name: str, found: Found) -> str:
     right = sum(kinds.get(comm_id) == kind for comm_id, kind in true.items())
     counted, called = found.counts()
     ranks = len({row["rank"] for row in found.truth.values()})
-    exactly = "yes" if counted == called else "no"
+    exactly = "lines lost" if counted.total() < called.total() else "yes" if counted == called else "no"
     return (
         f"| {name} | {ranks} | {right} of {len(true)} | {found.least_confidence():.2f} | "
         f"{found.iteration_agreement():.1%} | {exactly} |"

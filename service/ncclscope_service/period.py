@@ -57,6 +57,10 @@ class Cycle:
     iterations: int
     """How many were seen."""
     confidence: float
+    reductions: int = 0
+    """Where there is one mark only: reductions of tensors in it, median; by these a mark that was lost is missed."""
+    first_kind: int = -1
+    """... and what is called first after the mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,50 @@ def find_cycle(calls: Calls) -> Cycle | None:
     if seen > most * (1 + _EVEN):  # their order is not the same each time: only one of them can be trusted
         kinds = kinds[-1:]
         seen = most
+    reductions, first_kind = _between_marks(calls, int(kinds[0])) if len(kinds) == 1 else (0, -1)
     evenness = float(np.median(recurring.evenness[same]))
     sureness *= evenness * min(1.0, 0.5 + most / (2 * _MANY)) * (1.0 if len(kinds) > 1 else 0.8)
-    return Cycle(kinds=tuple(kinds.tolist()), operations=round(distance), iterations=max(1, seen), confidence=sureness)
+    return Cycle(
+        kinds=tuple(kinds.tolist()),
+        operations=round(distance),
+        iterations=max(1, seen),
+        confidence=sureness,
+        reductions=reductions,
+        first_kind=first_kind,
+    )
+
+
+def _between_marks(calls: Calls, mark: int) -> tuple[int, int]:
+    """How many tensors are reduced from one mark to the next, and the kind of call that mostly follows a mark."""
+    marks = np.flatnonzero(calls.kind == mark)
+    reduced = np.cumsum(calls.is_tensor_reduction)[marks]
+    followers = calls.kind[marks[marks + 1 < len(calls.kind)] + 1]
+    if len(marks) < LEAST_ITERATIONS or not len(followers):
+        return 0, -1
+    return round(float(np.median(np.diff(reduced)))), int(np.bincount(followers).argmax())
+
+
+def lost_marks(
+    is_mark: NDArray[np.bool_], is_reduction: NDArray[np.bool_], is_first: NDArray[np.bool_], reductions: int
+) -> Integers:
+    """For each call how many marks before it were lost, where each iteration has one mark only.
+
+    A stretch from mark to mark in which twice as many tensors are reduced as usual was two iterations: evaluation
+    between them reduces none. The border is where a reduction is followed by what an iteration begins with, nearest to
+    the share of the reductions. The calls after the last mark are left as they are.
+    """
+    steps = np.zeros(len(is_mark) + 1, np.int64)
+    reduced = np.cumsum(is_reduction)
+    borders = np.flatnonzero(is_first[1:] & is_reduction[:-1]) + 1
+    before = 0
+    for mark in np.flatnonzero(is_mark).tolist():
+        here, passed = int(reduced[mark]) - before, borders[(borders <= mark) & (reduced[borders] > before)]
+        times = round(here / reductions) if reductions else 1
+        for part in range(1, times if len(passed) else 1):
+            wanted = before + part * here / times
+            steps[passed[np.abs(reduced[passed - 1] - wanted).argmin()]] += 1
+        before = int(reduced[mark])
+    return np.cumsum(steps)[:-1]
 
 
 def phases_of(kind: Integers, cycle_kinds: tuple[int, ...], kinds: int) -> Integers:

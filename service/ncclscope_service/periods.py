@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth
 from ncclscope_service.distinct import groups
-from ncclscope_service.period import Calls, Cycle, Integers, Place, count_iterations, find_cycle
+from ncclscope_service.period import (
+    Calls,
+    Cycle,
+    Integers,
+    Place,
+    count_iterations,
+    find_cycle,
+    lost_marks,
+    phases_of,
+)
 from ncclscope_service.rows import IterationBy
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
@@ -41,6 +50,8 @@ _LISTENED: Final = 8
 _ENDS_KEPT: Final = 21
 _LEAST_ENDS: Final = 4
 """Ends of iterations without which their distance is no duration."""
+_REDUCES: Final = 1
+_BEGINS: Final = 2
 _SCALAR_BYTES: Final = 1024
 _TENSOR_BYTES: Final = 64 * 1024
 _REDUCING: Final = [OPERATION_CODES[name] for name in ("AllReduce", "ReduceScatter", "Reduce")]
@@ -63,10 +74,23 @@ class _Lane:
     since_mark: int = 0
     offset: int | None = None
     """What the numbers of marks have on those of the period; None while there are no marks to compare with."""
+    gap: list[Ids] = field(default_factory=list[Ids])
+    """Where an iteration has one mark: the operations since the last one, which the next one may show to be of several
+    iterations."""
     ends_ns: list[int] = field(default_factory=list[int])
     """Stamps of the last iterations' last marks, where there are stamps."""
     templates: list[int] = field(default_factory=list[int])
-    """Those that mark an iteration."""
+    """Those whose place in an iteration is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """The period of a rank, and its templates as columns of equal length."""
+
+    cycle: Cycle
+    templates: list[int]
+    phases: Integers
+    roles: NDArray[np.uint8]
 
 
 class Periods:
@@ -77,6 +101,8 @@ class Periods:
         self._lanes: defaultdict[int, _Lane] = defaultdict(_Lane)
         self._phases: NDArray[np.int32] = np.empty(0, np.int32)
         """Of each template, its place among the marks of its rank's iteration; -1."""
+        self._roles: NDArray[np.uint8] = np.empty(0, np.uint8)
+        """Of each template, `_REDUCES` and `_BEGINS` of its rank's iteration."""
 
     def number(self, operations: Ids) -> None:
         """Numbers operations that were just read, in the order of their log."""
@@ -97,15 +123,15 @@ class Periods:
             lane = self._lanes[key]
             lane.looked_at = lane.seen
             found = self._find(operations)
-            if found is not None and (final or lane.cycle is None or found[0].kinds != lane.cycle.kinds):
-                self._start(lane, *found, operations)
+            if found is not None and (final or lane.cycle is None or found.cycle.kinds != lane.cycle.kinds):
+                self._start(lane, found, operations)
             elif found is not None:
-                lane.cycle = found[0]
+                lane.cycle = found.cycle
         self._agree_with_marks(final=final)
 
-    def _start(self, lane: _Lane, cycle: Cycle, templates: list[tuple[int, int]], operations: Ids) -> None:
+    def _start(self, lane: _Lane, learnt: _Learnt, operations: Ids) -> None:
         """Begins to number a rank by a period: from its first operation if that is in memory, else from now on."""
-        self._mark(lane, cycle, templates)
+        self._mark(lane, learnt)
         lane.unsure.clear()
         if len(operations) == lane.seen:
             lane.place = Place()
@@ -152,8 +178,7 @@ class Periods:
         by_marks = table["iteration_by"][at] == IterationBy.MARKS
         if not by_marks.any():
             return
-        phases = self._phases[table["template"][at]].astype(np.int64)
-        counted, place, _ = count_iterations(phases, len(lane.cycle.kinds) if lane.cycle else 0, Place())
+        counted, place, _ = self._counted(lane, table["template"][at], Place())
         shifts, amounts = np.unique(table["iteration"][at[by_marks]] - counted[by_marks], return_counts=True)
         others = at[~by_marks]
         if amounts.max() < _AGREES * amounts.sum():  # whatever recurs here is not the iteration
@@ -166,21 +191,38 @@ class Periods:
 
     def _number(self, lane: _Lane, operations: Ids, templates: NDArray[np.int32]) -> None:
         assert lane.cycle is not None, "only a rank whose period is known is numbered by it"
-        phases = self._phases[templates].astype(np.int64)
-        counted, lane.place, late = count_iterations(phases, len(lane.cycle.kinds), lane.place)
+        new = len(operations)
+        if lane.gap:
+            operations = np.concatenate([*lane.gap, operations])
+            operations = operations[operations >= self._store.operations.first]
+            templates = self._store.operations.take(operations, "template")["template"]
+        counted, lane.place, late = self._counted(lane, templates, lane.place)
         if late:
             for waiting in lane.unsure:
                 self._write(waiting[waiting >= self._store.operations.first], counted[0] + (lane.offset or 0))
         self._write(operations, counted + (lane.offset or 0))
+        phases = self._phases[templates]
         marks = np.flatnonzero(phases >= 0)
+        rest = operations[int(marks[-1]) + 1 :] if len(marks) else operations
+        lane.since_mark = len(rest) if len(marks) else lane.since_mark + new
         if len(marks):
             lane.unsure.clear()
-            lane.since_mark = 0
             self._note_ends(lane, operations[phases == len(lane.cycle.kinds) - 1])
-        rest = operations[int(marks[-1]) + 1 :] if len(marks) else operations
-        lane.since_mark += len(rest)
-        if lane.place.mark >= 0 and lane.since_mark <= _STALE * lane.cycle.operations:
+        fits = lane.since_mark <= _STALE * lane.cycle.operations
+        if lane.place.mark >= 0 and fits:
             lane.unsure.append(rest)
+        lane.gap = [rest] if lane.cycle.reductions and fits else []
+
+    def _counted(self, lane: _Lane, templates: NDArray[np.int32], place: Place) -> tuple[Integers, Place, bool]:
+        """As `count_iterations`; where an iteration has one mark, with the marks that were lost."""
+        assert lane.cycle is not None, "only a rank whose period is known is numbered by it"
+        phases = self._phases[templates].astype(np.int64)
+        counted, reached, late = count_iterations(phases, len(lane.cycle.kinds), place)
+        if lane.cycle.reductions and len(phases):
+            roles = self._roles[templates]
+            lost = lost_marks(phases >= 0, (roles & _REDUCES) > 0, (roles & _BEGINS) > 0, lane.cycle.reductions)
+            counted, reached = counted + lost, replace(reached, iteration=reached.iteration + int(lost[-1]))
+        return counted, reached, late
 
     def _note_ends(self, lane: _Lane, last_marks: Ids) -> None:
         stamps = self._store.operations.take(last_marks[-_ENDS_KEPT:], "logged_at_ns")["logged_at_ns"]
@@ -193,20 +235,23 @@ class Periods:
         table.rows["iteration"][at[unmarked]] = np.broadcast_to(numbers, len(at))[unmarked]
         table.rows["iteration_by"][at[unmarked]] = IterationBy.PERIOD
 
-    def _mark(self, lane: _Lane, cycle: Cycle, templates: list[tuple[int, int]]) -> None:
+    def _mark(self, lane: _Lane, learnt: _Learnt) -> None:
         self._forget(lane)
-        lane.ends_ns.clear()
-        lane.templates = [template for template, _ in templates]
-        self._phases[lane.templates] = [phase for _, phase in templates]
-        lane.cycle, lane.since_mark = cycle, 0
-        self._store.iteration_confidence[lane.process] = cycle.confidence
+        lane.templates = learnt.templates
+        self._phases[lane.templates] = learnt.phases
+        self._roles[lane.templates] = learnt.roles
+        lane.cycle, lane.since_mark = learnt.cycle, 0
+        self._store.iteration_confidence[lane.process] = learnt.cycle.confidence
 
     def _forget(self, lane: _Lane) -> None:
         self._phases[lane.templates] = -1
+        self._roles[lane.templates] = 0
         lane.templates, lane.cycle = [], None
+        lane.gap.clear()
+        lane.ends_ns.clear()
 
-    def _find(self, operations: Ids) -> tuple[Cycle, list[tuple[int, int]]] | None:
-        """The period of one rank, and the templates that mark it with their phase."""
+    def _find(self, operations: Ids) -> _Learnt | None:
+        """The period of one rank, and what its templates are in it."""
         latest = operations[-_LOOKED_AT:]
         rows = self._store.operations.take(latest, "template", "logged_at_ns")
         used, inverse = np.unique(rows["template"], return_inverse=True)
@@ -227,9 +272,9 @@ class Periods:
         )
         if cycle is None:
             return None
-        phase_of = {kind: phase for phase, kind in enumerate(cycle.kinds)}
-        marking = np.flatnonzero(np.isin(kind_of, cycle.kinds)).tolist()
-        return cycle, [(int(used[row]), phase_of[int(kind_of[row])]) for row in marking]
+        phases = phases_of(kind_of, cycle.kinds, int(kind_of.max()) + 1)
+        roles = _REDUCES * is_tensor.astype(np.uint8) + _BEGINS * (kind_of == cycle.first_kind).astype(np.uint8)
+        return _Learnt(cycle, used.tolist(), phases, roles)
 
     def _operations_of(self, lanes: list[int]) -> Iterator[tuple[int, Ids]]:
         """What is in memory of each of these ranks, in the order of its log."""
@@ -248,6 +293,7 @@ class Periods:
         amount = len(self._store.operation_templates)
         if amount > len(self._phases):
             grown = max(amount, 2 * len(self._phases))
+            self._roles = np.concatenate([self._roles, np.zeros(grown - len(self._roles), np.uint8)])
             self._phases = np.concatenate([self._phases, np.full(grown - len(self._phases), -1, np.int32)])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclscope_service.period import Calls, Cycle, Place, count_iterations, find_cycle, phases_of
+from ncclscope_service.period import Calls, Cycle, Place, count_iterations, find_cycle, lost_marks, phases_of
 
 _TENSORS = set("ABGHR")
 """Reductions of tensors: activations A and B, gradients G and H, one more R."""
@@ -126,3 +126,32 @@ def test_portions_count_as_the_whole(seed: int) -> None:
         since_mark = int(marks[-1]) + 1 if len(marks) else 0
     assert numbers.tolist() == whole.tolist()
     assert place == end
+
+
+_SHARDED = "pppRpppRppRppRn"
+"""Parameters of each microbatch gathered, gradients reduced, one norm: a step of FSDP with two microbatches."""
+
+
+def _lost_before(text: str) -> list[int]:
+    letters = np.array(list(text))
+    is_first = (letters == "p") & (np.concatenate([["n"], letters[:-1]]) != "p")
+    return lost_marks(letters == "n", letters == "R", is_first, 4).tolist()
+
+
+def test_a_lost_mark_is_missed_where_one_stretch_reduces_what_two_do() -> None:
+    assert not any(_lost_before(_SHARDED * 5))
+    length = len(_SHARDED)
+    lost = _SHARDED * 2 + _SHARDED[:-1] + _SHARDED * 2
+    assert _lost_before(lost) == [0] * (3 * length - 1) + [1] * (2 * length)
+    twice = _SHARDED + 2 * _SHARDED[:-1] + _SHARDED
+    assert _lost_before(twice) == [0] * (2 * length - 1) + [1] * (length - 1) + [2] * length
+
+
+def test_evaluation_between_two_marks_is_no_lost_mark() -> None:
+    assert not any(_lost_before(_SHARDED * 2 + "p" * 40 + _SHARDED * 2))
+
+
+def test_a_lost_mark_is_missed_although_reductions_are_lost_as_well() -> None:
+    step = _SHARDED[:-1].replace("ppRppR", "ppppR", 1)
+    lost = _SHARDED + step + _SHARDED
+    assert _lost_before(lost) == [0] * (len(_SHARDED) + len(step)) + [1] * len(_SHARDED)

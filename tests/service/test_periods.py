@@ -145,3 +145,17 @@ def test_a_program_that_changes_is_followed() -> None:
     numbers = rank.numbers
     assert numbers == sorted(numbers)
     assert numbers[-1] > numbers[6 * len(_STEP)] + 20
+
+
+@pytest.mark.parametrize("portions", [1, 23])
+def test_where_an_iteration_has_one_mark_a_lost_one_does_not_shift_the_numbers(portions: int) -> None:
+    rank, step = _Rank(), ("a", "b", "G", "a", "b", "H", "a", "b", "G", "a", "b", "H", "n")
+    letters = list(step) * 12
+    truth = [index // len(step) for index in range(len(letters))]
+    for lost in (5 * len(step) - 1, 9 * len(step) - 1):
+        del letters[lost], truth[lost]
+    for part in np.array_split(np.arange(len(letters)), portions):
+        rank.read([letters[place] for place in part])
+        rank.periods.learn(final=False)
+    rank.periods.learn(final=True)
+    assert rank.numbers == truth
