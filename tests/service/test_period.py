@@ -135,7 +135,8 @@ _SHARDED = "pppRpppRppRppRn"
 def _lost_before(text: str) -> list[int]:
     letters = np.array(list(text))
     is_first = (letters == "p") & (np.concatenate([["n"], letters[:-1]]) != "p")
-    return lost_marks(letters == "n", letters == "R", is_first, 4).tolist()
+    found: list[int] = lost_marks(letters == "n", letters == "R", is_first, 4).tolist()
+    return found
 
 
 def test_a_lost_mark_is_missed_where_one_stretch_reduces_what_two_do() -> None:
