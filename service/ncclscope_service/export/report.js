@@ -119,7 +119,7 @@
   const iterationLengths = () => {
     const { first: begin, per_bin: per, lengths } = data.steps;
     const traces = Object.entries(lengths).map(([part, values]) => ({
-      type: "bar", name: partNames[part], x: values.map((_, place) => begin + place * per), y: values, marker: { color: partColor(part), ...(part === "unknown" ? { opacity: 0.5 } : {}) },
+      type: "bar", name: partNames[part], x: values.map((_, place) => begin + place * per), y: values, marker: { color: partColor(part), ...(part === "unknown" ? { pattern: { shape: "/", size: 6, solidity: 0.25, fgcolor: style("--faint"), bgcolor: "rgba(0,0,0,0)", fillmode: "overlay" }, opacity: 0.8 } : {}) },
       hovertemplate: "%{y:.4~g} ms, iteration %{x}<extra>%{fullData.name}</extra>",
     }));
     if (!traces.length) return missing("iteration-lengths");
