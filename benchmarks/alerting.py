@@ -143,7 +143,7 @@ def run(folder: Path, *, first: int, until: int, factor: float, patience_seconds
         healed = time.time() + until * 0.4
         _wait(lambda: inbox.alert("firing") is not None, demo, healed + patience_seconds)
         _wait(lambda: inbox.alert("resolved") is not None, demo, healed + patience_seconds)
-        _wait(lambda: inbox.own("closed") is not None, demo, time.time() + 1)
+        _wait(lambda: inbox.own("closed") is not None, demo, time.time() + 20)
         if demo.poll() is not None:
             raise RuntimeError(f"the demo ended: {(folder / 'demo.log').read_text().strip()[-500:]}")
     return _timeline(folder / "run" / "cluster" / "truth", inbox, first=first, until=until)
