@@ -56,9 +56,9 @@ def _fleet_numbers() -> list[dashboard.Panel]:
         ),
         number(
             "Agents gone",
-            "Agents that have been connected and are not now.",
+            "Agents that are gone and did not say goodbye.",
             "short",
-            "count(ncclscope_agent_connected) - sum(ncclscope_agent_connected)",
+            "sum(ncclscope_agent_missing)",
             steps=((None, "green"), (1, "orange")),
         ),
     ]

@@ -25,9 +25,9 @@ def health() -> Board:
                     number("Agents connected", "Open sessions.", "short", f"sum(ncclscope_agent_connected{{{_HOST}}})"),
                     number(
                         "Agents gone",
-                        "Agents that were connected and are not now.",
+                        "Agents that are gone and did not say goodbye.",
                         "short",
-                        f"count(ncclscope_agent_connected{{{_HOST}}}) - sum(ncclscope_agent_connected{{{_HOST}}})",
+                        f"sum(ncclscope_agent_missing{{{_HOST}}})",
                         steps=NONE_IS_GOOD,
                     ),
                     number(
