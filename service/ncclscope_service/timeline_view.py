@@ -30,8 +30,8 @@ class Timeline:
     begin_ns: int | None
     """Reference clock: what the times count from. None where no kernel is known."""
     seconds: float
-    """From `begin_ns` to the end of the last kernel whose waiting is known (of any, where none is); less than asked for
-    where there would be too many bars."""
+    """From `begin_ns` to where it is known of every lane what was waiting; less than asked for where there would be too
+    many bars."""
     lanes: tuple[str, ...]
     """What each lane is of: a rank, or a communicator of one rank."""
     communicators: tuple[str, ...]
@@ -72,7 +72,7 @@ def timeline_of_rank(asked: JobAsked, rank: int, seconds: float) -> Timeline:
     lanes = tuple(asked.aliases[index] for index in communicators.tolist())
     lane = np.searchsorted(communicators, operations.communicator)
     chosen &= np.isin(operations.communicator, communicators)
-    return _timeline(asked, lanes, lane, chosen, seconds)
+    return _timeline(asked, lanes, lane, chosen, seconds, do_all_move=False)
 
 
 def _of_ranks(asked: JobAsked, ranks: Sequence[int], chosen: Bools, seconds: float) -> Timeline:
@@ -80,17 +80,19 @@ def _of_ranks(asked: JobAsked, ranks: Sequence[int], chosen: Bools, seconds: flo
     operations = asked.operations
     chosen = chosen & np.isin(operations.rank, ordered)
     lane = np.searchsorted(ordered, operations.rank)
-    return _timeline(asked, tuple(str(rank) for rank in ordered.tolist()), lane, chosen, seconds)
+    return _timeline(asked, tuple(str(rank) for rank in ordered.tolist()), lane, chosen, seconds, do_all_move=True)
 
 
-def _timeline(asked: JobAsked, lanes: tuple[str, ...], lane: Int64s, chosen: Bools, seconds: float) -> Timeline:
+def _timeline(
+    asked: JobAsked, lanes: tuple[str, ...], lane: Int64s, chosen: Bools, seconds: float, *, do_all_move: bool
+) -> Timeline:
     operations = asked.operations
     end = operations.kernel_ns + operations.duration_ns
     chosen = chosen & (operations.kernel_ns != NO_TIME_NS) & (operations.duration_ns > 0) & operations.starts_launch
     bars = newest(end, chosen, MAX_BARS + 1)
     if not len(bars):
         return _empty(lanes)
-    last = _last_end(end[bars], operations.has_wait[bars])
+    last = _last_end(end[bars], operations.has_wait[bars], lane[bars], do_all_move=do_all_move)
     bars = bars[end[bars] <= last]
     begin = last - round(seconds * 1e9)
     if len(bars) > MAX_BARS:
@@ -121,14 +123,23 @@ def _timeline(asked: JobAsked, lanes: tuple[str, ...], lane: Int64s, chosen: Boo
 _BEHIND_NS: Final = 30_000_000_000
 
 
-def _last_end(ends: Int64s, is_measured: Bools) -> int:
-    """Where the timeline ends: with the last kernel whose waiting is known, if that is not long ago.
+def _last_end(ends: Int64s, is_measured: Bools, lane: Int64s, *, do_all_move: bool) -> int:
+    """Where the timeline ends: up to where it is known of every lane what was waiting, if that is not long ago.
 
-    Captures of other ranks come later, and only then it is known who waited for whom. `ends` ascend.
+    Captures of other hosts come later, and only then it is known who waited for whom. A lane that has nothing newer
+    holds the end back only if `do_all_move` (ranks do, communicators are used now and then). `ends` ascend.
     """
     newest_end = int(ends[-1])
-    measured = ends[is_measured]
-    return int(measured[-1]) if len(measured) and newest_end - int(measured[-1]) < _BEHIND_NS else newest_end
+    known: list[int] = []
+    for one in np.unique(lane).tolist():
+        measured = ends[(lane == one) & is_measured]
+        if not len(measured):
+            continue
+        last = int(measured[-1])
+        is_behind = do_all_move or bool((ends[(lane == one) & ~is_measured] > last).any())
+        if newest_end - last < _BEHIND_NS:
+            known.append(last if is_behind else newest_end)
+    return min(known, default=newest_end)
 
 
 def _microseconds(values: Int64s) -> tuple[float, ...]:

@@ -24,7 +24,7 @@ from ncclscope_service.timeline_view import (
 )
 from ncclscope_service.traffic_view import MAX_PLACES, TrafficView, sent_by, traffic_view
 from ncclscope_service.views_of_job import JobAsked, ask_job
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 SMALL = fake.Shape(nodes=2, per_node=4, pipeline=1, late_rank=5, noise=0.0)
 
@@ -114,7 +114,8 @@ def test_the_timeline_ends_with_the_last_captured_kernel_and_cuts_bars_where_wai
     asked = asked_of(store)
     timeline = timeline_of_ranks(asked, 20.0)
     ends = store.operations.rows["end_true_ns"]
-    assert timeline.begin_ns == int(ends.max()) - 20_000_000_000
+    assert timeline.begin_ns is not None
+    assert int(ends.max()) - 25_000_000_000 < timeline.begin_ns <= int(ends.max()) - 20_000_000_000
     assert timeline.lanes == tuple(str(rank) for rank in range(8))
     for start, wait, duration in zip(timeline.start_us, timeline.wait_us, timeline.duration_us, strict=True):
         assert start + duration > 0
@@ -138,6 +139,20 @@ def test_the_timeline_of_one_rank_has_a_lane_for_each_communicator() -> None:
     assert set(timeline.lanes) == {"tp-1", "dp-1", "world-0"}
     for lane, communicator in zip(timeline.lane, timeline.communicator, strict=True):
         assert timeline.lanes[lane] == timeline.communicators[communicator]
+
+
+def test_the_timeline_ends_where_the_slowest_capture_is() -> None:
+    store = store_of()
+    rows = store.operations.rows
+    newest = int(rows["end_true_ns"].max())
+    late = (rows["end_true_ns"] > newest - 5_000_000_000) & (rows["process"] >= 4)
+    for column in ("start_ns", "start_true_ns", "end_ns", "end_true_ns", "wait_ns"):
+        rows[column][late] = NO_TIME_NS
+    timeline = timeline_of_ranks(asked_of(store), 20.0)
+    assert timeline.begin_ns is not None
+    of_late_host = rows["end_true_ns"][rows["process"] >= 4]
+    assert timeline.begin_ns + round(timeline.seconds * 1e9) <= int(of_late_host.max())
+    assert {timeline.lanes[lane] for lane in timeline.lane} == {str(rank) for rank in range(8)}
 
 
 def test_too_many_bars_shorten_the_timeline() -> None:

@@ -91,7 +91,7 @@ export const drawTimeline = (parent, note, view, what, onLane) => {
     return;
   }
   const end = new Date(view.begin_ns / 1e6 + view.seconds * 1000).toLocaleTimeString();
-  setText(note, `${view.seconds.toFixed(view.seconds < 1 ? 2 : 1)} s up to ${end}, the end of the last captured kernel; drag to look closer`);
+  setText(note, `${view.seconds.toFixed(view.seconds < 1 ? 2 : 1)} s up to ${end}, as far as all captures reach; drag to look closer`);
   const height = Math.max(170, Math.min(560, view.lanes.length * 17 + 60));
   parent.style.height = `${height}px`;
   const thick = Math.max(3, Math.min(13, ((height - 60) / view.lanes.length) * 0.62));
