@@ -92,11 +92,12 @@ def _timeline(
     bars = newest(end, chosen, MAX_BARS + 1)
     if not len(bars):
         return _empty(lanes)
+    oldest = int(end[bars[0]]) if len(bars) > MAX_BARS else None
     last = _last_end(end[bars], operations.has_wait[bars], lane[bars], do_all_move=do_all_move)
     bars = bars[end[bars] <= last]
     begin = last - round(seconds * 1e9)
-    if len(bars) > MAX_BARS:
-        begin = max(begin, int(end[bars[0]]))
+    if oldest is not None:  # what is older was left out, which must not look as if there were nothing
+        begin = max(begin, oldest)
     bars = bars[end[bars] > begin]
     bars = bars[np.argsort(operations.kernel_ns[bars], kind="stable")]
     known = operations.communicator[bars]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from operator import add
 
 import numpy as np
 import pytest
@@ -160,6 +161,7 @@ def test_too_many_bars_shorten_the_timeline() -> None:
     timeline = timeline_of_ranks(asked, 300.0)
     assert len(timeline.start_us) <= MAX_BARS
     assert 0 < timeline.seconds < 300.0
+    assert min(map(add, timeline.start_us, timeline.duration_us)) < 1e6, "no empty stretch where bars were left out"
     assert len(timeline.lanes) == MAX_LANES
 
 
