@@ -6,7 +6,8 @@
    clocks are off by up to 80 ms and drift by up to 50 ppm. They are *estimated*; or *believed*, wrong by 1 ms, as
    heartbeats tell; or *unknown*; or the estimate is *spoilt* by 1 ms behind its back.
 2. Communicators that no log line names, two to four groups, by layout and by times.
-3. With a corpus of real files: nccl-tests' busbw column, and the algbw and busbw that NCCL Inspector prints.
+3. Traffic of simulated jobs by version of NCCL: of how many bytes the algorithm is not known, and of how many the ring.
+4. With a corpus of real files: nccl-tests' busbw column, and the algbw and busbw that NCCL Inspector prints.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from ncclscope_service import bandwidth
 from ncclscope_service.clock import ClockEstimator
 from ncclscope_service.clock_graph import Solution
 from ncclscope_service.clock_prior import ClockPrior
+from ncclscope_service.export.selection import select
+from ncclscope_service.export.traffic_file import measure_traffic
 from ncclscope_service.host_ends import Times
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import Store
@@ -147,6 +150,7 @@ def main() -> None:
     given = parser.parse_args()
     print_jobs(given.iterations)
     print_groups()
+    print_traffic()
     if given.corpus is not None:
         print_corpus(given.corpus)
 
@@ -288,8 +292,25 @@ def _groups(amount: int, *, timed: bool, scattered: bool) -> Job:
     return job
 
 
-def print_corpus(corpus: Path) -> None:
+def print_traffic() -> None:
     """Table 3."""
+    print("\n| traffic | bytes on the links | algorithm assumed | rings or trees assumed |\n|---|---:|---:|---:|")
+    for version in ("2.14", "2.18", "2.21", "2.24", "2.28.3"):
+        config = SimulationConfig(nccl=version, iterations=3)
+        pipeline = Pipeline()
+        with tempfile.TemporaryDirectory() as folder:
+            write(config, Path(folder))
+            for batch in read(Path(folder)):
+                pipeline.feed(batch, agent="a", session="s", job="j")
+        pipeline.flush(config.start_ns)
+        rows = measure_traffic(select(pipeline.store)).rows
+        total = sum(row.bytes for row in rows)
+        assumed, order = (sum(row.assumed_bytes for row in rows), sum(row.assumed_order_bytes for row in rows))
+        print(f"| NCCL {version} | {total / 1e9:.1f} GB | {assumed / total:.1%} | {order / total:.1%} |", flush=True)
+
+
+def print_corpus(corpus: Path) -> None:
+    """Table 4."""
     skipped: Counter[str] = Counter()
     printed = [one for path in printed_tables.files(corpus) for one in printed_tables.measurements(path, skipped)]
     wrong = printed_tables.differing(printed)
