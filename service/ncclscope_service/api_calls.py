@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.store import GROUP_END, GROUP_START
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -62,43 +63,38 @@ def thread_calls(ranges: Columns) -> ThreadCalls:
 
     A group whose start was before the capture begins with the capture; a range that was cut lasts forever.
     """
-    rows = ranges[np.lexsort((-_ends(ranges), ranges["start_ns"]))]
-    ends = _ends(rows)
-    calls: list[tuple[int, int, int, int, int, int]] = []
-    units: list[tuple[int, int]] = []
-    depth, inside_until, first_of_group = 0, NO_TIME_NS, 0
-    has_closed = False
-    for at, (kind, start) in enumerate(zip(rows["kind"].tolist(), rows["start_ns"].tolist(), strict=True)):
-        end = int(ends[at])
-        if start < inside_until:
-            continue
-        if kind == GROUP_START:
-            depth += 1
-            if depth == 1:
-                first_of_group = len(calls)
-        elif kind == GROUP_END:
-            if depth == 0 and not has_closed:
-                first_of_group, units = 0, []  # its start was not recorded: all so far is of this group
-            if depth > 0 or not has_closed:
-                depth = max(0, depth - 1)
-                if depth == 0:
-                    _close(calls, first_of_group, len(units))
-                    units.append((start, end))
-                    has_closed = True
-        else:
-            inside_until = end
-            calls.append((kind, int(rows["bytes"][at]), int(rows["communicator"][at]), start, end, len(units)))
-            if depth == 0:
-                units.append((start, end))
-    if depth:  # the group was still open when the capture ended: nothing of it was launched
-        _close(calls, first_of_group, len(units))
-        units.append((_FOREVER, _FOREVER))
-    return ThreadCalls(np.array(calls, CALL), np.array(units, UNIT))
+    rows = whole_rows.taken(ranges, np.lexsort((-_ends(ranges), ranges["start_ns"])))
+    rows = whole_rows.kept(rows, ~_is_inside_operation(rows))
+    kinds, ends = rows["kind"], _ends(rows)
+    opens, closes = kinds == GROUP_START, kinds == GROUP_END
+    level = np.cumsum(opens.astype(np.int64) - closes)
+    depth = level - np.minimum(np.minimum.accumulate(level), 0) if len(rows) else level
+    before = np.concatenate([np.zeros(1, np.int64), depth[:-1]]) if len(rows) else depth
+    is_operation = ~(opens | closes)
+    is_unit = (is_operation & (depth == 0)) | (closes & (before > 0) & (depth == 0))
+    closed = np.flatnonzero(closes & (depth == 0))
+    if len(closed) and before[closed[0]] == 0:
+        is_unit[: closed[0]] = False  # its start was not recorded: all so far is of this group
+        is_unit[closed[0]] = True
+    calls = np.empty(int(np.count_nonzero(is_operation)), CALL)
+    for name in ("kind", "bytes", "communicator", "start_ns"):
+        calls[name] = rows[name][is_operation]
+    calls["end_ns"] = ends[is_operation]
+    calls["unit"] = (np.cumsum(is_unit) - is_unit)[is_operation]
+    units = np.full(int(np.count_nonzero(is_unit)) + bool(len(rows) and depth[-1]), _FOREVER, UNIT)
+    # The last group may have been open when the capture ended: nothing of it was launched.
+    units["launch_from_ns"][: np.count_nonzero(is_unit)] = rows["start_ns"][is_unit]
+    units["launch_until_ns"][: np.count_nonzero(is_unit)] = ends[is_unit]
+    return ThreadCalls(calls, units)
 
 
-def _close(calls: list[tuple[int, int, int, int, int, int]], first: int, unit: int) -> None:
-    for at in range(first, len(calls)):
-        calls[at] = (*calls[at][:5], unit)
+def _is_inside_operation(rows: Columns) -> NDArray[np.bool_]:
+    """Which ranges, in order of time, begin within one of an operation: ranges of a thread lie in each other."""
+    is_operation = (rows["kind"] != GROUP_START) & (rows["kind"] != GROUP_END)
+    until = np.maximum.accumulate(np.where(is_operation, _ends(rows), NO_TIME_NS)) if len(rows) else rows["end_ns"]
+    inside = np.zeros(len(rows), dtype=bool)
+    inside[1:] = rows["start_ns"][1:] < until[:-1]
+    return inside
 
 
 def _ends(ranges: Columns) -> NDArray[np.int64]:

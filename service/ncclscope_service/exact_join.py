@@ -8,14 +8,17 @@ is left out); lines may come before or after them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.api_calls import ThreadCalls, thread_calls
 from ncclscope_service.call_places import GUESSED, LINE, Place, Placed, find_place
+from ncclscope_service.distinct import groups
 from ncclscope_service.kernel_name import operation_class
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
@@ -80,8 +83,8 @@ class ExactJoin:
 
     def feed_operations(self, rows: Columns) -> None:
         """Takes operations (align_rows.ALIGN_OPERATION) in log order."""
-        for tid in np.unique(rows["tid"]).tolist():
-            own = rows[rows["tid"] == tid]
+        for tid, mine in groups(rows["tid"]):
+            own = whole_rows.taken(rows, mine)
             lines = np.zeros(len(own), LINE)
             for name in ("id", "member", "logged_at_ns"):
                 lines[name] = own[name]
@@ -89,17 +92,17 @@ class ExactJoin:
             lines["bytes"] = _call_bytes(own)
             lines["unit"] = NO_NUMBER
             thread = self._threads.setdefault(tid, _Thread())
-            thread.lines = np.concatenate([thread.lines, lines])
+            thread.lines = whole_rows.joined([thread.lines, lines])
 
     def feed_capture(self, ranges: Columns, kernels: Columns, end_ns: int) -> None:
         """Takes a whole capture: the ranges (store.API_CALL) and kernels (align_rows.ALIGN_KERNEL) of this process."""
-        kernels = kernels[kernels["graph_node_id"] == NO_NUMBER]
-        kernels = kernels[np.argsort(kernels["correlation_id"], kind="stable")]
+        kernels = whole_rows.kept(kernels, kernels["graph_node_id"] == NO_NUMBER)
+        kernels = whole_rows.taken(kernels, np.argsort(kernels["correlation_id"], kind="stable"))
         self.is_active |= len(ranges) > 0
-        for tid in np.unique(ranges["tid"]).tolist():
+        for tid, own in groups(ranges["tid"]):
             thread = self._threads.setdefault(tid, _Thread())
             thread.has_calls = True
-            calls = thread_calls(ranges[ranges["tid"] == tid])
+            calls = thread_calls(whole_rows.taken(ranges, own))
             thread.chunks.append(_Chunk(calls, kernels, end_ns))
             thread.chunks.sort(key=lambda chunk: chunk.end_ns)
 
@@ -113,7 +116,7 @@ class ExactJoin:
             elif len(thread.lines) - thread.frontier > PENDING_LINES:
                 self._leave(thread, thread.frontier + PENDING_LINES // 2, is_known=False)
             _forget(thread)
-        decided = np.concatenate([np.empty(0, OPINION), *self._out])
+        decided = whole_rows.joined([np.empty(0, OPINION), *self._out])
         self._out = []
         return decided
 
@@ -124,9 +127,9 @@ class ExactJoin:
             return True
         if not final and len(thread.lines) - thread.frontier < len(calls):
             return False
-        mine = kernels[kernels["launch_tid"] == tid]
+        mine = whole_rows.kept(kernels, kernels["launch_tid"] == tid)
         units = chunk.thread.units_at(mine["launch_start_ns"])
-        mine, units = mine[units != NO_NUMBER], units[units != NO_NUMBER]
+        mine, units = whole_rows.kept(mine, units != NO_NUMBER), units[units != NO_NUMBER]
         correlation_ids = _first_of_unit(mine["correlation_id"], units, len(chunk.thread.units))[calls["unit"]]
         place = find_place(thread.lines, thread.frontier, calls, correlation_ids, thread.placed)
         if place is None or len(place.lines) == 0:
@@ -148,11 +151,14 @@ class ExactJoin:
     def _without_strangers(self, thread: _Thread, calls: Columns, place: Place) -> Place:
         """Takes out pairs of another communicator, where payloads name it."""
         hashes, members = calls["communicator"][place.calls], thread.lines["member"][place.lines]
-        for one in np.unique(hashes[hashes != 0]).tolist():
-            if one not in self._hashes:
-                seen, amount = np.unique(members[hashes == one], return_counts=True)
+        if not hashes.any():
+            return place
+        found, inverse = np.unique(hashes, return_inverse=True)
+        for at, one in enumerate(found.tolist()):
+            if one != 0 and one not in self._hashes:
+                seen, amount = np.unique(members[inverse == at], return_counts=True)
                 self._hashes[one] = int(seen[amount.argmax()])
-        named = np.array([self._hashes.get(one, NO_NUMBER) for one in hashes.tolist()], dtype=np.int64)
+        named = np.array([self._hashes.get(one, NO_NUMBER) for one in found.tolist()], dtype=np.int64)[inverse]
         fits = (hashes == 0) | (named == members)
         return replace(place, lines=place.lines[fits], calls=place.calls[fits])
 
@@ -203,28 +209,44 @@ class ExactJoin:
         members = thread.lines["member"][place.lines]
         unit_of = chunk.thread.calls["unit"][place.calls]
         self._learn_lanes(members, unit_of, kernels, units)
-        queue = np.max(kernels["start_ns"] - kernels["launch_start_ns"], initial=0)
-        bounds = np.searchsorted(units, np.arange(len(chunk.thread.units) + 1)) if _is_sorted(units) else None
         order = np.lexsort((place.lines, members, unit_of))
-        keys = unit_of[order] << 32 | members[order]
-        starts = np.flatnonzero(np.concatenate([[True], np.diff(keys) != 0])) if len(order) else order
-        for run, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-            pairs = order[run:stop]
-            unit, member = int(unit_of[pairs[0]]), int(members[pairs[0]])
-            held = kernels[bounds[unit] : bounds[unit + 1]] if bounds is not None else kernels[units == unit]
-            lines = place.lines[pairs]
-            others = len({int(of) for of in members[unit_of == unit]}) > 1 if len(held) else False
-            kernel = self._kernel_of(held, member, thread.lines["kind"][lines], is_shared=others)
-            at = lines - begin
-            if kernel is None:
-                is_late = chunk.thread.units["launch_until_ns"][unit] + queue >= chunk.end_ns
-                opinions["match"][at] = Match.PENDING if is_late else Match.UNMATCHED
-                opinions["confidence"][at] = 0.9 * place.trust
-            else:
-                opinions["kernel"][at], opinions["match"][at] = kernel, Match.MATCHED
-                opinions["launch"][at] = thread.lines["id"][lines[0]]
-                opinions["confidence"][at] = place.trust
+        lines, unit_of, members = place.lines[order], unit_of[order], members[order]
+        starts = np.flatnonzero(_differs(unit_of) | _differs(members))
+        kinds = np.split(thread.lines["kind"][lines], starts[1:])
+        found = self._kernels_of(unit_of[starts], members[starts], kinds, kernels, units)
+        queue = np.max(kernels["start_ns"] - kernels["launch_start_ns"], initial=0)
+        is_late = chunk.thread.units["launch_until_ns"][unit_of[starts]] + queue >= chunk.end_ns
+        lost = np.where(is_late, int(Match.PENDING), int(Match.UNMATCHED))
+        first = np.where(found != NO_NUMBER, thread.lines["id"][lines[starts]], NO_NUMBER)
+        sizes, at = np.diff(np.append(starts, len(lines))), lines - begin
+        opinions["kernel"][at] = np.repeat(found, sizes)
+        opinions["launch"][at] = np.repeat(first, sizes)
+        opinions["match"][at] = np.repeat(np.where(found != NO_NUMBER, int(Match.MATCHED), lost), sizes)
+        opinions["confidence"][at] = np.repeat(np.where(found != NO_NUMBER, 1.0, 0.9) * place.trust, sizes)
         self._out.append(opinions)
+
+    def _kernels_of(
+        self,
+        unit_of: NDArray[np.int64],
+        members: NDArray[np.int32],
+        kinds: Sequence[NDArray[np.int16]],
+        kernels: Columns,
+        units: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """The kernel of each member of each unit, NO_NUMBER where none is: unit by unit, then member by member.
+
+        `kinds`: the operations of each; `units`: that of each kernel.
+        """
+        order = np.argsort(units, kind="stable")
+        kernels, units = whole_rows.taken(kernels, order), units[order]
+        begins, ends = np.searchsorted(units, unit_of), np.searchsorted(units, unit_of, side="right")
+        is_shared = np.bincount(unit_of)[unit_of] > 1
+        found = np.full(len(unit_of), NO_NUMBER, dtype=np.int64)
+        is_only = (ends - begins == 1) & ~is_shared
+        found[is_only] = kernels["id"][begins[is_only]]
+        for at in np.flatnonzero((ends > begins) & ~is_only).tolist():
+            found[at] = self._first_fitting(kernels[begins[at] : ends[at]], int(members[at]), kinds[at])
+        return found
 
     def _learn_lanes(
         self, members: NDArray[np.int32], unit_of: NDArray[np.int64], kernels: Columns, units: NDArray[np.int64]
@@ -243,18 +265,16 @@ class ExactJoin:
         for member, device, stream in seen.tolist():
             self._lanes.setdefault(member, set()).add((device, stream))
 
-    def _kernel_of(self, held: Columns, member: int, kinds: NDArray[np.int16], *, is_shared: bool) -> int | None:
-        """The first kernel of a unit that a member's operations may have launched."""
-        if len(held) == 0:
-            return None
-        if len(held) > 1 or is_shared:
-            lanes = self._lanes.get(member)
-            if lanes is not None:
-                held = held[[(row["device_id"], row["stream_id"]) in lanes for row in held]]
-            classes = {int(operation_class(kind)) for kind in kinds.tolist()}
-            fitting = held[np.isin(held["kernel_class"], list(classes))]
-            held = fitting if len(fitting) else held
-        return int(held["id"][0]) if len(held) else None
+    def _first_fitting(self, held: Columns, member: int, kinds: NDArray[np.int16]) -> int:
+        """The first kernel of a unit that a member's operations may have launched; NO_NUMBER without one."""
+        lanes = self._lanes.get(member)
+        if lanes is not None:
+            on_lane = zip(held["device_id"].tolist(), held["stream_id"].tolist(), strict=True)
+            held = held[[lane in lanes for lane in on_lane]]
+        classes = {int(operation_class(kind)) for kind in kinds.tolist()}
+        fitting = held[np.isin(held["kernel_class"], list(classes))]
+        held = fitting if len(fitting) else held
+        return int(held["id"][0]) if len(held) else NO_NUMBER
 
     @staticmethod
     def _opinions(ids: NDArray[np.int64], is_unknown: bool) -> Columns:
@@ -294,8 +314,11 @@ def _came_late(thread: _Thread, calls: Columns) -> bool:
     return thread.placed is not None and int(calls["start_ns"][0]) < int(thread.placed.calls["start_ns"][-1])
 
 
-def _is_sorted(values: NDArray[np.int64]) -> bool:
-    return bool(np.all(values[1:] >= values[:-1]))
+def _differs(values: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Which values are not those before them; the first one is not."""
+    differs = np.ones(len(values), dtype=bool)
+    differs[1:] = values[1:] != values[:-1]
+    return differs
 
 
 def _units_of_tail(lines: Columns, begin: int, end: int, period: int) -> NDArray[np.int64] | None:
