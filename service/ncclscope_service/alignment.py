@@ -92,8 +92,8 @@ class Alignment:
 
     def feed_calls(self, calls: Columns) -> None:
         """Calls of NCCL's API that an export holds (store.API_CALL), before its capture is said to be finished."""
-        for process in np.unique(calls["process"]).tolist():
-            self._called.setdefault(process, []).append(calls[calls["process"] == process])
+        for process, mine in groups(calls["process"]):
+            self._called.setdefault(process, []).append(whole_rows.taken(calls, mine))
 
     def feed_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
         """A finished capture; `processes`: process index by pid, for the pids that it recorded."""
@@ -273,13 +273,14 @@ class Alignment:
 
 def _taken(waiting: dict[int, list[Columns]], process: int, none: Columns, capture: CaptureSeen) -> Columns:
     """The rows of a process that a capture holds, by their start; those of captures still being read stay."""
-    rows = np.concatenate([none, *waiting.pop(process, ())])
+    rows = whole_rows.joined([none, *waiting.pop(process, ())])
     is_inside = (rows["start_ns"] >= capture.start_ns) & (rows["start_ns"] <= capture.end_ns)
-    later = rows[rows["start_ns"] > capture.end_ns]
-    if len(later):
-        waiting[process] = [later]
-    taken: Columns = rows[is_inside]
-    return taken
+    if is_inside.all():
+        return rows
+    is_later = rows["start_ns"] > capture.end_ns
+    if is_later.any():
+        waiting[process] = [whole_rows.kept(rows, is_later)]
+    return whole_rows.kept(rows, is_inside)
 
 
 def _filled(dtype: np.dtype[np.void], amount: int, computed: Mapping[str, _Column], *tables: Columns) -> Columns:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.comm_hash import split_hash
+from ncclscope_service.distinct import groups, values_of
 from ncclscope_service.rows import Communicator, Identity, Member
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
@@ -37,6 +39,9 @@ _IS_NUMBERED = np.array(
 )
 """Collectives that have a counter of their own, comm->seqNumber. *Source:* NCCL `src/plugin/profiler.cc`."""
 _IS_COLLECTIVE = np.array([operation.is_collective for operation in OPERATIONS] + [False] * (256 - len(OPERATIONS)))
+
+_NUMBERED_BY = ("op", "root", "nranks", "count")
+"""Columns of a template."""
 
 
 @dataclass(slots=True)
@@ -303,21 +308,22 @@ class Communicators:
         """Places operations between which nothing happened to any communicator."""
         if not len(operations):
             return
-        self._resolve(np.unique(operations["template"]))
+        self._resolve(values_of(operations["template"]))
         members = self._member_of_template[operations["template"]]
         operations["member"] = members
-        for member in np.unique(members).tolist():
-            chosen = np.flatnonzero(members == member)
+        for member, chosen in groups(members):
             self._count(operations, chosen, self._counters[member])
 
-    def _resolve(self, templates: NDArray[np.int32]) -> None:
+    def _resolve(self, templates: Sequence[int]) -> None:
         """Finds the member of each of these templates; one that no Init line named gets a member of its own."""
         total = len(self._store.operation_templates)
         if len(self._member_of_template) < total:
             grown = np.full(max(total, 2 * len(self._member_of_template)), NO_NUMBER, np.int32)
             grown[: len(self._member_of_template)] = self._member_of_template
             self._member_of_template = grown
-        for template in templates[self._member_of_template[templates] < 0].tolist():
+        for template in templates:
+            if self._member_of_template[template] >= 0:
+                continue
             row = self._store.operation_templates.rows[template]
             process, pointer = int(row["process"]), int(row["communicator"])
             member = self._open.get((process, pointer))
@@ -338,7 +344,7 @@ class Communicators:
 
     def _count(self, operations: Columns, chosen: NDArray[np.intp], counters: _Counters) -> None:
         """Numbers one member's operations."""
-        templates = self._store.operation_templates.rows[operations["template"][chosen]]
+        templates = self._store.operation_templates.take(operations["template"][chosen], *_NUMBERED_BY)
         codes, peers = templates["op"], templates["root"]
         operations["seq"][chosen] = counters.rows + np.arange(len(chosen))
         counters.rows += len(chosen)
@@ -347,8 +353,8 @@ class Communicators:
         operations["coll_seq"][chosen_collectives] = counters.collectives + np.arange(len(chosen_collectives))
         counters.collectives += len(chosen_collectives)
         numbered = np.flatnonzero(_IS_NUMBERED[codes] & (templates["nranks"] > 1) & (templates["count"] > 0))
-        for code in np.unique(codes[numbered]).tolist():
-            same = numbered[codes[numbered] == code]
+        for code, of_code in groups(codes[numbered]):
+            same = numbered[of_code]
             operations["kind_seq"][chosen[same]] = counters.kinds[code] + np.arange(len(same))
             counters.kinds[code] += len(same)
         others = np.flatnonzero(~collective)

@@ -8,7 +8,6 @@ is left out); lines may come before or after them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.api_calls import ThreadCalls, thread_calls
 from ncclscope_service.call_places import GUESSED, LINE, Place, Placed, find_place
-from ncclscope_service.distinct import groups
+from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.kernel_name import operation_class
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
@@ -212,8 +211,8 @@ class ExactJoin:
         order = np.lexsort((place.lines, members, unit_of))
         lines, unit_of, members = place.lines[order], unit_of[order], members[order]
         starts = np.flatnonzero(_differs(unit_of) | _differs(members))
-        kinds = np.split(thread.lines["kind"][lines], starts[1:])
-        found = self._kernels_of(unit_of[starts], members[starts], kinds, kernels, units)
+        kinds = thread.lines["kind"][lines]
+        found = self._kernels_of(unit_of[starts], members[starts], (starts, kinds), kernels, units)
         queue = np.max(kernels["start_ns"] - kernels["launch_start_ns"], initial=0)
         is_late = chunk.thread.units["launch_until_ns"][unit_of[starts]] + queue >= chunk.end_ns
         lost = np.where(is_late, int(Match.PENDING), int(Match.UNMATCHED))
@@ -229,23 +228,24 @@ class ExactJoin:
         self,
         unit_of: NDArray[np.int64],
         members: NDArray[np.int32],
-        kinds: Sequence[NDArray[np.int16]],
+        operations: tuple[NDArray[np.intp], NDArray[np.int16]],
         kernels: Columns,
         units: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """The kernel of each member of each unit, NO_NUMBER where none is: unit by unit, then member by member.
 
-        `kinds`: the operations of each; `units`: that of each kernel.
+        `operations`: where those of each begin, and of which kind they are; `units`: that of each kernel.
         """
         order = np.argsort(units, kind="stable")
         kernels, units = whole_rows.taken(kernels, order), units[order]
         begins, ends = np.searchsorted(units, unit_of), np.searchsorted(units, unit_of, side="right")
         is_shared = np.bincount(unit_of)[unit_of] > 1
-        found = np.full(len(unit_of), NO_NUMBER, dtype=np.int64)
+        found, (starts, kinds) = np.full(len(unit_of), NO_NUMBER, dtype=np.int64), operations
         is_only = (ends - begins == 1) & ~is_shared
         found[is_only] = kernels["id"][begins[is_only]]
         for at in np.flatnonzero((ends > begins) & ~is_only).tolist():
-            found[at] = self._first_fitting(kernels[begins[at] : ends[at]], int(members[at]), kinds[at])
+            own = kinds[starts[at] : (starts[at + 1] if at + 1 < len(starts) else None)]
+            found[at] = self._first_fitting(kernels[begins[at] : ends[at]], int(members[at]), own)
         return found
 
     def _learn_lanes(
@@ -254,15 +254,14 @@ class ExactJoin:
         """Notes on which stream each communicator runs, from units that hold one communicator."""
         least = np.full(int(unit_of.max(initial=-1)) + 1, np.iinfo(np.int64).max)
         most = np.full(len(least), -1)
-        np.minimum.at(least, unit_of, members)
-        np.maximum.at(most, unit_of, members)
+        np.minimum.at(least, unit_of, members.astype(np.int64))
+        np.maximum.at(most, unit_of, members.astype(np.int64))
         inside = units < len(least)
         single = inside.copy()
         single[inside] = least[units[inside]] == most[units[inside]]
-        seen = np.unique(
-            np.stack([most[units[single]], kernels["device_id"][single], kernels["stream_id"][single]], axis=1), axis=0
-        )
-        for member, device, stream in seen.tolist():
+        columns = most[units[single]], kernels["device_id"][single], kernels["stream_id"][single]
+        seen, _ = distinct_together(*columns)
+        for member, device, stream in zip(*(each.tolist() for each in seen), strict=True):
             self._lanes.setdefault(member, set()).add((device, stream))
 
     def _first_fitting(self, held: Columns, member: int, kinds: NDArray[np.int16]) -> int:

@@ -15,8 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import bandwidth, rows, store
+from ncclscope_service import bandwidth, rows, store, whole_rows
 from ncclscope_service.call_groups import CallGroups
+from ncclscope_service.distinct import distinct_together
 from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns
@@ -252,7 +253,7 @@ class Intake:
     def _apply_ranges(self, known: _Dictionaries, batch: Batch) -> None:
         if not len(batch.ranges):
             return
-        resolved = known.range_templates[batch.ranges["template"]].copy()
+        resolved = whole_rows.taken(known.range_templates, batch.ranges["template"])
         resolved["start_ns"] = batch.ranges["start_ns"]
         resolved["end_ns"] = batch.ranges["end_ns"]
         self._store.ranges.append(resolved)
@@ -261,7 +262,9 @@ class Intake:
         if not len(batch.busy):
             return
         resolved = np.zeros(len(batch.busy), store.BUSY)
-        pairs, inverse = np.unique(batch.busy[["host", "pid"]], return_inverse=True)
+        (hosts, pids), inverse = distinct_together(batch.busy["host"], batch.busy["pid"])
+        pairs = np.empty(len(hosts), [("host", hosts.dtype), ("pid", pids.dtype)])
+        pairs["host"], pairs["pid"] = hosts, pids
         resolved["process"] = self._host_processes(known, pairs, job)[inverse]
         for name in ("device_id", "start_ns", "end_ns", "kernels"):
             resolved[name] = batch.busy[name]
@@ -271,7 +274,7 @@ class Intake:
         operations = _operations(batch, known, source)
         if known.call_groups.is_idle and not len(batch.call_marks):
             return operations
-        templates = self._store.operation_templates.rows[operations["template"]]
+        templates = self._store.templates_of(operations, "process", "tid")
         marks = batch.call_marks
         operations["group"] = known.call_groups.feed(
             threads=templates["process"].astype(np.int64) << 32 | templates["tid"],
@@ -300,10 +303,9 @@ class Intake:
 def _calls(batch: Batch, known: _Dictionaries) -> Columns:
     if not len(batch.ranges):
         return np.empty(0, store.API_CALL)
-    calls = known.range_calls[batch.ranges["template"]].copy()
+    calls = whole_rows.taken(known.range_calls, batch.ranges["template"])
     calls["start_ns"], calls["end_ns"] = batch.ranges["start_ns"], batch.ranges["end_ns"]
-    chosen: Columns = calls[calls["kind"] != NO_NUMBER]
-    return chosen
+    return whole_rows.kept(calls, calls["kind"] != NO_NUMBER)
 
 
 _CALL_KINDS: Final = {
@@ -414,11 +416,11 @@ _UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
 
 def empty_operations(amount: int) -> Columns:
     """Operation rows of which nothing is known yet."""
-    operations = np.zeros(amount, rows.OPERATION)
+    operation = np.zeros(1, rows.OPERATION)
     for name in _UNKNOWN_TIMES:
-        operations[name] = NO_TIME_NS
+        operation[name] = NO_TIME_NS
     for name in _UNKNOWN_NUMBERS:
-        operations[name] = NO_NUMBER
+        operation[name] = NO_NUMBER
     for name in _UNKNOWN_RATES:
-        operations[name] = np.nan
-    return operations
+        operation[name] = np.nan
+    return whole_rows.taken(operation, np.zeros(amount, np.intp))

@@ -167,13 +167,17 @@ class SeriesBook:
 
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
         usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)
-        starts = times_ns // _WINDOW_NS
-        starts, busbw = starts[usable], busbw[usable]
-        for index, mine in groups(series[usable]):
+        series, starts, busbw = series[usable], times_ns[usable] // _WINDOW_NS, busbw[usable]
+        order = np.lexsort((busbw, starts, series))
+        series, starts, busbw = series[order], starts[order], busbw[order]
+        is_first = np.concatenate([np.ones(min(1, len(order)), bool), (np.diff(series) != 0) | (np.diff(starts) != 0)])
+        begins = np.flatnonzero(is_first)
+        ends = np.append(begins[1:], len(order))
+        medians = (busbw[(begins + ends - 1) // 2] + busbw[(begins + ends) // 2]) / 2
+        for index, mine in groups(series[begins]):
             windows = self._windows.setdefault(index, _Windows())
-            for start, together in groups(starts[mine]):
-                windows.starts.append(start)
-                windows.busbw.append(float(np.median(busbw[mine[together]])))
+            windows.starts.extend(starts[begins[mine]].tolist())
+            windows.busbw.extend(medians[mine].tolist())
             self._refresh(index, windows)
 
     def _refresh(self, index: int, windows: _Windows) -> None:

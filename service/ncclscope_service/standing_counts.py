@@ -102,10 +102,12 @@ class StandingCounts:
         ended = self._ends(rows, starts, is_first)
         needed = _is_doubtful(rows, kinds, starts, ends)
         needed &= ~self.stand_still(whole_rows.taken(rows, starts))
-        needed |= is_first | np.append(is_first[1:], True)
+        is_border = is_first | np.append(is_first[1:], True)
+        members, values = rows["member"][starts].tolist(), rows["op_count"][starts].tolist()
         # Other runs are over, short, without a gap and of one kind: a group may be just that.
-        for at in np.flatnonzero(needed).tolist():
-            self._feed_run(rows[starts[at] : ends[at]], kinds[starts[at] : ends[at]], ended)
+        for at in np.flatnonzero(needed | is_border).tolist():
+            if is_border[at] or (members[at], values[at]) not in self._since:
+                self._feed_run(rows[starts[at] : ends[at]], kinds[starts[at] : ends[at]], ended)
         for tid, (_, latest) in ended.items():
             self._ended[tid] = int(latest[-1])
 
