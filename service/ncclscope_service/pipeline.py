@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
+from ncclscope_service.ages import Ages, Ends
 from ncclscope_service.alignment import Alignment
 from ncclscope_service.channels_join import ChannelsJoin
 from ncclscope_service.clock import ClockEstimator
@@ -34,6 +35,7 @@ from ncclscope_service.intake import Intake
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
 from ncclscope_service.limits import Limits
+from ncclscope_service.lives import Lives
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.parallelism import Sizes
@@ -49,7 +51,7 @@ from ncclscope_service.tuning import TuningJoin
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CaptureSeen
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
@@ -105,33 +107,6 @@ class _Arrivals:
     captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
 
 
-@dataclass(slots=True)
-class _Life:
-    """What was heard of one process, to know when it has said all."""
-
-    heard_at_ns: int = 0
-    """Service's wall clock."""
-    last_line_ns: int = NO_TIME_NS
-    """Of its newest operation, on its host's clock."""
-    captured_until_ns: int = NO_TIME_NS
-    """End of its newest capture, on its host's clock."""
-    is_ended: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mark:
-    """Where the tables ended at some moment: what lies before is at least that old."""
-
-    at_ns: int
-    operations: int
-    kernels: int
-    replays: int
-    collectives: int
-    ranges: int
-    busy: int
-    inspected: int
-
-
 class Pipeline:
     """All stages over one store."""
 
@@ -163,7 +138,7 @@ class Pipeline:
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
         self._arrivals = _Arrivals()
-        self._lives: dict[int, _Life] = {}
+        self._lives = Lives(self.settings.idle_ns)
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
         self._periods = Periods(self.store)
@@ -174,7 +149,7 @@ class Pipeline:
         """(when decided, operations) that have a kernel and wait for the other ranks."""
         self._unidentified: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) of members whose communicator is not found yet."""
-        self._marks: deque[_Mark] = deque()
+        self._ages = Ages()
         self._numbered: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) whose iteration later marks may still tell."""
         self._mixed: set[int] = set()
@@ -227,7 +202,7 @@ class Pipeline:
     def advance(self, now_ns: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
         """Works on what came since. `now_ns` is the service's wall clock; `silent_hosts` have agents out of reach."""
         self._advance(now_ns, final=False, silent_hosts=silent_hosts)
-        self._mark(now_ns)
+        self._ages.note(self.store, now_ns)
 
     def flush(self, now_ns: int) -> None:
         """Decides everything that is still open: nothing more will come."""
@@ -253,7 +228,7 @@ class Pipeline:
     def expired(self, now_ns: int) -> Ids:
         """The oldest operations that nothing needs any more, finished and out of the window: archive, then `forget`."""
         table = self.store.operations
-        limit = self._old_mark(now_ns).operations
+        limit = self._out_of_window(now_ns).operations
         limit = max(limit, table.next_id - self.settings.window_operations)
         prefix = table.rows["finished"][: max(0, limit - table.first)]
         unfinished = np.flatnonzero(~prefix)
@@ -266,7 +241,7 @@ class Pipeline:
         if len(operations):
             self._alignment.graphs.remember(operations)
             known.operations.drop_before(int(operations[-1]) + 1)
-        old = self._old_mark(now_ns)
+        old = self._out_of_window(now_ns)
         used = known.operations.rows["kernel"]
         used = used[used >= 0]
         known.kernels.drop_before(min(old.kernels, int(used.min()) if len(used) else old.kernels))
@@ -275,8 +250,11 @@ class Pipeline:
         known.ranges.drop_before(old.ranges)
         known.busy.drop_before(old.busy)
         known.inspected.drop_before(max(old.inspected, known.inspected.next_id - self.settings.window_operations))
-        while len(self._marks) > 1 and self._marks[1].at_ns <= now_ns - self.settings.window_ns:
-            self._marks.popleft()
+        self._ages.forget_before(now_ns - self.settings.window_ns)
+
+    def _out_of_window(self, now_ns: int) -> Ends:
+        """Where the tables ended a window ago."""
+        return self._ages.at(now_ns - self.settings.window_ns) or Ends(at_ns=now_ns)
 
     @property
     def unattached_tunings(self) -> int:
@@ -343,11 +321,12 @@ class Pipeline:
             self._alignment.feed_calls(calls)
         for capture, processes in arrivals.captures:
             self._alignment.feed_capture(capture, processes)
-        decided = self._alignment.advance(final=final, ended=self._ended_processes(now_ns))
+        ended = self._lives.take_ended(self._communicators.has_ended, now_ns)
+        decided = self._alignment.advance(final=final, ended=ended)
         replays = self._alignment.graphs.take_replays()
         self._inspection.mark_counted(replays)
         self._replaying.feed(replays, now_ns)
-        held = self._mark_older_than(now_ns - self.settings.hold_ns)
+        held = self._ages.at(now_ns - self.settings.hold_ns)
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
         return decided
@@ -372,40 +351,13 @@ class Pipeline:
                 self._unidentified.append((at_ns, here[waits]))
         return np.concatenate(ready)
 
-    def _ended_processes(self, now_ns: int) -> list[int]:
-        """Processes that have said all: their communicators ended, and captures reach past their last line.
-
-        Where no capture does, silence for `idle_ns` ends them.
-        """
-        ended: list[int] = []
-        for process, life in self._lives.items():
-            if life.is_ended or not self._communicators.has_ended(process):
-                continue
-            covered = life.captured_until_ns > life.last_line_ns != NO_TIME_NS
-            if (
-                covered and now_ns - life.heard_at_ns > _SECOND_NS
-            ) or now_ns - life.heard_at_ns > self.settings.idle_ns:
-                life.is_ended = True
-                ended.append(process)
-        return ended
-
-    def _hear(self, process: int, now_ns: int) -> _Life:
-        life = self._lives.setdefault(process, _Life())
-        life.heard_at_ns = now_ns
-        life.is_ended = False
-        return life
-
     def _hear_all(self, arrivals: _Arrivals, now_ns: int) -> None:
         for operations in arrivals.operations:
-            rows = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
-            times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
-            for process, mine in groups(rows["process"]):
-                life = self._hear(process, now_ns)
-                life.last_line_ns = max(life.last_line_ns, int(times[mine].max()))
+            heard = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
+            self._lives.hear_operations(heard, now_ns)
         for capture, processes in arrivals.captures:
             for process in processes.values():
-                life = self._hear(process, now_ns)
-                life.captured_until_ns = max(life.captured_until_ns, capture.end_ns)
+                self._lives.hear_capture(process, capture.end_ns, now_ns)
 
     def _assign_iterations(self, decided: Ids, now_ns: int) -> None:
         """Numbers what was decided, and again what was decided lately when more marks have come."""
@@ -577,35 +529,3 @@ class Pipeline:
         self._limits.fill(limited)
         for name in ("limit", "limit_reference", "bottleneck"):
             rows[name][at] = limited[name]
-
-    def _mark(self, now_ns: int) -> None:
-        if self._marks and now_ns - self._marks[-1].at_ns < _SECOND_NS:
-            return
-        known = self.store
-        self._marks.append(
-            _Mark(
-                at_ns=now_ns,
-                operations=known.operations.next_id,
-                kernels=known.kernels.next_id,
-                replays=known.replays.next_id,
-                collectives=known.collectives.next_id,
-                ranges=known.ranges.next_id,
-                busy=known.busy.next_id,
-                inspected=known.inspected.next_id,
-            )
-        )
-
-    def _mark_older_than(self, at_ns: int) -> _Mark | None:
-        """The newest mark that was set at or before a time."""
-        found = None
-        for mark in self._marks:
-            if mark.at_ns > at_ns:
-                break
-            found = mark
-        return found
-
-    def _old_mark(self, now_ns: int) -> _Mark:
-        found = self._mark_older_than(now_ns - self.settings.window_ns)
-        return found or _Mark(
-            at_ns=now_ns, operations=0, kernels=0, replays=0, collectives=0, ranges=0, busy=0, inspected=0
-        )
