@@ -150,8 +150,9 @@ def _aligned(export: Path, tmp_path: Path, version: str, *, stamps: bool) -> tup
     return run.pipeline.store, written
 
 
-_GUESS = 0.75
-"""Without stamps, one export holds a run of equal launches of which two have no kernel: nothing tells which two."""
+_GUESS = 0.85
+"""Without stamps, one export holds a run of equal launches of which two have no kernel: nothing tells which two. The
+33 launches of that run are stated at 0.25 to 0.85; 11 of them are right, as one wrong start shifts them all."""
 
 
 @pytest.mark.parametrize("stamps", [True, False], ids=["stamps", "calls"])

@@ -29,12 +29,16 @@ def kind_waits(selection: Selection) -> dict[str, object] | None:
     """Waiting as a share of NCCL kernel time, by rank and kind of communicator; None where no wait is known."""
     store = selection.store
     kinds = [*dict.fromkeys(each.parallelism or NOT_KNOWN for each in selection.communicators)]
-    columns = [*kinds, NOT_KNOWN]
-    kind_of = np.asarray([columns.index(each.parallelism or NOT_KNOWN) for each in store.communicators] + [len(kinds)])
+    places = {kind: place for place, kind in enumerate(kinds)}
+    # Communicators outside the selection, for instance those that were put together with another, have no column.
+    elsewhere = len(kinds)
+    kind_of = np.asarray(
+        [*(places.get(each.parallelism or NOT_KNOWN, elsewhere) for each in store.communicators), elsewhere]
+    )
 
     def column(view: OperationView) -> NDArray[np.int64]:
         found: NDArray[np.int64] = kind_of[view.communicators()]
-        return np.where(found < len(kinds), found, -1)
+        return np.where(found < elsewhere, found, -1)
 
     found = _shares(selection, column, len(kinds))
     if found is None:
