@@ -104,7 +104,7 @@ def host_waits(waits: RankWaits, host_of_rank: Mapping[int, str]) -> list[tuple[
     for rank, ratio in zip(waits.ranks.tolist(), waits.mean_ratio.tolist(), strict=True):
         if rank in host_of_rank:
             ratios.setdefault(host_of_rank[rank], []).append(ratio)
-    return [(host, sum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
+    return [(host, math.fsum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
 
 
 def make_wait_map(waits: RankWaits, host_of_rank: Mapping[int, str]) -> WaitMap | None:
