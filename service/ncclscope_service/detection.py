@@ -141,8 +141,11 @@ class Detection:
         check = clocks.check()
         if check is not None:
             job.detectors.feed_clock(check, clocks.host_names(), context, now_ns)
+        hosts = sorted(self._hosts_of(context.job))
+        known = {host: self._store.clocks[host] for host in hosts if host in self._store.clocks}
+        job.detectors.feed_clock_steps(known, context)
         gaps, torn = self._gaps_by_host(), self._torn_by_host()
-        for host in sorted(self._hosts_of(context.job)):
+        for host in hosts:
             job.detectors.feed_sight(self._sight(host, gaps, torn), context, now_ns)
 
     def _said(self, facts: list[tuple[Fact, str, int]], now_ns: int) -> Iterator[Said]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.findings import Ledger, names_of_hosts
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.rows import Finding, FindingKind, HostClock, Severity
 
 _LASTS_NS: Final = 10_000_000_000
 """A first estimate from few operations may be contradicted by the next ones."""
@@ -20,6 +20,38 @@ class ClockFault:
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._since_ns: int | None = None
+        self._told: set[tuple[str, int]] = set()
+
+    def tell_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+        """Tells of clocks of this job's hosts that were set, each once and closed: the estimate heals by itself.
+
+        Where there are two hosts, nothing tells whose clock it was: both are named.
+        """
+        for host, clock in clocks.items():
+            for at_ns in clock.steps:
+                if (host, at_ns) not in self._told:
+                    self._told.add((host, at_ns))
+                    self._tell_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
+
+    def _tell_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
+        since_ns = host_time_ns - round(clock.offset_ns)
+        whose = f"the clock of {hosts[0]}" if len(hosts) == 1 else f"the clock of {hosts[0]} or {hosts[1]}"
+        finding = Finding(
+            kind=FindingKind.CLOCK_FAULT,
+            severity=Severity.INFO,
+            job=context.job,
+            comm_id=None,
+            parallelism=None,
+            ranks=(),
+            hosts=hosts,
+            since_ns=since_ns,
+            until_ns=None,
+            confidence=0.9 if len(hosts) == 1 else 0.5,
+            summary=f"{whose} was set, by more than 1 ms; times before and after are put right apart",
+            evidence={"host_time_ns": host_time_ns, "steps_of_host": len(clock.steps)},
+        )
+        self._ledger.update((hosts, host_time_ns), finding)
+        self._ledger.close((hosts, host_time_ns), since_ns)
 
     def feed(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """Takes the check of the last estimate; `hosts` gives the name of each host number."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
@@ -16,7 +16,7 @@ from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.mismatch import Mismatch
 from ncclscope_service.detect.reported import Reported, Said
 from ncclscope_service.detect.stopped_logging import StoppedLogging
-from ncclscope_service.rows import Finding
+from ncclscope_service.rows import Finding, HostClock
 from ncclscope_wire.batch import Columns
 
 
@@ -56,6 +56,10 @@ class Detectors:
     def feed_clock(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """The check of the last clock estimate."""
         self._clock_fault.feed(check, hosts, context, at_ns)
+
+    def feed_clock_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+        """The clocks of this job's hosts, with the steps that were found in them."""
+        self._clock_fault.tell_steps(clocks, context)
 
     def feed_sight(self, sight: HostSight, context: Context, now_ns: int) -> None:
         """What reached us from one host."""

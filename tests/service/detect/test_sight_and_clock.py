@@ -10,7 +10,7 @@ from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import Ledger, names_of_ranks, ordered
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.rows import Finding, FindingKind, HostClock, Severity
 
 CONTEXT = Context(job="job")
 SECOND = 1_000_000_000
@@ -43,6 +43,32 @@ def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
     assert finding.hosts == ("node1",)
     detector.feed(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20 * SECOND)
     assert detector.findings(0)[0].until_ns == 20 * SECOND
+
+
+def clock(*steps: int) -> HostClock:
+    return HostClock(
+        offset_ns=5_000_000.0, drift_ppm=0.0, at_ns=0, sigma_ns=100.0, interval_lo_ns=None, interval_hi_ns=None,
+        samples=100, steps=steps,
+    )  # fmt: skip
+
+
+def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
+    detector = ClockFault()
+    for _ in range(2):
+        detector.tell_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
+    (finding,) = detector.findings(0)
+    assert (finding.kind, finding.hosts) == (FindingKind.CLOCK_FAULT, ("node1",))
+    assert finding.since_ns == finding.until_ns == 7 * SECOND - 5_000_000
+    detector.tell_steps({"node0": clock(), "node1": clock(7 * SECOND, 90 * SECOND), "node2": clock()}, CONTEXT)
+    assert len(detector.findings(0)) == 2
+
+
+def test_of_two_hosts_nothing_tells_whose_clock_was_set() -> None:
+    detector = ClockFault()
+    detector.tell_steps({"node1": clock(7 * SECOND), "node0": clock()}, CONTEXT)
+    (finding,) = detector.findings(0)
+    assert finding.hosts == ("node0", "node1")
+    assert finding.confidence == 0.5
 
 
 GOOD = HostSight(host="node1", operations=100_000, covered=5000, matched=4990, last_heard_ns=SECOND)
