@@ -67,6 +67,8 @@ _IN_TIME: Final = 1.0
 _SOON_NS: Final = 600 * 1_000_000_000
 """Lines older than a capture by less than this have not come that far; older by more, stamps are of another zone."""
 
+_FIRST: Final = 0.95
+"""Calls from the first line on, at the first capture of a thread, where they would fit later lines as well."""
 GUESSED: Final = 0.5
 
 _NO_PACES: Final = ((0, 0.0), (0, 0.0))
@@ -142,7 +144,7 @@ def find_place(
         trust = 1.0
     elif before is None:
         is_first = begin == start == 0 and len(at_lines) > 0 and at_lines[0] == at_calls[0] == 0
-        trust = 1.0 if len(starts) == 1 else 0.9 if is_first else GUESSED
+        trust = 1.0 if len(starts) == 1 else _FIRST if is_first else GUESSED
     elif progress is None or expected is None:
         trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED
     else:
