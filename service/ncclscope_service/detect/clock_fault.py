@@ -12,6 +12,7 @@ from ncclscope_service.rows import Finding, FindingKind, HostClock, Severity
 
 _LASTS_NS: Final = 10_000_000_000
 """A first estimate from few operations may be contradicted by the next ones."""
+_MATURE_SAMPLES: Final = 100
 
 
 class ClockFault:
@@ -21,17 +22,21 @@ class ClockFault:
         self._ledger = Ledger()
         self._since_ns: int | None = None
         self._told: set[tuple[str, int]] = set()
+        self._samples: dict[str, int] = {}
 
     def tell_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
         """Tells of clocks of this job's hosts that were set, each once and closed: the estimate heals by itself.
 
-        Where there are two hosts, nothing tells whose clock it was: both are named.
+        Where there are two hosts, nothing tells whose clock it was: both are named. What a clock that rested on few
+        operations took for a step is not told.
         """
         for host, clock in clocks.items():
-            for at_ns in clock.steps:
-                if (host, at_ns) not in self._told:
-                    self._told.add((host, at_ns))
+            new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._told]
+            self._told.update((host, at_ns) for at_ns in new)
+            if self._samples.get(host, 0) >= _MATURE_SAMPLES:
+                for at_ns in new:
                     self._tell_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
+            self._samples[host] = max(self._samples.get(host, 0), clock.samples)
 
     def _tell_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
         since_ns = host_time_ns - round(clock.offset_ns)
