@@ -231,6 +231,7 @@ class Service:
             version=self._settings.version,
             sessions_refused=self.receiver.statistics().faults,
             ingest_lag_seconds=self._ingest_lag_seconds,
+            backlog_batches=sum(agent.queued_batches or 0 for agent in self._agents() if agent.connected),
             page_clients=hub.clients,
             page_events_dropped=hub.dropped_total,
             page_clients_refused=hub.refused_total,

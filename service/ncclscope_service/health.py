@@ -54,7 +54,7 @@ class ServiceHealth:
     ingest_lag_seconds: float | None = None
     """From an agent's reading of the newest line to its place in the store."""
     backlog_batches: int | None = None
-    """Received and not applied."""
+    """Held by connected agents, as they last said: a batch that is received is applied at once."""
     page_clients: int = 0
     page_events_dropped: int = 0
     page_clients_refused: int = 0

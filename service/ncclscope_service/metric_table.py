@@ -499,7 +499,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_ingest_backlog_batches",
         kind=Kind.GAUGE,
-        help="Batches that were received and are not applied yet.",
+        help="Batches that connected agents hold because the service has not taken them yet, as they last said.",
         bound=_ONE,
     ),
     Metric(
