@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from ncclscope.cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-_CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 _SHAPE = ("--nodes", "2", "--gpus", "2", "--tp", "2", "--pp", "1", "--layers", "1", "--microbatches", "2")
 _JOB = (*_SHAPE, "--iterations", "24", "--seed", "3")
 
@@ -66,16 +63,6 @@ def test_the_same_job_with_other_chance_has_changed_in_nothing_that_matters(runs
     _run("analyze", str(tmp_path / "again"), "--compare", str(runs / "sound-out"), "--out", str(tmp_path / "out"))
     assert _document(tmp_path / "out")["changes"] == 0
     assert "No change beyond the noise" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not Path(_CHROMIUM).exists():
-        pytest.skip("needs the browser chromium (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield launched
-        launched.close()
 
 
 def _opened(browser: Browser, page_of: Path, width: int, scheme: str) -> tuple[Page, list[str]]:

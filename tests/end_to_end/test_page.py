@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from service.fake_service import JOB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-_CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 _PATIENCE_MS = 20_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if not Path(_CHROMIUM).exists():
-        pytest.skip("needs the browser chromium (Debian: apt install chromium)")
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield launched
-        launched.close()
 
 
 @contextmanager
