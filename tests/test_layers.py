@@ -29,6 +29,7 @@ _ACTING = {
     "ncclscope_agent": {
         "app",
         "config",
+        "credentials",
         "exports",
         "files",
         "following",
@@ -44,7 +45,10 @@ _ACTING = {
     "ncclscope_service": {
         "app",
         "archive",
+        "credentials",
         "detail_routes",
+        "http_access",
+        "http_door",
         "listen",
         "live",
         "routes",

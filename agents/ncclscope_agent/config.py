@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Final, cast
 
+from ncclscope_agent.credentials import Credentials, is_loopback
 from ncclscope_wire.errors import ConfigError
 
 DEFAULT_PORT: Final = 9797
@@ -122,6 +123,42 @@ class AgentSettings:
         default=300.0,
         metadata=_about("Time for everything with --once; then it gives up.", unit="seconds", low=0.1, high=86400),
     )
+
+    tls: bool = field(
+        default=False,
+        metadata=_about("Speak TLS with the service; --tls-ca and --tls-cert imply it.", unit="yes|no"),
+    )
+    tls_ca: str = field(
+        default="",
+        metadata=_about("Certificates of those who sign the service's; default: the system's.", unit="FILE"),
+    )
+    tls_cert: str = field(
+        default="", metadata=_about("This agent's certificate (PEM), where the service wants one.", unit="FILE")
+    )
+    tls_key: str = field(default="", metadata=_about("Its key; default: in the same file.", unit="FILE"))
+    tls_server_name: str = field(
+        default="",
+        metadata=_about("Name in the service's certificate; default: the host of --connect.", unit="NAME"),
+    )
+    token_file: str = field(
+        default="", metadata=_about("File with the token that the service knows this agent by.", unit="FILE")
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=_about("Connect to another machine without TLS too: anybody on the way can read it.", unit="yes|no"),
+    )
+
+    @property
+    def credentials(self) -> Credentials:
+        """The files that say who is who."""
+        return Credentials(
+            tls=self.tls,
+            tls_ca=self.tls_ca,
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            server_name=self.tls_server_name,
+            token_file=self.token_file,
+        )
 
     @property
     def service(self) -> tuple[str, int]:
@@ -267,6 +304,13 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
     host, _, port = settings.connect.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         yield f"--connect: {settings.connect!r} is not HOST:PORT with a port of 1 to 65535"
+    elif not (settings.credentials.is_encrypted or settings.insecure or is_loopback(settings.service[0])):
+        yield (
+            f"--connect: {settings.service[0]} is another machine: give --tls or --tls-ca FILE, or say --insecure "
+            "where the network is trusted"
+        )
+    if settings.tls_key and not settings.tls_cert:
+        yield "--tls-key: there is no --tls-cert that it belongs to"
     if settings.tick_min_seconds > settings.tick_max_seconds:
         yield f"--tick-min-seconds: {settings.tick_min_seconds} is over --tick-max-seconds {settings.tick_max_seconds}"
     if settings.silence_seconds < 2 * settings.heartbeat_seconds:

@@ -13,18 +13,20 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 import structlog
 
+from ncclscope_agent.credentials import Credentials
 from ncclscope_agent.session import Session, SessionState
-from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.errors import ConfigError, ProtocolError
 from ncclscope_wire.messages import AgentHealth
 
 _log = structlog.get_logger(__name__)
@@ -39,6 +41,7 @@ class LinkSettings:
 
     host: str
     port: int
+    credentials: Credentials = field(default_factory=Credentials)
     connect_seconds: float = 10.0
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0
@@ -60,7 +63,11 @@ def retry_seconds(settings: LinkSettings, jitter: Callable[[], float]) -> Iterat
 
 
 def _sentence(error: Exception) -> str:
-    """The text of an error; some of anyio's have none."""
+    """The text of an error; some of anyio's have none, and those of TLS name lines of OpenSSL."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the service's certificate is refused: {error.verify_message}; --tls-ca names who may sign it"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "the service does not speak TLS on this port"
     return str(error) or type(error).__name__
 
 
@@ -76,11 +83,12 @@ class _Conversation(asyncio.Protocol):
         self.over: asyncio.Future[None] = loop.create_future()
         self.heard_at = loop.time()
 
-    def begin(self, transport: asyncio.Transport) -> None:
+    def begin(self, transport: asyncio.Transport, token: str) -> None:
         """Says Hello."""
-        transport.set_write_buffer_limits(0)  # what does not leave at once waits in the window
+        # What does not leave at once waits in the window. Not 0: to asyncio's TLS all is over that.
+        transport.set_write_buffer_limits(1)
         self._transport = transport
-        self._session.on_connected()
+        self._session.on_connected(token=token)
         self.write()
 
     def write(self) -> None:
@@ -188,20 +196,31 @@ class Link:
 
     async def _run_connection(self) -> None:
         try:
-            connected = await self._connected_socket()
-        except (OSError, TimeoutError) as error:
+            token = self._settings.credentials.token()
+            transport, conversation = await self._connected()
+        except (OSError, TimeoutError, ConfigError) as error:
             self._on_failure(f"cannot connect: {_sentence(error)}")
             self._session.on_disconnected()
             return
-        transport, conversation = await asyncio.get_running_loop().create_connection(
-            lambda: _Conversation(self._session, self._on_heard), sock=connected
-        )
         try:
             if self._session.state is SessionState.CONNECTING:
-                await self._converse(transport, conversation)
+                await self._converse(transport, conversation, token)
         finally:
             transport.abort()
             await anyio.lowlevel.cancel_shielded_checkpoint()  # which closes it
+
+    async def _connected(self) -> tuple[asyncio.Transport, _Conversation]:
+        """A connection over which nothing was said yet; with TLS, one to who can prove to be the service."""
+        credentials, loop = self._settings.credentials, asyncio.get_running_loop()
+        context = credentials.context()
+        connected = await self._connected_socket()
+        return await loop.create_connection(
+            lambda: _Conversation(self._session, self._on_heard),
+            sock=connected,
+            ssl=context,
+            server_hostname=None if context is None else credentials.server_name or self._settings.host,
+            ssl_handshake_timeout=None if context is None else self._settings.connect_seconds,
+        )
 
     async def _connected_socket(self) -> socket.socket:
         """A connection to the first of the host's addresses that takes one; each has its share of the time."""
@@ -223,10 +242,10 @@ class Link:
                     return tried
         raise failure
 
-    async def _converse(self, transport: asyncio.Transport, conversation: _Conversation) -> None:
+    async def _converse(self, transport: asyncio.Transport, conversation: _Conversation, token: str) -> None:
         self._conversation = conversation
         try:
-            conversation.begin(transport)
+            conversation.begin(transport, token)
             await self._keep_up(conversation)
         except TimeoutError:
             self._on_failure(f"the service was silent for {self._settings.silence_seconds:g} s")

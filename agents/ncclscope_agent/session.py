@@ -207,11 +207,11 @@ class Session:
         self._heartbeat = None
         self._apply(SessionEvent.FINISHED)
 
-    def on_connected(self) -> None:
-        """A connection stands: says Hello."""
+    def on_connected(self, *, token: str = "") -> None:
+        """A connection stands: says Hello, with the token that proves it where the service wants one."""
         self._apply(SessionEvent.CONNECTED)
         self._deframer = Deframer(max_frame_bytes=self._limits.max_frame_bytes)
-        self._say(self._hello)
+        self._say(replace(self._hello, token=token) if token else self._hello)
 
     def on_bytes(self, data: bytes) -> None:
         """What the service sent.

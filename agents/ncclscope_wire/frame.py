@@ -19,6 +19,8 @@ Precedents: gRPC refuses messages over 4 MiB, Kafka over 1 MiB, both by default.
 _HTTP_METHODS: Final = frozenset({b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC"})
 """How requests begin. *Source:* RFC 9110, section 9. As lengths all are over 1 GB, so no frame begins like that."""
 _HTTP_ANSWER: Final = b"HTTP"
+_TLS_ALERT: Final = b"\x15\x03"
+"""How TLS answers who does not speak it. *Source:* RFC 8446, section 5.1."""
 
 
 def encode_frame(payload: bytes, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -39,7 +41,8 @@ class Deframer:
     """
 
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
+        """May be changed between two calls."""
         self._buffer = bytearray()
         self._fault: str | None = None
 
@@ -73,7 +76,7 @@ class Deframer:
         if len(self._buffer) < HEADER_BYTES:
             return None
         length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
-        if length > self._max_frame_bytes:
+        if length > self.max_frame_bytes:
             self._fault = self._why_too_long(bytes(self._buffer[:HEADER_BYTES]), length)
             self._buffer.clear()
             raise ProtocolError(self._fault)
@@ -87,4 +90,6 @@ class Deframer:
             return (
                 "this port is for agents: the page, /metrics and the API are at the service's HTTP port (serve --http)"
             )
-        return f"a frame announces {length} bytes: the limit is {self._max_frame_bytes} bytes"
+        if header.startswith(_TLS_ALERT):
+            return "this port speaks TLS: give the agent --tls or --tls-ca FILE"
+        return f"a frame announces {length} bytes: the limit is {self.max_frame_bytes} bytes"

@@ -55,6 +55,8 @@ class Hello:
     """Label of the job whose files are followed."""
     software_version: str
     pid: int
+    token: str = field(default="", repr=False)
+    """A secret that proves that the agent may speak; empty where the service wants none. Never kept nor shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,8 @@ def agent(*, print_only: bool, once: bool, **given: object) -> None:
     host = full_host.partition(".")[0]
     try:
         settings = load(given, os.environ, host=host)
+        if not print_only:
+            settings.credentials.check()
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     with ExitStack() as resources:
@@ -85,6 +87,7 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
     link = LinkSettings(
         host=service_host,
         port=service_port,
+        credentials=settings.credentials,
         connect_seconds=settings.connect_seconds,
         heartbeat_seconds=settings.heartbeat_seconds,
         silence_seconds=settings.silence_seconds,

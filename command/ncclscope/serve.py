@@ -11,6 +11,7 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.extras import require_service, require_writable
 from ncclscope.notifications import Notifications, notification_options
+from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
 
 
@@ -37,6 +38,7 @@ from ncclscope.sizes import Sizes, size_options
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder that gets the files of `ncclscope snapshot` when the service is stopped.",
 )
+@security_options
 @baseline_option
 @size_options
 @notification_options
@@ -45,6 +47,7 @@ def serve(
     http: str,
     data: Path,
     snapshot_on_end: Path | None,
+    security: Security,
     baselines: tuple[Path, ...],
     sizes: Sizes,
     notifications: Notifications,
@@ -59,6 +62,7 @@ def serve(
 
     agents_host, agents_port = _address(listen, "--listen")
     http_host, http_port = _address(http, "--http")
+    security.check(listen=agents_host, http=http_host)
     require_writable(data, "--data")
     if snapshot_on_end is not None:
         require_writable(snapshot_on_end, "--snapshot-on-end")
@@ -67,6 +71,8 @@ def serve(
         agents=ListenSettings(host=agents_host, port=agents_port),
         http_host=http_host,
         http_port=http_port,
+        agent_files=security.for_agents(),
+        http_files=security.for_http(),
         data=data,
         pipeline=PipelineSettings(
             sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
@@ -77,8 +83,9 @@ def serve(
     )
 
     def say_where(agents: int, web: int) -> None:
-        click.echo(f"live page   http://{http_host}:{web}/")
-        click.echo(f"metrics     http://{http_host}:{web}/metrics")
+        scheme = "http" if settings.http_files.cert is None else "https"
+        click.echo(f"live page   {scheme}://{http_host}:{web}/")
+        click.echo(f"metrics     {scheme}://{http_host}:{web}/metrics")
         click.echo(f"agents      ncclscope agent --connect {agents_host}:{agents}")
         sys.stdout.flush()
 

@@ -15,6 +15,7 @@ from typing import Final
 import click
 
 from ncclscope.extras import require_writable
+from ncclscope_agent.credentials import Credentials
 
 _PATIENCE_SECONDS: Final = 600
 
@@ -33,11 +34,29 @@ _PATIENCE_SECONDS: Final = 600
     show_default=True,
     help="perfetto: trace.perfetto-trace as well (the service needs ncclscope[perfetto]).",
 )
-def snapshot(out: Path, service: str, job: str | None, minutes: float | None, trace_format: str) -> None:
+@click.option(
+    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with a token that the service knows."
+)
+@click.option(
+    "--tls-ca",
+    "ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Certificates of those who sign the service's (PEM).",
+)
+def snapshot(
+    out: Path,
+    service: str,
+    job: str | None,
+    minutes: float | None,
+    trace_format: str,
+    token_file: Path | None,
+    ca: Path | None,
+) -> None:
     """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes."""
     require_writable(out, "--out")
     asked = None if trace_format == "json" else trace_format
-    for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked):
+    credentials = Credentials(tls_ca=str(ca or ""), token_file=str(token_file or ""))
+    for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked, credentials=credentials):
         click.echo(out / name)
 
 
@@ -48,6 +67,7 @@ def fetch_snapshot(
     job: str | None = None,
     minutes: float | None = None,
     trace_format: str | None = None,
+    credentials: Credentials | None = None,
 ) -> list[str]:
     """Writes the files of a snapshot into `out` and gives their names.
 
@@ -57,9 +77,13 @@ def fetch_snapshot(
     given = (("job", job), ("minutes", minutes), ("trace_format", trace_format))
     asked = {name: str(value) for name, value in given if value is not None}
     url = f"{service.rstrip('/')}/api/snapshot?{urllib.parse.urlencode(asked)}"
+    known = credentials or Credentials()
+    token, context = known.token(), known.context()
     request = urllib.request.Request(url, method="POST")
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS) as answer:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS, context=context) as answer:
             packed = io.BytesIO(answer.read())
     except urllib.error.HTTPError as error:
         raise click.ClickException(f"{url}: {_reason(error)}") from error

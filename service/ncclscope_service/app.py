@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +24,12 @@ from anyio.abc import TaskStatus
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.archive import Archive
 from ncclscope_service.clock_prior import ClockPrior
+from ncclscope_service.credentials import CredentialFiles, Credentials, is_loopback
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.health import AgentView, ServiceHealth
+from ncclscope_service.http_door import Door, DoorProtocol
+from ncclscope_service.http_gate import HttpGate
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
@@ -61,6 +68,10 @@ class ServiceSettings:
     http_host: str = "127.0.0.1"
     http_port: int = 9798
     """0: any free port."""
+    agent_files: CredentialFiles = field(default_factory=CredentialFiles)
+    """What the agents' port shows and asks for."""
+    http_files: CredentialFiles = field(default_factory=CredentialFiles)
+    """The same of the HTTP port."""
     data: Path | None = None
     """Folder for finished operations; None: they are forgotten when they leave the window."""
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
@@ -79,6 +90,15 @@ class Service:
         self._settings = settings
         self.pipeline = Pipeline(settings.pipeline)
         self.receiver = Receiver()
+        self._agent_credentials = Credentials(settings.agent_files, what="agents")
+        self._http_credentials = Credentials(settings.http_files, what="http")
+        self._gate = HttpGate(
+            access=self._http_credentials.access,
+            asks_for_certificate=self._http_credentials.asks_for_certificate,
+            names=_own_names(settings) if is_loopback(settings.http_host) else None,
+        )
+        self._door = Door()
+        self._listener: Listener | None = None
         self._aliases = Aliases()
         self._tally = Tally()
         # A folder for each start: agents read again from the beginning what was in memory when the last one ended.
@@ -103,6 +123,7 @@ class Service:
     def tick(self, now_ns: int) -> None:
         """Works on what came, and lets go of what is old."""
         began = time.perf_counter()
+        self._gate.access = self._http_credentials.access
         self.pipeline.believe_clocks({record.host: _clock_prior(record) for record in self.receiver.agents()})
         self.pipeline.advance(now_ns, silent_hosts=self._silent_hosts(now_ns))
         self._tally.feed(self.pipeline.store)
@@ -122,6 +143,12 @@ class Service:
         if self._archive is not None:
             table = self.pipeline.store.operations
             self._archive.append(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
+
+    def reload_credentials(self) -> None:
+        """Reads certificates and lists of tokens anew, now."""
+        for known in (self._agent_credentials, self._http_credentials):
+            known.reload(is_forced=True)
+        self._gate.access = self._http_credentials.access
 
     def overview(self) -> Overview:
         """Everything the page shows, now."""
@@ -180,12 +207,16 @@ class Service:
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
         async with anyio.create_task_group() as tasks:
-            listener = Listener(self.receiver, self.deliver, self._settings.agents)
+            listener = self._listener = Listener(
+                self.receiver, self.deliver, self._settings.agents, credentials=self._agent_credentials
+            )
             agents_port: int = await tasks.start(listener.run)
             self._is_listening = True
             http_port: int = await tasks.start(self._serve_http)
             tasks.start_soon(self._tick_for_ever)
             tasks.start_soon(self._notifier.run)
+            tasks.start_soon(self._agent_credentials.watch)
+            tasks.start_soon(self._http_credentials.watch)
             task_status.started((agents_port, http_port))
 
     async def _tick_for_ever(self) -> None:
@@ -205,19 +236,22 @@ class Service:
                 "is another service running? choose another port with --http HOST:PORT"
             ) from error
         config = uvicorn.Config(
-            make_app(self, self._hub),
+            make_app(self, self._hub, self._gate),
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
             ws="none",
+            h11_max_incomplete_event_size=self._door.limits.max_head_bytes,
         )
         server = _Server(config)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_serve_to_the_end, server, bound)
             while not server.started:  # noqa: ASYNC110  (uvicorn offers no event to wait for)
                 await anyio.sleep(0.01)
+            context = self._http_credentials.context
+            tasks.start_soon(self._door.serve, bound, partial(server.protocol, self._door), context)
             port: int = bound.getsockname()[1]
-            _log.info("listening_for_http", host=address[0], port=port)
+            _log.info("listening_for_http", host=address[0], port=port, tls=context is not None)
             task_status.started(port)
             try:
                 await anyio.sleep_forever()
@@ -229,7 +263,7 @@ class Service:
         hub = self._hub.statistics()
         return ServiceHealth(
             version=self._settings.version,
-            sessions_refused=self.receiver.statistics().faults,
+            sessions_refused=self._sessions_refused(),
             ingest_lag_seconds=self._ingest_lag_seconds,
             backlog_batches=sum(agent.queued_batches or 0 for agent in self._agents() if agent.connected),
             page_clients=hub.clients,
@@ -238,6 +272,10 @@ class Service:
             tick_seconds=self._tick_seconds,
             receivers=self._notifier.views(),
         )
+
+    def _sessions_refused(self) -> Mapping[str, int]:
+        at_the_door = {} if self._listener is None else self._listener.statistics().refused
+        return Counter(self.receiver.statistics().faults) + Counter(at_the_door)
 
     def _agents(self) -> tuple[AgentView, ...]:
         return tuple(_agent_view(record) for record in self.receiver.agents())
@@ -251,7 +289,18 @@ class Service:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to the process it is part of."""
+    """A server that leaves signals to the process it is part of, and its connections to the door."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts the application."""
+        await self.lifespan.startup()
+        assert not self.lifespan.should_exit, "the application did not start"
+        self.servers = []
+        self.started = True
+
+    def protocol(self, door: Door, on_lost: Callable[[], None]) -> DoorProtocol:
+        """What speaks on one more connection."""
+        return DoorProtocol(self.config, self.server_state, self.lifespan.state, door=door, on_lost=on_lost)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -263,6 +312,19 @@ async def _serve_to_the_end(server: _Server, bound: socket.socket) -> None:
     """Serves until the server is told to exit; open requests get their time even when all else is cancelled."""
     with anyio.CancelScope(shield=True):
         await server.serve(sockets=[bound])
+
+
+def _own_names(settings: ServiceSettings) -> frozenset[str]:
+    """Names under which people ask for the page."""
+    public = urllib.parse.urlsplit(settings.public_url or "").hostname
+    return frozenset(filter(None, (settings.http_host.lower(), socket.gethostname().lower(), public)))
+
+
+def _raise_open_files() -> None:
+    """As many connections as this process may have: the soft limit is often 1,024 for old programs' sake alone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _clock_prior(record: AgentRecord) -> ClockPrior:
@@ -305,12 +367,16 @@ async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, i
 
     `on_started` is called with (agents' port, HTTP port) once both are open.
     """
+    _raise_open_files()
     service = Service(settings)
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with anyio.create_task_group() as tasks:
             ports: tuple[int, int] = await tasks.start(service.run)
             on_started(*ports)
             async for received in signals:
+                if received is signal.SIGHUP:
+                    service.reload_credentials()
+                    continue
                 _log.info("stopping", signal=signal.Signals(received).name)
                 tasks.cancel_scope.cancel()
                 break

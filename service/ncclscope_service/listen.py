@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Final, cast
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, TaskStatus
+from anyio.abc import ByteStream, SocketAttribute, SocketListener, SocketStream, TaskGroup, TaskStatus
+from anyio.streams.tls import TLSAttribute, TLSStream
 
+from ncclscope_service.access import certificate_names
+from ncclscope_service.admission import Admission
+from ncclscope_service.credentials import Credentials
 from ncclscope_service.receive import AgentRecord, Arrival, Outcome, Received, Receiver
 from ncclscope_wire.errors import ConfigError
 
 _log = structlog.get_logger(__name__)
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
+"""What ends an attempt to accept, and not the port."""
+_PAUSE_SECONDS: Final = 0.1
+_CLOSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +45,10 @@ class ListenSettings:
     """0: any free port."""
     max_connections: int = 4096
     """Beyond it new connections are closed at once; the process must be allowed as many open files."""
+    max_per_host: int = 1024
+    """The same from one address; a node has one agent or a few, but many may come through one proxy."""
+    max_strangers: int = 1024
+    """Connections before their Hello was accepted; beyond it the oldest of them is closed."""
     hello_seconds: float = 10.0
     """From the connection to an accepted Hello."""
     silence_seconds: float = 30.0
@@ -50,7 +64,10 @@ class ListenStatistics:
     connections: int
     accepted_total: int
     rejected_total: int
-    """Closed at once: too many connections."""
+    """Closed before a word was understood."""
+    refused: Mapping[str, int]
+    """Connections closed before a word was understood, by reason: "too_many", "too_many_of_host",
+    "too_many_strangers", "no_tls"."""
     silent_total: int
     """Closed for silence, before or after the Hello."""
     port: int | None
@@ -66,15 +83,22 @@ class Listener:
         deliver: Callable[[Received], Awaitable[None]],
         settings: ListenSettings,
         *,
+        credentials: Credentials | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._receiver = receiver
         self._deliver = deliver
         self._settings = settings
+        self._credentials = credentials
+        self._generation = -1
         self._wall_ns = wall_ns
+        self._refused = Counter[str]()
+        self._of_host = Counter[str]()
+        self._strangers: dict[int, anyio.CancelScope] = {}
+        """Connections without an accepted Hello, the oldest first."""
         self._numbers = count(1)
         self._in_order = anyio.Lock()
-        self._connections = self._accepted = self._rejected = self._silent = 0
+        self._connections = self._accepted = self._silent = 0
         self._port: int | None = None
 
     async def run(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -92,44 +116,118 @@ class Listener:
                 f"cannot listen for agents on {host}:{port}: {error.strerror or error}; "
                 f"{hint}choose another address with --listen HOST:PORT"
             ) from error
-        async with listener:
+        async with listener, anyio.create_task_group() as tasks:
             self._port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
-            _log.info("listening_for_agents", host=self._settings.host, port=self._port)
+            is_encrypted = self._credentials is not None and self._credentials.context is not None
+            _log.info("listening_for_agents", host=self._settings.host, port=self._port, tls=is_encrypted)
             task_status.started(self._port)
-            await listener.serve(self._serve_connection)
+            for each in listener.listeners:
+                tasks.start_soon(self._accept_for_ever, cast(SocketListener, each), tasks)
+
+    async def _accept_for_ever(self, listener: SocketListener, tasks: TaskGroup) -> None:
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _OUT_OF_RESOURCES:
+                    raise
+                # Connections that are waiting keep the port readable: without a pause this would turn and turn.
+                self._refused["no_resources"] += 1
+                await anyio.sleep(_PAUSE_SECONDS)
+            else:
+                tasks.start_soon(self._serve_connection, stream)
 
     def statistics(self) -> ListenStatistics:
         """A snapshot of the counters."""
         return ListenStatistics(
             connections=self._connections,
             accepted_total=self._accepted,
-            rejected_total=self._rejected,
+            rejected_total=self._refused.total(),
+            refused=dict(self._refused),
             silent_total=self._silent,
             port=self._port,
         )
 
-    async def _serve_connection(self, stream: ByteStream) -> None:
+    async def _serve_connection(self, stream: SocketStream) -> None:
         async with stream:
-            if self._connections >= self._settings.max_connections:
-                self._rejected += 1
+            host = _host_of(stream)
+            reason = self._why_not(host)
+            if reason is not None:
+                self._refused[reason] += 1
                 return
             number = next(self._numbers)
             self._connections += 1
             self._accepted += 1
-            self._receiver.open(number)
-            why: str | None = None  # it stays so where the service itself stops
+            self._of_host[host] += 1
             try:
-                why = await self._converse_to_the_end(number, stream)
+                with anyio.CancelScope() as scope:
+                    self._add_stranger(number, scope)
+                    await self._serve_admitted(number, stream)
             finally:
+                self._strangers.pop(number, None)
                 self._connections -= 1
-                lost = self._receiver.on_disconnected(number)
-                if lost is not None and why is not None:
-                    _tell_lost(lost, why)
+                self._of_host[host] -= 1
+                if not self._of_host[host]:
+                    del self._of_host[host]
 
-    async def _converse_to_the_end(self, number: int, stream: ByteStream) -> str:
+    def _why_not(self, host: str) -> str | None:
+        if self._connections >= self._settings.max_connections:
+            return "too_many"
+        if self._of_host[host] >= self._settings.max_per_host:
+            return "too_many_of_host"
+        return None
+
+    def _add_stranger(self, number: int, scope: anyio.CancelScope) -> None:
+        """One more of whom nothing is known; who has kept us waiting longest makes room."""
+        if len(self._strangers) >= self._settings.max_strangers:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).cancel()
+            self._refused["too_many_strangers"] += 1
+        self._strangers[number] = scope
+
+    async def _serve_admitted(self, number: int, stream: SocketStream) -> None:
+        hello_deadline = anyio.current_time() + self._settings.hello_seconds
+        secured = await self._secured(stream, hello_deadline)
+        if secured is None:
+            return
+        self._follow_credentials()
+        self._receiver.open(number, certificate=_certificate_of(secured))
+        why: str | None = None  # it stays so where the service itself stops
+        try:
+            why = await self._converse_to_the_end(number, secured, hello_deadline)
+        finally:
+            lost = self._receiver.on_disconnected(number)
+            if lost is not None and why is not None:
+                _tell_lost(lost, why)
+        if isinstance(secured, TLSStream):
+            with anyio.move_on_after(_CLOSE_SECONDS), suppress(anyio.BrokenResourceError, OSError):
+                await secured.aclose()
+
+    async def _secured(self, stream: SocketStream, deadline: float) -> ByteStream | None:
+        """The connection as it is, or in TLS; None where that cannot be agreed upon."""
+        context = None if self._credentials is None else self._credentials.context
+        if context is None:
+            return stream
+        try:
+            with anyio.fail_after(deadline - anyio.current_time()):
+                return await TLSStream.wrap(stream, server_side=True, ssl_context=context, standard_compatible=False)
+        except TimeoutError:
+            self._silent += 1
+        except (OSError, ValueError, anyio.BrokenResourceError, anyio.EndOfStream):  # ssl's errors are OSErrors
+            self._refused["no_tls"] += 1
+        return None
+
+    def _follow_credentials(self) -> None:
+        """Has the receiver use the list of tokens as it is now."""
+        known = self._credentials
+        if known is not None and known.generation != self._generation:
+            self._generation = known.generation
+            self._receiver.use_admission(Admission(known.access))
+
+    async def _converse_to_the_end(self, number: int, stream: ByteStream, hello_deadline: float) -> str:
         """Why the conversation was over."""
         try:
-            return await self._converse(number, stream)
+            return await self._converse(number, stream, hello_deadline)
         except TimeoutError:
             self._silent += 1
             if not self._receiver.is_established(number):
@@ -140,8 +238,7 @@ class Listener:
         except (anyio.BrokenResourceError, OSError) as error:
             return f"the connection broke: {error.__cause__ or error}".rstrip(": ")
 
-    async def _converse(self, number: int, stream: ByteStream) -> str:
-        hello_deadline = anyio.current_time() + self._settings.hello_seconds
+    async def _converse(self, number: int, stream: ByteStream, hello_deadline: float) -> str:
         while True:
             data = await self._receive(number, stream, hello_deadline)
             outcome = await self._take(number, data)
@@ -165,10 +262,24 @@ class Listener:
     async def _take(self, number: int, data: bytes) -> Outcome:
         """One at a time, from the bytes to the delivery: batches of an agent that reconnects keep their order."""
         async with self._in_order:
+            self._follow_credentials()
             outcome = self._receiver.on_bytes(number, data, self._wall_ns())
+            if outcome.arrival is not None:
+                self._strangers.pop(number, None)  # from here on nobody cancels it
             for received in outcome.received:
                 await self._deliver(received)
         return outcome
+
+
+def _host_of(stream: SocketStream) -> str:
+    """The address that a connection comes from."""
+    address = stream.extra(SocketAttribute.remote_address, ("",))
+    return str(address[0])
+
+
+def _certificate_of(stream: ByteStream) -> tuple[str, ...]:
+    """Names in the verified certificate of who is at the other end; none where it showed none."""
+    return certificate_names(stream.extra(TLSAttribute.peer_certificate, None))
 
 
 def _tell_arrival(arrival: Arrival) -> None:

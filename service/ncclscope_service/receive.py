@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
+from ncclscope_service.access import Grant, digest_of
+from ncclscope_service.admission import Admission, HostWatch, owned_id, owner_of
 from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Received
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
@@ -41,6 +43,8 @@ class ReceiveLimits:
     """What bounds the memory of a receiver."""
 
     max_frame_bytes: int = MAX_FRAME_BYTES
+    max_hello_bytes: int = 16 * 1024
+    """Longest frame of one who has not been let in yet."""
     max_agents: int = 8192
     """Known agents; beyond it the one that was longest away is forgotten, positions and all."""
     max_sources: int = 20_000
@@ -110,6 +114,13 @@ _TRANSITIONS: Final[Mapping[tuple[_State, type[Message]], _State]] = {
 class _Connection:
     number: int
     deframer: Deframer
+    certificate: tuple[str, ...] = ()
+    """Names in the certificate that its peer has proved to hold."""
+    grant: Grant | None = None
+    """What it may say; None before its Hello was accepted."""
+    token_digest: bytes | None = None
+    is_revoked: bool = False
+    """The rules have changed, and would not let it in as it came."""
     state: _State = _State.AWAITING_HELLO
     agent: KnownAgent | None = None
     arrival: Arrival | None = None
@@ -127,19 +138,29 @@ class _Connection:
 class Receiver:
     """All agents, known and connected."""
 
-    def __init__(self, *, limits: ReceiveLimits | None = None) -> None:
+    def __init__(self, *, limits: ReceiveLimits | None = None, admission: Admission | None = None) -> None:
         self._limits = limits or ReceiveLimits()
+        self._admission = admission or Admission()
+        self._watches: dict[str, HostWatch] = {}
+        """Of agents whose hosts are restricted, by agent id."""
         self._connections: dict[int, _Connection] = {}
         self._agents: dict[str, KnownAgent] = {}
         self._faults = Counter[str]()
         self._duplicates = Counter[str]()
         self._bytes = self._batches = self._superseded = self._agents_forgotten = self._sources_forgotten = 0
 
-    def open(self, connection_id: int) -> None:
-        """A connection was accepted; nothing is known of who it is."""
+    def use_admission(self, admission: Admission) -> None:
+        """Other rules from now on; agents that they would not let in as they came are refused at their next word."""
+        self._admission = admission
+        for connection in self._connections.values():
+            if connection.agent is not None:
+                connection.is_revoked = not self._is_still_allowed(connection, connection.agent)
+
+    def open(self, connection_id: int, *, certificate: tuple[str, ...] = ()) -> None:
+        """A connection was accepted; nothing is known of who it is but the names in its certificate."""
         assert connection_id not in self._connections, "a connection was opened twice"
-        deframer = Deframer(max_frame_bytes=self._limits.max_frame_bytes)
-        self._connections[connection_id] = _Connection(connection_id, deframer)
+        deframer = Deframer(max_frame_bytes=self._limits.max_hello_bytes)
+        self._connections[connection_id] = _Connection(connection_id, deframer, certificate)
 
     def on_bytes(self, connection_id: int, data: bytes, now_ns: int) -> Outcome:
         """What came of bytes of one connection; `now_ns` is the service's wall clock.
@@ -154,6 +175,8 @@ class Receiver:
         replies: list[Message] = []
         fault: AgentError | None = None
         try:
+            if connection.is_revoked:
+                raise AgentError("unauthorized", "what this agent may do was changed: it must connect again")
             for payload in _payloads(connection.deframer, data):
                 self._on_message(connection, _decoded(payload), now_ns, received, replies)
         except AgentError as error:
@@ -231,8 +254,10 @@ class Receiver:
         agent = connection.known_agent()
         agent.last_contact_ns = now_ns
         if isinstance(message, BatchMessage):
+            watch = self._watch(connection, agent)
             new = agent.on_batch(message)
-            received.extend([] if new is None else [new])
+            if new is not None:
+                received.append(new if watch is None else replace(new, batch=watch.allowed(new.batch)))
             _acknowledge(replies, agent)
         elif isinstance(message, Heartbeat):
             agent.on_heartbeat(message, now_ns)
@@ -240,12 +265,40 @@ class Receiver:
         elif isinstance(message, Goodbye):
             agent.said_goodbye = True
 
+    def _is_still_allowed(self, connection: _Connection, agent: KnownAgent) -> bool:
+        try:
+            now = self._admission.admit(agent.hello, connection.token_digest, connection.certificate)
+        except AgentError:
+            return False
+        return now == connection.grant
+
+    def _watch(self, connection: _Connection, agent: KnownAgent) -> HostWatch | None:
+        """Who looks at what this agent says of hosts; None where it may speak of any."""
+        agent_id, grant = agent.hello.agent_id, connection.grant
+        if grant is None or not grant.hosts:
+            self._watches.pop(agent_id, None)
+            return None
+        if agent.acknowledged == 0:
+            self._watches[agent_id] = HostWatch()
+        watch = self._watches.get(agent_id)
+        if watch is None:
+            raise AgentError(
+                "unauthorized", "its hosts are restricted since it began: begin anew", forgets_session=True
+            )
+        watch.grant = grant
+        return watch
+
     def _on_hello(self, connection: _Connection, hello: Hello) -> Welcome:
         _check_texts(hello)
+        connection.token_digest = digest_of(hello.token) if hello.token else None
+        hello = replace(hello, token="")
+        grant = connection.grant = self._admission.admit(hello, connection.token_digest, connection.certificate)
+        hello = replace(hello, agent_id=owned_id(hello.agent_id, grant))
+        connection.deframer.max_frame_bytes = self._limits.max_frame_bytes
         agent = self._agents.get(hello.agent_id)
         is_known = agent is not None
         if agent is None:
-            self._make_room_for_an_agent()
+            self._make_room_for_an_agent(grant.name)
             agent = self._agents[hello.agent_id] = KnownAgent(hello, max_sources=self._limits.max_sources)
         replaces = agent.connection
         if replaces is not None:
@@ -260,13 +313,17 @@ class Receiver:
         older.state, older.agent = _State.CLOSED, None
         self._superseded += 1
 
-    def _make_room_for_an_agent(self) -> None:
+    def _make_room_for_an_agent(self, owner: str) -> None:
         if len(self._agents) < self._limits.max_agents:
             return
         away = [(agent.last_contact_ns, key) for key, agent in self._agents.items() if agent.connection is None]
+        # Who comes makes room among its own first: one with many names must not have others forgotten.
+        away = [each for each in away if owner_of(each[1]) == owner] or away
         if not away:
             raise AgentError("too_many_agents", f"{len(self._agents)} agents are connected, which is the limit")
-        forgotten = self._agents.pop(min(away)[1])
+        _, key = min(away)
+        self._watches.pop(key, None)
+        forgotten = self._agents.pop(key)
         self._duplicates += forgotten.duplicates
         self._sources_forgotten += forgotten.sources_forgotten
         self._agents_forgotten += 1
@@ -297,6 +354,8 @@ def _check_texts(hello: Hello) -> None:
     texts = (hello.agent_id, hello.session_id, hello.name, hello.host, hello.job, hello.software_version)
     if max(len(text) for text in texts) > _MAX_TEXT:
         raise AgentError("undecodable", f"hello: a text has over {_MAX_TEXT} characters")
+    if not all(text.isprintable() for text in texts):
+        raise AgentError("undecodable", "hello: a text has characters that cannot be printed")
 
 
 def _acknowledge(replies: list[Message], agent: KnownAgent) -> None:

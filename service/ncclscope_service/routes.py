@@ -28,6 +28,8 @@ from ncclscope_service.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS
 from ncclscope_service.detail_routes import DetailAnswers, JobsView
 from ncclscope_service.exposition import Scrapes
 from ncclscope_service.finding_news import FindingNews
+from ncclscope_service.http_access import Gated, Login
+from ncclscope_service.http_gate import HttpGate
 from ncclscope_service.json_text import to_json
 from ncclscope_service.live import Event, Hub
 from ncclscope_service.metrics import MetricsView
@@ -84,8 +86,11 @@ class ServiceView(JobsView, Protocol):
         ...
 
 
-def make_app(view: ServiceView, hub: Hub) -> Starlette:
-    """The application. Close the hub before the server is asked to stop: open event streams end only then."""
+def make_app(view: ServiceView, hub: Hub, gate: HttpGate | None = None) -> Starlette:
+    """The application, behind a gate if there is one.
+
+    Close the hub before the server is asked to stop: open event streams end only then.
+    """
     pushes = _Pushes(view, hub)
     answers = _Answers(view, pushes)
     return Starlette(
@@ -98,11 +103,20 @@ def make_app(view: ServiceView, hub: Hub) -> Starlette:
             *_api_routes(answers, DetailAnswers(view)),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
+            *([] if gate is None else _login_routes(Login(gate))),
         ],
-        middleware=[Middleware(_SecurityHeaders)],
+        middleware=[Middleware(_SecurityHeaders), *([] if gate is None else [Middleware(Gated, gate)])],
         exception_handlers={HTTPException: _http_error},
         lifespan=pushes.lifespan,
     )
+
+
+def _login_routes(login: Login) -> list[Route]:
+    return [
+        Route("/login", login.show),
+        Route("/login", login.enter, methods=["POST"]),
+        Route("/logout", login.leave, methods=["POST"]),
+    ]
 
 
 def _api_routes(*owners: object) -> list[Route]:

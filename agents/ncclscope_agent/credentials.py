@@ -1,0 +1,101 @@
+"""How the agent proves who it is, and how it knows the service: TLS and a token, out of files.
+
+The files are read anew for every connection, so what was renewed is used without a restart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ncclscope_wire.errors import ConfigError
+
+_MOST_TOKEN_BYTES: Final = 4096
+"""Longest file with a token."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to this host or address stays on this machine."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() in {"localhost", "localhost.localdomain", "ip6-localhost"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Which files hold what; without any, neither TLS nor token."""
+
+    tls: bool = False
+    """Speak TLS; the system's certificate authorities are trusted where `tls_ca` is empty."""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    server_name: str = ""
+    """The name in the service's certificate; empty: the host that is connected to."""
+    token_file: str = ""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection is TLS."""
+        return self.tls or bool(self.tls_ca or self.tls_cert)
+
+    def check(self) -> None:
+        """Reads all files once, so that the agent does not start where one is wrong.
+
+        Raises:
+            ConfigError: as `context` and `token`.
+        """
+        self.context()
+        self.token()
+
+    def context(self) -> ssl.SSLContext | None:
+        """How to speak TLS, from the files as they are now; None without TLS.
+
+        Raises:
+            ConfigError: a file cannot be read or is not what it should be.
+        """
+        if not self.is_encrypted:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--tls-ca {self.tls_ca}: {_why(error)}: name a PEM file of certificates") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.tls_cert:
+            try:
+                context.load_cert_chain(self.tls_cert, self.tls_key or None)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(
+                    f"--tls-cert {self.tls_cert}: {_why(error)}: name a PEM certificate, and its key with --tls-key"
+                ) from error
+        return context
+
+    def token(self) -> str:
+        """The token, from the file as it is now: its first line that is neither empty nor a remark; "" without a file.
+
+        Raises:
+            ConfigError: the file cannot be read or holds none.
+        """
+        if not self.token_file:
+            return ""
+        try:
+            with Path(self.token_file).open("rb") as stream:
+                text = stream.read(_MOST_TOKEN_BYTES).decode("ascii", "replace")
+        except OSError as error:
+            raise ConfigError(f"--token-file {self.token_file}: {_why(error)}") from error
+        for line in text.splitlines():
+            words = line.split()
+            if words and not words[0].startswith("#"):
+                return words[0]
+        raise ConfigError(f"--token-file {self.token_file}: there is no token in it")
+
+
+def _why(error: OSError) -> str:
+    """The reason alone; the text of an ssl.SSLError is long and names OpenSSL's source."""
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no certificate or key").lower().replace("_", " ")
+    return error.strerror or type(error).__name__
