@@ -53,6 +53,7 @@ _ACTING = {
         "live",
         "routes",
         "runbooks",
+        "snapshot_shelf",
         "snapshot_zip",
         "web_files",
         "webhook",

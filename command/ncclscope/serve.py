@@ -36,7 +36,24 @@ from ncclscope.sizes import Sizes, size_options
 @click.option(
     "--snapshot-on-end",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that gets the files of `ncclscope snapshot` when the service is stopped.",
+    help="Folder that gets the files of `ncclscope snapshot` when the service is stopped, and, in a folder of its own, "
+    "those of each job that ends.",
+)
+@click.option(
+    "--keep-snapshots",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Folders of ended jobs to keep; the oldest are removed.",
+)
+@click.option(
+    "--job-silence",
+    type=click.FloatRange(min=1),
+    default=1800.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A job that said nothing for so long has ended, also where it did not say so.",
 )
 @security_options
 @baseline_option
@@ -48,6 +65,8 @@ def serve(
     data: Path,
     snapshot_on_end: Path | None,
     security: Security,
+    keep_snapshots: int,
+    job_silence: float,
     baselines: tuple[Path, ...],
     sizes: Sizes,
     notifications: Notifications,
@@ -80,6 +99,8 @@ def serve(
         webhooks=notifications.for_service(),
         public_url=notifications.public_url,
         snapshot_on_end=snapshot_on_end,
+        snapshots_kept=keep_snapshots,
+        job_silence_ns=round(job_silence * 1e9),
     )
 
     def say_where(agents: int, web: int) -> None:

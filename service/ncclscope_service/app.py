@@ -30,6 +30,7 @@ from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.http_door import Door, DoorProtocol
 from ncclscope_service.http_gate import HttpGate
+from ncclscope_service.job_ends import SILENCE_NS, JobEnds, has_destroyed_all
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
@@ -45,6 +46,7 @@ from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
 from ncclscope_service.series_budget import SeriesBudget
+from ncclscope_service.snapshot_shelf import SnapshotShelf
 from ncclscope_service.tally import Tally
 from ncclscope_service.views_of_job import JobAsked, ask_job
 from ncclscope_service.webhook import Notifier, WebhookSettings
@@ -57,6 +59,7 @@ _SILENT_NS: Final = 15_000_000_000
 """An agent sends a heartbeat every second: after so long it is out of reach."""
 _MINUTE_NS: Final = 60_000_000_000
 _GRACEFUL_SECONDS: Final = 2
+_JOB_ENDS_SECONDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,11 @@ class ServiceSettings:
     public_url: str | None = None
     """Where people reach the live page, for the links in notifications; None: the HTTP address."""
     snapshot_on_end: Path | None = None
-    """Folder that gets the files of a run when the service is stopped."""
+    """Folder that gets the files of a run when the service is stopped, and of each job that ends in one of its own."""
+    snapshots_kept: int = 20
+    """Folders of ended jobs; the oldest are removed."""
+    job_silence_ns: int = SILENCE_NS
+    """A job of which nothing came for so long has ended."""
 
 
 class Service:
@@ -104,6 +111,7 @@ class Service:
         # A folder for each start: agents read again from the beginning what was in memory when the last one ended.
         started = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
         self._archive = None if settings.data is None else Archive(settings.data / "operations" / started)
+        self._job_ends = JobEnds(silence_ns=settings.job_silence_ns)
         self._hub = Hub()
         self._news = FindingNews()
         page = settings.public_url or f"http://{settings.http_host}:{settings.http_port}"
@@ -204,6 +212,28 @@ class Service:
             lambda: write_run(frozen, directory, job=job, since_ns=since_ns, with_perfetto=with_perfetto)
         )
 
+    async def write_ended_jobs(self, now_ns: int) -> None:
+        """Writes the files of each job that has ended since the last call, where that was asked for."""
+        store = self.pipeline.store
+        ended = self._job_ends.take_ended(self.receiver.agents(), lambda job: has_destroyed_all(store, job), now_ns)
+        for job in ended:
+            _log.info("job_ended", job=job)
+            await self.shelve(job)
+
+    async def shelve(self, job: str) -> None:
+        """Writes the files of a job that has ended into a folder of its own, where that was asked for."""
+        if self._settings.snapshot_on_end is None:
+            return
+        shelf = SnapshotShelf(self._settings.snapshot_on_end, self._settings.snapshots_kept)
+        folder = shelf.place(job, time.time_ns())
+        try:
+            await self.write_snapshot(folder, job, None)
+            await to_thread.run_sync(shelf.tidy)
+        except OSError as error:
+            _log.warning("snapshot_failed", job=job, folder=str(folder), reason=str(error))
+        else:
+            _log.info("snapshot_written", job=job, folder=str(folder))
+
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
         async with anyio.create_task_group() as tasks:
@@ -214,6 +244,7 @@ class Service:
             self._is_listening = True
             http_port: int = await tasks.start(self._serve_http)
             tasks.start_soon(self._tick_for_ever)
+            tasks.start_soon(self._watch_job_ends)
             tasks.start_soon(self._notifier.run)
             tasks.start_soon(self._agent_credentials.watch)
             tasks.start_soon(self._http_credentials.watch)
@@ -225,6 +256,11 @@ class Service:
             self.tick(time.time_ns())
             # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn.
             await anyio.sleep(max(_TICK_SECONDS, anyio.current_time() - began))
+
+    async def _watch_job_ends(self) -> None:
+        while True:
+            await anyio.sleep(_JOB_ENDS_SECONDS)
+            await self.write_ended_jobs(time.time_ns())
 
     async def _serve_http(self, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED) -> None:
         address = (self._settings.http_host, self._settings.http_port)
