@@ -85,6 +85,8 @@ class _Session:
     session_id: str
     label: str
     sequence: int = 0
+    kept: int = 0
+    """Number of the last batch that a crash of the service cannot undo."""
     dictionaries: dict[str, Dictionaries] = field(default_factory=dict[str, Dictionaries])
 
 
@@ -108,9 +110,31 @@ class KnownAgent:
         self._batches = 0
 
     @property
-    def acknowledged(self) -> int:
+    def applied(self) -> int:
         """Number of the last batch of the session that was applied."""
         return self._session.sequence if self._session else 0
+
+    @property
+    def acknowledged(self) -> int:
+        """Number of the last batch of the session that was applied, and that a crash of the service cannot undo."""
+        return self._session.kept if self._session else 0
+
+    @property
+    def session_label(self) -> str | None:
+        """Names the session over all that this agent ever had; None where it has none."""
+        return self._session.label if self._session else None
+
+    def keep(self, label: str | None, sequence: int) -> None:
+        """Batches of that session up to this one outlive a crash."""
+        if self._session is not None and self._session.label == label:
+            self._session.kept = max(self._session.kept, sequence)
+
+    def reopened(self, now_ns: int) -> None:
+        """The service was started anew from what it had kept: nobody is connected, and all that was applied is kept."""
+        self.connection = None
+        self.last_contact_ns = now_ns
+        self._offsets.clear()
+        self.keep(self.session_label, self.applied)
 
     def on_hello(self, hello: Hello) -> Welcome:
         """The agent is back, in the session that is known or in another one."""

@@ -3,12 +3,15 @@
 One `Receiver` serves all connections. A connection is a small machine (`_TRANSITIONS`): first a Hello, then
 batches and heartbeats, at last a Goodbye. What outlives it is kept per agent (`agents.py`). Whatever an agent
 does wrong closes its own connection, with a sentence that it logs, and is counted by reason here.
+
+Where a journal is kept, all that changes what outlives connections is written there (`record`), and a batch is
+acknowledged when the journal says that it is on disk (`on_kept`). `replay` makes the same changes from its entries.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
@@ -16,6 +19,7 @@ from typing import Final
 from ncclscope_service.access import Grant, digest_of
 from ncclscope_service.admission import Admission, HostWatch, owned_id, owner_of
 from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Received
+from ncclscope_service.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
@@ -32,10 +36,17 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 
-__all__ = ["AgentRecord", "Arrival", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver"]
+__all__ = ["AgentRecord", "Arrival", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver", "ReplayError"]
 
 _MAX_TEXT: Final = 256
 """Longest text of a Hello, in characters: they become labels."""
+
+
+class ReplayError(AgentError):
+    """An entry of the journal cannot be applied, since one before it is missing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("replay", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,16 +146,37 @@ class _Connection:
         return self.agent
 
 
+@dataclass(frozen=True, slots=True)
+class _Unkept:
+    """A batch that was applied, and is not yet on disk."""
+
+    entry: int
+    agent: KnownAgent
+    session: str | None
+    sequence: int
+
+
 class Receiver:
     """All agents, known and connected."""
 
-    def __init__(self, *, limits: ReceiveLimits | None = None, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        limits: ReceiveLimits | None = None,
+        admission: Admission | None = None,
+        agents: dict[str, KnownAgent] | None = None,
+        record: Callable[[Entry], int] | None = None,
+    ) -> None:
+        """`agents`: those that are known already, by id. `record` writes an entry and gives its number; None: no
+        journal is kept, and what is applied is acknowledged at once."""
         self._limits = limits or ReceiveLimits()
         self._admission = admission or Admission()
         self._watches: dict[str, HostWatch] = {}
         """Of agents whose hosts are restricted, by agent id."""
         self._connections: dict[int, _Connection] = {}
-        self._agents: dict[str, KnownAgent] = {}
+        self._agents: dict[str, KnownAgent] = {} if agents is None else agents
+        self._record = record
+        self._unkept = deque[_Unkept]()
         self._faults = Counter[str]()
         self._duplicates = Counter[str]()
         self._bytes = self._batches = self._superseded = self._agents_forgotten = self._sources_forgotten = 0
@@ -178,7 +210,7 @@ class Receiver:
             if connection.is_revoked:
                 raise AgentError("unauthorized", "what this agent may do was changed: it must connect again")
             for payload in _payloads(connection.deframer, data):
-                self._on_message(connection, _decoded(payload), now_ns, received, replies)
+                self._on_message(connection, payload, now_ns, received, replies)
         except AgentError as error:
             fault = error
             replies.append(self._closed(connection, error))
@@ -202,6 +234,41 @@ class Receiver:
             return None
         agent.connection = None
         return agent.record()
+
+    def on_kept(self, entry: int) -> dict[int, bytes]:
+        """All entries up to this one are on disk: what is to be sent for it, by connection."""
+        changed: dict[int, KnownAgent] = {}
+        while self._unkept and self._unkept[0].entry <= entry:
+            kept = self._unkept.popleft()
+            kept.agent.keep(kept.session, kept.sequence)
+            if kept.agent.connection is not None:
+                changed[kept.agent.connection] = kept.agent
+        return {
+            number: encode_frame(encode_message(Acknowledge(sequence=agent.acknowledged)))
+            for number, agent in changed.items()
+        }
+
+    def replay(self, entry: HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid) -> Received | None:
+        """Makes the change that an entry of the journal tells of; gives what is to be applied.
+
+        Raises:
+            ReplayError: something before it is missing: the agent has to read on from its positions.
+            ProtocolError: another version wrote the message.
+        """
+        if isinstance(entry, HelloSaid):
+            self._replay_hello(entry)
+            return None
+        agent = self._agents.get(entry.agent)
+        if agent is None:
+            raise ReplayError("the agent's Hello is missing")
+        if isinstance(entry, BatchTaken):
+            agent.last_contact_ns = max(agent.last_contact_ns, entry.at_ns)
+            return _replayed_batch(agent, entry)
+        if isinstance(entry, SessionForgotten):
+            agent.forget_session()
+        else:
+            agent.said_goodbye = True
+        return None
 
     def is_established(self, connection_id: int) -> bool:
         """Its agent has said a Hello that was accepted."""
@@ -232,16 +299,18 @@ class Receiver:
         self._faults[fault.reason] += 1
         if fault.forgets_session and connection.agent is not None:
             connection.agent.forget_session()
+            self._write(SessionForgotten(agent=connection.agent.hello.agent_id))
         return Refused(reason=fault.reason, message=str(fault))
 
     def _on_message(
         self,
         connection: _Connection,
-        message: Message,
+        payload: bytes,
         now_ns: int,
         received: list[Received],
         replies: list[Message],
     ) -> None:
+        message = _decoded(payload)
         if isinstance(message, ForeignHello):
             raise AgentError("wrong_version", _version_sentence(message))
         state = _TRANSITIONS.get((connection.state, type(message)))
@@ -249,21 +318,21 @@ class Receiver:
             what = type(message).__name__
             raise AgentError("unexpected_message", f"{what} is not allowed while {connection.state.name}")
         if isinstance(message, Hello):
-            replies.append(self._on_hello(connection, message))
+            replies.append(self._on_hello(connection, message, now_ns))
         connection.state = state
         agent = connection.known_agent()
         agent.last_contact_ns = now_ns
         if isinstance(message, BatchMessage):
-            watch = self._watch(connection, agent)
-            new = agent.on_batch(message)
-            if new is not None:
-                received.append(new if watch is None else replace(new, batch=watch.allowed(new.batch)))
-            _acknowledge(replies, agent)
+            new = self._on_batch(agent, message, payload, now_ns, watch=self._watch(connection, agent))
+            received.extend([] if new is None else [new])
+            if self._record is None or agent.acknowledged >= message.sequence:
+                _acknowledge(replies, agent)
         elif isinstance(message, Heartbeat):
             agent.on_heartbeat(message, now_ns)
             _acknowledge(replies, agent)
         elif isinstance(message, Goodbye):
             agent.said_goodbye = True
+            self._write(GoodbyeSaid(agent=agent.hello.agent_id))
 
     def _is_still_allowed(self, connection: _Connection, agent: KnownAgent) -> bool:
         try:
@@ -288,7 +357,41 @@ class Receiver:
         watch.grant = grant
         return watch
 
-    def _on_hello(self, connection: _Connection, hello: Hello) -> Welcome:
+    def _on_batch(
+        self, agent: KnownAgent, message: BatchMessage, payload: bytes, now_ns: int, *, watch: HostWatch | None
+    ) -> Received | None:
+        before = agent.session_label, agent.applied
+        new = agent.on_batch(message)
+        if new is not None and watch is not None:
+            # The journal must not hold what was taken out either, or a restart would let it in.
+            new = replace(new, batch=watch.allowed(new.batch))
+            payload = encode_message(replace(message, batch=new.batch))
+        if (agent.session_label, agent.applied) != before:
+            hello = agent.hello
+            taken = BatchTaken(agent=hello.agent_id, session=hello.session_id, payload=payload, at_ns=now_ns)
+            number = self._write(taken)
+            if number is None:
+                agent.keep(agent.session_label, agent.applied)
+            else:
+                self._unkept.append(_Unkept(number, agent, agent.session_label, agent.applied))
+        return new
+
+    def _write(self, entry: Entry) -> int | None:
+        return None if self._record is None else self._record(entry)
+
+    def _replay_hello(self, entry: HelloSaid) -> None:
+        hello = decode_message(entry.payload)
+        if not isinstance(hello, Hello):
+            raise ProtocolError("the journal holds another message where a Hello must be")
+        if entry.forgotten is not None:
+            self._agents.pop(entry.forgotten, None)
+        agent = self._agents.get(hello.agent_id)
+        if agent is None:
+            agent = self._agents[hello.agent_id] = KnownAgent(hello, max_sources=self._limits.max_sources)
+        agent.on_hello(hello)
+        agent.last_contact_ns = entry.at_ns
+
+    def _on_hello(self, connection: _Connection, hello: Hello, now_ns: int) -> Welcome:
         _check_texts(hello)
         connection.token_digest = digest_of(hello.token) if hello.token else None
         hello = replace(hello, token="")
@@ -297,14 +400,16 @@ class Receiver:
         connection.deframer.max_frame_bytes = self._limits.max_frame_bytes
         agent = self._agents.get(hello.agent_id)
         is_known = agent is not None
+        forgotten: str | None = None
         if agent is None:
-            self._make_room_for_an_agent(grant.name)
+            forgotten = self._make_room_for_an_agent(grant.name)
             agent = self._agents[hello.agent_id] = KnownAgent(hello, max_sources=self._limits.max_sources)
         replaces = agent.connection
         if replaces is not None:
             self._supersede(self._connections[replaces])
         agent.connection, connection.agent = connection.number, agent
         welcome = agent.on_hello(hello)
+        self._write(HelloSaid(payload=encode_message(hello), at_ns=now_ns, forgotten=forgotten))
         connection.arrival = Arrival(agent=agent.record(), is_known=is_known, replaces=replaces)
         return welcome
 
@@ -313,20 +418,38 @@ class Receiver:
         older.state, older.agent = _State.CLOSED, None
         self._superseded += 1
 
-    def _make_room_for_an_agent(self, owner: str) -> None:
+    def _make_room_for_an_agent(self, owner: str) -> str | None:
+        """The agent that was forgotten for it."""
         if len(self._agents) < self._limits.max_agents:
-            return
+            return None
         away = [(agent.last_contact_ns, key) for key, agent in self._agents.items() if agent.connection is None]
         # Who comes makes room among its own first: one with many names must not have others forgotten.
         away = [each for each in away if owner_of(each[1]) == owner] or away
         if not away:
             raise AgentError("too_many_agents", f"{len(self._agents)} agents are connected, which is the limit")
-        _, key = min(away)
-        self._watches.pop(key, None)
-        forgotten = self._agents.pop(key)
+        _, agent_id = min(away)
+        self._watches.pop(agent_id, None)
+        forgotten = self._agents.pop(agent_id)
         self._duplicates += forgotten.duplicates
         self._sources_forgotten += forgotten.sources_forgotten
         self._agents_forgotten += 1
+        return agent_id
+
+
+def _replayed_batch(agent: KnownAgent, entry: BatchTaken) -> Received | None:
+    message = decode_message(entry.payload)
+    if not isinstance(message, BatchMessage):
+        raise ProtocolError("the journal holds another message where a batch must be")
+    try:
+        if entry.session != agent.hello.session_id:
+            raise ReplayError("its session's Hello is missing")
+        if message.sequence <= agent.applied:
+            raise ReplayError("what ended its session is missing")
+        return agent.on_batch(message)
+    except AgentError as error:
+        # Nothing may be applied behind a hole: the dictionaries may lack what it brought.
+        agent.forget_session()
+        raise ReplayError(str(error)) from error
 
 
 def _payloads(deframer: Deframer, data: bytes) -> list[bytes]:

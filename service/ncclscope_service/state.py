@@ -4,16 +4,16 @@ A machine is an object of one of our classes; its state is what its attributes h
 such objects (each once, however often it is referred to), containers, numbers, strings, enumerations and numpy arrays.
 Functions are not kept: where one is an attribute, the machine that is restored into brings its own.
 
-The bytes are msgpack: a format version, the machine's class, a digest, and a graph in which every class is named with
-a fingerprint of its fields. A snapshot of other classes, a damaged or a cut one is refused, and no class is built but
-those of `state_classes`.
+The bytes are msgpack: a format version, the machine's class, a digest, a graph in which every class is named with a
+fingerprint of its fields, and behind it the large arrays. A snapshot of other classes, a damaged or a cut one is
+refused, and no class is built but those of `state_classes`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,33 +24,57 @@ from ncclscope_wire.errors import StateError
 
 _Machine = TypeVar("_Machine")
 _Classes = list[tuple[str, str, list[str]]]
+Part: TypeAlias = bytes | memoryview
 
 _MAGIC: Final = "ncclscope state"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_LENGTH_BYTES: Final = 8
+"""Of the header, before it."""
 
 
-def snapshot(machine: object, *, outside: Sequence[object] = ()) -> bytes:
-    """The state of a machine; what it holds of `outside` (a store, say) is only referred to, by position.
+class Frozen:
+    """The state of a machine at one moment; the machine may go on while it is made bytes of, in another thread too."""
 
-    Equal states give equal bytes. Raises StateError where the machine holds what cannot be kept, with the way to it.
+    def __init__(self, name: str, classes: _Classes, root: object, arrays: Sequence[memoryview]) -> None:
+        self._name = name
+        self._graph = (classes, root)
+        self._arrays = arrays
+
+    def parts(self) -> list[Part]:
+        """The bytes of the snapshot, in pieces that follow each other: large arrays are not put together."""
+        body = msgspec.msgpack.encode(self._graph)
+        sizes = [len(body), *(len(array) for array in self._arrays)]
+        digest = _digest([body, *self._arrays])
+        header = msgspec.msgpack.encode((_MAGIC, _FORMAT, self._name, digest, sizes))
+        return [len(header).to_bytes(_LENGTH_BYTES, "big"), header, body, *self._arrays]
+
+
+def freeze(machine: object, *, outside: Sequence[object] = ()) -> Frozen:
+    """Copies the state of a machine; what it holds of `outside` (a store, say) is only referred to, by position.
+
+    Raises StateError where the machine holds what cannot be kept, with the way to it.
     """
     kind = type(machine)
     writer = Writer(classes_of(kind.__module__), outside)
     root = writer.node(machine, kind.__name__)
-    body = msgspec.msgpack.encode((writer.classes, root))
-    return msgspec.msgpack.encode((_MAGIC, _FORMAT, name_of(kind), _digest(body), body))
+    return Frozen(name_of(kind), writer.classes, root, writer.arrays)
 
 
-def restore(data: bytes, into: _Machine, *, outside: Sequence[object] = ()) -> _Machine:
+def snapshot(machine: object, *, outside: Sequence[object] = ()) -> bytes:
+    """The state of a machine as bytes, as `freeze` keeps it. Equal states give equal bytes."""
+    return b"".join(freeze(machine, outside=outside).parts())
+
+
+def restore(data: Part, into: _Machine, *, outside: Sequence[object] = ()) -> _Machine:
     """Gives a machine, newly made as the one that the snapshot is of, that machine's state; `outside` as then.
 
     Raises StateError where the snapshot is damaged, of another class or of another version of the classes in it; what
     was restored into is then half of each, and must be thrown away.
     """
     kind = type(into)
-    classes, root = _opened(data, name_of(kind))
+    classes, root, arrays = _opened(memoryview(data), name_of(kind))
     try:
-        restored = Reader(classes_of(kind.__module__), classes, outside).value(root, into)
+        restored = Reader(classes_of(kind.__module__), classes, outside, arrays).value(root, into)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise StateError(f"the snapshot holds what no {kind.__name__} does: {error}") from error
     if restored is not into:
@@ -58,25 +82,37 @@ def restore(data: bytes, into: _Machine, *, outside: Sequence[object] = ()) -> _
     return into
 
 
-def _opened(data: bytes, name: str) -> tuple[_Classes, Any]:
-    """The classes and the root of a snapshot of that class of machine."""
+def _opened(data: memoryview, name: str) -> tuple[_Classes, Any, list[memoryview]]:
+    """The classes, the root and the large arrays of a snapshot of that class of machine."""
+    begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
     try:
-        magic, version, kind, digest, body = msgspec.msgpack.decode(data, type=tuple[str, int, str, bytes, bytes])
+        header = msgspec.msgpack.decode(data[_LENGTH_BYTES:begin], type=tuple[str, int, str, bytes, list[int]])
     except (msgspec.DecodeError, ValueError) as error:
         raise StateError(f"this is no snapshot, or not a whole one: {error}") from error
+    magic, version, kind, digest, sizes = header
     if magic != _MAGIC:
         raise StateError("this is no snapshot")
     if version != _FORMAT:
         raise StateError(f"the snapshot has format {version}, this program reads {_FORMAT}")
     if kind != name:
         raise StateError(f"the snapshot is of {kind}, not of {name}")
-    if digest != _digest(body):
+    if not sizes or min(sizes) < 0 or begin + sum(sizes) != len(data):
+        raise StateError("the snapshot is damaged: it has another length than it says")
+    if digest != _digest([data[begin:]]):
         raise StateError("the snapshot is damaged: its digest does not agree")
+    parts: list[memoryview] = []
+    for size in sizes:
+        parts.append(data[begin : begin + size])
+        begin += size
     try:
-        return msgspec.msgpack.decode(body, type=tuple[_Classes, Any])
+        classes, root = msgspec.msgpack.decode(parts[0], type=tuple[_Classes, Any])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StateError(f"the snapshot is damaged: {error}") from error
+    return classes, root, parts[1:]
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).digest()
+def _digest(parts: Iterable[Part]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

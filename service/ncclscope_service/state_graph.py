@@ -34,7 +34,7 @@ class Tag(IntEnum):
     DEFAULTDICT = 9
     """keys, values, factory"""
     ARRAY = 10
-    """dtype, shape, bytes"""
+    """dtype, shape, bytes or the index of what is kept beside the graph"""
     DTYPE = 11
     """dtype"""
     SCALAR = 12

@@ -30,10 +30,15 @@ class Reader:
     """
 
     def __init__(
-        self, allowed: Mapping[str, type], classes: Sequence[tuple[str, str, list[str]]], outside: Sequence[object]
+        self,
+        allowed: Mapping[str, type],
+        classes: Sequence[tuple[str, str, list[str]]],
+        outside: Sequence[object],
+        arrays: Sequence[memoryview],
     ) -> None:
         self._allowed = allowed
         self._outside = outside
+        self._arrays = arrays
         self._known: list[object] = []
         self._classes = [self._checked(name, fingerprint) for name, fingerprint, _ in classes]
         self._attributes = [attributes for _, _, attributes in classes]
@@ -109,7 +114,8 @@ class Reader:
         dtype = _dtype(rest[0])
         if isinstance(like, np.ndarray):
             _with_same_columns(dtype, like.dtype)
-        array: NDArray[np.generic] = np.frombuffer(rest[2], dtype).reshape(rest[1]).copy()
+        data = self._arrays[rest[2]] if isinstance(rest[2], int) else rest[2]
+        array: NDArray[np.generic] = np.frombuffer(data, dtype).reshape(rest[1]).copy()
         return self._now_known(array)
 
     def _object(self, rest: _Rest, like: object) -> object:

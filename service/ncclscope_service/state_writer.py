@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from types import GenericAlias
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from ncclscope_wire.errors import StateError
 
 _Write = Callable[[Any, str], list[object]]
 
+_LARGE_BYTES: Final = 4096
+"""Arrays of so much are kept beside the graph, as they are in memory."""
+
 
 class Writer:
     """Makes the nodes of one snapshot. What has an identity is written once, and referred to after that."""
@@ -24,6 +28,8 @@ class Writer:
     def __init__(self, allowed: Mapping[str, type], outside: Sequence[object]) -> None:
         self.classes: list[tuple[str, str, list[str]]] = []
         """Name, fingerprint and attributes of each class, in order of appearance."""
+        self.arrays: list[memoryview] = []
+        """The bytes of each large array, in order of appearance."""
         self._allowed = allowed
         self._class_numbers: dict[type, int] = {}
         self._outside = {id(each): index for index, each in enumerate(outside)}
@@ -122,11 +128,16 @@ class Writer:
         packed = value.dtype
         if packed.names is not None:
             packed = np.dtype([(name, kind) for name, kind in _columns(packed)])
+        description, shape = _description(packed, way), list(value.shape)
         whole = np.ascontiguousarray(value if packed == value.dtype else value.astype(packed))
-        return [Tag.ARRAY, _description(packed, way), list(value.shape), whole.tobytes()]
+        if whole.nbytes < _LARGE_BYTES:
+            return [Tag.ARRAY, description, shape, whole.tobytes()]
+        # A copy, since the machine goes on; as plain bytes, which numpy copies fastest.
+        self.arrays.append(memoryview(whole.reshape(-1).view(np.uint8).copy()))
+        return [Tag.ARRAY, description, shape, len(self.arrays) - 1]
 
     def _object(self, value: object, way: str) -> list[object]:
-        kept = value.compacted() if isinstance(value, Compactable) else value
+        kept = cast(Compactable, value).compacted() if _is_compactable(type(value)) else value
         self._alive.append(kept)
         names = attributes_of(kept)
         number = self._class_number(value, names, way)
@@ -145,6 +156,11 @@ class Writer:
 
     def _nodes(self, values: Iterable[object], way: str) -> list[object]:
         return [self.node(value, f"{way}[]") for value in values]
+
+
+@lru_cache(maxsize=1024)
+def _is_compactable(kind: type) -> bool:
+    return issubclass(kind, Compactable)
 
 
 def _in_order(members: Iterable[object]) -> list[object]:

@@ -1,0 +1,90 @@
+"""What decides the state of the service, in the order in which it did: the entries of its journal.
+
+Entries say what came from outside and when; what follows from them is not written. A batch is kept as the bytes that
+its agent sent. Times are the service's wall clock.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from ncclscope_wire.errors import StateError
+
+
+class HelloSaid(msgspec.Struct, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
+    """An agent's Hello was accepted."""
+
+    payload: bytes
+    """The message as `codec.encode_message` writes it."""
+    at_ns: int
+    forgotten: str | None = None
+    """The agent that was forgotten to make room."""
+
+
+class BatchTaken(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
+    """A batch of a session was the next one."""
+
+    agent: str
+    session: str
+    payload: bytes
+    """The message as it came."""
+    at_ns: int
+
+
+class SessionForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):
+    """What an agent sent made its session useless: its next Hello is answered with positions."""
+
+    agent: str
+
+
+class GoodbyeSaid(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """An agent has left in order."""
+
+    agent: str
+
+
+class HostPrior(msgspec.Struct, frozen=True, array_like=True):
+    """What a host says of its clock (`clock_prior.ClockPrior`)."""
+
+    host: str
+    heartbeat_offset_ns: int | None
+    error_ns: int | None
+
+
+class Ticked(msgspec.Struct, frozen=True, kw_only=True, tag="tick", omit_defaults=True):
+    """The pipeline worked on what had come. Priors and silent hosts are those that changed since the last one."""
+
+    at_ns: int
+    priors: tuple[HostPrior, ...] = ()
+    silent: tuple[str, ...] | None = None
+    """All silent hosts; None: the same as before."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    """A receiver of notifications has taken one, or it was given up."""
+
+    receiver: str
+    finding: str
+    news: str
+    is_taken: bool
+
+
+Entry: TypeAlias = HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid | Ticked | Told
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final[msgspec.msgpack.Decoder[Entry]] = msgspec.msgpack.Decoder(Entry)
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The content of its record."""
+    return _ENCODER.encode(entry)
+
+
+def decode_entry(content: bytes) -> Entry:
+    """The entry of a record whose checksum holds. Raises StateError where another version wrote it."""
+    try:
+        return _DECODER.decode(content)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+        raise StateError(f"the journal holds an entry that this program does not know: {error}") from error
