@@ -14,6 +14,8 @@ from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
 
+_UNSYNCED_SECONDS = 0.005
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
@@ -31,7 +33,32 @@ from ncclscope.sizes import Sizes, size_options
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("ncclscope-data"),
     show_default=True,
-    help="Folder for finished operations (parquet).",
+    help="Folder for state, journal and finished operations (parquet); one service each.",
+)
+@click.option(
+    "--journal-fsync",
+    default="20",
+    show_default=True,
+    metavar="MS|off",
+    callback=lambda _context, _option, given: _group_milliseconds(given),
+    help="How long batches wait for others before they are synced to disk together and acknowledged; off: a loss of "
+    "power may lose what was acknowledged.",
+)
+@click.option(
+    "--journal-limit",
+    type=click.IntRange(64),
+    default=1024,
+    show_default=True,
+    metavar="MIB",
+    help="What the journal may take on disk; the state is written after every eighth of it.",
+)
+@click.option(
+    "--state-every",
+    type=click.FloatRange(0.05),
+    default=5.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="How often the state is written at least: a restart does at most so much again.",
 )
 @click.option(
     "--snapshot-on-end",
@@ -63,6 +90,9 @@ def serve(
     listen: str,
     http: str,
     data: Path,
+    journal_fsync: float | None,
+    journal_limit: int,
+    state_every: float,
     snapshot_on_end: Path | None,
     security: Security,
     keep_snapshots: int,
@@ -76,7 +106,9 @@ def serve(
     import anyio  # noqa: PLC0415  (the packages of the service are only there now)
 
     from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415
+    from ncclscope_service.journal import JournalSettings  # noqa: PLC0415
     from ncclscope_service.listen import ListenSettings  # noqa: PLC0415
+    from ncclscope_service.persistence import PersistenceSettings  # noqa: PLC0415
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
     agents_host, agents_port = _address(listen, "--listen")
@@ -93,6 +125,15 @@ def serve(
         agent_files=security.for_agents(),
         http_files=security.for_http(),
         data=data,
+        persistence=PersistenceSettings(
+            journal=JournalSettings(
+                group_seconds=_UNSYNCED_SECONDS if journal_fsync is None else journal_fsync * 1e-3,
+                sync=journal_fsync is not None,
+                max_bytes=journal_limit << 20,
+            ),
+            state_every_seconds=60 * state_every,
+            state_every_bytes=(journal_limit << 20) // 8,
+        ),
         pipeline=PipelineSettings(
             sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
         ),
@@ -111,6 +152,19 @@ def serve(
         sys.stdout.flush()
 
     anyio.run(lambda: run_service(settings, on_started=say_where))
+
+
+def _group_milliseconds(text: str) -> float | None:
+    """What --journal-fsync says; None for off."""
+    if text == "off":
+        return None
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= 10_000:
+        raise click.UsageError(f"--journal-fsync: {text!r} is neither off nor milliseconds from 0 to 10000")
+    return milliseconds
 
 
 def _address(text: str, option: str) -> tuple[str, int]:

@@ -21,16 +21,16 @@ import uvicorn
 from anyio import to_thread
 from anyio.abc import TaskStatus
 
-from ncclscope_service.aliases import Aliases
-from ncclscope_service.archive import Archive
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.credentials import CredentialFiles, Credentials, is_loopback
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.finding_news import FindingNews
+from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.http_door import Door, DoorProtocol
 from ncclscope_service.http_gate import HttpGate
 from ncclscope_service.job_ends import SILENCE_NS, JobEnds, has_destroyed_all
+from ncclscope_service.journal_entry import Told
+from ncclscope_service.kept import Kept
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
@@ -38,16 +38,15 @@ from ncclscope_service.overview import (
     FindingView,
     HealthView,
     Overview,
-    finding_views,
     health_view,
     make_overview,
 )
+from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
-from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.snapshot_shelf import SnapshotShelf
-from ncclscope_service.tally import Tally
+from ncclscope_service.store import Ids, Store
 from ncclscope_service.views_of_job import JobAsked, ask_job
 from ncclscope_service.webhook import Notifier, WebhookSettings
 from ncclscope_wire.errors import ConfigError
@@ -57,6 +56,8 @@ _log = structlog.get_logger(__name__)
 _TICK_SECONDS: Final = 0.5
 _SILENT_NS: Final = 15_000_000_000
 """An agent sends a heartbeat every second: after so long it is out of reach."""
+_RETURN_SECONDS: Final = 10.0
+"""So long agents of before a restart are waited for, until work goes on: what they hold comes first."""
 _MINUTE_NS: Final = 60_000_000_000
 _GRACEFUL_SECONDS: Final = 2
 _JOB_ENDS_SECONDS: Final = 5
@@ -76,7 +77,9 @@ class ServiceSettings:
     http_files: CredentialFiles = field(default_factory=CredentialFiles)
     """The same of the HTTP port."""
     data: Path | None = None
-    """Folder for finished operations; None: they are forgotten when they leave the window."""
+    """Folder for state, journal and finished operations; None: nothing outlives the service, and operations are
+    forgotten when they leave the window."""
+    persistence: PersistenceSettings = field(default_factory=PersistenceSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     webhooks: tuple[WebhookSettings, ...] = ()
     """Who is told of findings."""
@@ -95,8 +98,6 @@ class Service:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
-        self.pipeline = Pipeline(settings.pipeline)
-        self.receiver = Receiver()
         self._agent_credentials = Credentials(settings.agent_files, what="agents")
         self._http_credentials = Credentials(settings.http_files, what="http")
         self._gate = HttpGate(
@@ -105,26 +106,29 @@ class Service:
             names=_own_names(settings) if is_loopback(settings.http_host) else None,
         )
         self._door = Door()
-        self._listener: Listener | None = None
-        self._aliases = Aliases()
-        self._tally = Tally()
-        # A folder for each start: agents read again from the beginning what was in memory when the last one ended.
-        started = time.strftime("%Y-%m-%dT%H%M%SZ", time.gmtime())
-        self._archive = None if settings.data is None else Archive(settings.data / "operations" / started)
         self._job_ends = JobEnds(silence_ns=settings.job_silence_ns)
-        self._hub = Hub()
-        self._news = FindingNews()
         page = settings.public_url or f"http://{settings.http_host}:{settings.http_port}"
-        self._notifier = Notifier(settings.webhooks, page)
-        self._budget = SeriesBudget()
+        self._notifier = Notifier(settings.webhooks, page, self._on_settled)
+        self._kept = Kept(settings.pipeline)
+        self._kept.outboxes = self._notifier.outboxes()
+        self.receiver = Receiver(agents=self._kept.agents)
+        self._persistence: Persistence | None = None
+        """While `run` has opened it."""
+        self._listener: Listener | None = None
+        self._hub = Hub()
         self._metrics: MetricsView | None = None
         self._ingest_lag_seconds: float | None = None
         self._tick_seconds: float | None = None
-        self._is_listening = False
+        self._why_not_ready = "the agents' port is not open yet"
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """All stages, and the store."""
+        return self._kept.pipeline
 
     async def deliver(self, received: Received) -> None:
         """Applies one batch."""
-        self.pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
+        self._kept.feed(received)
         if received.batch.observed_at_ns is not None:
             self._ingest_lag_seconds = max(0.0, (time.time_ns() - received.batch.observed_at_ns) * 1e-9)
 
@@ -132,25 +136,28 @@ class Service:
         """Works on what came, and lets go of what is old."""
         began = time.perf_counter()
         self._gate.access = self._http_credentials.access
-        self.pipeline.believe_clocks({record.host: _clock_prior(record) for record in self.receiver.agents()})
-        self.pipeline.advance(now_ns, silent_hosts=self._silent_hosts(now_ns))
-        self._tally.feed(self.pipeline.store)
-        expired = self.pipeline.expired(now_ns)
-        if self._archive is not None:
-            self._archive.append(self.pipeline.store, expired)
-        self.pipeline.forget(expired, now_ns)
-        self._notifier.offer(self._news.look(self.findings(), now_ns))
+        priors = {record.host: _clock_prior(record) for record in self.receiver.agents()}
+        trouble = "" if self._persistence is None else self._persistence.trouble()
+        ticked = self._kept.changes(priors, self._silent_hosts(now_ns), now_ns, trouble)
+        if self._persistence is not None:
+            self._persistence.journal.append(ticked)
+        self._kept.tick(ticked, self._archive)
+        if self._persistence is None:
+            self._notifier.wake()
         self._metrics = None
         self._tick_seconds = time.perf_counter() - began
 
     def finish(self, now_ns: int) -> None:
-        """Decides what is open and writes what was asked for; the service is being stopped."""
+        """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped."""
+        if self._persistence is not None:
+            self._persistence.close(self._kept)
         self.pipeline.flush(now_ns)
         if self._settings.snapshot_on_end is not None:
             write_run(self.pipeline.store, self._settings.snapshot_on_end)
-        if self._archive is not None:
+        if self._persistence is not None:
             table = self.pipeline.store.operations
-            self._archive.append(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
+            self._persistence.archive_rest(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
+            self._persistence.release()
 
     def reload_credentials(self) -> None:
         """Reads certificates and lists of tokens anew, now."""
@@ -162,7 +169,7 @@ class Service:
         """Everything the page shows, now."""
         return make_overview(
             self.pipeline.store,
-            aliases=self._aliases,
+            aliases=self._kept.aliases,
             agents=self._agents(),
             health=self._health(),
             now_ns=time.time_ns(),
@@ -170,8 +177,7 @@ class Service:
 
     def findings(self) -> tuple[FindingView, ...]:
         """All findings that are kept, the open ones first."""
-        self._aliases.update(self.pipeline.store.communicators, self.pipeline.store.members)
-        return finding_views(self.pipeline.store, self._aliases, most=None)
+        return self._kept.findings()
 
     def health(self) -> HealthView:
         """What was lost, skipped or refused."""
@@ -180,27 +186,31 @@ class Service:
     def job(self, name: str) -> tuple[JobAsked, int] | None:
         """What can be asked about a job, now."""
         now_ns = time.time_ns()
-        asked = ask_job(self.pipeline.store, self._aliases, name, now_ns)
+        asked = ask_job(self.pipeline.store, self._kept.aliases, name, now_ns)
         return None if asked is None else (asked, now_ns)
 
     def metrics(self) -> MetricsView:
         """Every metric, as the last tick left it: gathered once for all scrapes between two ticks."""
         if self._metrics is None:
-            self._tally.feed(self.pipeline.store)
+            self._kept.tally.feed(self.pipeline.store)
             self._metrics = gather(
                 self.pipeline.store,
-                tally=self._tally,
-                aliases=self._aliases,
+                tally=self._kept.tally,
+                aliases=self._kept.aliases,
                 agents=self._agents(),
                 health=self._health(),
                 now_ns=time.time_ns(),
-                budget=self._budget,
+                budget=self._kept.budget,
             )
         return self._metrics
 
     def is_ready(self) -> tuple[bool, str]:
         """Whether agents can be served."""
-        return (True, "listening for agents") if self._is_listening else (False, "the agents' port is not open yet")
+        return not self._why_not_ready, self._why_not_ready or "listening for agents"
+
+    def trouble(self) -> str:
+        """Why what agents send cannot be kept now; empty where it can."""
+        return "" if self._persistence is None else self._persistence.trouble()
 
     async def write_snapshot(
         self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
@@ -237,20 +247,69 @@ class Service:
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
         async with anyio.create_task_group() as tasks:
+            http_port: int = await tasks.start(self._serve_http)
+            persistence = await self._open()
+            room = None if persistence is None else persistence.journal.wait_for_room
             listener = self._listener = Listener(
-                self.receiver, self.deliver, self._settings.agents, credentials=self._agent_credentials
+                self.receiver,
+                self.deliver,
+                self._settings.agents,
+                credentials=self._agent_credentials,
+                wait_for_room=room,
             )
             agents_port: int = await tasks.start(listener.run)
-            self._is_listening = True
-            http_port: int = await tasks.start(self._serve_http)
+            self._why_not_ready = ""
             tasks.start_soon(self._tick_for_ever)
             tasks.start_soon(self._watch_job_ends)
             tasks.start_soon(self._notifier.run)
             tasks.start_soon(self._agent_credentials.watch)
             tasks.start_soon(self._http_credentials.watch)
+            if persistence is not None:
+                tasks.start_soon(persistence.journal.run)
+                tasks.start_soon(self._write_states, persistence)
             task_status.started((agents_port, http_port))
 
+    async def _open(self) -> Persistence | None:
+        """Takes the data folder, and goes on from what it holds."""
+        if self._settings.data is None:
+            return None
+        self._why_not_ready = "the state of before the restart is being restored"
+        persistence = Persistence(self._settings.data, self._settings.persistence)
+        self._kept = await to_thread.run_sync(
+            persistence.open, self._settings.pipeline, self._notifier.outboxes(), self._on_kept, time.time_ns()
+        )
+        self._notifier.adopt(self._kept.outboxes)
+        self.receiver = Receiver(agents=self._kept.agents, record=persistence.journal.append)
+        self._persistence = persistence
+        self._metrics = None
+        return persistence
+
+    def _on_kept(self, entry: int) -> None:
+        assert self._listener is not None, "the journal was written before agents could connect"
+        for connection, data in self.receiver.on_kept(entry).items():
+            self._listener.send_soon(connection, data)
+        self._notifier.wake()
+
+    def _on_settled(self, receiver: str, event: FindingEvent, is_taken: bool) -> None:
+        if self._persistence is not None:
+            told = Told(receiver=receiver, finding=event.id, news=event.event, is_taken=is_taken)
+            self._persistence.journal.append(told)
+
+    async def _write_states(self, persistence: Persistence) -> None:
+        while True:
+            await anyio.sleep(1)
+            if persistence.is_due():
+                await persistence.write_state(self._kept)
+
+    def _archive(self, known: Store, operations: Ids) -> bool:
+        return True if self._persistence is None else self._persistence.archive(known, operations)
+
     async def _tick_for_ever(self) -> None:
+        with anyio.move_on_after(_RETURN_SECONDS):
+            while not all(  # noqa: ASYNC110
+                record.connected or record.said_goodbye for record in self.receiver.agents()
+            ):
+                await anyio.sleep(_TICK_SECONDS)
         while True:
             began = anyio.current_time()
             self.tick(time.time_ns())
@@ -307,6 +366,8 @@ class Service:
             page_clients_refused=hub.refused_total,
             tick_seconds=self._tick_seconds,
             receivers=self._notifier.views(),
+            journal=None if self._persistence is None else self._persistence.health(),
+            operations_not_archived=self._kept.not_archived,
         )
 
     def _sessions_refused(self) -> Mapping[str, int]:

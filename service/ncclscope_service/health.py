@@ -45,6 +45,33 @@ class ReceiverView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JournalHealth:
+    """What keeps the service's state over a crash."""
+
+    bytes: int
+    """Of the journal on disk."""
+    waiting_bytes: int
+    """Received, and not on disk yet: not acknowledged."""
+    write_seconds: float | None
+    """The last group of entries, or the one being written where that takes longer."""
+    errors: int
+    trouble: str
+    """Why nothing can be kept now; empty where it can."""
+    damaged: int
+    """At the start: stretches of the journal and state files that were not whole."""
+    missing: int
+    """At the start: entries that were lost, or could not be applied behind one that was."""
+    replayed_batches: int
+    restore_seconds: float
+    state_age_seconds: float
+    state_bytes: int | None
+    state_seconds: float | None
+    """What the last state file took to be written, beside the service's work."""
+    freeze_seconds: float | None
+    """For how long the service's work stood still for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceHealth:
     """The service as its shell shows it."""
 
@@ -61,3 +88,7 @@ class ServiceHealth:
     tick_seconds: float | None = None
     """How long the last pass over what had come took."""
     receivers: tuple[ReceiverView, ...] = ()
+    journal: JournalHealth | None = None
+    """None where no state is kept."""
+    operations_not_archived: int = 0
+    """Left memory while the disk took nothing."""

@@ -60,6 +60,8 @@ class Ticked(msgspec.Struct, frozen=True, kw_only=True, tag="tick", omit_default
     priors: tuple[HostPrior, ...] = ()
     silent: tuple[str, ...] | None = None
     """All silent hosts; None: the same as before."""
+    trouble: str = ""
+    """Why nothing can be kept now; empty where it can."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="told"):

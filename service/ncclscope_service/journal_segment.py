@@ -55,7 +55,7 @@ class SegmentRead:
     """What is left of one segment."""
 
     header: SegmentHeader | None
-    """None where it is damaged: what the records belong to is not known, and none are given."""
+    """None where it is damaged."""
     records: tuple[Record, ...]
     """Whole ones, numbers growing."""
     damaged: int
@@ -82,7 +82,7 @@ def encode_record(number: int, content: bytes) -> bytes:
 def read_segment(data: bytes) -> SegmentRead:
     """What is whole in the bytes of a segment; never raises."""
     header = _header_of(data)
-    if header is None:
+    if len(data) < HEADER_BYTES:
         return SegmentRead(header=None, records=(), damaged=0, end=0, torn_bytes=len(data))
     records: list[Record] = []
     at = end = HEADER_BYTES

@@ -2,7 +2,8 @@
 
 Back-pressure: a connection is not read while what it sent is being delivered, so a slow service holds at most
 one read and one unfinished frame per connection, and its agents wait. `deliver` is called by one task at a
-time, in the order in which the receiver accepted the batches.
+time, in the order in which the receiver accepted the batches. Where a journal is kept, acknowledgements are sent
+when what they acknowledge is on disk (`send_soon`), beside the conversation, which goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, cast
 
@@ -74,6 +75,15 @@ class ListenStatistics:
     """The port that is bound; None before."""
 
 
+@dataclass(slots=True)
+class _Sender:
+    """What is sent on one connection, one thing at a time."""
+
+    stream: ByteStream
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    waiting: bytes = b""
+
+
 class Listener:
     """Accepts agents and hands on what they send."""
 
@@ -85,7 +95,12 @@ class Listener:
         *,
         credentials: Credentials | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
+        wait_for_room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`wait_for_room` returns when more may be received."""
+        self._wait_for_room = wait_for_room
+        self._streams: dict[int, _Sender] = {}
+        self._tasks: TaskGroup | None = None
         self._receiver = receiver
         self._deliver = deliver
         self._settings = settings
@@ -117,6 +132,7 @@ class Listener:
                 f"{hint}choose another address with --listen HOST:PORT"
             ) from error
         async with listener, anyio.create_task_group() as tasks:
+            self._tasks = tasks
             self._port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
             is_encrypted = self._credentials is not None and self._credentials.context is not None
             _log.info("listening_for_agents", host=self._settings.host, port=self._port, tls=is_encrypted)
@@ -136,6 +152,25 @@ class Listener:
                 await anyio.sleep(_PAUSE_SECONDS)
             else:
                 tasks.start_soon(self._serve_connection, stream)
+
+    def send_soon(self, number: int, data: bytes) -> None:
+        """Sends on a connection, where it still stands, without waiting; later data take the place of earlier ones
+        that could not be sent yet."""
+        sender = self._streams.get(number)
+        if sender is None or self._tasks is None:
+            return
+        if not sender.waiting:
+            self._tasks.start_soon(self._send_waiting, sender)
+        sender.waiting = data
+
+    async def _send_waiting(self, sender: _Sender) -> None:
+        try:
+            async with sender.turn:
+                data, sender.waiting = sender.waiting, b""
+                with anyio.fail_after(self._settings.send_seconds):
+                    await sender.stream.send(data)
+        except (TimeoutError, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            sender.waiting = b""  # the conversation sees what has become of the connection
 
     def statistics(self) -> ListenStatistics:
         """A snapshot of the counters."""
@@ -192,10 +227,12 @@ class Listener:
             return
         self._follow_credentials()
         self._receiver.open(number, certificate=_certificate_of(secured))
+        self._streams[number] = _Sender(secured)
         why: str | None = None  # it stays so where the service itself stops
         try:
             why = await self._converse_to_the_end(number, secured, hello_deadline)
         finally:
+            del self._streams[number]
             lost = self._receiver.on_disconnected(number)
             if lost is not None and why is not None:
                 _tell_lost(lost, why)
@@ -240,13 +277,16 @@ class Listener:
 
     async def _converse(self, number: int, stream: ByteStream, hello_deadline: float) -> str:
         while True:
+            if self._wait_for_room is not None:
+                await self._wait_for_room()
             data = await self._receive(number, stream, hello_deadline)
             outcome = await self._take(number, data)
             if outcome.arrival is not None:
                 _tell_arrival(outcome.arrival)
             if outcome.to_send:
                 with anyio.fail_after(self._settings.send_seconds):
-                    await stream.send(outcome.to_send)
+                    async with self._streams[number].turn:
+                        await stream.send(outcome.to_send)
             if outcome.fault is not None:
                 _log.warning("agent_connection_closed", connection=number, fault=outcome.fault)
             if outcome.close:

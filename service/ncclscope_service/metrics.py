@@ -348,6 +348,7 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tal
     collected.add("ncclscope_window_operations", len(store.operations))
     collected.add("ncclscope_rows_uncounted", tally.missed)
     collected.add("ncclscope_tick_seconds", health.tick_seconds)
+    _add_journal(collected, health)
     collected.add("ncclscope_page_clients", health.page_clients)
     collected.add("ncclscope_page_events_dropped", health.page_events_dropped)
     collected.add("ncclscope_page_clients_refused", health.page_clients_refused)
@@ -357,6 +358,29 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tal
         collected.add("ncclscope_notification_retries", receiver.retries, receiver.name)
         collected.add("ncclscope_notifications_queued", receiver.queued, receiver.name)
     collected.add("ncclscope_build_info", 1, health.version)
+
+
+def _add_journal(collected: _Collected, health: ServiceHealth) -> None:
+    journal = health.journal
+    if journal is None:
+        return
+    for name, value in (
+        ("ncclscope_journal_bytes", journal.bytes),
+        ("ncclscope_journal_waiting_bytes", journal.waiting_bytes),
+        ("ncclscope_journal_write_seconds", journal.write_seconds),
+        ("ncclscope_journal_errors", journal.errors),
+        ("ncclscope_journal_failing", float(bool(journal.trouble))),
+        ("ncclscope_journal_damaged", journal.damaged),
+        ("ncclscope_journal_missing_entries", journal.missing),
+        ("ncclscope_replayed_batches", journal.replayed_batches),
+        ("ncclscope_restore_seconds", journal.restore_seconds),
+        ("ncclscope_state_age_seconds", journal.state_age_seconds),
+        ("ncclscope_state_bytes", journal.state_bytes),
+        ("ncclscope_state_write_seconds", journal.state_seconds),
+        ("ncclscope_state_pause_seconds", journal.freeze_seconds),
+        ("ncclscope_operations_not_archived", health.operations_not_archived),
+    ):
+        collected.add(name, value)
 
 
 def _histograms(own: Mapping[HistogramLabels, Histogram], aliases: Aliases) -> tuple[HistogramSamples, ...]:

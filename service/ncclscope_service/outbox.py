@@ -104,6 +104,21 @@ class Outbox:
         elif waiting is not None:  # newer news of it came meanwhile
             waiting.attempts, waiting.due_ns = 0, now_ns
 
+    def settle(self, finding: str, news: str, *, is_taken: bool) -> None:
+        """After a restart: what waits of this finding was answered before it."""
+        waiting = self._waiting.get(finding)
+        if waiting is not None and waiting.event.event == news:
+            self.answered(waiting.event, Answer.TAKEN if is_taken else Answer.NEVER, 0)
+
+    def is_waiting(self, finding: str) -> bool:
+        """Whether news of this finding still waits."""
+        return finding in self._waiting
+
+    def reopened(self) -> None:
+        """The clock of before the restart is no more: what waits is due."""
+        for waiting in self._waiting.values():
+            waiting.due_ns = 0
+
     def view(self) -> ReceiverView:
         """How the deliveries went so far."""
         return ReceiverView(

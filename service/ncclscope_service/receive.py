@@ -36,7 +36,16 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 
-__all__ = ["AgentRecord", "Arrival", "Outcome", "ReceiveLimits", "ReceiveStatistics", "Received", "Receiver", "ReplayError"]
+__all__ = [
+    "AgentRecord",
+    "Arrival",
+    "Outcome",
+    "ReceiveLimits",
+    "ReceiveStatistics",
+    "Received",
+    "Receiver",
+    "ReplayError",
+]
 
 _MAX_TEXT: Final = 256
 """Longest text of a Hello, in characters: they become labels."""
@@ -136,6 +145,13 @@ class _Connection:
     agent: KnownAgent | None = None
     arrival: Arrival | None = None
     """Until it was told."""
+    heard: int = 0
+    """Number of the last batch that came on it, or that its Welcome named: no later one may be acknowledged here."""
+
+    @property
+    def acknowledged(self) -> int:
+        """What may be acknowledged on it."""
+        return min(self.known_agent().acknowledged, self.heard)
 
     @property
     def is_closed(self) -> bool:
@@ -237,15 +253,15 @@ class Receiver:
 
     def on_kept(self, entry: int) -> dict[int, bytes]:
         """All entries up to this one are on disk: what is to be sent for it, by connection."""
-        changed: dict[int, KnownAgent] = {}
+        changed: dict[int, None] = {}
         while self._unkept and self._unkept[0].entry <= entry:
             kept = self._unkept.popleft()
             kept.agent.keep(kept.session, kept.sequence)
             if kept.agent.connection is not None:
-                changed[kept.agent.connection] = kept.agent
+                changed[kept.agent.connection] = None
         return {
-            number: encode_frame(encode_message(Acknowledge(sequence=agent.acknowledged)))
-            for number, agent in changed.items()
+            number: encode_frame(encode_message(Acknowledge(sequence=self._connections[number].acknowledged)))
+            for number in changed
         }
 
     def replay(self, entry: HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid) -> Received | None:
@@ -325,11 +341,12 @@ class Receiver:
         if isinstance(message, BatchMessage):
             new = self._on_batch(agent, message, payload, now_ns, watch=self._watch(connection, agent))
             received.extend([] if new is None else [new])
-            if self._record is None or agent.acknowledged >= message.sequence:
-                _acknowledge(replies, agent)
+            connection.heard = message.sequence
+            if agent.acknowledged >= message.sequence:
+                _acknowledge(replies, connection)
         elif isinstance(message, Heartbeat):
             agent.on_heartbeat(message, now_ns)
-            _acknowledge(replies, agent)
+            _acknowledge(replies, connection)
         elif isinstance(message, Goodbye):
             agent.said_goodbye = True
             self._write(GoodbyeSaid(agent=agent.hello.agent_id))
@@ -409,6 +426,7 @@ class Receiver:
             self._supersede(self._connections[replaces])
         agent.connection, connection.agent = connection.number, agent
         welcome = agent.on_hello(hello)
+        connection.heard = welcome.acknowledged
         self._write(HelloSaid(payload=encode_message(hello), at_ns=now_ns, forgotten=forgotten))
         connection.arrival = Arrival(agent=agent.record(), is_known=is_known, replaces=replaces)
         return welcome
@@ -481,8 +499,8 @@ def _check_texts(hello: Hello) -> None:
         raise AgentError("undecodable", "hello: a text has characters that cannot be printed")
 
 
-def _acknowledge(replies: list[Message], agent: KnownAgent) -> None:
+def _acknowledge(replies: list[Message], connection: _Connection) -> None:
     """One acknowledgement an answer is enough: it stands for all batches before it."""
     if replies and isinstance(replies[-1], Acknowledge):
         replies.pop()
-    replies.append(Acknowledge(sequence=agent.acknowledged))
+    replies.append(Acknowledge(sequence=connection.acknowledged))

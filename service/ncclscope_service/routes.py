@@ -79,6 +79,10 @@ class ServiceView(JobsView, Protocol):
         """Whether agents can be served, and a sentence that says why or why not."""
         ...
 
+    def trouble(self) -> str:
+        """Why what agents send cannot be kept now; empty where it can."""
+        ...
+
     async def write_snapshot(
         self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
     ) -> None:
@@ -201,7 +205,9 @@ class _Answers:
         return Response(scrape.body, headers=headers)
 
     async def liveness(self, _: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        trouble = self._view.trouble()
+        # Still alive, and nothing is lost: to start it anew would not mend the disk.
+        return PlainTextResponse(f"ok, but {trouble}\n" if trouble else "ok\n")
 
     async def readiness(self, _: Request) -> Response:
         is_ready, reason = self._view.is_ready()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from enum import IntEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from ncclscope_service.state_classes import name_of
 
@@ -53,7 +53,6 @@ class Tag(IntEnum):
     """decimal digits of what 64 bits do not hold"""
 
 
-@runtime_checkable
 class Compactable(Protocol):
     """What holds room to spare, that a snapshot should not."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
 from types import GenericAlias
 from typing import Any, Final, cast
 
@@ -133,7 +132,7 @@ class Writer:
         if whole.nbytes < _LARGE_BYTES:
             return [Tag.ARRAY, description, shape, whole.tobytes()]
         # A copy, since the machine goes on; as plain bytes, which numpy copies fastest.
-        self.arrays.append(memoryview(whole.reshape(-1).view(np.uint8).copy()))
+        self.arrays.append(whole.reshape(-1).view(np.uint8).copy().data)
         return [Tag.ARRAY, description, shape, len(self.arrays) - 1]
 
     def _object(self, value: object, way: str) -> list[object]:
@@ -158,9 +157,8 @@ class Writer:
         return [self.node(value, f"{way}[]") for value in values]
 
 
-@lru_cache(maxsize=1024)
 def _is_compactable(kind: type) -> bool:
-    return issubclass(kind, Compactable)
+    return hasattr(kind, "compacted")
 
 
 def _in_order(members: Iterable[object]) -> list[object]:

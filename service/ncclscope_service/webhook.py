@@ -8,7 +8,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import IO, Final
@@ -43,11 +43,17 @@ class WebhookSettings:
 class Notifier:
     """Tells the receivers of findings; what it could not tell is counted."""
 
-    def __init__(self, receivers: Sequence[WebhookSettings], page: str) -> None:
-        """`page`: where people reach the live page."""
+    def __init__(
+        self,
+        receivers: Sequence[WebhookSettings],
+        page: str,
+        on_settled: Callable[[str, FindingEvent, bool], None] | None = None,
+    ) -> None:
+        """`page`: where people reach the live page. `on_settled` is told which receiver needs no longer be told of
+        which event, and whether it took it."""
         names = _names(receivers)
         self._receivers = [
-            _Receiver(settings, Outbox(name, settings.least, settings.limits), page.rstrip("/"))
+            _Receiver(settings, Outbox(name, settings.least, settings.limits), page.rstrip("/"), on_settled)
             for settings, name in zip(receivers, names, strict=True)
         ]
 
@@ -55,7 +61,22 @@ class Notifier:
         """Returns at once; the events are delivered by `run`."""
         for event in events:
             for receiver in self._receivers:
-                receiver.offer(event)
+                receiver.outbox.offer(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """There may be something in the outboxes."""
+        for receiver in self._receivers:
+            receiver.wake()
+
+    def outboxes(self) -> dict[str, Outbox]:
+        """What waits for each receiver, by its name."""
+        return {receiver.outbox.name: receiver.outbox for receiver in self._receivers}
+
+    def adopt(self, outboxes: Mapping[str, Outbox]) -> None:
+        """Goes on with these, by name, in the place of its own."""
+        for receiver in self._receivers:
+            receiver.outbox = outboxes[receiver.outbox.name]
 
     def views(self) -> tuple[ReceiverView, ...]:
         """How the deliveries went so far."""
@@ -69,14 +90,20 @@ class Notifier:
 
 
 class _Receiver:
-    def __init__(self, settings: WebhookSettings, outbox: Outbox, page: str) -> None:
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        outbox: Outbox,
+        page: str,
+        on_settled: Callable[[str, FindingEvent, bool], None] | None,
+    ) -> None:
         self.outbox = outbox
+        self._on_settled = on_settled
         self._settings = settings
         self._page = page
         self._news = anyio.Event()
 
-    def offer(self, event: FindingEvent) -> None:
-        self.outbox.offer(event)
+    def wake(self) -> None:
         self._news.set()
 
     async def run(self) -> None:
@@ -96,6 +123,8 @@ class _Receiver:
             lambda: _post(self._settings.url, body, self._settings.timeout_seconds), abandon_on_cancel=True
         )
         self.outbox.answered(event, answer, time.monotonic_ns())
+        if self._on_settled is not None and not self.outbox.is_waiting(event.id):
+            self._on_settled(self.outbox.name, event, answer is Answer.TAKEN)
         if answer is not Answer.TAKEN:
             _log.warning(
                 "notification_failed", receiver=self.outbox.name, finding=event.id, answer=answer.name, reason=why

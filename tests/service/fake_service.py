@@ -17,7 +17,7 @@ import numpy as np
 import uvicorn
 
 from ncclscope_service.aliases import Aliases
-from ncclscope_service.health import AgentView, ReceiverView, ServiceHealth
+from ncclscope_service.health import AgentView, JournalHealth, ReceiverView, ServiceHealth
 from ncclscope_service.live import Hub
 from ncclscope_service.metrics import MetricsView, gather
 from ncclscope_service.overview import FindingView, HealthView, Overview, finding_views, health_view, make_overview
@@ -436,6 +436,7 @@ class FakeService:
     is_empty: bool = False
     per_minute: int = 24
     ready: tuple[bool, str] = (True, "ready: 8 agents have connected")
+    disk_trouble: str = ""
     hub: Hub = field(default_factory=Hub)
     snapshots: list[tuple[str | None, float | None]] = field(default_factory=list[tuple[str | None, float | None]])
     aliases: Aliases = field(default_factory=Aliases)
@@ -486,6 +487,11 @@ class FakeService:
                     name="hooks.example", outcomes={"delivered": 3, "failed": 1, "dropped": 0}, retries=2, queued=1
                 ),
             ),
+            journal=JournalHealth(
+                bytes=5_000_000, waiting_bytes=0, write_seconds=0.004, errors=0, trouble=self.disk_trouble, damaged=0,
+                missing=0, replayed_batches=120, restore_seconds=1.5, state_age_seconds=42.0, state_bytes=9_000_000,
+                state_seconds=0.3, freeze_seconds=0.02,
+            ),
         )  # fmt: skip
 
     def overview(self) -> Overview:
@@ -511,6 +517,9 @@ class FakeService:
 
     def is_ready(self) -> tuple[bool, str]:
         return self.ready
+
+    def trouble(self) -> str:
+        return self.disk_trouble
 
     async def write_snapshot(
         self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False

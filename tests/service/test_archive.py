@@ -32,7 +32,10 @@ def test_operations_come_back_in_the_order_in_which_they_were_appended(tmp_path:
     archive, store = Archive(tmp_path / "deep" / "data"), _store(6)
     archive.append(store, _ids(0, 4))
     archive.append(store, _ids(4, 6))
-    assert [path.name for path in archive.segments()] == ["operations-00000001.parquet", "operations-00000002.parquet"]
+    assert [path.name for path in archive.segments()] == [
+        "operations-000000000000-000000000004.parquet",
+        "operations-000000000004-000000000006.parquet",
+    ]
     assert [_lines(path) for path in archive.segments()] == [[2, 3, 4, 5], [6, 7]]
     assert archive.rows_total == 6
 
@@ -52,14 +55,32 @@ def test_after_a_restart_segments_stay_and_are_numbered_on(tmp_path: Path) -> No
     assert restarted.rows_total == 2
 
 
-def test_numbers_of_segments_that_were_taken_away_are_not_given_again(tmp_path: Path) -> None:
-    archive, store = Archive(tmp_path), _store(3)
-    for row in range(3):
-        archive.append(store, _ids(row, row + 1))
-    archive.segments()[0].unlink()
+def test_operations_that_come_again_after_a_restart_are_not_written_twice(tmp_path: Path) -> None:
+    archive, store = Archive(tmp_path), _store(6)
+    archive.append(store, _ids(0, 2))
+    archive.append(store, _ids(2, 5))
     again = Archive(tmp_path)
-    again.append(store, _ids(0, 1))
-    assert [path.name[-9:-8] for path in again.segments()] == ["2", "3", "4"]
+    again.append(store, _ids(0, 2))
+    again.append(store, _ids(2, 4))
+    again.append(store, _ids(4, 6))
+    assert [_lines(path) for path in again.segments()] == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_segment_that_a_loss_of_power_emptied_is_written_again(tmp_path: Path) -> None:
+    archive, store = Archive(tmp_path), _store(2)
+    archive.append(store, _ids(0, 2))
+    archive.sync()
+    archive.segments()[0].write_bytes(b"")
+    Archive(tmp_path).append(store, _ids(0, 2))
+    assert [_lines(path) for path in archive.segments()] == [[2, 3]]
+
+
+def test_what_the_state_still_has_is_withdrawn(tmp_path: Path) -> None:
+    archive, store = Archive(tmp_path), _store(6)
+    archive.append(store, _ids(0, 2))
+    archive.append(store, _ids(2, 5))
+    archive.withdraw(2)
+    assert [_lines(path) for path in archive.segments()] == [[2, 3]]
 
 
 def test_what_a_crash_left_half_written_is_no_segment_and_in_nobodys_way(tmp_path: Path) -> None:
@@ -76,12 +97,12 @@ def test_a_write_that_fails_leaves_no_segment_and_can_be_done_again(tmp_path: Pa
     folder, store = tmp_path / "data", _store(2)
     archive = Archive(folder)
     shutil.rmtree(folder)
-    with pytest.raises(OSError, match="operations-00000001"):
+    with pytest.raises(OSError, match="operations-000000000000"):
         archive.append(store, _ids(0, 2))
     assert archive.rows_total == 0
     folder.mkdir()
     archive.append(store, _ids(0, 2))
-    assert [path.name for path in archive.segments()] == ["operations-00000001.parquet"]
+    assert [path.name for path in archive.segments()] == ["operations-000000000000-000000000002.parquet"]
     assert archive.rows_total == 2
 
 

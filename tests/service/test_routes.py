@@ -130,6 +130,15 @@ async def test_readiness_says_why_not() -> None:
         assert (answer.status_code, answer.text) == (503, "the store is being read\n")
 
 
+async def test_a_service_that_cannot_keep_what_comes_is_alive_and_says_so() -> None:
+    service = small_service()
+    service.disk_trouble = "the journal cannot be written: No space left on device"
+    async with client_of(service) as client:
+        answer = await client.get("/healthz")
+        assert (answer.status_code, answer.text) == (200, f"ok, but {service.disk_trouble}\n")
+        assert (await client.get("/readyz")).status_code == 200
+
+
 async def test_the_overview_and_the_findings_are_json() -> None:
     async with client_of(small_service()) as client:
         overview = (await client.get("/api/overview")).json()

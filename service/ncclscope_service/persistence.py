@@ -1,0 +1,308 @@
+"""Keeps the service's state over crashes: restores it at the start, writes the journal and, now and then, the state.
+
+The newest state file that is whole is restored, and what the journal holds behind it is applied again. What another
+version wrote is set aside: the service begins anew, and agents read on from the beginning of what they still have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+from anyio import to_thread
+
+from ncclscope_service.archive import Archive
+from ncclscope_service.data_folder import DataFolder
+from ncclscope_service.health import JournalHealth
+from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
+from ncclscope_service.journal_entry import decode_entry
+from ncclscope_service.journal_segment import FORMAT, Record, read_segment
+from ncclscope_service.kept import Kept, Replayed
+from ncclscope_service.outbox import Outbox
+from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.receive import Receiver
+from ncclscope_service.state import Frozen
+from ncclscope_service.store import Ids, Store
+from ncclscope_wire.errors import ProtocolError, StateError
+
+_log = structlog.get_logger(__name__)
+
+_ERA_FORMAT: Final = "%Y-%m-%dT%H%M%SZ"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistenceSettings:
+    """How often the state is written, beside the settings of the journal."""
+
+    journal: JournalSettings = field(default_factory=JournalSettings)
+    state_every_seconds: float = 300.0
+    state_every_bytes: int = 128 * 1024 * 1024
+    """Of journal: what a restart applies again at most."""
+
+
+@dataclass(slots=True)
+class _Restored:
+    """How the start went."""
+
+    replayed: Replayed = field(default_factory=Replayed)
+    damaged: int = 0
+    """Stretches of the journal that hold no whole entry."""
+    missing: int = 0
+    """Entries that the journal lacks."""
+    torn_bytes: int = 0
+    states_refused: int = 0
+    journal_bytes: int = 0
+    seconds: float = 0.0
+
+
+class Persistence:
+    """One data folder. `open` first; that, `close` and `archive_rest` block; `release` at last."""
+
+    def __init__(self, path: Path, settings: PersistenceSettings) -> None:
+        """Takes the folder.
+
+        Raises:
+            ConfigError: another service has it, or it cannot be written.
+        """
+        self._folder = DataFolder(path)
+        self._settings = settings
+        self._restored = _Restored()
+        self._era = ""
+        self._state_at: float = time.monotonic()
+        self._state_bytes: int | None = None
+        self._state_seconds: float | None = None
+        self._freeze_seconds: float | None = None
+        self._state_trouble = ""
+        self._entries_at_state = 0
+        self._journal_bytes_at_state = 0
+        self._archive: Archive
+        self._archive_trouble = ""
+        self.journal: Journal
+
+    def open(
+        self,
+        settings: PipelineSettings,
+        outboxes: dict[str, Outbox],
+        on_kept: Callable[[int], None],
+        now_ns: int,
+    ) -> Kept:
+        """The state as it was, or a new one; then the journal can be appended to.
+
+        `outboxes`: one for each receiver of notifications that there is now, new. Raises OSError where the folder
+        cannot be read or written.
+        """
+        began = time.monotonic()
+        try:
+            kept, number = self._restore(settings, outboxes)
+        except (StateError, ProtocolError) as error:
+            kept, number = self._begin_anew(settings, outboxes, str(error))
+        kept.reopened(now_ns)
+        self._archive.withdraw(kept.pipeline.store.operations.first)
+        self.journal = Journal(
+            self._folder.journal,
+            era=self._era,
+            next_number=number + 1,
+            settings=self._settings.journal,
+            on_kept=on_kept,
+        )
+        self._journal_bytes_at_state = self.journal.statistics().bytes - self._restored.journal_bytes
+        self._restored.seconds = time.monotonic() - began
+        self._tell()
+        return kept
+
+    def archive(self, known: Store, operations: Ids) -> bool:
+        """Writes finished operations; False where the disk does not take them now."""
+        try:
+            self._archive.append(known, operations)
+        except OSError as error:
+            self._note_archive_trouble(f"finished operations cannot be written: {error.strerror or error}")
+            return False
+        self._note_archive_trouble("")
+        return True
+
+    def trouble(self) -> str:
+        """Why what comes cannot be kept now; empty where it can."""
+        return self.journal.statistics().trouble or self._archive_trouble or self._state_trouble
+
+    def is_due(self) -> bool:
+        """Whether the state should be written now."""
+        if self.journal.last == self._entries_at_state:
+            return False
+        grown = self.journal.statistics().bytes - self._journal_bytes_at_state
+        is_old = time.monotonic() - self._state_at >= self._settings.state_every_seconds
+        return is_old or grown >= self._settings.state_every_bytes
+
+    async def write_state(self, kept: Kept) -> None:
+        """Writes the state as it is at the call; the service goes on while a thread writes."""
+        if (frozen := self._freeze(kept)) is not None:
+            await to_thread.run_sync(self._write_state, frozen, self.journal.cut())
+
+    def close(self, kept: Kept) -> None:
+        """Writes the rest of the journal and the state."""
+        self.journal.close()
+        if (frozen := self._freeze(kept)) is not None:
+            self._write_state(frozen, self.journal.cut())
+
+    def release(self) -> None:
+        """Gives the folder back."""
+        self._folder.close()
+
+    def archive_rest(self, known: Store, operations: Ids) -> None:
+        """Writes finished operations that the state still has; they are written again when their time comes."""
+        self.archive(known, operations)
+        self._archive.sync()
+
+    def health(self) -> JournalHealth:
+        """For metrics and `/healthz`."""
+        journal: JournalStatistics = self.journal.statistics()
+        return JournalHealth(
+            bytes=journal.bytes,
+            waiting_bytes=journal.waiting_bytes,
+            write_seconds=journal.write_seconds,
+            errors=journal.errors_total,
+            trouble=self.trouble(),
+            damaged=self._restored.damaged + self._restored.states_refused,
+            missing=self._restored.missing + self._restored.replayed.left_out,
+            replayed_batches=self._restored.replayed.batches,
+            restore_seconds=self._restored.seconds,
+            state_age_seconds=time.monotonic() - self._state_at,
+            state_bytes=self._state_bytes,
+            state_seconds=self._state_seconds,
+            freeze_seconds=self._freeze_seconds,
+        )
+
+    # Restoring
+
+    def _restore(self, settings: PipelineSettings, outboxes: dict[str, Outbox]) -> tuple[Kept, int]:
+        kept, number = self._newest_state(settings)
+        for name, new in outboxes.items():
+            outboxes[name] = kept.outboxes.get(name, new)
+            outboxes[name] = replace(outboxes[name], least=new.least, limits=new.limits)
+        kept.outboxes = outboxes
+        receiver = Receiver(agents=kept.agents)
+        for record in self._records(number):
+            kept.replay(decode_entry(record.content), receiver, self.archive, self._restored.replayed)
+            number = record.number
+        return kept, number
+
+    def _newest_state(self, settings: PipelineSettings) -> tuple[Kept, int]:
+        """The state of the newest file that is whole, and the number of the last entry in it."""
+        why: str | None = None
+        for path in self._folder.states():
+            try:
+                header, snapshot = self._folder.read_state(path)
+                kept = Kept.restore(snapshot, settings)
+            except StateError as error:
+                why = f"{path.name}: {error}"
+                self._restored.states_refused += 1
+                _log.warning("state_refused", file=path.name, why=str(error))
+                self._folder.spoil(path)
+                continue
+            self._begin_era(header.era)
+            self._entries_at_state = header.first
+            return kept, header.first
+        segments = self._folder.segments()
+        if segments and first_of(segments[0]) != 1:
+            raise StateError(why or "the journal has lost its beginning, and there is no state file")
+        first = read_segment(segments[0].read_bytes()).header if segments else None
+        self._begin_era(first.era if first is not None else time.strftime(_ERA_FORMAT, time.gmtime()))
+        return Kept(settings), 0
+
+    def _records(self, number: int) -> Iterator[Record]:
+        """The entries behind that number, in order."""
+        segments = self._folder.segments()
+        for place, path in enumerate(segments):
+            is_last = place + 1 == len(segments)
+            if not is_last and first_of(segments[place + 1]) <= number + 1:
+                continue
+            read = read_segment(path.read_bytes())
+            if read.header is not None and read.header.format != FORMAT:
+                raise StateError(f"{path.name} has format {read.header.format}, this program reads {FORMAT}")
+            self._restored.damaged += read.damaged + (read.header is None and bool(read.records))
+            self._restored.torn_bytes += read.torn_bytes
+            self._restored.journal_bytes += read.end
+            if is_last and read.torn_bytes and read.end:
+                _cut(path, read.end)
+            for record in read.records:
+                if record.number > number:
+                    self._restored.missing += record.number - number - 1
+                    number = record.number
+                    yield record
+
+    def _begin_anew(self, settings: PipelineSettings, outboxes: dict[str, Outbox], why: str) -> tuple[Kept, int]:
+        """Nothing of what is there is of use: it is set aside."""
+        era = time.strftime(_ERA_FORMAT, time.gmtime())
+        aside = self._folder.set_aside(era)
+        _log.warning("state_set_aside", where=str(aside), why=why, then="agents are asked to read again")
+        self._restored = _Restored(states_refused=max(1, self._restored.states_refused))
+        self._entries_at_state = 0
+        self._begin_era(era)
+        kept = Kept(settings)
+        kept.outboxes = outboxes
+        return kept, 0
+
+    def _begin_era(self, era: str) -> None:
+        self._era = era
+        self._archive = Archive(self._folder.operations(era))
+
+    def _tell(self) -> None:
+        found = self._restored
+        if found.journal_bytes or found.states_refused:
+            _log.info(
+                "restored",
+                batches=found.replayed.batches,
+                left_out=found.replayed.left_out,
+                damaged=found.damaged,
+                missing=found.missing,
+                torn_bytes=found.torn_bytes,
+                seconds=round(found.seconds, 3),
+            )
+
+    # The state, now and then
+
+    def _freeze(self, kept: Kept) -> Frozen | None:
+        """The state, as the last entry left it; None where it holds what cannot be kept."""
+        began = self._state_at = time.monotonic()
+        try:
+            return kept.freeze()
+        except StateError as error:
+            self._note_state_trouble(f"the state cannot be kept: {error}")
+            return None
+        finally:
+            self._freeze_seconds = time.monotonic() - began
+
+    def _note_state_trouble(self, why: str) -> None:
+        if why and why != self._state_trouble:
+            _log.warning("state_not_written", why=why)
+        self._state_trouble = why
+
+    def _write_state(self, frozen: Frozen, number: int) -> None:
+        began = time.monotonic()
+        before = self._folder.states()
+        try:
+            self._archive.sync()
+            self._state_bytes = self._folder.write_state(number, self._era, frozen.parts())
+        except OSError as error:
+            self._note_state_trouble(f"the state cannot be written: {error.strerror or error}")
+            return
+        self._note_state_trouble("")
+        self._entries_at_state = number
+        if before:
+            self.journal.drop_until(first_of(before[0]))
+        self._journal_bytes_at_state = self.journal.statistics().bytes
+        self._state_seconds = time.monotonic() - began
+
+    def _note_archive_trouble(self, why: str) -> None:
+        if why and not self._archive_trouble:
+            _log.warning("operations_not_archived", why=why)
+        self._archive_trouble = why
+
+
+def _cut(path: Path, end: int) -> None:
+    """Takes away what a crash left half written."""
+    with path.open("r+b") as file:
+        file.truncate(end)

@@ -1,0 +1,212 @@
+"""A service that is killed goes on from its folder as if it had not been, whatever was torn or turned over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from service.simulated_batches import SECOND_NS, simulated_batches
+
+from ncclscope_service import state_reader
+from ncclscope_service.journal import JournalSettings
+from ncclscope_service.journal_entry import Entry
+from ncclscope_service.journal_segment import read_segment
+from ncclscope_service.kept import Kept
+from ncclscope_service.persistence import Persistence, PersistenceSettings
+from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.receive import Receiver
+from ncclscope_simulator import SimulationConfig
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.codec import encode_message
+from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.frame import encode_frame
+from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello
+
+_JOB = SimulationConfig(iterations=4, nodes=1, gpus=2, tp=2, pp=1, dp=1)
+_SETTINGS = PersistenceSettings(journal=JournalSettings(sync=False, segment_bytes=20_000))
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
+    """Of one agent, in order."""
+    return simulated_batches(_JOB, tmp_path_factory.mktemp("job"), portions=12)
+
+
+class _Life:
+    """One run of a service over a folder, without its ports; `kill` leaves what a kill -9 leaves."""
+
+    def __init__(self, folder: Path, settings: PersistenceSettings = _SETTINGS) -> None:
+        self.persistence = Persistence(folder, settings)
+        self.kept = self.persistence.open(PipelineSettings(), {}, lambda _: None, 1)
+        self.receiver = Receiver(agents=self.kept.agents, record=self._record)
+        self._write = True
+        self._connections = 0
+
+    def _record(self, entry: Entry) -> int:
+        return self.persistence.journal.append(entry)
+
+    def sync(self) -> None:
+        """What the journal's task does between two groups."""
+        self.persistence.journal.close()
+        self.persistence.journal._waiting.clear()  # pyright: ignore[reportPrivateUsage]
+
+    def send(self, batches: list[Batch], *, session: str = "s") -> int:
+        """An agent with these batches connects, and sends what is not acknowledged; gives how many that were."""
+        self._connections += 1
+        self.receiver.open(self._connections)
+        hello = Hello(
+            protocol_version=PROTOCOL_VERSION, agent_id="a", session_id=session, name="a", host="h", job="j",
+            software_version="1", pid=1,
+        )  # fmt: skip
+        self._on(hello)
+        done = self.kept.agents["a"].applied
+        for number, batch in enumerate(batches[done:], done + 1):
+            self._on(BatchMessage(sequence=number, batch=batch))
+            ticked = self.kept.changes({}, frozenset(), number * SECOND_NS, "")
+            self._record(ticked)
+            self.kept.tick(ticked, self.persistence.archive)
+        self.sync()
+        return len(batches) - done
+
+    def _on(self, message: Hello | BatchMessage) -> None:
+        outcome = self.receiver.on_bytes(self._connections, encode_frame(encode_message(message)), 1)
+        assert outcome.fault is None, outcome.fault
+        for received in outcome.received:
+            self.kept.feed(received)
+
+    def kill(self) -> None:
+        """The process is gone."""
+        self.persistence.release()
+
+
+def _state(kept: Kept) -> bytes:
+    return kept.pipeline.snapshot()
+
+
+@pytest.fixture
+def whole(batches: list[Batch], tmp_path: Path) -> Callable[[int], bytes]:
+    """The pipeline's state after so many batches, where nothing was ever killed."""
+
+    def after(amount: int) -> bytes:
+        life = _Life(tmp_path / f"whole-{amount}")
+        life.send(batches[:amount])
+        life.kill()
+        return _state(life.kept)
+
+    return after
+
+
+def test_a_killed_service_goes_on_exactly(batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path) -> None:
+    cuts = sorted(random.Random(3).sample(range(1, len(batches)), 3))
+    for cut in [*cuts, len(batches)]:
+        life = _Life(tmp_path / "data")
+        life.send(batches[:cut])
+        life.kill()
+    again = _Life(tmp_path / "data")
+    assert _state(again.kept) == whole(len(batches))
+    assert again.kept.agents["a"].acknowledged == len(batches)
+    again.kill()
+
+
+def test_a_state_file_takes_the_place_of_the_journal_before_it(batches: list[Batch], tmp_path: Path) -> None:
+    life = _Life(tmp_path)
+    for cut in (3, 6, 9):
+        life.send(batches[:cut])
+        life.persistence.close(life.kept)
+    life.kill()
+    assert len(list((tmp_path / "state").glob("*.state"))) == 2
+    firsts = [read_segment(path.read_bytes()).records[0].number for path in sorted((tmp_path / "journal").iterdir())]
+    assert firsts[0] > 1
+    again = _Life(tmp_path)
+    assert again.persistence.health().replayed_batches == 0
+    assert again.kept.agents["a"].acknowledged == 9
+    again.kill()
+
+
+def test_a_damaged_state_file_costs_a_longer_replay_and_nothing_else(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path / "data")
+    for cut in (4, 8):
+        life.send(batches[:cut])
+        life.persistence.close(life.kept)
+    life.kill()
+    newest = max((tmp_path / "data" / "state").glob("*.state"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    again = _Life(tmp_path / "data")
+    assert _state(again.kept) == whole(8)
+    assert again.persistence.health().damaged == 1
+    assert again.persistence.health().replayed_batches == 4
+    again.kill()
+
+
+def test_a_torn_end_is_cut_off_and_what_it_held_is_sent_again(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path / "data", PersistenceSettings(journal=JournalSettings(sync=False)))
+    life.send(batches)
+    life.kill()
+    (segment,) = (tmp_path / "data" / "journal").iterdir()
+    for keep in (0.9, 0.7, 0.5):
+        data = segment.read_bytes()
+        segment.write_bytes(data[: round(keep * len(data)) - 1])
+        again = _Life(tmp_path / "data", PersistenceSettings(journal=JournalSettings(sync=False)))
+        done = again.kept.agents["a"].acknowledged
+        assert 0 < done < len(batches)
+        assert again.kept.agents["a"].on_hello(again.kept.agents["a"].hello).acknowledged == done
+        again.kill()
+    last = _Life(tmp_path / "data")
+    assert last.send(batches) > 0
+    assert len(last.kept.pipeline.store.operations) == _operations(batches)
+    last.kill()
+
+
+def test_behind_a_damaged_record_the_agent_reads_on_from_its_position(batches: list[Batch], tmp_path: Path) -> None:
+    life = _Life(tmp_path, PersistenceSettings(journal=JournalSettings(sync=False)))
+    life.send(batches)
+    life.kill()
+    (segment,) = (tmp_path / "journal").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    segment.write_bytes(data)
+    again = _Life(tmp_path)
+    health = again.persistence.health()
+    assert health.damaged == 1
+    assert health.missing >= 1
+    welcome = again.kept.agents["a"].on_hello(again.kept.agents["a"].hello)
+    assert not welcome.session_known or welcome.acknowledged == len(batches)
+    again.kill()
+
+
+def test_a_second_service_on_the_folder_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    first = Persistence(tmp_path, _SETTINGS)
+    with pytest.raises(ConfigError, match=r"another service \(process \d+\) uses this folder; stop it, or"):
+        Persistence(tmp_path, _SETTINGS)
+    first.release()
+    Persistence(tmp_path, _SETTINGS).release()
+
+
+def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
+    batches: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = _Life(tmp_path)
+    for cut in (2, 4, 6):
+        life.send(batches[:cut])
+        life.persistence.close(life.kept)
+    life.kill()
+    monkeypatch.setattr(state_reader, "fingerprint_of", lambda _: "of classes with other fields")
+    again = _Life(tmp_path)
+    monkeypatch.undo()
+    assert again.kept.agents == {}
+    assert len(list((tmp_path / "aside").iterdir())) == 1
+    assert again.send(batches[:3], session="s2") == 3
+    again.kill()
+    assert _Life(tmp_path).kept.agents["a"].acknowledged == 3
+
+
+def _operations(batches: list[Batch]) -> int:
+    return sum(len(batch.operations) for batch in batches)
