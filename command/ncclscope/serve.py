@@ -40,7 +40,6 @@ _UNSYNCED_SECONDS = 0.005
     default="20",
     show_default=True,
     metavar="MS|off",
-    callback=lambda _context, _option, given: _group_milliseconds(given),
     help="How long batches wait for others before they are synced to disk together and acknowledged; off: a loss of "
     "power may lose what was acknowledged.",
 )
@@ -90,7 +89,7 @@ def serve(
     listen: str,
     http: str,
     data: Path,
-    journal_fsync: float | None,
+    journal_fsync: str,
     journal_limit: int,
     state_every: float,
     snapshot_on_end: Path | None,
@@ -111,6 +110,7 @@ def serve(
     from ncclscope_service.persistence import PersistenceSettings  # noqa: PLC0415
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
+    group_milliseconds = _group_milliseconds(journal_fsync)
     agents_host, agents_port = _address(listen, "--listen")
     http_host, http_port = _address(http, "--http")
     security.check(listen=agents_host, http=http_host)
@@ -127,8 +127,8 @@ def serve(
         data=data,
         persistence=PersistenceSettings(
             journal=JournalSettings(
-                group_seconds=_UNSYNCED_SECONDS if journal_fsync is None else journal_fsync * 1e-3,
-                sync=journal_fsync is not None,
+                group_seconds=_UNSYNCED_SECONDS if group_milliseconds is None else group_milliseconds * 1e-3,
+                sync=group_milliseconds is not None,
                 max_bytes=journal_limit << 20,
             ),
             state_every_seconds=60 * state_every,

@@ -563,7 +563,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_journal_missing_entries",
         kind=Kind.GAUGE,
-        help="Entries that were lost, or behind one that was, at the last start: their agents sent again what they have.",
+        help="Entries lost, or behind one that was, at the last start: agents send again what they have of it.",
         bound=_ONE,
     ),
     Metric(

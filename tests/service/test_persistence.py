@@ -198,7 +198,7 @@ def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
         life.send(batches[:cut])
         life.persistence.close(life.kept)
     life.kill()
-    monkeypatch.setattr(state_reader, "fingerprint_of", lambda _: "of classes with other fields")
+    monkeypatch.setattr(state_reader, "fingerprint_of", repr)
     again = _Life(tmp_path)
     monkeypatch.undo()
     assert again.kept.agents == {}
