@@ -86,6 +86,7 @@ _UNSYNCED_SECONDS = 0.005
 @size_options
 @notification_options
 def serve(
+    *,
     listen: str,
     http: str,
     data: Path,
