@@ -37,6 +37,7 @@ _ACTING = {
         "link",
         "paths",
         "release",
+        "spool_files",
         "watch",
         "sources.nsys_complete",
         "sources.nsys_export",

@@ -97,7 +97,7 @@ class _Conversation(asyncio.Protocol):
             return
         while not self._is_full and (data := self._session.to_send()):
             self._transport.write(data)
-        if not self._is_full and self._session.is_closed:
+        if self._session.wants_reconnect or (not self._is_full and self._session.is_closed):
             self.end(None)
 
     def data_received(self, data: bytes) -> None:
@@ -111,6 +111,8 @@ class _Conversation(asyncio.Protocol):
             self.end(error)
         else:
             self._on_heard(was)
+            if self._session.wants_reconnect:
+                self.end(None)
 
     def pause_writing(self) -> None:
         self._is_full = True

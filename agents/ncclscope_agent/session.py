@@ -139,6 +139,8 @@ class Session:
         """How often readers were told to begin again; 0: no service has welcomed us, nothing may be read yet."""
         self.positions: Mapping[str, Position] = {}
         """Where readers of this generation begin."""
+        self.wants_reconnect = False
+        """The connection is of no use any more: another one is to be made."""
         self.refusal: Refused | None = None
         """The last refusal since the last Welcome."""
 
@@ -183,7 +185,7 @@ class Session:
         """
         if not self.has_room:
             return False
-        frame = self._encoded(batch)
+        frame = encode_frame(self._payload(batch, self._next), max_frame_bytes=self._limits.max_frame_bytes)
         self._frames[self._next] = frame
         self._observed_at_ns[self._next] = batch.observed_at_ns
         self._reached[self._next] = batch.source.key, None if batch.is_last else batch.end
@@ -339,15 +341,13 @@ class Session:
         else:
             self._applied[key] = end
 
-    def _encoded(self, batch: Batch) -> bytes:
-        payload = self._payload(batch)
+    def _payload(self, batch: Batch, sequence: int) -> bytes:
+        """A batch as it is sent; without its rows where they do not fit a frame."""
+        payload = encode_message(BatchMessage(sequence=sequence, batch=batch))
         if len(payload) > self._limits.max_frame_bytes:
             self._too_large += 1
-            payload = self._payload(_without_rows(batch, len(payload)))
-        return encode_frame(payload, max_frame_bytes=self._limits.max_frame_bytes)
-
-    def _payload(self, batch: Batch) -> bytes:
-        return encode_message(BatchMessage(sequence=self._next, batch=batch))
+            payload = encode_message(BatchMessage(sequence=sequence, batch=_without_rows(batch, len(payload))))
+        return payload
 
 
 def _without_rows(batch: Batch, size_bytes: int) -> Batch:
