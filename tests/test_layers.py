@@ -38,6 +38,7 @@ _ACTING = {
         "paths",
         "release",
         "spool_files",
+        "spool_keeper",
         "watch",
         "sources.nsys_complete",
         "sources.nsys_export",

@@ -23,6 +23,8 @@ from ncclscope_agent.health import FollowerStatistics, agent_health
 from ncclscope_agent.link import Link, LinkSettings
 from ncclscope_agent.printed import Printer
 from ncclscope_agent.session import Session
+from ncclscope_agent.spool_keeper import SpoolKeeper
+from ncclscope_agent.spooled_session import SpooledSession
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import AgentHealth, Position
 
@@ -55,6 +57,10 @@ class Follower(Protocol):
 
     def close(self, now_wall_ns: int) -> Iterable[Batch]:
         """Nothing more will be written: what was held back because more could have followed."""
+        ...
+
+    def holds(self, key: str, position: Position) -> bool:
+        """Whether this source can be read from its file, from that position on."""
         ...
 
     def statistics(self) -> FollowerStatistics:
@@ -92,8 +98,10 @@ class Agent:
         *,
         flush_seconds: float,
         wall_ns: Callable[[], int] = time.time_ns,
+        spool: SpoolKeeper | None = None,
     ) -> None:
         self._session = session
+        self._spool = spool
         self._followed = followed
         self._flush_seconds = flush_seconds
         self._wall_ns = wall_ns
@@ -101,6 +109,7 @@ class Agent:
         self._is_stopping = False
         self._naps: set[asyncio.Future[None]] = set()
         self._reading = anyio.CancelScope()
+        self._attending = anyio.CancelScope()
         self._waiting = 0
 
     def health(self) -> AgentHealth:
@@ -129,14 +138,23 @@ class Agent:
         is_complete = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._link.run)
+            tasks.start_soon(self._attend_spool)
             if once_seconds is not None:
                 self._reading.deadline = anyio.current_time() + once_seconds
             is_complete = await self._read_and_hand_over(once=once_seconds is not None)
             self._session.heartbeat(self.health(), agent_wall_ns=self._wall_ns())
             self._session.finish("done" if once_seconds is not None else "stopped")
             self._link.nudge()
+            self._attending.cancel()
             tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_SECONDS
+        if self._spool is not None:
+            await self._spool.finish(self._flush_seconds)
         return is_complete
+
+    async def _attend_spool(self) -> None:
+        if self._spool is not None and isinstance(self._session, SpooledSession):
+            with self._attending:
+                await self._spool.attend(self._session, self._link)
 
     async def _read_and_hand_over(self, *, once: bool) -> bool:
         with self._reading:
@@ -214,8 +232,14 @@ class Agent:
                 break
             carried += 1
         if carried:
-            self._link.nudge()
+            self._nudge()
         return carried
+
+    def _nudge(self) -> None:
+        """Has what was offered written and sent, in this order."""
+        if self._spool is not None:
+            self._spool.nudge()
+        self._link.nudge()
 
     async def _carry_from_thread(self, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
         batches = iter(await _in_thread(lambda: ask(self._wall_ns())))
@@ -224,7 +248,7 @@ class Agent:
             if not self._take(batch, generation) and not await self._offer(batch, generation):
                 break
             carried += 1
-            self._link.nudge()
+            self._nudge()
         return carried
 
     def _take(self, batch: Batch, generation: int) -> bool:
@@ -233,7 +257,7 @@ class Agent:
     async def _offer(self, batch: Batch, generation: int) -> bool:
         """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
         self._waiting += 1
-        self._link.nudge()
+        self._nudge()
         try:
             while self._session.generation == generation:
                 if self._session.offer(batch):

@@ -87,6 +87,37 @@ class AgentSettings:
     window_batches: int = field(
         default=4096, metadata=_about("The same as a number of batches.", unit="batches", low=1, high=1_000_000)
     )
+    spool: str = field(
+        default="",
+        metadata=_about(
+            "Keep what the service has not acknowledged in this directory, over restarts; default: only in memory.",
+            unit="DIR",
+        ),
+    )
+    spool_max_bytes: int = field(
+        default=1024**3,
+        metadata=_about(
+            "Most that the spool takes on disk; beyond it files wait unread.",
+            unit="bytes",
+            low=64 * 1024**2,
+            high=2**40,
+        ),
+    )
+    spool_max_age_seconds: float = field(
+        default=3 * 86400,
+        metadata=_about(
+            "What waits longer in the spool is dropped, and counted as a gap.", unit="seconds", low=60, high=31_536_000
+        ),
+    )
+    spool_sync_seconds: float = field(
+        default=1.0,
+        metadata=_about(
+            "Pause between syncs of the spool to disk: what a power loss may take of it.",
+            unit="seconds",
+            low=0.05,
+            high=3600,
+        ),
+    )
     tick_min_seconds: float = field(
         default=0.01,
         metadata=_about(

@@ -85,6 +85,11 @@ class ExportFollower:
         self._files.clear()
         self.nudge()
 
+    def holds(self, key: str) -> bool:
+        """Whether the export of this source is in one of the directories. Looks at each; from any thread."""
+        paths = [path for directory in self._directories for path in _found_below(directory)]
+        return any(source is not None and source.key == key for source in map(_source_at, paths))
+
     def statistics(self) -> ExportStatistics:
         """What became of the files so far."""
         waiting = sum(not file.waiting.is_done for file in self._files.values())
@@ -219,6 +224,13 @@ class _Followed:
     """The name of the directory in which it was found, and the path below it."""
     waiting: Waiting
     mtime_ns: int = 0
+
+
+def _source_at(path: Path) -> Source | None:
+    try:
+        return Source(kind=SourceKind.NSYS, name=path.name, key=export_key(path))
+    except SourceError:
+        return None
 
 
 def _is_report(path: Path) -> bool:

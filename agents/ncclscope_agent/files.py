@@ -209,6 +209,16 @@ class LogFollower:
         releaser.keep_only(followed_keys)
         return released
 
+    def holds(self, key: str, position: Position) -> bool:
+        """Whether the file of this source is there, with what lies behind that position and no hole right there."""
+        for followed in self._followed.values():
+            if followed.reader is not None and followed.reader.source.key == key:
+                size = followed.size()
+                return position.end == size or (
+                    position.end < size and data_after(followed.handle, position.end) == position.end
+                )
+        return False
+
     def statistics(self) -> FollowerStatistics:
         """Counts since this follower was made, and what is unread now.
 

@@ -63,6 +63,10 @@ class FollowedLogs:
         """Gives the disk space of what was applied back, by punching holes; returns how many bytes that were."""
         return self._follower.release(applied, self._releaser)
 
+    def holds(self, key: str, position: Position) -> bool:
+        """Whether a source can be read from its file from there on."""
+        return self._follower.holds(key, position)
+
     def statistics(self) -> FollowerStatistics:
         """What was read so far; files whose space is not given back are among what was skipped."""
         known = self._follower.statistics()
@@ -116,6 +120,11 @@ class FollowedExports:
         """Nothing: an export is read when it is complete, or not at all."""
         del now_wall_ns
         return ()
+
+    def holds(self, key: str, position: Position) -> bool:
+        """Whether an export is there to be read; wherever it is read from, it is read whole."""
+        del position
+        return self._follower.holds(key)
 
     def statistics(self) -> FollowerStatistics:
         """As of the end of the last poll, since this is asked on another thread than the poll runs on."""

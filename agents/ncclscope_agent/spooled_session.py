@@ -132,6 +132,11 @@ class SpooledSession(Session):
         self._move_on()
 
     @property
+    def is_behind(self) -> bool:
+        """Something waits on the disk, and the service is to get it as soon as there is room."""
+        return self._loaded < self._queue[0].last or len(self._queue) > 1
+
+    @property
     def wants_load(self) -> bool:
         """There are batches to be brought to memory, and room for them."""
         return (

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -19,6 +20,11 @@ from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, setti
 from ncclscope_agent.following import followers
 from ncclscope_agent.link import LinkSettings
 from ncclscope_agent.session import Session, WindowLimits
+from ncclscope_agent.spool import Spool
+from ncclscope_agent.spool_files import SpoolDirectory
+from ncclscope_agent.spool_keeper import SpoolKeeper
+from ncclscope_agent.spool_limits import SpoolLimits
+from ncclscope_agent.spooled_session import SpooledSession
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
@@ -63,7 +69,10 @@ def agent(*, print_only: bool, once: bool, **given: object) -> None:
             anyio.run(_print, settings, host, once, resources)
             return
         hello = _hello(settings, host=host, full_host=full_host)
-        is_complete = anyio.run(_run, settings, hello, once, resources)
+        try:
+            is_complete = anyio.run(_run, settings, hello, once, resources)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
     if once and not is_complete:
         raise click.exceptions.Exit(1)
 
@@ -82,7 +91,6 @@ def _hello(settings: AgentSettings, *, host: str, full_host: str) -> Hello:
 
 
 async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: ExitStack) -> bool:
-    session = Session(hello, limits=WindowLimits(max_bytes=settings.window_bytes, max_batches=settings.window_batches))
     service_host, service_port = settings.service
     link = LinkSettings(
         host=service_host,
@@ -94,13 +102,40 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
         last_retry_seconds=settings.retry_seconds,
     )
     followed = followers(settings, resources, host=hello.host, now_wall_ns=time.time_ns())
+    limits = WindowLimits(max_bytes=settings.window_bytes, max_batches=settings.window_batches)
     is_complete = False
-    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds)
+    keeper = _spool(settings, hello, resources) if settings.spool else None
+    if keeper is None:
+        session = Session(hello, limits=limits)
+    else:
+        session = SpooledSession(
+            hello,
+            keeper.spool,
+            new_id=lambda: secrets.token_hex(8),
+            holds=lambda key, position: any(known.follower.holds(key, position) for known in followed),
+            limits=limits,
+        )
+    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds, spool=keeper)
     async with anyio.create_task_group() as tasks:
         await tasks.start(stop_on_signal, running.stop)
         is_complete = await running.run(once_seconds=settings.once_seconds if once else None)
         tasks.cancel_scope.cancel()
     return is_complete
+
+
+def _spool(settings: AgentSettings, hello: Hello, resources: ExitStack) -> SpoolKeeper:
+    """The spool of this agent: a directory of its own, so that several may be given the same one."""
+    directory = SpoolDirectory(Path(settings.spool) / hello.agent_id)
+    limits = SpoolLimits(
+        max_bytes=settings.spool_max_bytes,
+        max_age_ns=int(settings.spool_max_age_seconds * 1e9),
+        entries_bytes=settings.spool_max_bytes // 8,
+        pending_bytes=settings.window_bytes,
+        sync_ns=int(settings.spool_sync_seconds * 1e9),
+    )
+    keeper = resources.enter_context(SpoolKeeper(Spool(agent_id=hello.agent_id, limits=limits), directory))
+    keeper.recover()
+    return keeper
 
 
 async def _print(settings: AgentSettings, host: str, once: bool, resources: ExitStack) -> None:

@@ -42,6 +42,9 @@ class FakeFollower:
         self.closed = True
         return []
 
+    def holds(self, key: str, position: Position) -> bool:
+        return key == self.source.key and position.end <= self.rows
+
     def statistics(self) -> FollowerStatistics:
         return FollowerStatistics(files=1, lines_total=self.at)
 

@@ -1,0 +1,68 @@
+"""The spool's directory: one agent at a time, all of a job or nothing of it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from agent.spool_samples import frame
+
+from ncclscope_agent.spool import Spool
+from ncclscope_agent.spool_files import SpoolDirectory
+from ncclscope_agent.spool_keeper import SpoolKeeper
+from ncclscope_agent.spool_limits import SpoolJob
+from ncclscope_wire.errors import ConfigError
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Generator[SpoolDirectory]:
+    opened = SpoolDirectory(tmp_path / "spool")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def small_files() -> Generator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_second_agent_is_told_who_has_the_directory(directory: SpoolDirectory) -> None:
+    with pytest.raises(ConfigError, match=r"in use by another agent \(process \d+\)"):
+        SpoolDirectory(directory.path)
+
+
+def test_a_directory_that_cannot_be_made_is_a_setting_to_be_corrected(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--spool: .*file/below cannot be used"):
+        SpoolDirectory(tmp_path / "file" / "below")
+
+
+@pytest.mark.usefixtures("small_files")
+def test_what_was_written_of_a_job_that_failed_is_taken_back(directory: SpoolDirectory) -> None:
+    directory.perform(SpoolJob(appends=(("frames-0000000001-000001", b"x" * 60),)))
+    with pytest.raises(OSError, match="File too large"):
+        directory.perform(SpoolJob(appends=(("chapter-000001", b"y" * 10), ("frames-0000000001-000001", b"x" * 60))))
+    assert [(name, len(data)) for name, data in directory.files()] == [("frames-0000000001-000001", 60)]
+
+
+def test_a_keeper_writes_in_its_thread_and_the_next_start_finds_it(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with SpoolKeeper(Spool(agent_id="a"), SpoolDirectory(tmp_path)) as keeper:
+            keeper.recover()
+            assert [chapter.last for chapter in keeper.spool.chapters] == [number] * (number - 1)
+            keeper.spool.begin(f"s{number}")
+            for sequence in range(1, 3):
+                keeper.spool.append(frame(sequence), None)
+            assert keeper.flush(10.0)
+            assert keeper.spool.statistics().pending_bytes == 0
+
+
+def test_foreign_files_in_the_directory_are_not_read(directory: SpoolDirectory) -> None:
+    (directory.path / "notes.txt").write_text("mine")
+    (directory.path / "frames-0000000001-000001").mkdir()
+    assert list(directory.files()) == []
