@@ -119,6 +119,7 @@ class Agent:
             self._session.statistics(),
             waiting_batches=self._waiting,
             now_wall_ns=self._wall_ns(),
+            spool=None if self._spool is None else self._spool.spool.statistics(),
         )
 
     def stop(self) -> None:

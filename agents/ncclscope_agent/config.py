@@ -104,7 +104,7 @@ class AgentSettings:
         ),
     )
     spool_max_age_seconds: float = field(
-        default=3 * 86400,
+        default=259200.0,
         metadata=_about(
             "What waits longer in the spool is dropped, and counted as a gap.", unit="seconds", low=60, high=31_536_000
         ),

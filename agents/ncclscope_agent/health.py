@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.session import SessionStatistics
+from ncclscope_agent.spool_limits import SpoolStatistics
 from ncclscope_wire.messages import AgentHealth
 
 _STATM = "/proc/self/statm"
@@ -32,7 +33,12 @@ class FollowerStatistics:
 
 
 def agent_health(
-    followers: Iterable[FollowerStatistics], session: SessionStatistics, *, waiting_batches: int, now_wall_ns: int
+    followers: Iterable[FollowerStatistics],
+    session: SessionStatistics,
+    *,
+    waiting_batches: int,
+    now_wall_ns: int,
+    spool: SpoolStatistics | None = None,
 ) -> AgentHealth:
     """All of it together, with the use of processor and memory as of now."""
     known = list(followers)
@@ -46,7 +52,7 @@ def agent_health(
         batches_total=session.batches_total,
         files=sum(follower.files for follower in known),
         skipped=dict(skipped),
-        dropped={"batch_too_large": session.too_large_total} if session.too_large_total else {},
+        dropped=_dropped(session, spool),
         cpu_seconds=time.process_time(),
         rss_bytes=resident_bytes(),
         window_bytes=session.window_bytes,
@@ -55,8 +61,21 @@ def agent_health(
         lag_bytes=sum(follower.lag_bytes for follower in known),
         lag_seconds=0.0 if oldest_ns is None else max(0, now_wall_ns - oldest_ns) / 1e9,
         connections_total=session.connections_total,
+        spool_bytes=None if spool is None else spool.bytes_on_disk,
+        spool_oldest_seconds=0.0 if spool is None else spool.oldest_seconds(now_wall_ns),
+        spool_dropped=0 if spool is None else sum(spool.dropped.values()),
+        spool_replayed=0 if spool is None else spool.replayed_total,
+        spool_failures=0 if spool is None else spool.failures_total,
         clock_error_ns=clock_error_ns(),
     )
+
+
+def _dropped(session: SessionStatistics, spool: SpoolStatistics | None) -> dict[str, int]:
+    """What could not be sent, by reason."""
+    counts = {"batch_too_large": session.too_large_total}
+    if spool is not None:
+        counts |= {f"spool_{reason}": number for reason, number in spool.dropped.items()}
+    return {reason: number for reason, number in counts.items() if number}
 
 
 def clock_error_ns() -> int | None:

@@ -111,6 +111,8 @@ class Spool:
         self._retry_ns = 0
         self._written = self._failures = self._damaged_bytes = 0
         self._fault: str | None = None
+        self.replayed = 0
+        """Batches that were read back, as whoever reads them counts."""
         self._dropped = Counter[str]()
         self._unusable = Counter[str]()
         self.positions: dict[str, Position] = {}
@@ -382,6 +384,7 @@ class Spool:
             pending_bytes=self._pending_bytes,
             oldest_ns=self._oldest_ns(),
             written_total=self._written,
+            replayed_total=self.replayed,
             dropped=dict(self._dropped),
             unusable_files=dict(self._unusable),
             damaged_bytes=self._damaged_bytes,

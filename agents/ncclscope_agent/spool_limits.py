@@ -48,6 +48,8 @@ class SpoolStatistics:
     """When the oldest batch that is not acknowledged was written; None where there is none."""
     written_total: int
     """Batches."""
+    replayed_total: int
+    """Batches that were read back."""
     dropped: Mapping[str, int]
     """Batches that are lost to the spool, by why: "expired", "damaged", "unusable"."""
     unusable_files: Mapping[str, int]
@@ -56,3 +58,7 @@ class SpoolStatistics:
     failures_total: int
     fault: str | None
     """Why the last write failed; None where it did not."""
+
+    def oldest_seconds(self, now_ns: int) -> float:
+        """Age of the oldest batch that is not acknowledged; 0 where there is none."""
+        return 0.0 if self.oldest_ns is None else max(0, now_ns - self.oldest_ns) / 1e9

@@ -166,6 +166,7 @@ class SpooledSession(Session):
                 self._has_hole = True
                 break
             self._count_damaged(frame.sequence - 1)
+            self.spool.replayed += 1
             self._loaded = frame.sequence
             chapter.gone.setdefault(frame.key, frame.begin)
             self._take_up_frame(frame)
@@ -222,10 +223,10 @@ class SpooledSession(Session):
         if self.generation == 0 and not self.is_closed:
             self._begin_readers(self.spool.positions)
 
-    def on_connected(self) -> None:
+    def on_connected(self, *, token: str = "") -> None:
         """A connection stands: says Hello."""
         self.wants_reconnect = False
-        super().on_connected()
+        super().on_connected(token=token)
 
     def statistics(self) -> SessionStatistics:
         """A snapshot of the session; the window is all that is not acknowledged, on disk too."""

@@ -113,6 +113,16 @@ class AgentHealth:
     lag_seconds: float = 0.0
     """Age of the oldest batch that is not acknowledged."""
     connections_total: int = 0
+    spool_bytes: int | None = None
+    """On disk; None without a spool."""
+    spool_oldest_seconds: float = 0.0
+    """Age of what waits longest in the spool."""
+    spool_dropped: int = 0
+    """Batches that were lost to the spool: too old, damaged, or of no use to a service that lost its state."""
+    spool_replayed: int = 0
+    """Batches that were read back from the disk."""
+    spool_failures: int = 0
+    """Writes to the spool that failed; they are tried again."""
     clock_error_ns: int | None = None
     """How far the host's wall clock may be off UTC, as the kernel says; None where no daemon (NTP, PTP) keeps it."""
 

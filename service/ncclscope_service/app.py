@@ -442,6 +442,7 @@ def _agent_view(record: AgentRecord) -> AgentView:
             said_goodbye=record.said_goodbye,
             last_contact_ns=record.last_contact_ns,
         )
+    is_spooling = health.spool_bytes is not None
     return AgentView(
         name=record.name,
         host=record.host,
@@ -456,6 +457,11 @@ def _agent_view(record: AgentRecord) -> AgentView:
         cpu_seconds=health.cpu_seconds,
         rss_bytes=health.rss_bytes,
         queued_batches=health.window_batches,
+        spool_bytes=health.spool_bytes,
+        spool_oldest_seconds=health.spool_oldest_seconds if is_spooling else None,
+        spool_dropped=health.spool_dropped if is_spooling else None,
+        spool_replayed=health.spool_replayed if is_spooling else None,
+        spool_failures=health.spool_failures if is_spooling else None,
     )
 
 

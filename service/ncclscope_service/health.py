@@ -31,6 +31,12 @@ class AgentView:
     rss_bytes: int | None = None
     queued_batches: int | None = None
     """Read and not acknowledged."""
+    spool_bytes: int | None = None
+    """On the agent's disk; None without a spool, and so are the others."""
+    spool_oldest_seconds: float | None = None
+    spool_dropped: int | None = None
+    spool_replayed: int | None = None
+    spool_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

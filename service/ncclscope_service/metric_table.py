@@ -93,6 +93,7 @@ _PER_HISTOGRAM: Final = (
 _PER_JOB: Final = "jobs that the service keeps"
 _PER_HOST: Final = "hosts with a clock estimate"
 _PER_AGENT: Final = "agents that have connected"
+_PER_SPOOL: Final = "agents with a spool"
 _PER_REASON: Final = "a fixed set of reasons in the code"
 _ONE: Final = "one"
 
@@ -450,6 +451,43 @@ METRICS: Final[tuple[Metric, ...]] = (
         labels=("agent", "host"),
         help="Batches that the agent has read and the service has not acknowledged.",
         bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_spool_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        labels=("agent", "host"),
+        help="What the agent's spool takes on its disk.",
+        bound=_PER_SPOOL,
+    ),
+    Metric(
+        name="ncclscope_agent_spool_oldest_seconds",
+        kind=Kind.GAUGE,
+        unit="seconds",
+        labels=("agent", "host"),
+        help="Age of what waits longest in the agent's spool, as the agent last said; 0 where nothing waits.",
+        bound=_PER_SPOOL,
+    ),
+    Metric(
+        name="ncclscope_agent_spool_dropped_batches",
+        kind=Kind.COUNTER,
+        labels=("agent", "host"),
+        help="Batches that were lost to the agent's spool: too old, damaged, or of no use to a service without state.",
+        bound=_PER_SPOOL,
+    ),
+    Metric(
+        name="ncclscope_agent_spool_replayed_batches",
+        kind=Kind.COUNTER,
+        labels=("agent", "host"),
+        help="Batches that the agent has read back from its spool.",
+        bound=_PER_SPOOL,
+    ),
+    Metric(
+        name="ncclscope_agent_spool_failures",
+        kind=Kind.COUNTER,
+        labels=("agent", "host"),
+        help="Writes to the agent's spool that failed: the disk is full or broken. They are tried again.",
+        bound=_PER_SPOOL,
     ),
     Metric(
         name="ncclscope_agent_cpu_seconds",

@@ -326,6 +326,11 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             ("ncclscope_agent_read_bytes", agent.bytes_read_total),
             ("ncclscope_agent_lag_seconds", agent.lag_seconds if agent.connected else None),
             ("ncclscope_agent_queued_batches", agent.queued_batches),
+            ("ncclscope_agent_spool_bytes", agent.spool_bytes),
+            ("ncclscope_agent_spool_oldest_seconds", agent.spool_oldest_seconds),
+            ("ncclscope_agent_spool_dropped_batches", agent.spool_dropped),
+            ("ncclscope_agent_spool_replayed_batches", agent.spool_replayed),
+            ("ncclscope_agent_spool_failures", agent.spool_failures),
             ("ncclscope_agent_cpu_seconds", agent.cpu_seconds),
             ("ncclscope_agent_resident_memory_bytes", agent.rss_bytes),
         ):

@@ -267,6 +267,7 @@ async def test_agents_killed_at_random_moments_lose_nothing_and_send_nothing_twi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.asyncio
 async def test_a_hundred_agents_killed_at_random_moments_lose_nothing_and_send_nothing_twice(node: Node) -> None:
     await _kill_at_random(node, kills=100, seed=2)

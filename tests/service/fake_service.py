@@ -420,6 +420,11 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
             cpu_seconds=12.5 + 0.25 * node,
             rss_bytes=61_000_000 + 65_536 * node,
             queued_batches=0,
+            spool_bytes=4_096 * (node + 1),
+            spool_oldest_seconds=0.0,
+            spool_dropped=0,
+            spool_replayed=12 * node,
+            spool_failures=0,
         )
         for node in range(shape.nodes)
     ]
