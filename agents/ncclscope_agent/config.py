@@ -1,7 +1,7 @@
 """The agent's settings: one table, from which flags, environment and documentation come.
 
 A setting is given by its flag (`--window-bytes`), else by its variable (`NCCLSCOPE_WINDOW_BYTES`; several
-values are separated by colons), else it has its default. `load` reports all faults at once.
+values are separated by colons), else by a file, else it has its default. `load` reports all faults at once.
 """
 
 from __future__ import annotations
@@ -209,8 +209,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def load(given: Mapping[str, object], environment: Mapping[str, str], *, host: str) -> AgentSettings:
-    """The settings, from what the command line gave (None or () where it gave nothing) and the environment.
+def load(
+    given: Mapping[str, object],
+    environment: Mapping[str, str],
+    *,
+    host: str,
+    file: Mapping[str, object] | None = None,
+) -> AgentSettings:
+    """The settings, from what the command line gave (None or () where it gave nothing), the environment and a file.
 
     Raises:
         ConfigError: names every setting that is wrong, its value and what is allowed.
@@ -218,8 +224,9 @@ def load(given: Mapping[str, object], environment: Mapping[str, str], *, host: s
     values: dict[str, object] = {}
     faults: list[str] = []
     for name, default, about in settings_table():
+        told = (given.get(name), environment.get(variable_of(name)), (file or {}).get(name))
         try:
-            values[name] = _value(name, default, about, given.get(name), environment.get(variable_of(name)))
+            values[name] = _value(name, default, about, _first(told, is_list=isinstance(default, tuple)))
         except ValueError as fault:
             faults.append(f"{flag_of(name)}: {fault}")
             values[name] = default
@@ -286,12 +293,15 @@ def _zone(zone: str) -> tzinfo | None:
         raise ValueError(f"{zone!r} is no time zone") from error
 
 
-def _value(name: str, default: object, about: Setting, given: object, variable: str | None) -> object:
+def _first(told: Sequence[object], *, is_list: bool) -> object:
+    """The first that says something; nothing in a list is nothing said."""
+    return next((each for each in told if each is not None and (each or not is_list)), None)
+
+
+def _value(name: str, default: object, about: Setting, given: object) -> object:
     if isinstance(default, tuple):
-        chosen = tuple(cast(Sequence[str], given)) if given else ()
-        return chosen or tuple(part for part in (variable or "").split(":") if part)
-    if given is None:
-        given = variable
+        parts = given.split(":") if isinstance(given, str) else cast(Sequence[str], given or ())
+        return tuple(filter(None, parts))
     if given is None:
         return default
     if isinstance(default, bool):

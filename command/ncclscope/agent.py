@@ -15,6 +15,7 @@ import anyio
 import click
 
 from ncclscope import __version__
+from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.app import Agent, print_batches, stop_on_signal
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
 from ncclscope_agent.following import followers
@@ -47,9 +48,17 @@ def _setting_options(function: _Function) -> _Function:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @_setting_options
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    envvar="NCCLSCOPE_CONFIG",
+    help="TOML file whose table [agent] holds settings; flags and variables win over it.",
+)
 @click.option("--print", "print_only", is_flag=True, help="Write what would be sent, and connect to nothing.")
 @click.option("--once", is_flag=True, help="Read all that is there, send it, wait until it is taken, and end.")
-def agent(*, print_only: bool, once: bool, **given: object) -> None:
+def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: object) -> None:
     """Follow NCCL logs and nsys exports on this node and send them to the service.
 
     Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once, when not
@@ -59,7 +68,8 @@ def agent(*, print_only: bool, once: bool, **given: object) -> None:
     # NCCL prints the host's name up to the first dot (src/misc/utils.cc:getHostName), and exports are held against it.
     host = full_host.partition(".")[0]
     try:
-        settings = load(given, os.environ, host=host)
+        in_file = {} if config_file is None else read_table(config_file, "agent", keys_of_agent())
+        settings = load(given, os.environ, host=host, file=in_file)
         if not print_only:
             settings.credentials.check()
     except ConfigError as error:

@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "snapshot": ("ncclscope.snapshot", "snapshot"),
     "simulate": ("ncclscope.simulate", "simulate"),
     "check": ("ncclscope.check", "check"),
+    "config": ("ncclscope.config", "config"),
     "grafana": ("ncclscope.grafana", "grafana"),
 }
 """Subcommand to the module and object that hold it: imported when it is asked for, to start fast."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
@@ -31,6 +31,11 @@ class Security:
     http_client_ca: Path | None
     http_tokens: Path | None
     insecure: bool
+
+    @classmethod
+    def of_options(cls, given: dict[str, Any]) -> Security:
+        """From all options of a command, by name; others are left alone."""
+        return cls(**{name: given[name] for name in _NAMES})
 
     def for_agents(self) -> CredentialFiles:
         """The files of the agents' port."""

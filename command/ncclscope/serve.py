@@ -9,6 +9,7 @@ import click
 
 from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
+from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
@@ -17,7 +18,9 @@ from ncclscope.sizes import Sizes, size_options
 _UNSYNCED_SECONDS = 0.005
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "NCCLSCOPE_SERVE"},
+)
 @click.option(
     "--listen", default="127.0.0.1:9797", show_default=True, metavar="HOST:PORT", help="Where agents connect."
 )
@@ -112,8 +115,8 @@ def serve(
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
     group_milliseconds = _group_milliseconds(journal_fsync)
-    agents_host, agents_port = _address(listen, "--listen")
-    http_host, http_port = _address(http, "--http")
+    agents_host, agents_port = address_of(listen, "--listen")
+    http_host, http_port = address_of(http, "--http")
     security.check(listen=agents_host, http=http_host)
     require_writable(data, "--data")
     if snapshot_on_end is not None:
@@ -155,6 +158,9 @@ def serve(
     anyio.run(lambda: run_service(settings, on_started=say_where))
 
 
+serve.params.append(config_option("serve"))
+
+
 def _group_milliseconds(text: str) -> float | None:
     """What --journal-fsync says; None for off."""
     if text == "off":
@@ -168,7 +174,12 @@ def _group_milliseconds(text: str) -> float | None:
     return milliseconds
 
 
-def _address(text: str, option: str) -> tuple[str, int]:
+def address_of(text: str, option: str) -> tuple[str, int]:
+    """Host and port of an address as given.
+
+    Raises:
+        click.UsageError: it has not that form.
+    """
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise click.UsageError(f"{option}: {text!r} is not HOST:PORT, for instance 127.0.0.1:9797")
