@@ -15,7 +15,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from ncclscope_service.dictionaries import Dictionaries
+from ncclscope_service.dictionaries import Dictionaries, DictionaryFullError
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.messages import (
@@ -227,6 +227,8 @@ class KnownAgent:
         dictionaries = session.dictionaries.setdefault(batch.source.key, Dictionaries())
         try:
             dictionaries.apply(batch)
+        except DictionaryFullError as error:
+            raise AgentError("dictionary_too_large", f"{batch.source.name}: {error}", forgets_session=True) from error
         except ProtocolError as error:
             raise AgentError("index_out_of_range", f"{batch.source.name}: {error}", forgets_session=True) from error
         if batch.is_last:

@@ -359,6 +359,7 @@ class Service:
         return ServiceHealth(
             version=self._settings.version,
             sessions_refused=self._sessions_refused(),
+            http_refused=self._door.refused + self._gate.refused,
             ingest_lag_seconds=self._ingest_lag_seconds,
             backlog_batches=sum(agent.queued_batches or 0 for agent in self._agents() if agent.connected),
             page_clients=hub.clients,

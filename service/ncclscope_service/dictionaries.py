@@ -62,25 +62,49 @@ _CODES: Final = (
 )
 """Columns that index a tuple of terms.py: table, column, length of the tuple, and the value that means none."""
 
+MAX_ENTRIES: Final[Mapping[str, int]] = {
+    "strings": 1 << 20,
+    "threads": 1 << 16,
+    "operation_templates": 1 << 20,
+    "kernel_templates": 1 << 18,
+    "range_templates": 1 << 20,
+    "inspected_ranks": 1 << 16,
+}
+"""Of one source in one session. Readers start a dictionary anew far earlier (`max_templates`)."""
+MAX_STRING_CHARACTERS: Final = 64 * 1024**2
+"""Of all strings of one source in one session."""
+
+
+class DictionaryFullError(ProtocolError):
+    """A source has more entries than a source may have."""
+
 
 class Dictionaries:
     """The sizes of one source's dictionaries in one session."""
 
     def __init__(self) -> None:
         self._sizes = dict.fromkeys(_DICTIONARIES, 0)
+        self._characters = 0
 
     def apply(self, batch: Batch) -> None:
         """Adds the new entries of a batch after checking every index and code in it.
 
         Raises:
+            DictionaryFullError: there are too many entries.
             ProtocolError: one points outside; nothing was added.
         """
         sizes = {name: size + len(_sized(batch, name)) for name, size in self._sizes.items()}
+        characters = self._characters + sum(map(len, batch.strings))
+        for name, size in sizes.items():
+            if size > MAX_ENTRIES[name]:
+                raise DictionaryFullError(f"{name} has {size} entries, and {MAX_ENTRIES[name]} is the limit")
+        if characters > MAX_STRING_CHARACTERS:
+            raise DictionaryFullError(f"strings have {characters} characters, and {MAX_STRING_CHARACTERS} is the limit")
         for table, column, dictionary in _reference_columns():
             _check_indices(_column(batch, table, column), sizes[dictionary], f"{table}.{column}", dictionary)
         for table, column, length, none in _CODES:
             _check_codes(_column(batch, table, column), length, none, f"{table}.{column}")
-        self._sizes = sizes
+        self._sizes, self._characters = sizes, characters
 
 
 def _reference_columns() -> Iterator[tuple[str, str, str]]:

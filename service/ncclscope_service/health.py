@@ -84,6 +84,8 @@ class ServiceHealth:
     version: str
     sessions_refused: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """By reason."""
+    http_refused: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """HTTP connections and requests, by reason."""
     ingest_lag_seconds: float | None = None
     """From an agent's reading of the newest line to its place in the store."""
     backlog_batches: int | None = None

@@ -528,6 +528,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_PER_REASON,
     ),
     Metric(
+        name="ncclscope_http_refused",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="HTTP connections that the service closed, and requests that it refused.",
+        bound=_PER_REASON,
+    ),
+    Metric(
         name="ncclscope_ingest_lag_seconds",
         kind=Kind.GAUGE,
         unit="seconds",

@@ -342,6 +342,7 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tal
         ("ncclscope_agent_lines_skipped", store.skipped),
         ("ncclscope_agent_lines_understood", store.understood),
         ("ncclscope_sessions_refused", health.sessions_refused),
+        ("ncclscope_http_refused", health.http_refused),
         ("ncclscope_gaps", gap_counts(store)),
         ("ncclscope_alignment_checked", store.alignment_checked),
         ("ncclscope_alignment_disagreements", store.alignment_disagreements),

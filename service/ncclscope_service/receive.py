@@ -19,6 +19,7 @@ from typing import Final
 from ncclscope_service.access import Grant, digest_of
 from ncclscope_service.admission import Admission, HostWatch, owned_id, owner_of
 from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Received
+from ncclscope_service.content_limits import ContentLimits
 from ncclscope_service.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
@@ -187,6 +188,7 @@ class Receiver:
         journal is kept, and what is applied is acknowledged at once."""
         self._limits = limits or ReceiveLimits()
         self._admission = admission or Admission()
+        self._contents = ContentLimits()
         self._watches: dict[str, HostWatch] = {}
         """Of agents whose hosts are restricted, by agent id."""
         self._connections: dict[int, _Connection] = {}
@@ -379,10 +381,13 @@ class Receiver:
     ) -> Received | None:
         before = agent.session_label, agent.applied
         new = agent.on_batch(message)
-        if new is not None and watch is not None:
-            # The journal must not hold what was taken out either, or a restart would let it in.
-            new = replace(new, batch=watch.allowed(new.batch))
-            payload = encode_message(replace(message, batch=new.batch))
+        if new is not None:
+            batch = self._contents.bounded(new.batch)
+            allowed = batch if watch is None else watch.allowed(batch)
+            if allowed is not new.batch:
+                # The journal must not hold what was taken out either, or a restart would let it in.
+                new = replace(new, batch=allowed)
+                payload = encode_message(replace(message, batch=allowed))
         if (agent.session_label, agent.applied) != before:
             hello = agent.hello
             taken = BatchTaken(agent=hello.agent_id, session=hello.session_id, payload=payload, at_ns=now_ns)

@@ -20,6 +20,7 @@ _NOTHING_TO_SAY = {
     "ncclscope_inspector_": "the demo runs no NCCL Inspector",
     "ncclscope_gaps_total": "nothing is lost",
     "ncclscope_sessions_refused_total": "nobody is refused",
+    "ncclscope_http_refused_total": "nobody is refused",
     "ncclscope_agent_lines_skipped_total": "every line is understood",
     "ncclscope_notification": "the demo notifies nobody",
     "absent(": "the service is there",

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from ncclscope_service.credentials import Credentials
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.receive import Received, Receiver
 
@@ -40,9 +41,13 @@ class Service:
             await self.arrived.wait()
 
     @asynccontextmanager
-    async def listening(self, settings: ListenSettings | None = None) -> AsyncGenerator[int]:
+    async def listening(
+        self, settings: ListenSettings | None = None, *, credentials: Credentials | None = None
+    ) -> AsyncGenerator[int]:
         """Serves on a free port (or that of the settings) inside the block."""
-        self.listener = Listener(self.receiver, self.deliver, settings or ListenSettings(port=0))
+        self.listener = Listener(
+            self.receiver, self.deliver, settings or ListenSettings(port=0), credentials=credentials
+        )
         async with anyio.create_task_group() as tasks:
             self.port = await tasks.start(self.listener.run)
             try:

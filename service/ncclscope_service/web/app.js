@@ -192,6 +192,12 @@ const setConnection = (name, text) => {
   setText("connection", text);
 };
 
+// A login that has ended looks like any other error to the event stream.
+const askToSignIn = async () => {
+  const answer = await fetch("/api/health").catch(() => null);
+  if (answer?.status === 401) location.assign("/login");
+};
+
 const connect = () => {
   const events = new EventSource("/api/events");
   events.addEventListener("overview", (event) => {
@@ -205,6 +211,7 @@ const connect = () => {
     // A browser gives up for good where the answer was an error (a proxy, a full service): then start anew.
     if (events.readyState === EventSource.CLOSED) {
       events.close();
+      askToSignIn();
       setTimeout(connect, 2000);
     }
   });
