@@ -1,0 +1,484 @@
+"""What a malicious agent or reader can try over real sockets: the service stays up, and an honest agent loses nothing.
+
+Each attack is one test against the same running service. Beside them an honest agent follows a log that grows all the
+time; after each attack everything that was written so far has to have arrived, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import secrets
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from agent.log_samples import operation_line
+from certificates import make_authority
+from end_to_end.processes import end, free_port, running, wait_for
+from wire.sample_batches import log_batch
+
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.frame import Deframer, encode_frame
+from ncclscope_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledge,
+    AgentHealth,
+    BatchMessage,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Welcome,
+)
+from ncclscope_wire.records import Counts, Source, SourceKind
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+_HONEST, _EVIL, _READER = (f"{who}-token-{secrets.token_hex(8)}" for who in ("honest", "evil", "reader"))
+_INIT = (
+    "node1:10:10 [0] NCCL INFO comm 0x55d0c8b3e2a0 rank 0 nranks 1 cudaDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
+)
+
+
+@dataclass
+class Scene:
+    """A service, an honest agent of it, and the log that the agent follows."""
+
+    agents: int
+    web: int
+    log: Path
+    ca: Path
+    folder: Path
+    written: int = 0
+    opened: list[socket.socket] = field(default_factory=list[socket.socket])
+    """Closed after each attack."""
+
+    def write(self, lines: int = 20) -> None:
+        """More work of the honest job."""
+        with self.log.open("a") as stream:
+            for _ in range(lines):
+                stream.write(operation_line(op_count=f"{self.written:x}") + "\n")
+                self.written += 1
+
+    def context(self) -> ssl.SSLContext:
+        """Trusts the service."""
+        return ssl.create_default_context(cafile=str(self.ca))
+
+    def ask(self, path: str, *, token: str | None = _READER) -> Any:
+        """A JSON answer."""
+        return json.loads(self.fetch(path, token=token))
+
+    def fetch(self, path: str, *, token: str | None = _READER) -> bytes:
+        """An answer."""
+        request = urllib.request.Request(f"https://localhost:{self.web}{path}")
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=30, context=self.context()) as answer:
+            return cast(bytes, answer.read())
+
+    def operations(self) -> int:
+        """Of the honest job, as the service has them."""
+        jobs = self.ask("/api/overview")["jobs"]
+        return sum(int(job["operations"]) for job in jobs if job["name"] == "honest")
+
+    def refused(self) -> dict[str, int]:
+        """Refusals of agents so far, by reason."""
+        return cast("dict[str, int]", self.ask("/api/health")["sessions_refused"])
+
+    def connect(self) -> ssl.SSLSocket:
+        """A connection to the agents' port, in TLS."""
+        plain = socket.create_connection(("127.0.0.1", self.agents), timeout=30)
+        secured = self.context().wrap_socket(plain, server_hostname="localhost")
+        self.opened.append(secured)
+        return secured
+
+
+class Peer:
+    """Says what it likes on one connection."""
+
+    def __init__(self, scene: Scene, who: Hello | None = None) -> None:
+        self.socket = scene.connect()
+        self._deframer = Deframer()
+        self._heard: list[Message] = []
+        if who is not None:
+            self.say(who)
+
+    def say(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # the service may have hung up
+            self.socket.sendall(encode_frame(encode_message(message)))
+
+    def hear(self) -> Message | None:
+        """The next message; None at the end."""
+        while not self._heard:
+            try:
+                data = self.socket.recv(65536)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._heard += [decode_message(payload) for payload in self._deframer.feed(data)]
+        return self._heard.pop(0)
+
+    def reason(self) -> str | None:
+        """Why the service has hung up; None where it did so without a word."""
+        while (message := self.hear()) is not None:
+            if isinstance(message, Refused):
+                return message.reason
+        return None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def hello(token: str = _EVIL, *, agent_id: str = "evil", host: str = "node9", job: str = "evil") -> Hello:
+    return Hello(
+        protocol_version=PROTOCOL_VERSION,
+        agent_id=agent_id,
+        session_id=secrets.token_hex(8),
+        name="evil",
+        host=host,
+        job=job,
+        software_version="0",
+        pid=1,
+        token=token,
+    )
+
+
+def source(name: str) -> Source:
+    return Source(kind=SourceKind.NCCL_LOG, name=name, key=name)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("scene")
+    authority = make_authority(folder / "ca")
+    cert, key = authority.sign("service")
+    (folder / "agent-tokens").write_text(f"{_HONEST} name=honest job=honest\n{_EVIL} name=evil job=evil*\n")
+    (folder / "http-tokens").write_text(f"{_READER} role=read\n")
+    (folder / "honest.token").write_text(_HONEST)
+    log = folder / "nccl.log"
+    log.write_text(_INIT)
+    agents, web = free_port(), free_port()
+    scene = Scene(agents=agents, web=web, log=log, ca=authority.path, folder=folder)
+    with (
+        running(
+            folder / "service.log",
+            *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(folder / "data")),
+            *("--tls-cert", str(cert), "--tls-key", str(key), "--agent-tokens", str(folder / "agent-tokens")),
+            *("--http-tokens", str(folder / "http-tokens")),
+        ) as service,
+        running(
+            folder / "agent.log",
+            *("agent", "--connect", f"localhost:{agents}", "--logs", str(log), "--job", "honest", "--name", "honest"),
+            *("--tls-ca", str(authority.path), "--token-file", str(folder / "honest.token"), "--retry-seconds", "1"),
+        ) as agent,
+    ):
+        wait_for(lambda: scene.fetch("/readyz", token=None) != b"", "the service")
+        scene.write()
+        wait_for(lambda: scene.operations() == scene.written, "the honest agent")
+        yield scene
+        assert end(agent) == 0
+        assert end(service) == 0
+    assert _EVIL not in (folder / "service.log").read_text()
+    assert _HONEST not in (folder / "service.log").read_text() + (folder / "agent.log").read_text()
+
+
+@pytest.fixture(autouse=True)
+def honest_work_goes_on(scene: Scene) -> Iterator[None]:
+    scene.write()
+    yield
+    while scene.opened:
+        scene.opened.pop().close()
+    scene.write()
+    wait_for(lambda: scene.operations() >= scene.written, "what the honest agent has read", within=60)
+    assert scene.operations() == scene.written
+    assert scene.fetch("/healthz", token=None)
+
+
+def evil_batch(sequence: int, batch: Batch) -> BatchMessage:
+    return BatchMessage(sequence=sequence, batch=batch)
+
+
+def test_wrong_and_missing_tokens_are_refused_and_counted(scene: Scene) -> None:
+    before = scene.refused().get("unauthorized", 0)
+    for token in ("", "x" * 16, _HONEST[:-1], _READER):
+        assert Peer(scene, hello(token)).reason() == "unauthorized"
+    assert scene.refused()["unauthorized"] == before + 4
+
+
+def test_a_token_speaks_for_its_jobs_only(scene: Scene) -> None:
+    assert Peer(scene, hello(job="honest")).reason() == "foreign_job"
+    assert scene.refused()["foreign_job"] >= 1
+
+
+def test_another_agents_connection_session_and_positions_cannot_be_taken(scene: Scene) -> None:
+    overview = scene.ask("/api/overview")
+    assert [agent["connected"] for agent in overview["agents"] if agent["name"] == "honest"] == [True]
+    known = (scene.folder / "service.log").read_text()
+    for agent_id in ("honest", "honest/honest", "evil"):
+        peer = Peer(scene, replace(hello(agent_id=agent_id), session_id="0" * 16))
+        welcome = peer.hear()
+        assert isinstance(welcome, Welcome)
+        assert (welcome.session_known, welcome.positions) == (False, {})
+        peer.close()
+    told = (scene.folder / "service.log").read_text()[len(known) :]
+    assert "name=honest" not in told, "the honest agent has kept its connection"
+
+
+def test_sequences_that_are_replayed_skipped_or_begun_in_the_middle_harm_their_own_session_only(scene: Scene) -> None:
+    peer = Peer(scene, hello(agent_id="sequences"))
+    peer.hear()
+    peer.say(evil_batch(1, log_batch(0, 5, source=source("a"))))
+    peer.say(evil_batch(1, log_batch(0, 5, source=source("a"))))
+    assert peer.hear() == Acknowledge(sequence=1)
+    peer.say(evil_batch(7, log_batch(5, 6, source=source("a"))))
+    assert peer.reason() == "sequence_gap"
+    for sequence, begin, reason in ((2**62, 0, "sequence_gap"), (1, 10**15, "position_gap")):
+        peer = Peer(scene, hello(agent_id=f"sequences{sequence}"))
+        peer.hear()
+        peer.say(evil_batch(sequence, log_batch(begin, begin + 1, source=source("b"))))
+        assert peer.reason() == reason
+
+
+def test_half_frames_and_frames_that_announce_gigabytes_are_given_up(scene: Scene) -> None:
+    huge = Peer(scene)
+    huge.socket.sendall((2**32 - 1).to_bytes(4, "big"))
+    assert huge.reason() == "frame_too_long"
+    early = Peer(scene)
+    early.socket.sendall((1 << 20).to_bytes(4, "big"))
+    assert early.reason() == "frame_too_long", "before the hello only a hello's size is taken"
+    half = Peer(scene, hello(agent_id="half"))
+    half.hear()
+    half.socket.sendall((1 << 20).to_bytes(4, "big") + b"x" * 1000)
+    half.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_garbage_in_frames_is_refused_whatever_it_is(scene: Scene, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    good = encode_message(evil_batch(1, log_batch(0, 5, source=source("g"), strings=("a", "b"), templates=2)))
+    for turn in range(60):
+        peer = Peer(scene, hello(agent_id=f"garbage{turn % 5}"))
+        peer.hear()
+        content = bytearray(good)
+        for _ in range(int(rng.integers(1, 20))):
+            content[int(rng.integers(len(content)))] = int(rng.integers(256))
+        with contextlib.suppress(OSError):
+            peer.socket.sendall(encode_frame(bytes(content)))
+        try:
+            decode_message(bytes(content))
+        except ProtocolError:
+            assert peer.reason() == "undecodable"
+        peer.close()
+
+
+def test_nothing_on_the_wire_is_unpacked_so_a_compressed_bomb_is_just_garbage(scene: Scene) -> None:
+    peer = Peer(scene, hello(agent_id="bomb"))
+    peer.hear()
+    peer.socket.sendall(encode_frame(zlib.compress(b"\0" * 100_000_000)))
+    assert peer.reason() == "undecodable"
+    nested = b"\x81\xa4kind" + b"\x91" * 500_000 + b"\xc0"
+    peer = Peer(scene, hello(agent_id="bomb"))
+    peer.hear()
+    peer.socket.sendall(encode_frame(nested))
+    assert peer.reason() == "undecodable"
+    many = b"\xdd" + (2**32 - 1).to_bytes(4, "big")
+    peer = Peer(scene, hello(agent_id="bomb"))
+    peer.hear()
+    peer.socket.sendall(encode_frame(many))
+    assert peer.reason() == "undecodable"
+
+
+def test_a_dictionary_that_grows_without_end_is_ended(scene: Scene) -> None:
+    peer = Peer(scene, hello(agent_id="dictionary"))
+    peer.hear()
+    strings = tuple(f"{number:08x}" + "x" * 180 for number in range(50_000))
+    for sequence in range(1, 60):
+        peer.say(evil_batch(sequence, log_batch(sequence - 1, sequence, source=source("d"), strings=strings)))
+        answer = peer.hear()
+        if not isinstance(answer, Acknowledge):
+            break
+    else:
+        pytest.fail("a dictionary of any size was taken")
+    assert isinstance(answer, Refused)
+    assert answer.reason == "dictionary_too_large"
+
+
+def test_too_many_sources_are_refused(scene: Scene) -> None:
+    peer = Peer(scene, hello(agent_id="sources"))
+    peer.hear()
+    for first in range(0, 21_000, 500):
+        messages = [evil_batch(n + 1, log_batch(0, 1, source=source(f"s{n}"))) for n in range(first, first + 500)]
+        with contextlib.suppress(OSError):
+            peer.socket.sendall(b"".join(encode_frame(encode_message(each)) for each in messages))
+        answer = peer.hear()
+        if isinstance(answer, Refused):
+            break
+    assert isinstance(answer, Refused) or peer.reason() == "too_many_sources"
+    assert scene.refused()["too_many_sources"] >= 1
+
+
+def test_words_of_an_agent_do_not_become_any_number_of_series(scene: Scene) -> None:
+    peer = Peer(scene, hello(agent_id="words"))
+    peer.hear()
+    for sequence in range(1, 11):
+        words = {f"w{sequence}_{number}": 1 for number in range(2000)} | {'"} 1\nevil_metric{x="': 1}
+        batch = replace(log_batch(sequence - 1, sequence, source=source("w")), counts=Counts(skipped=words))
+        peer.say(evil_batch(sequence, batch))
+        assert peer.hear() == Acknowledge(sequence=sequence)
+    metrics = scene.fetch("/metrics").decode()
+    assert metrics.count("ncclscope_agent_lines_skipped_total{") <= 512
+    assert "\nevil_metric" not in metrics
+
+
+def test_host_names_that_look_like_metrics_stay_values_of_labels(scene: Scene) -> None:
+    name = '"} 1 evil_metric{x="\\'
+    peer = Peer(scene, replace(hello(agent_id="labels", host=name), name=name))
+    assert isinstance(peer.hear(), Welcome)
+    peer.say(Heartbeat(agent_wall_ns=1, health=AgentHealth(lines_total=1)))
+    peer.hear()
+    lines = [line for line in scene.fetch("/metrics").decode().splitlines() if "evil_metric" in line]
+    assert lines
+    assert all(line.startswith("ncclscope_") for line in lines)
+    for text in ("line\nbreak", "\x1b[31m", "x" * 257):
+        assert Peer(scene, hello(agent_id="labels2", host=text)).reason() == "undecodable"
+
+
+def test_numbers_that_no_column_holds_are_refused_and_those_at_its_edge_do_no_harm(scene: Scene) -> None:
+    rows = np.zeros(3, tables.OPERATION_ROW)
+    for name in rows.dtype.names or ():
+        info = np.iinfo(rows.dtype[name])
+        rows[name] = (info.max, info.min, 0)
+    rows["template"] = 0
+    batch = replace(log_batch(0, 5, source=source("e"), strings=("AllReduce",), templates=1), operations=rows)
+    peer = Peer(scene, hello(agent_id="edges"))
+    peer.hear()
+    peer.say(evil_batch(1, batch))
+    assert peer.hear() is not None
+
+
+def test_a_flood_of_hellos_of_one_token_does_not_push_out_others_agents(scene: Scene) -> None:
+    for number in range(400):
+        peer = Peer(scene, hello(agent_id=f"flood{number}"))
+        assert isinstance(peer.hear(), Welcome)
+        peer.close()
+    names = [agent["name"] for agent in scene.ask("/api/overview")["agents"]]
+    assert "honest" in names
+
+
+def test_ten_thousand_connections_that_say_nothing_keep_nobody_out(scene: Scene) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    before = sum(scene.refused().values())
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(10_000):
+            with contextlib.suppress(OSError):
+                opened.append(socket.create_connection(("127.0.0.1", scene.agents), timeout=5))
+        scene.write()
+        wait_for(lambda: scene.operations() >= scene.written, "the honest agent amid the flood", within=60)
+    finally:
+        for each in opened:
+            each.close()
+    assert sum(scene.refused().values()) > before + 5_000
+
+
+def test_who_drips_a_hello_is_given_up(scene: Scene) -> None:
+    plain = socket.create_connection(("127.0.0.1", scene.agents), timeout=60)
+    began = time.monotonic()
+    with plain, contextlib.suppress(OSError):
+        while plain.send(b"\x16") and time.monotonic() - began < 60:
+            plain.settimeout(1)
+            with contextlib.suppress(TimeoutError):
+                if plain.recv(1) == b"":
+                    break
+    assert time.monotonic() - began < 20
+
+
+def test_who_drips_a_request_is_given_up_and_others_are_answered(scene: Scene) -> None:
+    drips: list[ssl.SSLSocket] = []
+    for _ in range(50):
+        plain = socket.create_connection(("127.0.0.1", scene.web), timeout=30)
+        drips.append(scene.context().wrap_socket(plain, server_hostname="localhost"))
+        drips[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+    assert scene.ask("/api/health")
+    began = time.monotonic()
+    while time.monotonic() - began < 20 and drips:
+        for each in list(drips):
+            try:
+                each.sendall(b"x")
+                each.settimeout(0.1)
+                is_over = each.recv(100) == b""
+            except TimeoutError:
+                is_over = False
+            except OSError:
+                is_over = True
+            if is_over:
+                each.close()
+                drips.remove(each)
+    assert drips == []
+    assert 'ncclscope_http_refused_total{reason="slow_request"}' in scene.fetch("/metrics").decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2f..%2f..%2fetc/passwd",
+        "/static//etc/passwd",
+        "/static/%00",
+        "/api/snapshot?job=../../etc",
+        "/api/jobs/../../etc/passwd/ranks/0",
+        "/api/jobs/honest/communicators/..%2f..%2fx",
+        "/api/jobs/honest/timeline?seconds=1e999",
+        "/api/jobs/honest/timeline?seconds=nan",
+        "/api/jobs/honest/ranks/99999999999999999999999",
+        "/api/events?events=" + "x" * 10_000,
+        "/api/jobs/%ff%fe/ranks/0",
+    ],
+)
+def test_no_path_leads_to_a_file_or_an_error_of_ours(scene: Scene, path: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        scene.fetch(path)
+    assert 400 <= caught.value.code < 500
+    assert b"root:" not in caught.value.read()
+
+
+def test_a_number_that_no_rank_has_is_answered_with_nothing(scene: Scene) -> None:
+    assert scene.ask("/api/jobs/honest/timeline?rank=99999999999999999999999")["lanes"] == []
+
+
+def test_everything_but_the_probes_wants_a_token(scene: Scene) -> None:
+    for path in ("/metrics", "/api/overview", "/api/events", "/api/openapi.json", "/runbooks"):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            scene.fetch(path, token=None)
+        assert caught.value.code == 401
+        caught.value.close()
+    assert scene.fetch("/healthz", token=None)
+    assert scene.fetch("/readyz", token=None)
+
+
+def test_a_request_whose_head_is_too_long_is_refused(scene: Scene) -> None:
+    plain = socket.create_connection(("127.0.0.1", scene.web), timeout=30)
+    with scene.context().wrap_socket(plain, server_hostname="localhost") as secured:
+        with contextlib.suppress(OSError):
+            secured.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000)
+        answer = b""
+        with contextlib.suppress(OSError):
+            answer = secured.recv(1000)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
