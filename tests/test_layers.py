@@ -50,6 +50,7 @@ _ACTING = {
         "credentials",
         "data_folder",
         "detail_routes",
+        "disk_probe",
         "http_access",
         "http_door",
         "journal",

@@ -174,6 +174,12 @@ class AgentSettings:
     token_file: str = field(
         default="", metadata=_about("File with the token that the service knows this agent by.", unit="FILE")
     )
+    log_format: str = field(
+        default="auto",
+        metadata=_about(
+            "How the agent tells of itself on stderr; auto: text at a terminal, else JSON.", unit="auto|json|text"
+        ),
+    )
     insecure: bool = field(
         default=False,
         metadata=_about("Connect to another machine without TLS too: anybody on the way can read it.", unit="yes|no"),
@@ -350,6 +356,8 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
             f"--connect: {settings.service[0]} is another machine: give --tls or --tls-ca FILE, or say --insecure "
             "where the network is trusted"
         )
+    if settings.log_format not in ("auto", "json", "text"):
+        yield f"--log-format: {settings.log_format!r} is not auto, json or text"
     if settings.tls_key and not settings.tls_cert:
         yield "--tls-key: there is no --tls-cert that it belongs to"
     if settings.tick_min_seconds > settings.tick_max_seconds:

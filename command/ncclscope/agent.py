@@ -16,6 +16,7 @@ import click
 
 from ncclscope import __version__
 from ncclscope.config_file import keys_of_agent, read_table
+from ncclscope.logs import configure_logs
 from ncclscope_agent.app import Agent, print_batches, stop_on_signal
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
 from ncclscope_agent.following import followers
@@ -72,6 +73,7 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: ob
         settings = load(given, os.environ, host=host, file=in_file)
         if not print_only:
             settings.credentials.check()
+        configure_logs(settings.log_format)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     with ExitStack() as resources:

@@ -11,6 +11,7 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
+from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
@@ -84,6 +85,13 @@ _UNSYNCED_SECONDS = 0.005
     metavar="SECONDS",
     help="A job that said nothing for so long has ended, also where it did not say so.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    default="auto",
+    show_default=True,
+    help="How the service tells of itself on stderr; auto: text at a terminal, else JSON.",
+)
 @security_options
 @baseline_option
 @size_options
@@ -97,6 +105,7 @@ def serve(
     journal_limit: int,
     state_every: float,
     snapshot_on_end: Path | None,
+    log_format: str,
     security: Security,
     keep_snapshots: int,
     job_silence: float,
@@ -106,6 +115,7 @@ def serve(
 ) -> None:
     """Run the service: agents connect to it; it serves the live page, /metrics and the API."""
     require_service()
+    configure_logs(log_format)
     import anyio  # noqa: PLC0415  (the packages of the service are only there now)
 
     from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415

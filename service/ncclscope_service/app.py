@@ -23,6 +23,7 @@ from anyio.abc import TaskStatus
 
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.credentials import CredentialFiles, Credentials, is_loopback
+from ncclscope_service.disk_probe import DiskProbe
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.health import AgentView, ServiceHealth
@@ -48,6 +49,7 @@ from ncclscope_service.routes import make_app
 from ncclscope_service.snapshot_shelf import SnapshotShelf
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.views_of_job import JobAsked, ask_job
+from ncclscope_service.vitals import Vital, journal_vital, tick_vital
 from ncclscope_service.webhook import Notifier, WebhookSettings
 from ncclscope_wire.errors import ConfigError
 
@@ -107,7 +109,8 @@ class Service:
         )
         self._door = Door()
         self._job_ends = JobEnds(silence_ns=settings.job_silence_ns)
-        page = settings.public_url or f"http://{settings.http_host}:{settings.http_port}"
+        scheme = "http" if settings.http_files.cert is None else "https"
+        page = settings.public_url or f"{scheme}://{settings.http_host}:{settings.http_port}"
         self._notifier = Notifier(settings.webhooks, page, self._on_settled)
         self._kept = Kept(settings.pipeline)
         self._kept.outboxes = self._notifier.outboxes()
@@ -119,6 +122,8 @@ class Service:
         self._metrics: MetricsView | None = None
         self._ingest_lag_seconds: float | None = None
         self._tick_seconds: float | None = None
+        self._ticked_at: float | None = None
+        self._disk = None if settings.data is None else DiskProbe(settings.data)
         self._why_not_ready = "the agents' port is not open yet"
 
     @property
@@ -146,6 +151,7 @@ class Service:
             self._notifier.wake()
         self._metrics = None
         self._tick_seconds = time.perf_counter() - began
+        self._ticked_at = time.monotonic()
 
     def finish(self, now_ns: int) -> None:
         """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped."""
@@ -208,9 +214,12 @@ class Service:
         """Whether agents can be served."""
         return not self._why_not_ready, self._why_not_ready or "listening for agents"
 
-    def trouble(self) -> str:
-        """Why what agents send cannot be kept now; empty where it can."""
-        return "" if self._persistence is None else self._persistence.trouble()
+    def vitals(self) -> tuple[Vital, ...]:
+        """What was looked at of the service itself."""
+        ticked = None if self._ticked_at is None else time.monotonic() - self._ticked_at
+        disk = () if self._disk is None else (self._disk.vital(),)
+        journal = () if self._persistence is None else (journal_vital(self._persistence.trouble()),)
+        return (tick_vital(ticked), *disk, *journal)
 
     async def write_snapshot(
         self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
@@ -262,6 +271,8 @@ class Service:
             tasks.start_soon(self._tick_for_ever)
             tasks.start_soon(self._watch_job_ends)
             tasks.start_soon(self._notifier.run)
+            if self._disk is not None:
+                tasks.start_soon(self._disk.run)
             tasks.start_soon(self._agent_credentials.watch)
             tasks.start_soon(self._http_credentials.watch)
             if persistence is not None:

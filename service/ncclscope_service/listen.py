@@ -34,6 +34,7 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
 """What ends an attempt to accept, and not the port."""
 _PAUSE_SECONDS: Final = 0.1
+_TELL_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 1.0
 
 
@@ -111,6 +112,7 @@ class Listener:
         self._of_host = Counter[str]()
         self._strangers: dict[int, anyio.CancelScope] = {}
         """Connections without an accepted Hello, the oldest first."""
+        self._told_until: dict[str, float] = {}
         self._numbers = count(1)
         self._in_order = anyio.Lock()
         self._connections = self._accepted = self._silent = 0
@@ -254,6 +256,14 @@ class Listener:
             self._refused["no_tls"] += 1
         return None
 
+    def _may_tell(self, reason: str) -> bool:
+        """Whether it is long enough ago that this was told: who knocks all the time must not fill the disk with it."""
+        now = anyio.current_time()
+        if now < self._told_until.get(reason, now):
+            return False
+        self._told_until[reason] = now + _TELL_SECONDS
+        return True
+
     def _follow_credentials(self) -> None:
         """Has the receiver use the list of tokens as it is now."""
         known = self._credentials
@@ -267,7 +277,7 @@ class Listener:
             return await self._converse(number, stream, hello_deadline)
         except TimeoutError:
             self._silent += 1
-            if not self._receiver.is_established(number):
+            if not self._receiver.is_established(number) and self._may_tell("silent"):
                 _log.warning("agent_silent", connection=number)
             return "it was silent for too long"
         except anyio.EndOfStream:
@@ -287,7 +297,7 @@ class Listener:
                 with anyio.fail_after(self._settings.send_seconds):
                     async with self._streams[number].turn:
                         await stream.send(outcome.to_send)
-            if outcome.fault is not None:
+            if outcome.fault is not None and self._may_tell(outcome.fault.partition(":")[0]):
                 _log.warning("agent_connection_closed", connection=number, fault=outcome.fault)
             if outcome.close:
                 return outcome.fault or "it said goodbye"

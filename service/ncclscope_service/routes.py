@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,7 +21,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -37,6 +38,7 @@ from ncclscope_service.openapi import describe
 from ncclscope_service.overview import FindingView, HealthView, Overview
 from ncclscope_service.runbooks import runbooks
 from ncclscope_service.snapshot_zip import ZipResponse, zip_folder
+from ncclscope_service.vitals import ProbeAnswer, Vital, liveness, readiness
 from ncclscope_service.web_files import PageFiles, PlotlyScript, page
 
 OVERVIEW_SECONDS: Final = 1.0
@@ -79,8 +81,8 @@ class ServiceView(JobsView, Protocol):
         """Whether agents can be served, and a sentence that says why or why not."""
         ...
 
-    def trouble(self) -> str:
-        """Why what agents send cannot be kept now; empty where it can."""
+    def vitals(self) -> tuple[Vital, ...]:
+        """What was looked at of the service itself."""
         ...
 
     async def write_snapshot(
@@ -205,13 +207,11 @@ class _Answers:
         return Response(scrape.body, headers=headers)
 
     async def liveness(self, _: Request) -> Response:
-        trouble = self._view.trouble()
-        # Still alive, and nothing is lost: to start it anew would not mend the disk.
-        return PlainTextResponse(f"ok, but {trouble}\n" if trouble else "ok\n")
+        return _probed(*liveness(self._view.vitals()))
 
     async def readiness(self, _: Request) -> Response:
         is_ready, reason = self._view.is_ready()
-        return PlainTextResponse(reason + "\n", status_code=200 if is_ready else 503)
+        return _probed(*readiness(is_ready, reason, self._view.vitals()))
 
     async def overview(self, _: Request) -> Response:
         return _json(self._view.overview())
@@ -314,6 +314,10 @@ def overview_event(overview: Overview) -> Event:
 def health_event(health: HealthView) -> Event:
     """The event "health"."""
     return Event(name="health", data=to_json(health))
+
+
+def _probed(status: HTTPStatus, answer: ProbeAnswer) -> Response:
+    return Response(to_json(answer), status, {"Cache-Control": "no-store"}, "application/json")
 
 
 def _json(value: object) -> Response:

@@ -41,6 +41,7 @@ from ncclscope_service.rows import (
 from ncclscope_service.store import BUSY, KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
 from ncclscope_service.tally import Tally
 from ncclscope_service.views_of_job import JobAsked, ask_job
+from ncclscope_service.vitals import Vital, journal_vital, tick_vital
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -521,11 +522,11 @@ class FakeService:
             store, tally=tally, aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
+    def vitals(self) -> tuple[Vital, ...]:
+        return tick_vital(0.1), journal_vital(self.disk_trouble)
+
     def is_ready(self) -> tuple[bool, str]:
         return self.ready
-
-    def trouble(self) -> str:
-        return self.disk_trouble
 
     async def write_snapshot(
         self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False

@@ -123,11 +123,13 @@ async def test_a_scraper_gets_the_format_it_asks_for() -> None:
 async def test_readiness_says_why_not() -> None:
     service = small_service()
     async with client_of(service) as client:
-        assert (await client.get("/healthz")).status_code == 200
+        alive = await client.get("/healthz")
+        assert (alive.status_code, alive.json()["status"]) == (200, "ok")
         assert (await client.get("/readyz")).status_code == 200
         service.ready = (False, "the store is being read")
         answer = await client.get("/readyz")
-        assert (answer.status_code, answer.text) == (503, "the store is being read\n")
+        assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")
+        assert answer.json()["reasons"] == ["ready: the store is being read"]
 
 
 async def test_a_service_that_cannot_keep_what_comes_is_alive_and_says_so() -> None:
@@ -135,7 +137,8 @@ async def test_a_service_that_cannot_keep_what_comes_is_alive_and_says_so() -> N
     service.disk_trouble = "the journal cannot be written: No space left on device"
     async with client_of(service) as client:
         answer = await client.get("/healthz")
-        assert (answer.status_code, answer.text) == (200, f"ok, but {service.disk_trouble}\n")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert answer.json()["reasons"] == [f"journal: {service.disk_trouble}"]
         assert (await client.get("/readyz")).status_code == 200
 
 
