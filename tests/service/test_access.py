@@ -15,6 +15,7 @@ def test_several_tokens_hold_at_once_each_with_what_it_may_say() -> None:
         f"# agents\n{OLD} name=a job=llama-*,bert host=node0* # till June\n\n{NEW} role=write\n", where="f"
     )
     grant = known.of_token(OLD)
+    assert grant is not None
     assert grant == Grant(name="a", jobs=("llama-*", "bert"), hosts=("node0*",), role=Role.READ)
     assert [grant.allows_job(job) for job in ("llama-7b", "bert", "gpt", "")] == [True, True, False, False]
     assert [grant.allows_host(host) for host in ("node07", "node1", "xnode07")] == [True, False, False]
