@@ -1,4 +1,4 @@
-"""python benchmarks/measures.py [--iterations 10] [--corpus FOLDER]: what is measured, against the truth.
+"""python -m benchmarks.measures [--iterations 10] [--corpus FOLDER]: what is measured, against the truth.
 
 1. Simulated jobs, by operation, straggler and clocks: busbw of the transfer against its truth, and the last arriver
    where it is late by 50 us or more: of Sends and Receives who waited for whom. "measured" is the share of what nsys
@@ -28,13 +28,12 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # what tests simulate and read
 
+from benchmarks.jobs import read
 from corpus import printed_tables
 from service.unnamed_members import Job
 
 from ncclscope_agent.recognise import FileKind, recognise
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
 from ncclscope_service import bandwidth
 from ncclscope_service.clock import ClockEstimator
 from ncclscope_service.clock_graph import Solution
@@ -46,7 +45,6 @@ from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import Store
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_simulator.faults import parse_faults
-from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source, SourceKind
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS
 
@@ -179,18 +177,6 @@ def print_jobs(iterations: int) -> None:
         for clocks, by_op in tallies.items():
             for op, tally in sorted(by_op.items()):
                 print(f"| {clocks} | {straggler} | {op} | {tally.cells()} |", flush=True)
-
-
-def read(folder: Path) -> list[Batch]:
-    """All batches of a job."""
-    batches: list[Batch] = []
-    for log in sorted((folder / "logs").iterdir()):
-        reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name))
-        batches += [*reader.feed(log.read_bytes(), None), *reader.flush()]
-    for export in sorted((folder / "nsys").rglob("*.sqlite")):
-        key = str(export.relative_to(folder))
-        batches += read_export(export, source=Source(kind=SourceKind.NSYS, name=key, key=key))
-    return batches
 
 
 class Truth:

@@ -1,4 +1,4 @@
-"""python benchmarks/pipeline.py [--iterations 100]: operations per second through intake, align, join and measure.
+"""python -m benchmarks.pipeline [--iterations 100]: operations per second through intake, align, join and measure.
 
 A simulated job of 8 ranks is written to disk and read into batches first; what is timed is the pipeline alone, three
 times, and the median counts: the first pass of a process also imports and warms up. Then its state is kept and
@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
+from benchmarks.jobs import read
+
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.records import Source, SourceKind
 
 _PASSES = 3
 
@@ -60,18 +59,6 @@ def run(batches: list[Batch]) -> tuple[Pipeline, float]:
         pipeline.feed(batch, agent="a", session="s", job="j")
     pipeline.flush(time.time_ns())
     return pipeline, time.process_time() - began
-
-
-def read(folder: Path) -> list[Batch]:
-    """All batches of a job."""
-    batches: list[Batch] = []
-    for log in sorted((folder / "logs").iterdir()):
-        reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name))
-        batches += [*reader.feed(log.read_bytes(), None), *reader.flush()]
-    for export in sorted((folder / "nsys").rglob("*.sqlite")):
-        key = str(export.relative_to(folder))
-        batches += read_export(export, source=Source(kind=SourceKind.NSYS, name=key, key=key))
-    return batches
 
 
 if __name__ == "__main__":

@@ -221,15 +221,16 @@ class Alignment:
         computed: dict[str, _Column] = {
             "id": operations,
             "one_rank": templates["nranks"] == 1,
-            "device": self._devices()[rows["member"]],
+            "device": self._devices(rows["member"]),
             "text": rows["template"],
         }
         return _filled(ALIGN_OPERATION, len(rows), computed, rows, templates)
 
-    def _devices(self) -> NDArray[np.int32]:
-        """CUDA ordinal of every member, where its Init line said it."""
-        devices = [NO_NUMBER if of.cuda_device is None else of.cuda_device for of in self._store.members]
-        return np.asarray(devices, np.int32)
+    def _devices(self, members: NDArray[np.int32]) -> NDArray[np.int32]:
+        """CUDA ordinal of these members, where their Init lines said it."""
+        found, inverse = distinct(members)
+        devices = [self._store.members[member].cuda_device for member in found.tolist()]
+        return np.asarray([NO_NUMBER if device is None else device for device in devices], np.int32)[inverse]
 
     def _kernel_columns(self, kernels: Ids, rows: Columns) -> Columns:
         templates = self._store.kernel_templates_of(rows)

@@ -71,7 +71,12 @@ _FIRST: Final = 0.95
 """Calls from the first line on, at the first capture of a thread, where they would fit later lines as well."""
 GUESSED: Final = 0.5
 
+_COMPARED_AT_ONCE: Final = 1 << 20
+"""Calls, by the places where a pattern may be."""
+
 _NO_PACES: Final = ((0, 0.0), (0, 0.0))
+
+_Integers = NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +209,33 @@ def _starts(lines: Columns, begin: int, calls: Columns, expected: int | None) ->
 
 
 def _occurrences(lines: Columns, pattern: Columns) -> NDArray[np.int64]:
+    """Where the pattern occurs. What its first calls leave is compared with the rest in one go: few, but long."""
+    own, wanted = _kinds_and_bytes(lines), _kinds_and_bytes(pattern)
     places = np.arange(max(0, len(lines) - len(pattern) + 1), dtype=np.int64)
     for at in range(len(pattern)):
         if len(places) == 0:
             break
-        places = places[_same(lines[places + at], pattern[at : at + 1])]
+        if at >= _AGREE and len(places) * (len(pattern) - at) <= _COMPARED_AT_ONCE:
+            windows = places[:, None] + np.arange(at, len(pattern))
+            return places[_equal(own[0][windows], own[1][windows], wanted[0][at:], wanted[1][at:]).all(axis=1)]
+        there = places + at
+        places = places[_equal(own[0][there], own[1][there], wanted[0][at], wanted[1][at])]
     return places
 
 
+def _kinds_and_bytes(lines: Columns) -> tuple[_Integers, _Integers]:
+    return np.ascontiguousarray(lines["kind"]), np.ascontiguousarray(lines["bytes"])
+
+
 def _same(lines: Columns, calls: Columns) -> NDArray[np.bool_]:
-    same: NDArray[np.bool_] = lines["kind"] == calls["kind"]
-    unknown = (lines["bytes"] == NO_NUMBER) | (calls["bytes"] == NO_NUMBER)
-    same &= unknown | (lines["bytes"] == calls["bytes"])
+    return _equal(lines["kind"], lines["bytes"], calls["kind"], calls["bytes"])
+
+
+def _equal(
+    kinds: _Integers, sizes: _Integers, other_kinds: _Integers | np.integer, other_sizes: _Integers | np.integer
+) -> NDArray[np.bool_]:
+    same: NDArray[np.bool_] = kinds == other_kinds
+    same &= (sizes == NO_NUMBER) | (other_sizes == NO_NUMBER) | (sizes == other_sizes)
     return same
 
 

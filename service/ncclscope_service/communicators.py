@@ -17,43 +17,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.comm_hash import split_hash
-from ncclscope_service.distinct import groups, values_of
+from ncclscope_service.distinct import values_of
+from ncclscope_service.numbers_of_members import NUMBERED_BY, Numbers
 from ncclscope_service.rows import Communicator, Identity, Member
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
-from ncclscope_wire.terms import NO_NUMBER, OPERATIONS, UNKNOWN_OPERATION
-
-_LOWERED = ("AlltoAll", "Gather", "Scatter")
-"""Become sends and receives. *Source:* NCCL `src/enqueue.cc:taskAppend`."""
-_IS_NUMBERED = np.array(
-    [operation.is_collective and operation.name not in _LOWERED for operation in OPERATIONS]
-    + [False] * (256 - len(OPERATIONS))
-)
-"""Collectives that have a counter of their own, comm->seqNumber. *Source:* NCCL `src/plugin/profiler.cc`."""
-_IS_COLLECTIVE = np.array([operation.is_collective for operation in OPERATIONS] + [False] * (256 - len(OPERATIONS)))
-
-_NUMBERED_BY = ("op", "root", "nranks", "count")
-"""Columns of a template."""
-
-
-@dataclass(slots=True)
-class _Counters:
-    """How many operations of a member were seen so far."""
-
-    rows: int = 0
-    collectives: int = 0
-    kinds: Counter[int] = field(default_factory=Counter[int])
-    """Collectives that NCCL launches, by operation code."""
-    pairs: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
-    """By (operation code, peer)."""
+from ncclscope_wire.terms import NO_NUMBER
 
 
 class _Device(TypedDict):
@@ -80,7 +56,7 @@ class Communicators:
         """How many communicators were split from a member so far."""
         self._member_of_template: NDArray[np.int32] = np.empty(0, np.int32)
         self._templates_of_pointer: dict[tuple[int, int], list[int]] = {}
-        self._counters: list[_Counters] = []
+        self._numbers = Numbers()
         self._members_of: dict[int, list[int]] = {}
         self.completed: list[tuple[CommunicatorEvent, int]] = []
         """Init COMPLETE lines with their member, since this was last emptied."""
@@ -129,7 +105,6 @@ class Communicators:
                     **self._only_device(process),
                 )
             )
-            self._counters.append(_Counters())
             self.changed = True
         return index
 
@@ -292,7 +267,6 @@ class Communicators:
         members = self._store.communicators[communicator].members
         if rank is not None and members is not None:
             members[rank] = index
-        self._counters.append(_Counters())
         self._members_of.setdefault(process, []).append(index)
         self._open[process, pointer] = index
         self._epochs[process, pointer] += 1
@@ -311,8 +285,7 @@ class Communicators:
         self._resolve(values_of(operations["template"]))
         members = self._member_of_template[operations["template"]]
         operations["member"] = members
-        for member, chosen in groups(members):
-            self._count(operations, chosen, self._counters[member])
+        self._numbers.give(operations, self._store.templates_of(operations, *NUMBERED_BY), len(self._store.members))
 
     def _resolve(self, templates: Sequence[int]) -> None:
         """Finds the member of each of these templates; one that no Init line named gets a member of its own."""
@@ -341,27 +314,3 @@ class Communicators:
                 )
             self._member_of_template[template] = member
             self._templates_of_pointer.setdefault((process, pointer), []).append(template)
-
-    def _count(self, operations: Columns, chosen: NDArray[np.intp], counters: _Counters) -> None:
-        """Numbers one member's operations."""
-        templates = self._store.operation_templates.take(operations["template"][chosen], *_NUMBERED_BY)
-        codes, peers = templates["op"], templates["root"]
-        operations["seq"][chosen] = counters.rows + np.arange(len(chosen))
-        counters.rows += len(chosen)
-        collective = _IS_COLLECTIVE[codes] & (codes != UNKNOWN_OPERATION)
-        chosen_collectives = chosen[collective]
-        operations["coll_seq"][chosen_collectives] = counters.collectives + np.arange(len(chosen_collectives))
-        counters.collectives += len(chosen_collectives)
-        numbered = np.flatnonzero(_IS_NUMBERED[codes] & (templates["nranks"] > 1) & (templates["count"] > 0))
-        for code, of_code in groups(codes[numbered]):
-            same = numbered[of_code]
-            operations["kind_seq"][chosen[same]] = counters.kinds[code] + np.arange(len(same))
-            counters.kinds[code] += len(same)
-        others = np.flatnonzero(~collective)
-        if len(others):
-            keys = (codes[others].astype(np.int64) << 32) | peers[others].astype(np.uint32).astype(np.int64)
-            for key in np.unique(keys).tolist():
-                same = others[keys == key]
-                pair = (key >> 32, key & 0xFFFFFFFF)
-                operations["pair_seq"][chosen[same]] = counters.pairs[pair] + np.arange(len(same))
-                counters.pairs[pair] += len(same)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ncclscope_service import bandwidth, baseline_limits, parallelism, ranks, state, whole_rows
 from ncclscope_service.ages import Ages, Ends
 from ncclscope_service.alignment import Alignment
+from ncclscope_service.arrivals import Arrivals
 from ncclscope_service.channels_join import ChannelsJoin
 from ncclscope_service.clock import ClockEstimator
 from ncclscope_service.clock_prior import ClockPrior
@@ -48,9 +49,9 @@ from ncclscope_service.store import Ids, Store
 from ncclscope_service.tables_join import TablesJoin
 from ncclscope_service.timing import has_kernel
 from ncclscope_service.tuning import TuningJoin
+from ncclscope_service.unsettled import Unsettled
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.records import CaptureSeen
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
@@ -68,6 +69,8 @@ _MIXED_REMEMBERED: Final = 100_000
 _MORE: Final = 1.2
 """Parallelism is told anew when there are so many times the operations."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
+_SETTLED_AT_ONCE: Final = 65_536
+"""Operations that are numbered and counted in one go at most: 20 MB of rows."""
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
@@ -95,16 +98,6 @@ class PipelineSettings:
     """How long after its communicators ended a process may still be heard of."""
     groups_every_ns: int = 5 * _SECOND_NS
     """How often parallelism is told anew from the traffic."""
-
-
-@dataclass(slots=True)
-class _Arrivals:
-    """What came since the last advance."""
-
-    operations: list[Ids] = field(default_factory=list[Ids])
-    kernels: list[Ids] = field(default_factory=list[Ids])
-    calls: list[Columns] = field(default_factory=list[Columns])
-    captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
 
 
 class Pipeline:
@@ -137,7 +130,8 @@ class Pipeline:
         waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
-        self._arrivals = _Arrivals()
+        self._arrivals = Arrivals()
+        self._unsettled = Unsettled()
         self._lives = Lives(self.settings.idle_ns)
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
@@ -156,19 +150,20 @@ class Pipeline:
 
     def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
         """Takes one batch; batches of one source come in order, each once."""
+        is_plain = _is_plain(batch)
+        if not is_plain:
+            self._settle()
         arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
-        operations = arrived.operations
-        self._communicators.place(operations, arrived.events, arrived.event_processes)
-        self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
-        self._channels.feed(arrived.source, self._communicators.completed, batch.facts)
-        self._communicators.completed.clear()
-        if len(operations) or len(arrived.tunings):
-            ids = self._add_operations(operations)
-            self._tuning.feed(ids, arrived.tunings)
-            self._alignment.feed_copied(self._tuning.take_copied())
-            self._detection.count_logged(ids)
-            self._arrivals.operations.append(ids)
-            self._inspection.feed_operations(ids)
+        if is_plain:
+            self._unsettled.append(arrived.operations, arrived.tunings)
+        else:
+            self._communicators.place(arrived.operations, arrived.events, arrived.event_processes)
+            self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
+            self._channels.feed(arrived.source, self._communicators.completed, batch.facts)
+            self._communicators.completed.clear()
+            self._take_placed(arrived.operations, arrived.tunings)
+        if self._unsettled.rows > _SETTLED_AT_ONCE:
+            self._settle()
         if batch.facts:
             self._detection.count_facts(
                 batch.facts, job=job, source=batch.source.name, observed_at_ns=batch.observed_at_ns
@@ -188,6 +183,7 @@ class Pipeline:
 
     def snapshot(self) -> bytes:
         """The whole state, store included, from which `restore` goes on as if nothing had happened."""
+        self._settle()
         return state.snapshot(self)
 
     @classmethod
@@ -213,6 +209,7 @@ class Pipeline:
 
         Gives the shift in ns by process. For offline use, where no agent knew the zone of the log.
         """
+        self._settle()
         shifts: dict[int, int] = {}
         rows, kernels = self.store.operations.rows, self.store.kernels.rows
         processes = self.store.templates_of(rows)["process"]
@@ -261,6 +258,24 @@ class Pipeline:
         """TUNING lines that fitted no operation."""
         return self._tuning.unattached
 
+    def _settle(self) -> None:
+        """Numbers and counts what plain batches brought: hundreds of small ones in one go."""
+        if not self._unsettled.rows:
+            return
+        operations, tunings = self._unsettled.take()
+        self._communicators.place(operations, (), ())
+        self._take_placed(operations, tunings)
+
+    def _take_placed(self, operations: Columns, tunings: Columns) -> None:
+        if not len(operations) and not len(tunings):
+            return
+        ids = self._add_operations(operations)
+        self._tuning.feed(ids, tunings)
+        self._alignment.feed_copied(self._tuning.take_copied())
+        self._detection.count_logged(ids)
+        self._arrivals.append_operations(ids)
+        self._inspection.feed_operations(ids)
+
     def _add_operations(self, operations: Columns) -> Ids:
         templates = self.store.templates_of(operations, *_OF_TEMPLATE)
         operations["process"] = templates["process"]
@@ -275,6 +290,7 @@ class Pipeline:
         return ids
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
+        self._settle()
         self._group(now_ns, final=final)
         decided = self._align(now_ns, final=final)
         self._assign_iterations(decided, now_ns)
@@ -311,22 +327,23 @@ class Pipeline:
         self._grouped_at_ns = now_ns
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
-        arrivals, self._arrivals = self._arrivals, _Arrivals()
-        self._hear_all(arrivals, now_ns)
-        for operations in arrivals.operations:
-            self._alignment.feed_operations(operations)
-        for kernels in arrivals.kernels:
-            self._alignment.feed_kernels(kernels)
-        for calls in arrivals.calls:
-            self._alignment.feed_calls(calls)
-        for capture, processes in arrivals.captures:
-            self._alignment.feed_capture(capture, processes)
+        self._hear_all(now_ns)
         ended = self._lives.take_ended(self._communicators.has_ended, now_ns)
+        held = self._ages.at(now_ns - self.settings.hold_ns)
+        before = self.store.operations.next_id if final else 0 if held is None else held.operations
+        operations = self._arrivals.take_operations(self.store, now_ns, ended=ended, before=before)
+        self._alignment.feed_operations(operations)
+        all_kernels, all_calls, captures = self._arrivals.take_captured()
+        for kernels in all_kernels:
+            self._alignment.feed_kernels(kernels)
+        for calls in all_calls:
+            self._alignment.feed_calls(calls)
+        for capture, processes in captures:
+            self._alignment.feed_capture(capture, processes)
         decided = self._alignment.advance(final=final, ended=ended)
         replays = self._alignment.graphs.take_replays()
         self._inspection.mark_counted(replays)
         self._replaying.feed(replays, now_ns)
-        held = self._ages.at(now_ns - self.settings.hold_ns)
         if not final and held is not None:
             decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
         return decided
@@ -351,11 +368,11 @@ class Pipeline:
                 self._unidentified.append((at_ns, here[waits]))
         return np.concatenate(ready)
 
-    def _hear_all(self, arrivals: _Arrivals, now_ns: int) -> None:
-        for operations in arrivals.operations:
+    def _hear_all(self, now_ns: int) -> None:
+        for operations in self._arrivals.take_new(now_ns):
             heard = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
             self._lives.hear_operations(heard, now_ns)
-        for capture, processes in arrivals.captures:
+        for capture, processes in self._arrivals.captures:
             for process in processes.values():
                 self._lives.hear_capture(process, capture.end_ns, now_ns)
 
@@ -529,3 +546,15 @@ class Pipeline:
         self._limits.fill(limited)
         for name in ("limit", "limit_reference", "bottleneck"):
             rows[name][at] = limited[name]
+
+
+def _is_plain(batch: Batch) -> bool:
+    """Whether a batch brings operations and kernels only: nothing that what was said before must not know yet."""
+    return not (
+        batch.communicators
+        or batch.facts
+        or batch.tuning_tables
+        or batch.gaps
+        or batch.versions
+        or len(batch.inspected)
+    )

@@ -94,7 +94,8 @@ class _State:
     def last_ranks(self) -> list[int]:
         """Those who are furthest behind; all, where nobody is."""
         behind = self.behind()
-        return [rank for rank, lag in behind.items() if lag == max(behind.values())]
+        most = max(behind.values())
+        return [rank for rank, lag in behind.items() if lag == most]
 
     def patience_ns(self) -> int:
         """How long a silence is ordinary."""
@@ -219,6 +220,8 @@ class Hang:
 
     def _stuck(self, channel: _Channel, now_ns: int, context: Context) -> _Stuck | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
+        if now_ns - state.last_ns <= min(_LEAST_SILENCE_NS, _REST_NS):
+            return None  # no patience is shorter
         if group is None or len(state.counts) < 2 or max(state.counts.values()) < _LEAST_OPERATIONS:
             return None
         patience = state.patience_ns()

@@ -1,0 +1,34 @@
+"""What plain batches brought and nothing has numbered yet.
+
+A thousand small batches a second, of a hundred logs, cost by batch more than by operation: each stage has something to
+find for it. They are put together in the order in which they came, and worked on in one go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ncclscope_service import whole_rows
+from ncclscope_wire.batch import Columns
+
+
+@dataclass(slots=True)
+class Unsettled:
+    """Operations (rows.OPERATION) and TUNING lines (store.TUNING), in the order in which they came."""
+
+    rows: int = 0
+    _operations: list[Columns] = field(default_factory=list[Columns])
+    _tunings: list[Columns] = field(default_factory=list[Columns])
+
+    def append(self, operations: Columns, tunings: Columns) -> None:
+        """Takes what one batch brought."""
+        if len(operations) or len(tunings):
+            self._operations.append(operations)
+            self._tunings.append(tunings)
+            self.rows += len(operations) + len(tunings)
+
+    def take(self) -> tuple[Columns, Columns]:
+        """All of it, which is forgotten here; there must be something."""
+        operations, tunings = whole_rows.joined(self._operations), whole_rows.joined(self._tunings)
+        self._operations, self._tunings, self.rows = [], [], 0
+        return operations, tunings
