@@ -21,7 +21,6 @@ _SKIPPED: Final = 3
 """First steps, which are not repeated: lazy connections."""
 _REPEATED: Final = 4
 """Steps of the stretch; as many follow, to tell how counts grow from one stretch to the next."""
-_DICTIONARIES: Final = ("threads", "operation_templates", "kernel_templates", "range_templates")
 _TIMES: Final = ("logged_at_ns", "start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
 
 
@@ -196,6 +195,14 @@ def _export(batches: list[Batch], first: dict[int, tuple[int, int]], begins_ns: 
 
 def _dictionaries(batches: list[Batch]) -> Batch:
     """One batch with the dictionaries of all, and nothing else."""
-    tables = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in _DICTIONARIES}
+
+    def whole(name: str) -> Columns:
+        found: Columns = np.concatenate([getattr(batch, name) for batch in batches])
+        return found
+
     strings = tuple(text for batch in batches for text in batch.strings)
-    return Batch(source=batches[0].source, begin=0, end=0, strings=strings, **tables)
+    return Batch(
+        source=batches[0].source, begin=0, end=0, strings=strings,
+        threads=whole("threads"), operation_templates=whole("operation_templates"),
+        kernel_templates=whole("kernel_templates"), range_templates=whole("range_templates"),
+    )  # fmt: skip
