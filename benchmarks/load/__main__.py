@@ -242,11 +242,12 @@ def _print_end(agents: list[_Agents], watch: Watch, last: Look | None) -> int:
         "\n| written | sent | counted by the service | lost | kernels sent | least and most of an agent | connections "
         "| acknowledged | requests unanswered | agents' CPU s |\n|" + "---:|" * 10
     )
+    kernels, connections = (sum(_total(end, name) for end in ends) for name in ("kernels", "connections"))
+    cpu = sum(float(end["cpu_seconds"] or 0) for end in ends if not isinstance(end["cpu_seconds"], list))
     print(
-        f"| {due:,} | {sent:,} | {counted:,} | {sent - counted:,} | {sum(_total(end, 'kernels') for end in ends):,} "
-        f"| {min(per_host, default=0):,} / {max(per_host, default=0):,} "
-        f"| {sum(_total(end, 'connections') for end in ends)} | {'all' if all(end['is_complete'] for end in ends) else 'not all'} | {watch.failures} "
-        f"| {sum(float(end['cpu_seconds'] or 0) for end in ends if not isinstance(end['cpu_seconds'], list)):.0f} |"
+        f"| {due:,} | {sent:,} | {counted:,} | {sent - counted:,} | {kernels:,} "
+        f"| {min(per_host, default=0):,} / {max(per_host, default=0):,} | {connections} "
+        f"| {'all' if all(end['is_complete'] for end in ends) else 'not all'} | {watch.failures} | {cpu:.0f} |"
     )
     return 0 if counted == sent else 1
 
