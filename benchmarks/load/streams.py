@@ -175,6 +175,10 @@ class HostFollower:
         self.operations = 0
         """Given so far."""
 
+    def holds(self, key: str, position: Position) -> bool:
+        """Nothing of it lies in a file."""
+        return False
+
     @property
     def kernels(self) -> int:
         """Given so far."""
