@@ -7,7 +7,9 @@ source (bytes of a log, chunks of an export); the batches of one source are cont
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +35,11 @@ def no_rows(dtype: np.dtype[np.void]) -> Columns:
     return table
 
 
+def _always(table: Columns) -> Callable[[], Columns]:
+    """What gives that table each time, in no time: a batch leaves most of its tables out."""
+    return repeat(table).__next__
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What one source said between two of its positions.
@@ -52,19 +59,19 @@ class Batch:
     """Agent's wall clock when the bytes were read: an upper bound for when they were written. None offline."""
 
     strings: tuple[str, ...] = ()
-    threads: Columns = field(default_factory=lambda: no_rows(tables.THREAD))
-    operation_templates: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_TEMPLATE))
-    kernel_templates: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_TEMPLATE))
-    range_templates: Columns = field(default_factory=lambda: no_rows(tables.RANGE_TEMPLATE))
-    inspected_ranks: Columns = field(default_factory=lambda: no_rows(tables.INSPECTED_RANK))
+    threads: Columns = field(default_factory=_always(no_rows(tables.THREAD)))
+    operation_templates: Columns = field(default_factory=_always(no_rows(tables.OPERATION_TEMPLATE)))
+    kernel_templates: Columns = field(default_factory=_always(no_rows(tables.KERNEL_TEMPLATE)))
+    range_templates: Columns = field(default_factory=_always(no_rows(tables.RANGE_TEMPLATE)))
+    inspected_ranks: Columns = field(default_factory=_always(no_rows(tables.INSPECTED_RANK)))
 
-    operations: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_ROW))
-    tunings: Columns = field(default_factory=lambda: no_rows(tables.TUNING_ROW))
-    call_marks: Columns = field(default_factory=lambda: no_rows(tables.CALL_MARK))
-    kernels: Columns = field(default_factory=lambda: no_rows(tables.KERNEL_ROW))
-    ranges: Columns = field(default_factory=lambda: no_rows(tables.RANGE_ROW))
-    busy: Columns = field(default_factory=lambda: no_rows(tables.BUSY_ROW))
-    inspected: Columns = field(default_factory=lambda: no_rows(tables.INSPECTED_ROW))
+    operations: Columns = field(default_factory=_always(no_rows(tables.OPERATION_ROW)))
+    tunings: Columns = field(default_factory=_always(no_rows(tables.TUNING_ROW)))
+    call_marks: Columns = field(default_factory=_always(no_rows(tables.CALL_MARK)))
+    kernels: Columns = field(default_factory=_always(no_rows(tables.KERNEL_ROW)))
+    ranges: Columns = field(default_factory=_always(no_rows(tables.RANGE_ROW)))
+    busy: Columns = field(default_factory=_always(no_rows(tables.BUSY_ROW)))
+    inspected: Columns = field(default_factory=_always(no_rows(tables.INSPECTED_ROW)))
 
     communicators: tuple[CommunicatorEvent, ...] = ()
     versions: tuple[VersionSeen, ...] = ()

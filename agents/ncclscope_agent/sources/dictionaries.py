@@ -90,6 +90,11 @@ class Templates:
         self.size = 0
         """Templates made so far."""
 
+    @property
+    def has_new(self) -> bool:
+        """Whether templates were made since the new ones were last taken."""
+        return bool(self._new)
+
     def add(self, packed: bytes) -> int:
         """The index of a new template."""
         self._new.append(packed)

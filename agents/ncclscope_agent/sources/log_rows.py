@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,8 @@ class LoggedTimes:
         self.stamps: list[bytes] = []
         """Stamps of the latest rows, all of one length; of each row since `settle`, or of none."""
         self._known = array("q")
+        self._all: NDArray[np.int64] | None = None
+        """The times of all rows, where they were read together."""
 
     def add(self, time_ns: int, rows: int) -> None:
         """Says the time of the row that follows so many; no stamps wait."""
@@ -50,16 +53,24 @@ class LoggedTimes:
 
     def settle(self, times: NDArray[np.int64], rows: int) -> None:
         """Takes the times of the stamps that wait, which are those of the last of so many rows."""
-        self._pad(rows - len(self.stamps))
-        self._known.frombytes(times.tobytes())
+        if len(self.stamps) == rows:
+            self._all = times
+        else:
+            self._pad(rows - len(self.stamps))
+            self._known.frombytes(times.tobytes())
         self.stamps.clear()
 
-    def column(self, rows: int) -> array[int]:
-        """The time of each row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
+    def column(self, rows: int) -> array[int] | memoryview:
+        """The time of each row, an int64; NO_TIME_NS where its line had no stamp. No stamps wait."""
+        if self._all is not None and len(self._all) == rows:
+            return self._all.data
         self._pad(rows)
         return self._known
 
     def _pad(self, rows: int) -> None:
+        if self._all is not None:
+            self._known.frombytes(self._all.tobytes())
+            self._all = None
         missing = rows - len(self._known)
         if missing:
             self._known.extend(_NO_TIME * missing)
@@ -90,13 +101,25 @@ class Gathered:
         self.communicators: list[CommunicatorEvent] = []
         self.versions: list[VersionSeen] = []
         self.facts: list[Fact] = []
-        self.understood: Counter[str] = Counter()
-        self.skipped: Counter[str] = Counter()
+        self.understood = defaultdict[str, int](int)
+        self.skipped = defaultdict[str, int](int)
         self.released_bytes = 0
         """Of lines with a hole in them."""
 
-    def add_lines(self, begin: int, end: int) -> None:
-        """Notes the lines of operation rows that follow each other; all else of them is added by the caller."""
+    def add_rows(self, templates: list[int], begin: int, end: int, others: list[int]) -> None:
+        """Notes the templates of operation rows and their lines, which are all between two but for `others`.
+
+        Empties both lists. All else of the rows is added by the caller.
+        """
+        self.templates.fromlist(templates)
+        for other in others:
+            self._add_lines(begin, other)
+            begin = other + 1
+        self._add_lines(begin, end)
+        templates.clear()
+        others.clear()
+
+    def _add_lines(self, begin: int, end: int) -> None:
         if end - begin < _FEW_ROWS:
             self.lines.extend(range(begin, end))
         else:
@@ -117,18 +140,23 @@ class Gathered:
     def take_times(self, times: NDArray[np.int64], *, are_known: bool = False) -> None:
         """Takes the times of the stamps that wait. `are_known`: none of them is NO_TIME_NS."""
         if not are_known:
-            self.skipped.update(self.times.doubts(times, self._clock))
+            self.add_skipped(self.times.doubts(times, self._clock))
         self.times.settle(times, len(self.templates))
 
-    def time_column(self) -> array[int]:
-        """The time of each operation row, of type "q"; NO_TIME_NS where its line had no stamp. No stamps wait."""
+    def time_column(self) -> array[int] | memoryview:
+        """The time of each operation row, an int64; NO_TIME_NS where its line had no stamp. No stamps wait."""
         return self.times.column(len(self.templates))
+
+    def add_skipped(self, skipped: Mapping[str, int]) -> None:
+        """Counts what was left out, by reason."""
+        for reason, number in skipped.items():
+            self.skipped[reason] += number
 
     def tuning_rows(self) -> Columns:
         """One row per TUNING line (TUNING_ROW), in the order of the file."""
         if not self.tunings:
             return no_rows(tables.TUNING_ROW)
-        rows = np.frombuffer(b"".join(self.tunings), dtype=tables.TUNING_ROW).copy()
+        rows = np.frombuffer(bytearray().join(self.tunings), dtype=tables.TUNING_ROW)
         rows["line"] = np.frombuffer(self.tuning_lines, dtype=np.uint32)
         return rows
 
@@ -148,7 +176,7 @@ class Gathered:
 
     def counts(self, operations: int) -> Counts:
         """How many records were read, by family, and left out, by reason."""
-        understood = {family: number for family, number in self.understood.items() if number > 0}
+        understood = {family: number for family, number in self.understood.items() if number}
         if self.calls:
             understood["call"] = understood.get("call", 0) + self.calls
         for family, rows in (("operation", operations), ("tuning", len(self.tunings))):

@@ -23,10 +23,11 @@ from ncclscope_agent.sources.launcher_wrapping import Unwrapped, Unwrapper
 from ncclscope_agent.sources.line_cutter import HOLE
 from ncclscope_agent.sources.line_reader import LineReader
 from ncclscope_agent.sources.log_prefix import KnownHosts, LogRecord, RecordEnd, cut_line
+from ncclscope_agent.sources.log_rows import Gathered
 from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
 from ncclscope_agent.sources.shapes import Shapes
-from ncclscope_agent.sources.text_batches import TextBatch, batches_of
+from ncclscope_agent.sources.text_batches import NO_NEWS, News, TextBatch, batches_of
 from ncclscope_agent.sources.torn_records import TornRecords
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source
@@ -80,6 +81,8 @@ class NcclLogReader(LineReader):
         self._known = KnownLines(max_templates)
         self._torn = TornRecords(self._known, self._hosts)
         self._records = RecordReader(self._known, clock=Clock(zone_offset_ns, written_near_ns))
+        self._has_read_other = False
+        """Since the last batch a line was read that was not known by its bytes: there may be news."""
 
     def statistics(self) -> ReaderStatistics:
         """What is remembered now."""
@@ -146,14 +149,16 @@ class NcclLogReader(LineReader):
         """Reads whole physical lines: those whose bytes are known here, the others by `_read_line`."""
         gathered, find_head, new_template = self._records.gathered, self._known.heads.get, self._records.new_template
         templates: list[int] = []
+        others: list[int] = []
         add_template, add_op_count = templates.append, gathered.op_counts.append
         add_stamp, find_tuning, calls = gathered.times.stamps.append, self._known.tunings.get, self._known.calls
         skip = self._records.stamp_length
-        number, first = self._line, self._line + 1
-        for number, text in enumerate(lines, first):
+        stamp, behind_stamp = slice(skip), slice(skip, None)
+        first = self._line + 1
+        for text in lines:
             before, mark, after = text.partition(b": opCount ")
             if mark:
-                head = find_head(before[skip:])
+                head = find_head(before[behind_stamp])
                 if head is not None:
                     op_count, _, tail = after.partition(b" ")
                     template = head.templates.get(tail)
@@ -163,37 +168,36 @@ class NcclLogReader(LineReader):
                         add_template(template)
                         add_op_count(op_count)
                         if skip:
-                            add_stamp(before[:skip])
+                            add_stamp(before[stamp])
                         continue
-            elif (tuning := find_tuning(text[skip:])) is not None:
+            elif (tuning := find_tuning(text[behind_stamp])) is not None:
+                number = first + len(templates) + len(others)
                 gathered.tunings.append(tuning)
                 gathered.tuning_lines.append(number)
-                gathered.add_lines(first, number)
-                first = number + 1
+                others.append(number)
                 continue
-            elif text[skip:] in calls:
-                said = calls[text[skip:]]
+            elif (known := text[behind_stamp]) in calls:
+                number = first + len(templates) + len(others)
+                said = calls[known]
                 gathered.calls += 1
                 if said is not None:
                     gathered.call_marks.append((said[0], number, said[1]))
-                gathered.add_lines(first, number)
-                first = number + 1
+                others.append(number)
                 continue
-            gathered.add_lines(first, number)
-            first = number + 1
-            gathered.templates.fromlist(templates)
-            templates.clear()
-            self._line = number
+            self._line = first + len(templates) + len(others)
+            gathered.add_rows(templates, first, self._line, others)
             self._read_line(text)
+            first = self._line + 1
             skip = self._records.stamp_length
-        gathered.add_lines(first, number + 1)
-        gathered.templates.fromlist(templates)
-        self._line = number
+            stamp, behind_stamp = slice(skip), slice(skip, None)
+        self._line = first - 1 + len(templates) + len(others)
+        gathered.add_rows(templates, first, self._line + 1, others)
 
     # One line
 
     def _read_line(self, text: bytes) -> None:
         """Reads a physical line that is not known by its bytes."""
+        self._has_read_other = True
         if len(text) > self._max_line_bytes or HOLE in text:
             self._skip_overlong(text)
             return
@@ -336,9 +340,7 @@ class NcclLogReader(LineReader):
         if is_last:
             self._records.others.finish()
         gathered = self._records.take_gathered()
-        for dropped in (self._records.others.take_dropped(), self._torn.take_dropped(is_last=is_last)):
-            if dropped:
-                gathered.skipped.update(dropped)
+        has_news = is_last or self._has_read_other or self._records.templates.has_new
         begin, self._position = self._position, end
         return TextBatch(
             source=self.source,
@@ -347,12 +349,20 @@ class NcclLogReader(LineReader):
             end_line=self._line,
             is_last=is_last,
             observed_at_ns=observed_at_ns,
+            news=self._take_news(gathered, is_last=is_last) if has_news else NO_NEWS,
+            gathered=gathered,
+        )
+
+    def _take_news(self, gathered: Gathered, *, is_last: bool) -> News:
+        self._has_read_other = False
+        gathered.add_skipped(self._records.others.take_dropped())
+        gathered.add_skipped(self._torn.take_dropped(is_last=is_last))
+        return News(
             strings=self._records.strings.take_new(),
             threads=self._records.threads.take_new(),
             operation_templates=self._records.templates.take_new(),
             topologies=self._records.others.topology.take(),
             tuning_tables=self._records.others.tuning_table.take(),
-            gathered=gathered,
         )
 
 

@@ -8,8 +8,9 @@ numbers as text, and those of all files are read in one go.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,20 @@ from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a log said for the first time; nothing in most batches of a log that is tailed."""
+
+    strings: tuple[str, ...] = ()
+    threads: Columns = field(default_factory=lambda: no_rows(tables.THREAD))
+    operation_templates: Columns = field(default_factory=lambda: no_rows(tables.OPERATION_TEMPLATE))
+    topologies: tuple[TopologySeen, ...] = ()
+    tuning_tables: tuple[TuningTableSeen, ...] = ()
+
+
+NO_NEWS: Final = News()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextBatch:
     """What a `Batch` will hold; its operations are in `gathered`, as text."""
 
@@ -34,11 +49,7 @@ class TextBatch:
     end_line: int
     is_last: bool
     observed_at_ns: int | None
-    strings: tuple[str, ...]
-    threads: Columns
-    operation_templates: Columns
-    topologies: tuple[TopologySeen, ...]
-    tuning_tables: tuple[TuningTableSeen, ...]
+    news: News
     gathered: Gathered
     gaps: tuple[SourceGap, ...] = ()
     """Those that whoever followed the log knows; what the log itself tells is in `gathered`."""
@@ -62,7 +73,7 @@ def _settle_times(together: Sequence[Gathered]) -> None:
         layout = alike[0].layout
         assert layout is not None, "stamps wait, and their form is not known"
         times = layout.read(list(chain.from_iterable(gathered.times.stamps for gathered in alike)))
-        are_known = not (times == NO_TIME_NS).any()
+        are_known = times.min() > NO_TIME_NS
         at = 0
         for gathered in alike:
             begin, at = at, at + len(gathered.times.stamps)
@@ -99,7 +110,7 @@ def _without_torn(together: Sequence[Gathered], parts: Sequence[Columns], good: 
 
 
 def _batch(text: TextBatch, operations: Columns) -> Batch:
-    gathered = text.gathered
+    gathered, news = text.gathered, text.news
     return Batch(
         source=text.source,
         begin=text.begin,
@@ -107,17 +118,17 @@ def _batch(text: TextBatch, operations: Columns) -> Batch:
         end_line=text.end_line,
         is_last=text.is_last,
         observed_at_ns=text.observed_at_ns,
-        strings=text.strings,
-        threads=text.threads,
-        operation_templates=text.operation_templates,
+        strings=news.strings,
+        threads=news.threads,
+        operation_templates=news.operation_templates,
         operations=operations,
         tunings=gathered.tuning_rows(),
         call_marks=gathered.mark_rows(),
         communicators=tuple(gathered.communicators),
         versions=tuple(gathered.versions),
         facts=tuple(gathered.facts),
-        topologies=text.topologies,
-        tuning_tables=text.tuning_tables,
+        topologies=news.topologies,
+        tuning_tables=news.tuning_tables,
         gaps=(*gathered.gaps(text.source.name), *text.gaps),
         counts=gathered.counts(len(operations)),
     )

@@ -36,7 +36,7 @@ def read_hexadecimals(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArr
     else:
         padded = b"".join(map(bytes.rjust, texts, repeat(_HEX_DIGITS), repeat(b"0")))
     if len(padded) == len(texts) * _HEX_DIGITS and all(texts) and not padded.translate(None, _HEX_BYTES):
-        return np.frombuffer(unhexlify(padded), dtype=">u8").astype(np.uint64), None
+        return np.frombuffer(unhexlify(padded), dtype=">u8"), None
     good = np.array([0 < len(text) <= _HEX_DIGITS and not text.translate(None, _HEX_BYTES) for text in texts])
     values = [int(text, 16) if is_number else 0 for text, is_number in zip(texts, good, strict=True)]
     return np.array(values, dtype=np.uint64), good
