@@ -37,7 +37,8 @@ class FollowedLogs:
     ) -> None:
         self._releaser = LogReleaser()
         self._follower = LogFollower(patterns, kind=kind, zones_ns=zones_ns)
-        self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge)
+        # That other files are closed beside logs says nothing, and may come many times a second.
+        self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge, closing=False)
         """To be started by the owner."""
         self._refresh_at_ns = 0
         self._unseen = dict.fromkeys(patterns, False)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, cast
 
-from ncclscope_wire.batch import ROW_TABLES, Batch, Columns
+from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, without_rows
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
@@ -35,7 +35,6 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import SourceGap
-from ncclscope_wire.tables import CALLS_TORN
 
 
 class SessionState(Enum):
@@ -346,36 +345,16 @@ class Session:
         payload = encode_message(BatchMessage(sequence=sequence, batch=batch))
         if len(payload) > self._limits.max_frame_bytes:
             self._too_large += 1
-            payload = encode_message(BatchMessage(sequence=sequence, batch=_without_rows(batch, len(payload))))
+            stripped = without_rows(batch, _gap(batch, len(payload)))
+            payload = encode_message(BatchMessage(sequence=sequence, batch=stripped))
         return payload
 
 
-def _without_rows(batch: Batch, size_bytes: int) -> Batch:
-    """The positions and dictionaries of a batch that is too large, and a gap in the place of its rows."""
-    rows = sum(len(cast(Columns, getattr(batch, name))) for name in ROW_TABLES)
-    gap = SourceGap(
+def _gap(batch: Batch, size_bytes: int) -> SourceGap:
+    """What is said in the place of rows of a batch that is too large."""
+    return SourceGap(
         reason="batch_too_large",
-        amount=rows,
+        amount=sum(len(cast(Columns, getattr(batch, name))) for name in ROW_TABLES),
         unit="records",
         detail=f"{batch.source.name}: a batch of {size_bytes} bytes does not fit a frame; its rows were left out",
-    )
-    marks = batch.call_marks[:1].copy()
-    marks["kind"] = CALLS_TORN
-    return Batch(
-        source=batch.source,
-        begin=batch.begin,
-        end=batch.end,
-        end_line=batch.end_line,
-        is_last=batch.is_last,
-        observed_at_ns=batch.observed_at_ns,
-        strings=batch.strings,
-        threads=batch.threads,
-        operation_templates=batch.operation_templates,
-        kernel_templates=batch.kernel_templates,
-        range_templates=batch.range_templates,
-        inspected_ranks=batch.inspected_ranks,
-        call_marks=marks,
-        captures=batch.captures,
-        gaps=(*batch.gaps, gap),
-        counts=batch.counts,
     )

@@ -40,20 +40,29 @@ WATCHED: Final[tuple[type[FileSystemEvent], ...]] = (
     DirDeletedEvent,
 )
 """Never a Modified event; see above."""
+_CLOSED: Final = frozenset({FileClosedEvent})
 
 _COMPARE_EVERY_S: Final = 2.0
 
 
 class DirectoryWatch:
-    """Calls back whenever something appears, moves, goes or is closed in one of the directories.
+    """Calls back whenever something appears, moves, goes or, with `closing`, is closed in one of the directories.
 
     The callback comes on a thread of the watch, often several times for one file, with no argument: look for
     yourself. Directories that are not there yet are taken on by `refresh`. Used with `with`, or started and stopped.
     """
 
-    def __init__(self, directories: Sequence[Path], on_change: Callable[[], None], *, recursive: bool = False) -> None:
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        on_change: Callable[[], None],
+        *,
+        recursive: bool = False,
+        closing: bool = True,
+    ) -> None:
         self._directories = tuple(directories)
         self._recursive = recursive
+        self._events = [event for event in WATCHED if closing or event not in _CLOSED]
         self._nudger = _Nudger(on_change)
         self._watched: dict[Path, _Watched] = {}
         self._observer: BaseObserver | None = None
@@ -100,7 +109,7 @@ class DirectoryWatch:
         assert self._observer is not None, "a watch must be started before it can watch"
         try:
             watch = self._observer.schedule(
-                self._nudger, str(directory), recursive=self._recursive, event_filter=list(WATCHED)
+                self._nudger, str(directory), recursive=self._recursive, event_filter=self._events
             )
         except FileNotFoundError:  # gone since it was looked for
             return

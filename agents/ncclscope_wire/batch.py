@@ -8,7 +8,7 @@ source (bytes of a log, chunks of an export); the batches of one source are cont
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TypeAlias
 
@@ -102,3 +102,25 @@ ROW_TABLES = {
     "inspected": tables.INSPECTED_ROW,
 }
 """The row columns of a batch: field name to dtype."""
+
+
+def without_rows(batch: Batch, gap: SourceGap) -> Batch:
+    """The positions and dictionaries of a batch, and a gap in the place of its rows and records."""
+    marks = batch.call_marks[:1].copy()
+    marks["kind"] = tables.CALLS_TORN
+    return replace(
+        batch,
+        operations=no_rows(tables.OPERATION_ROW),
+        tunings=no_rows(tables.TUNING_ROW),
+        call_marks=marks,
+        kernels=no_rows(tables.KERNEL_ROW),
+        ranges=no_rows(tables.RANGE_ROW),
+        busy=no_rows(tables.BUSY_ROW),
+        inspected=no_rows(tables.INSPECTED_ROW),
+        communicators=(),
+        versions=(),
+        facts=(),
+        topologies=(),
+        tuning_tables=(),
+        gaps=(*batch.gaps, gap),
+    )

@@ -43,6 +43,20 @@ def test_a_file_in_a_new_folder_is_told(tmp_path: Path) -> None:
     assert heard_of(tmp_path, act, recursive=True)
 
 
+def test_closing_is_not_told_to_who_does_not_ask_for_it(tmp_path: Path) -> None:
+    calls: list[None] = []
+    with DirectoryWatch([tmp_path], lambda: calls.append(None), closing=False) as watched:
+        other = tmp_path / "a.log"
+        other.touch()
+        heard = threading.Event()
+        with DirectoryWatch([tmp_path], heard.set):
+            with other.open("ab") as file:
+                file.write(b"line\n")
+            assert heard.wait(PATIENCE_S)
+        del watched
+    assert len(calls) <= 2  # of the file's creation, on itself and on its directory
+
+
 def test_closing_is_told_and_writing_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.touch()
