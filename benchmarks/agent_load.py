@@ -1,4 +1,4 @@
-"""python benchmarks/agent_load.py [--seconds 15] [--files 8] [--rate 5000]: what an agent costs its node.
+"""python benchmarks/agent_load.py [--seconds 15] [--files 8] [--rate 5000] [--spool]: what an agent costs its node.
 
 A real agent process follows files that grow by so many operation lines a second in all, and sends to a service that
 only counts. CPU share and memory are the agent's own, from its heartbeats, between the second and the last. The
@@ -84,6 +84,7 @@ async def measure(folder: Path, port: int, receiver: Receiver, seen: Seen, given
     """One line of the table."""
     writer = Writer(folder, seen, files=given.files, rate=given.rate)
     agent = [sys.executable, "-m", "ncclscope", "agent", "--logs", f"{folder}/*.log"]
+    agent += ["--spool", f"{folder}/spool"] if given.spool else []
     async with await anyio.open_process([*agent, "--connect", f"127.0.0.1:{port}"]) as process:
         await writer.run(WARM_UP_SECONDS)
         before = health_of(receiver)
@@ -127,4 +128,5 @@ if __name__ == "__main__":
     arguments.add_argument("--seconds", type=float, default=15)
     arguments.add_argument("--files", type=int, default=8)
     arguments.add_argument("--rate", type=int, default=5000)
+    arguments.add_argument("--spool", action="store_true", help="the agent has a spool")
     anyio.run(main, arguments.parse_args())

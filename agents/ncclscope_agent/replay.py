@@ -99,7 +99,9 @@ class Replay:
 
 def entries_only(batch: Batch) -> Batch | None:
     """The new dictionary entries of a batch; None where it has none."""
-    if not batch.strings and not any(len(_table(batch, name)) for name in DICTIONARY_TABLES):
+    # Asked of every batch, of which few have any: a loop over the tables would cost as much as all the rest.
+    is_new = batch.strings or len(batch.operation_templates) or len(batch.threads) or len(batch.kernel_templates)
+    if not (is_new or len(batch.range_templates) or len(batch.inspected_ranks)):
         return None
     return Batch(
         source=batch.source,

@@ -20,7 +20,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from ncclscope_agent.spool_chapter import Chapter, Stretch
 from ncclscope_agent.spool_limits import SpoolJob, SpoolLimits, SpoolStatistics
@@ -32,12 +32,16 @@ from ncclscope_agent.spool_records import (
     entries_record,
     frame_record,
     header_record,
+    positions_record,
     scan,
 )
 from ncclscope_wire.messages import Position
 
 _CHAPTER_NAME: Final = re.compile(r"chapter-(\d{6})")
 _FRAMES_NAME: Final = re.compile(r"frames-(\d{10})-(\d{6})")
+_End: TypeAlias = tuple[int, int, bool]
+"""As `Position`: end, end_line, is_complete."""
+_NOWHERE: Final[_End] = (-1, 0, False)
 _ROLLS_PER_AGE: Final = 8
 """Files are at most such a part of the age limit long, so that little that is younger goes with what is too old."""
 _MAX_POSITIONS: Final = 20_000
@@ -81,6 +85,7 @@ class _Flying:
     entries_bytes: int
     syncs: bool
     removes: tuple[str, ...]
+    moved: dict[str, _End] = field(default_factory=dict[str, _End])
 
 
 class Spool:
@@ -103,7 +108,12 @@ class Spool:
         self._pending_bytes = 0
         self._file_bytes = 0
         self._entries_sizes: dict[str, int] = {}
-        self._disk_positions: dict[str, Position] = {}
+        self._ends: dict[str, _End] = {}
+        self._disk_ends: dict[str, _End] = {}
+        self._moved: dict[str, _End] = {}
+        """Of batches that are acknowledged and were not written."""
+        self._seen: _Pending | None = None
+        self._noted_ns = 0
         self._removes: list[str] = []
         self._next_file = self._next_chapter = 1
         self._synced_ns = 0
@@ -115,8 +125,6 @@ class Spool:
         """Batches that were read back, as whoever reads them counts."""
         self._dropped = Counter[str]()
         self._unusable = Counter[str]()
-        self.positions: dict[str, Position] = {}
-        """Where its last batches end, by source key: readers go on there."""
 
     # What was there at the start
 
@@ -153,7 +161,7 @@ class Spool:
         self._damaged_bytes += scanned.damaged_bytes
         if scanned.header is not None:
             self._known_chapter(chapter, scanned.header)
-            self._take_positions(scanned.header.positions)
+            self._take_ends({key: _end_of(position) for key, position in scanned.header.positions.items()})
         known = self._chapters.get(chapter)
         if known is None:
             self._unusable["no_header"] += 1
@@ -163,6 +171,9 @@ class Spool:
         file = _File(name, chapter, begun_ns, size=len(data), newest_ns=begun_ns)
         for frame in scanned.frames:
             self._recover_frame(known, file, frame)
+        for positions in scanned.positions:
+            for key, position in positions.items():
+                self._take_ends({key: max(_end_of(position), self._ends.get(key, _NOWHERE))})
         self._files.append(file)
         self._file_bytes += file.size
 
@@ -181,21 +192,27 @@ class Spool:
         self._note(chapter, file, frame, file.begun_ns if frame.observed_at_ns is None else frame.observed_at_ns)
         chapter.last = frame.sequence
         chapter.note(frame.key, frame.begin, frame.end)
-        self._take_positions({frame.key: frame.position})
+        self._take_ends({frame.key: (frame.end, frame.end_line, frame.is_last)})
 
     def begin(self, session_id: str) -> Chapter:
         """Begins a chapter: what is appended from now on belongs to it."""
         self._live = Chapter(self._next_chapter, session_id)
         self._chapters[self._live.number] = self._live
         self._next_chapter += 1
-        self._disk_positions = self._disk_positions or dict(self.positions)
+        self._disk_ends = self._disk_ends or dict(self._ends)
         self._remove_what_is_done()
         return self._live
 
     def rebase(self, positions: Mapping[str, Position]) -> None:
         """Readers go on at these positions, and not where the last batches end."""
-        self.positions = dict(positions)
-        self._disk_positions = dict(positions)
+        self._ends = {key: _end_of(position) for key, position in positions.items()}
+        self._disk_ends = dict(self._ends)
+        self._moved.clear()
+
+    @property
+    def positions(self) -> dict[str, Position]:
+        """Where its last batches end, by source key: readers go on there."""
+        return _positions_of(self._ends)
 
     @property
     def chapters(self) -> Sequence[Chapter]:
@@ -231,7 +248,9 @@ class Spool:
             chapter.entries_bytes += len(record)
         chapter.last = frame.sequence
         chapter.note(frame.key, frame.begin, frame.end)
-        self._take_positions({frame.key: frame.position})
+        if frame.key not in self._ends:
+            self._make_room()
+        self._ends[frame.key] = frame.end, frame.end_line, frame.is_last
         item = _Pending(chapter, frame, record)
         self._pending.append(item)
         self._pending_bytes += item.size
@@ -251,7 +270,7 @@ class Spool:
                 break
             item = self._pending.popleft()
             self._pending_bytes -= item.size
-            self._disk_positions[frame.key] = frame.position
+            self._moved[frame.key] = frame.end, frame.end_line, frame.is_last
             if item.entries:
                 item.frame = None
                 self._loose.append(item)
@@ -304,12 +323,20 @@ class Spool:
 
     # The disk
 
-    def take_job(self, now_ns: int) -> SpoolJob | None:
-        """What is to be done on disk now; None where nothing is, or the last job is not done."""
+    def take_job(self, now_ns: int, *, at_once: bool = True) -> SpoolJob | None:
+        """What is to be done on disk now; None where nothing is, or the last job is not done.
+
+        Batches that came since the last call are left for the next one, unless `at_once`: the service may have
+        acknowledged them by then.
+        """
         if self._flying is not None or now_ns < self._retry_ns:
             return None
-        if self._pending or self._loose:
-            return self._write_job(now_ns)
+        is_left = self._pending and self._pending[0] is self._seen
+        self._seen = self._pending[0] if self._pending else None
+        if self._pending and (at_once or is_left):
+            return self._write_job(self._take_items(), now_ns)
+        if (self._loose or self._moved) and (at_once or now_ns - self._noted_ns >= self._limits.note_ns):
+            return self._write_job(self._take_items(only_loose=True), now_ns)
         is_due = self._is_dirty and self._current is not None and now_ns - self._synced_ns >= self._limits.sync_ns
         syncs = self._names_to_sync() if is_due and not self._is_all_acknowledged() else ()
         if not syncs and not self._removes:
@@ -345,14 +372,15 @@ class Spool:
             self._retry_ns = now_ns + self._limits.retry_ns
             self._pending.extendleft(reversed([item for item in flying.items if item.frame is not None]))
             self._loose.extendleft(reversed([item for item in flying.items if item.frame is None]))
+            self._moved = flying.moved | self._moved
             self._forget_acknowledged()
             return
         done = set(flying.removes)
         self._removes = [name for name in self._removes if name not in done]
-        if flying.items:
+        if flying.items or flying.moved:
             self._count_written(flying, now_ns)
         if flying.syncs:
-            self._is_dirty = bool(flying.items)
+            self._is_dirty = False
 
     def read_next(self, chapter: Chapter, sequence: int) -> Stretch | None:
         """Where the batches from this one on are; None where there are no more. They may begin further on."""
@@ -392,9 +420,11 @@ class Spool:
             fault=self._fault,
         )
 
-    def _write_job(self, now_ns: int) -> SpoolJob:
-        items = self._take_items()
-        chapter = items[0].chapter
+    def _write_job(self, items: list[_Pending], now_ns: int) -> SpoolJob:
+        chapter = items[0].chapter if items else self._live
+        assert chapter is not None, "something is to be written before a chapter was begun"
+        moved, self._moved = self._moved, {}
+        self._noted_ns = now_ns
         appends: list[tuple[str, bytes]] = []
         entries = b"".join(item.entries for item in items)
         if entries:
@@ -402,11 +432,12 @@ class Spool:
             entries = (header_record(self._header(chapter, now_ns, {})) if is_new else b"") + entries
             appends.append((chapter.entries_name, entries))
         frames = [item.frame for item in items if item.frame is not None]
-        syncs, new_file = self._roll(chapter, now_ns) if frames else ((), None)
+        syncs, new_file = self._roll(chapter, now_ns) if frames or moved else ((), None)
         written = b""
-        if frames:
-            header = self._header(chapter, now_ns, self._disk_positions) if new_file is not None else None
-            written = self._frames_of(items, header)
+        if frames or moved:
+            header = self._header(chapter, now_ns, _positions_of(self._disk_ends)) if new_file is not None else None
+            written = self._frames_of(chapter, items, header)
+            written += positions_record(_positions_of(moved)) if moved else b""
             file = new_file or self._current
             assert file is not None, "frames have no file to go to"
             appends.append((file.name, written))
@@ -418,14 +449,15 @@ class Spool:
             entries_bytes=len(entries),
             syncs=False,
             removes=tuple(self._removes),
+            moved=moved,
         )
         return SpoolJob(appends=tuple(appends), syncs=syncs, removes=self._flying.removes, is_roll=new_file is not None)
 
-    def _take_items(self) -> list[_Pending]:
+    def _take_items(self, *, only_loose: bool = False) -> list[_Pending]:
         """The oldest of what waits, of one chapter, and about as much as a file may have."""
         items: list[_Pending] = []
         size = 0
-        for waiting in (self._loose, self._pending):
+        for waiting in (self._loose,) if only_loose else (self._loose, self._pending):
             while waiting and size < self._limits.file_bytes:
                 if items and waiting[0].chapter is not items[0].chapter:
                     break
@@ -435,9 +467,8 @@ class Spool:
                 break
         return items
 
-    def _frames_of(self, items: Sequence[_Pending], header: Header | None) -> bytes:
+    def _frames_of(self, chapter: Chapter, items: Sequence[_Pending], header: Header | None) -> bytes:
         """The frames among these, each with how many records of dictionaries there are up to it."""
-        chapter = items[0].chapter
         behind = sum(bool(item.entries) for item in (*self._loose, *self._pending) if item.chapter is chapter)
         number = chapter.entries - behind - sum(bool(item.entries) for item in items)
         records = [] if header is None else [header_record(header)]
@@ -465,7 +496,9 @@ class Spool:
         return (*names, self._current.name)
 
     def _count_written(self, flying: _Flying, now_ns: int) -> None:
-        chapter = flying.items[0].chapter
+        chapter = flying.items[0].chapter if flying.items else self._live
+        assert chapter is not None, "something was written before a chapter was begun"
+        self._disk_ends.update(flying.moved)
         if flying.entries_bytes:
             name = chapter.entries_name
             self._entries_sizes[name] = self._entries_sizes.get(name, 0) + flying.entries_bytes
@@ -473,13 +506,13 @@ class Spool:
         if flying.new_file is not None:
             self._current = flying.new_file
             self._files.append(flying.new_file)
-        if flying.frames:
+        if flying.frames_bytes:
             assert self._current is not None, "frames were written to no file"
             self._current.size += flying.frames_bytes
             self._file_bytes += flying.frames_bytes
             for frame in flying.frames:
                 self._note(chapter, self._current, frame, now_ns)
-                self._disk_positions[frame.key] = frame.position
+                self._disk_ends[frame.key] = frame.end, frame.end_line, frame.is_last
         self._written += len(flying.frames)
         self._pending_bytes -= sum(item.size for item in flying.items if item.frame is not None)
         self._is_dirty = True
@@ -504,13 +537,18 @@ class Spool:
             positions=dict(positions),
         )
 
-    def _take_positions(self, positions: Mapping[str, Position]) -> None:
-        for key, position in positions.items():
-            if key not in self.positions and len(self.positions) >= _MAX_POSITIONS:
-                done = next((known for known, at in self.positions.items() if at.is_complete), None)
-                if done is not None:
-                    del self.positions[done]
-            self.positions[key] = position
+    def _take_ends(self, ends: Mapping[str, _End]) -> None:
+        for key, end in ends.items():
+            if key not in self._ends:
+                self._make_room()
+            self._ends[key] = end
+
+    def _make_room(self) -> None:
+        """Forgets a source that is complete, where there are too many."""
+        if len(self._ends) >= _MAX_POSITIONS:
+            done = next((known for known, (_, _, is_complete) in self._ends.items() if is_complete), None)
+            if done is not None:
+                del self._ends[done]
 
     def _is_all_acknowledged(self) -> bool:
         return all(chapter.is_done for chapter in self._chapters.values())
@@ -521,3 +559,11 @@ class Spool:
             if chapter is not None and file.last > chapter.acknowledged:
                 return file.begun_ns
         return None
+
+
+def _end_of(position: Position) -> _End:
+    return position.end, position.end_line, position.is_complete
+
+
+def _positions_of(ends: Mapping[str, _End]) -> dict[str, Position]:
+    return {key: Position(end=end, end_line=line, is_complete=done) for key, (end, line, done) in ends.items()}

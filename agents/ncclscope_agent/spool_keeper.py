@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
+from ncclscope_agent.session import SessionState
 from ncclscope_agent.spool import Spool
 from ncclscope_agent.spool_files import SpoolDirectory
 from ncclscope_agent.spool_limits import SpoolJob
@@ -62,6 +63,7 @@ class SpoolKeeper:
         self._directory = directory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._running: _Running | None = None
+        self._session: SpooledSession | None = None
         self._monotonic_ns = monotonic_ns
         self._began_ns = time.time_ns() - monotonic_ns()
         self._fault: str | None = None
@@ -95,9 +97,14 @@ class SpoolKeeper:
             if not self._running.done.done():
                 return
             self._finish()
-        job = self.spool.take_job(self.now_ns())
+        job = self.spool.take_job(self.now_ns(), at_once=not self._is_taken())
         if job is not None:
             self._running = _Running(job, self._thread.submit(self._directory.perform, job))
+
+    def _is_taken(self) -> bool:
+        """Whether what was just read may well be acknowledged before it need be written."""
+        session = self._session
+        return session is not None and session.state is SessionState.STREAMING and not session.is_behind
 
     def tick(self) -> None:
         """The same, and drops what is too old; to be called about once a second."""
@@ -106,6 +113,7 @@ class SpoolKeeper:
 
     async def attend(self, session: SpooledSession, link: Sending) -> None:
         """Brings the session what it wants of the disk, for as long as it is not cancelled."""
+        self._session = session
         while True:
             self.tick()
             if session.wants_entries:

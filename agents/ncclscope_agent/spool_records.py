@@ -3,6 +3,7 @@
     record    mark 4, CRC-32 4, length 4, kind 1, then the body; little-endian; the checksum is over what follows it
     HEADER    first in every file: a msgpack map of `Header`
     FRAME     entries 4 (records of dictionaries up to this one), then the payload of the batch as it goes on the wire
+    POSITIONS 4 unused, then a msgpack map of source keys to `Position`: where readers are, of batches that are not here
     ENTRIES   number 4, then a batch with only new dictionary entries, as a message with the frame's sequence number
 
 A record that was cut, or in which a bit flipped, is passed over: the next one is found by its mark and believed for
@@ -12,6 +13,7 @@ its checksum.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -38,6 +40,7 @@ class RecordKind(IntEnum):
     HEADER = 1
     FRAME = 2
     ENTRIES = 3
+    POSITIONS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +59,9 @@ class Header:
     """Where readers were when the file was begun, by source key."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
-    """One batch, encoded, and where in its source it lies."""
+    """One batch, encoded, and where in its source it lies. Not frozen, since that would cost more than the spool."""
 
     sequence: int
     key: str
@@ -93,6 +96,8 @@ class Scanned:
     """None: it is no file of a spool, or its beginning is damaged."""
     frames: tuple[Frame, ...] = ()
     entries: tuple[Entries, ...] = ()
+    positions: tuple[dict[str, Position], ...] = ()
+    """Beside those in the header."""
     damaged_bytes: int = 0
     """Bytes that belong to no whole record."""
     whole_bytes: int = 0
@@ -119,6 +124,7 @@ class _Extents(msgspec.Struct):
 
 _EXTENTS: Final = msgspec.msgpack.Decoder(_Extents)
 _HEADERS: Final = msgspec.msgpack.Decoder(Header)
+_POSITIONS: Final = msgspec.msgpack.Decoder(dict[str, Position])
 _PACK: Final = msgspec.msgpack.Encoder()
 
 
@@ -137,11 +143,17 @@ def entries_record(payload: bytes, *, number: int) -> bytes:
     return _record(RecordKind.ENTRIES, _NUMBER.pack(number), payload)
 
 
+def positions_record(positions: Mapping[str, Position]) -> bytes:
+    """The bytes of positions, by source key."""
+    return _record(RecordKind.POSITIONS, _NUMBER.pack(0), _PACK.encode(positions))
+
+
 def scan(data: bytes) -> Scanned:
     """The whole records of a file, in order; what lies between them is counted."""
     header: Header | None = None
     frames: list[Frame] = []
     entries: list[Entries] = []
+    positions: list[dict[str, Position]] = []
     at = whole = damaged = 0
     while at < len(data):
         end = _record_end(data, at)
@@ -156,11 +168,18 @@ def scan(data: bytes) -> Scanned:
             header = header or read
         elif isinstance(read, Frame):
             frames.append(read)
-        else:
+        elif isinstance(read, Entries):
             entries.append(read)
+        else:
+            positions.append(read)
         at = whole = end
     return Scanned(
-        header=header, frames=tuple(frames), entries=tuple(entries), damaged_bytes=damaged, whole_bytes=whole
+        header=header,
+        frames=tuple(frames),
+        entries=tuple(entries),
+        positions=tuple(positions),
+        damaged_bytes=damaged,
+        whole_bytes=whole,
     )
 
 
@@ -181,7 +200,7 @@ def _record_end(data: bytes, at: int) -> int | None:
     return int(end) if crc32(memoryview(data)[at + 8 : end]) == checksum else None
 
 
-def _read(kind: int, body: bytes) -> Header | Frame | Entries | None:
+def _read(kind: int, body: bytes) -> Header | Frame | Entries | dict[str, Position] | None:
     """What a whole record says; None where it is of another version of us."""
     try:
         if kind == RecordKind.HEADER:
@@ -191,6 +210,8 @@ def _read(kind: int, body: bytes) -> Header | Frame | Entries | None:
             return Entries(number, body[_NUMBER.size :])
         if kind == RecordKind.FRAME:
             return _frame(number, body[_NUMBER.size :])
+        if kind == RecordKind.POSITIONS:
+            return _POSITIONS.decode(body[_NUMBER.size :])
     except (msgspec.DecodeError, struct.error):
         return None
     return None

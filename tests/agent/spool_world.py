@@ -156,10 +156,10 @@ class World:
             for log in self.logs:
                 log.begin(self.session.positions.get(log.key, Position(end=0)))
 
-    def write_spool(self) -> None:
+    def write_spool(self, *, at_once: bool = True) -> None:
         """The disk does what it is asked to."""
         self.now_ns += SECOND
-        while (job := self.session.spool.take_job(self.now_ns)) is not None:
+        while (job := self.session.spool.take_job(self.now_ns, at_once=at_once)) is not None:
             self.disk.perform(job)
             self.session.spool.on_done(self.now_ns)
 

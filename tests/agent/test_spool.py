@@ -84,6 +84,36 @@ def test_a_batch_that_was_acknowledged_before_it_was_written_is_not_written_but_
     ]
 
 
+def test_what_the_service_may_take_at_once_is_written_only_if_it_has_not_until_the_next_look() -> None:
+    spool, disk = begun(), Disk()
+    append(spool, 1, 2)
+    assert spool.take_job(0, at_once=False) is None
+    acknowledge(spool, 1)
+    append(spool, 3)
+    assert spool.take_job(0, at_once=False) is None, "batch 1 was acknowledged, and batch 2 is first now"
+    job = spool.take_job(0, at_once=False)
+    assert job is not None
+    disk.perform(job)
+    spool.on_done(0)
+    assert disk.frames(spool) == [("one", 2), ("one", 3)]
+
+
+def test_where_readers_are_is_noted_now_and_then_though_nothing_need_be_written() -> None:
+    spool, disk = begun(), Disk()
+    append(spool, 1, 2, entries=True)
+    acknowledge(spool, 2)
+    job = spool.take_job(SECOND, at_once=False)
+    assert job is not None
+    disk.perform(job)
+    spool.on_done(SECOND)
+    append(spool, 3)
+    acknowledge(spool, 3)
+    assert spool.take_job(SECOND + 1, at_once=False) is None
+    again = disk.recovered()
+    assert again.positions == {KEY: Position(end=20, end_line=20)}
+    assert disk.frames(again) == []
+
+
 def test_a_failed_write_is_tried_again_and_loses_nothing() -> None:
     spool, disk = begun(), Disk()
     append(spool, 1, 2, entries=True)

@@ -167,7 +167,9 @@ STEPS = st.lists(
         st.tuples(st.just("read"), st.integers(1, 9), st.just(0)),
         st.tuples(st.just("converse"), st.integers(1, 6), st.just(0)),
         st.tuples(
-            st.sampled_from(["spool", "spool", "full", "kill", "power", "lose", "disconnect", "refuse", "new chapter"]),
+            st.sampled_from(
+                ["spool", "look", "look", "full", "kill", "power", "lose", "disconnect", "refuse", "new chapter"]
+            ),
             st.just(0),
             st.just(0),
         ),
@@ -187,6 +189,8 @@ def act(world: World, step: tuple[str, int, int]) -> None:
             world.converse(first)
         case "spool":
             world.write_spool()
+        case "look":
+            world.write_spool(at_once=False)
         case "full":
             world.fail_spool()
         case "kill":
