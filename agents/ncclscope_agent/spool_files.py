@@ -27,6 +27,7 @@ class SpoolDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._handles: dict[str, int] = {}
+        self._has_new = False
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,7 +75,9 @@ class SpoolDirectory:
                 grown.append((name, os.fstat(handle).st_size))
                 _write_all(handle, data)
             for name in job.syncs:
-                os.fsync(self._handle(name))
+                os.fdatasync(self._handle(name))
+            if job.syncs and self._has_new:
+                self._sync_directory()
         except OSError:
             self._take_back(grown)
             raise
@@ -88,10 +91,20 @@ class SpoolDirectory:
         self._close_handles(set(self._handles))
         os.close(self._lock)
 
+    def _sync_directory(self) -> None:
+        """Without it, a file that is new may be gone after a loss of power."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._has_new = False
+
     def _handle(self, name: str) -> int:
         if name not in self._handles:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._handles[name] = os.open(self.path / name, flags, 0o600)
+            self._has_new = True
         return self._handles[name]
 
     def _close_handles(self, names: set[str]) -> None:
