@@ -11,12 +11,11 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
+from ncclscope.keeping import Keeping, keeping_options
 from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
-
-_UNSYNCED_SECONDS = 0.005
 
 
 @click.command(
@@ -39,30 +38,7 @@ _UNSYNCED_SECONDS = 0.005
     show_default=True,
     help="Folder for state, journal and finished operations (parquet); one service each.",
 )
-@click.option(
-    "--journal-fsync",
-    default="20",
-    show_default=True,
-    metavar="MS|off",
-    help="How long batches wait for others before they are synced to disk together and acknowledged; off: a loss of "
-    "power may lose what was acknowledged.",
-)
-@click.option(
-    "--journal-limit",
-    type=click.IntRange(64),
-    default=1024,
-    show_default=True,
-    metavar="MIB",
-    help="What the journal may take on disk; the state is written after every eighth of it.",
-)
-@click.option(
-    "--state-every",
-    type=click.FloatRange(0.05),
-    default=5.0,
-    show_default=True,
-    metavar="MINUTES",
-    help="How often the state is written at least: a restart does at most so much again.",
-)
+@keeping_options
 @click.option(
     "--snapshot-on-end",
     type=click.Path(path_type=Path, file_okay=False),
@@ -97,13 +73,10 @@ _UNSYNCED_SECONDS = 0.005
 @size_options
 @notification_options
 def serve(
-    *,
     listen: str,
     http: str,
     data: Path,
-    journal_fsync: str,
-    journal_limit: int,
-    state_every: float,
+    keeping: Keeping,
     snapshot_on_end: Path | None,
     log_format: str,
     security: Security,
@@ -119,12 +92,9 @@ def serve(
     import anyio  # noqa: PLC0415  (the packages of the service are only there now)
 
     from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415
-    from ncclscope_service.journal import JournalSettings  # noqa: PLC0415
     from ncclscope_service.listen import ListenSettings  # noqa: PLC0415
-    from ncclscope_service.persistence import PersistenceSettings  # noqa: PLC0415
     from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
 
-    group_milliseconds = _group_milliseconds(journal_fsync)
     agents_host, agents_port = address_of(listen, "--listen")
     http_host, http_port = address_of(http, "--http")
     security.check(listen=agents_host, http=http_host)
@@ -139,15 +109,7 @@ def serve(
         agent_files=security.for_agents(),
         http_files=security.for_http(),
         data=data,
-        persistence=PersistenceSettings(
-            journal=JournalSettings(
-                group_seconds=_UNSYNCED_SECONDS if group_milliseconds is None else group_milliseconds * 1e-3,
-                sync=group_milliseconds is not None,
-                max_bytes=journal_limit << 20,
-            ),
-            state_every_seconds=60 * state_every,
-            state_every_bytes=(journal_limit << 20) // 8,
-        ),
+        persistence=keeping.for_service(),
         pipeline=PipelineSettings(
             sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
         ),
@@ -169,19 +131,6 @@ def serve(
 
 
 serve.params.append(config_option("serve"))
-
-
-def _group_milliseconds(text: str) -> float | None:
-    """What --journal-fsync says; None for off."""
-    if text == "off":
-        return None
-    try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = -1.0
-    if not 0 <= milliseconds <= 10_000:
-        raise click.UsageError(f"--journal-fsync: {text!r} is neither off nor milliseconds from 0 to 10000")
-    return milliseconds
 
 
 def address_of(text: str, option: str) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.http_door import Door, DoorProtocol
 from ncclscope_service.http_gate import HttpGate
-from ncclscope_service.job_ends import SILENCE_NS, JobEnds, has_destroyed_all
+from ncclscope_service.job_ends import SILENCE_NS, has_destroyed_all
 from ncclscope_service.journal_entry import Told
 from ncclscope_service.kept import Kept
 from ncclscope_service.listen import Listener, ListenSettings
@@ -108,11 +108,11 @@ class Service:
             names=_own_names(settings) if is_loopback(settings.http_host) else None,
         )
         self._door = Door()
-        self._job_ends = JobEnds(silence_ns=settings.job_silence_ns)
         scheme = "http" if settings.http_files.cert is None else "https"
         page = settings.public_url or f"{scheme}://{settings.http_host}:{settings.http_port}"
         self._notifier = Notifier(settings.webhooks, page, self._on_settled)
         self._kept = Kept(settings.pipeline)
+        self._kept.job_ends.silence_ns = settings.job_silence_ns
         self._kept.outboxes = self._notifier.outboxes()
         self.receiver = Receiver(agents=self._kept.agents)
         self._persistence: Persistence | None = None
@@ -234,7 +234,9 @@ class Service:
     async def write_ended_jobs(self, now_ns: int) -> None:
         """Writes the files of each job that has ended since the last call, where that was asked for."""
         store = self.pipeline.store
-        ended = self._job_ends.take_ended(self.receiver.agents(), lambda job: has_destroyed_all(store, job), now_ns)
+        ended = self._kept.job_ends.take_ended(
+            self.receiver.agents(), lambda job: has_destroyed_all(store, job), now_ns
+        )
         for job in ended:
             _log.info("job_ended", job=job)
             await self.shelve(job)
@@ -289,6 +291,7 @@ class Service:
         self._kept = await to_thread.run_sync(
             persistence.open, self._settings.pipeline, self._notifier.outboxes(), self._on_kept, time.time_ns()
         )
+        self._kept.job_ends.silence_ns = self._settings.job_silence_ns
         self._notifier.adopt(self._kept.outboxes)
         self.receiver = Receiver(agents=self._kept.agents, record=persistence.journal.append)
         self._persistence = persistence

@@ -17,6 +17,7 @@ from ncclscope_service.aliases import Aliases
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.finding_news import FindingEvent, FindingNews
+from ncclscope_service.job_ends import JobEnds
 from ncclscope_service.journal_entry import Entry, HostPrior, Ticked, Told
 from ncclscope_service.outbox import Outbox
 from ncclscope_service.overview import FindingView, finding_views
@@ -58,6 +59,7 @@ class Kept:
         self.tally = Tally()
         self.budget = SeriesBudget()
         self.news = FindingNews()
+        self.job_ends = JobEnds()
         self.outboxes: dict[str, Outbox] = {}
         """By the name of the receiver of notifications."""
         self.priors: dict[str, ClockPrior] = {}

@@ -21,6 +21,7 @@ from ncclscope_service.admission import Admission, HostWatch, owned_id, owner_of
 from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Received
 from ncclscope_service.content_limits import ContentLimits
 from ncclscope_service.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
+from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
@@ -341,7 +342,7 @@ class Receiver:
         agent = connection.known_agent()
         agent.last_contact_ns = now_ns
         if isinstance(message, BatchMessage):
-            new = self._on_batch(agent, message, payload, now_ns, watch=self._watch(connection, agent))
+            new = self._on_batch(connection, agent, message, payload, now_ns)
             received.extend([] if new is None else [new])
             connection.heard = message.sequence
             if agent.acknowledged >= message.sequence:
@@ -366,7 +367,7 @@ class Receiver:
         if grant is None or not grant.hosts:
             self._watches.pop(agent_id, None)
             return None
-        if agent.acknowledged == 0:
+        if agent.applied == 0:
             self._watches[agent_id] = HostWatch()
         watch = self._watches.get(agent_id)
         if watch is None:
@@ -377,26 +378,36 @@ class Receiver:
         return watch
 
     def _on_batch(
-        self, agent: KnownAgent, message: BatchMessage, payload: bytes, now_ns: int, *, watch: HostWatch | None
+        self, connection: _Connection, agent: KnownAgent, message: BatchMessage, payload: bytes, now_ns: int
     ) -> Received | None:
+        watch = self._watch(connection, agent)
         before = agent.session_label, agent.applied
         new = agent.on_batch(message)
+        if (agent.session_label, agent.applied) == before:
+            return new
         if new is not None:
             batch = self._contents.bounded(new.batch)
-            allowed = batch if watch is None else watch.allowed(batch)
-            if allowed is not new.batch:
+            try:
+                batch = batch if watch is None else watch.allowed(batch)
+            except AgentError:
+                # Its source has moved on all the same.
+                self._note_taken(agent, _encoded(message, _without_content(new.batch)), now_ns)
+                raise
+            if batch is not new.batch:
                 # The journal must not hold what was taken out either, or a restart would let it in.
-                new = replace(new, batch=allowed)
-                payload = encode_message(replace(message, batch=allowed))
-        if (agent.session_label, agent.applied) != before:
-            hello = agent.hello
-            taken = BatchTaken(agent=hello.agent_id, session=hello.session_id, payload=payload, at_ns=now_ns)
-            number = self._write(taken)
-            if number is None:
-                agent.keep(agent.session_label, agent.applied)
-            else:
-                self._unkept.append(_Unkept(number, agent, agent.session_label, agent.applied))
+                new = replace(new, batch=batch)
+                payload = _encoded(message, batch)
+        self._note_taken(agent, payload, now_ns)
         return new
+
+    def _note_taken(self, agent: KnownAgent, payload: bytes, now_ns: int) -> None:
+        hello = agent.hello
+        taken = BatchTaken(agent=hello.agent_id, session=hello.session_id, payload=payload, at_ns=now_ns)
+        number = self._write(taken)
+        if number is None:
+            agent.keep(agent.session_label, agent.applied)
+        else:
+            self._unkept.append(_Unkept(number, agent, agent.session_label, agent.applied))
 
     def _write(self, entry: Entry) -> int | None:
         return None if self._record is None else self._record(entry)
@@ -450,13 +461,21 @@ class Receiver:
         away = [each for each in away if owner_of(each[1]) == owner] or away
         if not away:
             raise AgentError("too_many_agents", f"{len(self._agents)} agents are connected, which is the limit")
-        _, agent_id = min(away)
+        agent_id = min(away)[1]
         self._watches.pop(agent_id, None)
         forgotten = self._agents.pop(agent_id)
         self._duplicates += forgotten.duplicates
         self._sources_forgotten += forgotten.sources_forgotten
         self._agents_forgotten += 1
         return agent_id
+
+
+def _encoded(message: BatchMessage, batch: Batch) -> bytes:
+    return encode_message(replace(message, batch=batch))
+
+
+def _without_content(batch: Batch) -> Batch:
+    return Batch(source=batch.source, begin=batch.begin, end=batch.end, end_line=batch.end_line, is_last=batch.is_last)
 
 
 def _replayed_batch(agent: KnownAgent, entry: BatchTaken) -> Received | None:
