@@ -1,0 +1,52 @@
+"""The command: which faults, how often, and the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+import benchmarks.faults as _package
+from benchmarks.faults.matrix import FAULTS, run
+from benchmarks.faults.world import Result
+
+HEAD = (
+    "| fault | times | sent | stored | duplicates | lost | recovery, s: median (most) | |\n"
+    "|---|---:|---:|---:|---:|---:|---:|---|"
+)
+
+
+def main() -> int:
+    """Prints the table; 1 where anything was lost or stored twice."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults",
+        description=_package.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("faults", nargs="*", metavar="NAME", help=f"any of: {', '.join(FAULTS)}; all without")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as often as usual (default 1)")
+    parser.add_argument("--keep", type=Path, help="keeps logs, data and outputs in this folder")
+    asked = parser.parse_args()
+    print(HEAD, flush=True)
+    is_whole = True
+    with tempfile.TemporaryDirectory(prefix="ncclscope-faults-") as temporary:
+        for name in asked.faults or FAULTS:
+            fault, usual = FAULTS[name]
+            result = run(name, (asked.keep or Path(temporary)) / name, max(1, round(usual * asked.times)))
+            is_whole &= result.lost == result.duplicates == 0
+            print(row(fault.__doc__ or name, result), flush=True)
+    return 0 if is_whole else 1
+
+
+def row(what: str, result: Result) -> str:
+    """One line of the table."""
+    waits = sorted(result.recovery)
+    recovery = f"{median(waits):.1f} ({waits[-1]:.1f})" if waits else ""
+    numbers = f"{result.times} | {result.sent:,} | {result.stored:,} | {result.duplicates} | {result.lost}"
+    return f"| {what.strip().rstrip('.')} | {numbers} | {recovery} | {result.note} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,325 @@
+"""The faults, one function each: what is done to a world, and how often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults.processes import Hooks
+from benchmarks.faults.proxy import Weather
+from benchmarks.faults.world import Result, World
+
+Fault = Callable[[Path, int], Result]
+
+
+def killed_service(folder: Path, times: int) -> Result:
+    """kill -9 of the service."""
+    return _repeated(World(folder), times, World.restart_service, 0.05, 1.2)
+
+
+def killed_agent(folder: Path, times: int) -> Result:
+    """kill -9 of the agent."""
+    return _repeated(World(folder), times, World.restart_agent, 0.05, 1.2)
+
+
+def killed_both(folder: Path, times: int) -> Result:
+    """kill -9 of both at once."""
+
+    def both(world: World) -> None:
+        world.service.kill()
+        world.restart_agent()
+        world.service = world.start_service()
+
+    return _repeated(World(folder), times, both, 0.05, 1.5)
+
+
+def cut(folder: Path, times: int) -> Result:
+    """Connections are reset, and refused for 0.1 to 1 s."""
+    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.CUT, 0.1, 1.0), 0.3, 1.5)
+
+
+def half_open(folder: Path, times: int) -> Result:
+    """The service's end is closed, the agent's end stays and hears nothing: it gives up after 20 s."""
+
+    def half(world: World) -> None:
+        assert world.proxy is not None
+        world.proxy.half_open()
+        time.sleep(22)
+        world.proxy.weather = Weather.CLEAR
+
+    return _repeated(World(folder, with_proxy=True), times, half, 0.5, 1.5)
+
+
+def black_hole(folder: Path, times: int) -> Result:
+    """Nothing passes for 3 to 25 s, and nobody is told."""
+    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.BLACK_HOLE, 3, 25), 0.5, 1.5)
+
+
+def late_and_reset(folder: Path, times: int) -> Result:
+    """Every piece is late by up to 0.3 s, with resets in between: old and new connections overlap."""
+    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.SLOW, 3, 5), 0.2, 1.0)
+
+
+def clock_of_service(folder: Path, times: int) -> Result:
+    """The service's wall clock is set by up to an hour, forth and back."""
+    clock = _clock(folder)
+    world = World(folder, service_hooks=Hooks(clock_file=clock))
+    return _repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
+
+
+def clock_of_agent(folder: Path, times: int) -> Result:
+    """The agent's wall clock is set by up to an hour, forth and back."""
+    clock = _clock(folder)
+    world = World(folder, agent_hooks=Hooks(clock_file=clock))
+    return _repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
+
+
+def torn_journal(folder: Path, times: int) -> Result:
+    """After kill -9, up to 20 kB of the journal's end are gone, as after a loss of power with a disk that lied."""
+
+    def tear(world: World) -> None:
+        world.service.kill()
+        newest = max((world.data / "journal").glob("*.journal"), default=None)
+        if newest is not None:
+            size = newest.stat().st_size
+            os.truncate(newest, max(0, size - world.random.randrange(1, 20_000)))
+        world.service = world.start_service()
+
+    return _repeated(World(folder), times, tear, 0.5, 1.5)
+
+
+def turned_journal(folder: Path, times: int) -> Result:
+    """After kill -9, one byte of the journal, anywhere, is another."""
+
+    def turn(world: World) -> None:
+        world.service.kill()
+        paths = sorted((world.data / "journal").glob("*.journal"))
+        if paths:
+            _turn_a_byte(world, world.random.choice(paths))
+        world.service = world.start_service()
+
+    return _repeated(World(folder), times, turn, 0.5, 1.5)
+
+
+def turned_state(folder: Path, times: int) -> Result:
+    """After kill -9, one byte of the newest state file is another."""
+
+    def turn(world: World) -> None:
+        world.service.kill()
+        newest = max((world.data / "state").glob("*.state"), default=None)
+        if newest is not None:
+            _turn_a_byte(world, newest)
+        world.service = world.start_service()
+
+    return _repeated(World(folder, serve=("--state-every", "0.05")), times, turn, 3.5, 5.0)
+
+
+def full_disk(folder: Path, times: int) -> Result:
+    """No room on the service's disk for 3 s (a tmpfs that a file fills)."""
+    with _small_disk(folder, 64) as data:
+
+        def fill(world: World) -> None:
+            filler = data / "filler"
+            with filler.open("wb") as file:
+                try:
+                    while True:
+                        file.write(bytes(65536))
+                        file.flush()
+                except OSError:
+                    pass
+            time.sleep(3)
+            said = world.get("/healthz") or b""
+            if b"No space left" not in said:
+                world.note += f" /healthz said {said[:40]!r};"
+            if world.random.random() < 0.3:
+                world.restart_service()
+            filler.unlink()
+
+        return _repeated(World(folder, data=data, serve=("--state-every", "0.5")), times, fill, 0.5, 1.5)
+
+
+def slow_disk(folder: Path, times: int) -> Result:
+    """Every fdatasync takes 1.5 s longer; kill -9 of the service besides."""
+    world = World(folder, service_hooks=Hooks(sync_seconds=1.5))
+    return _repeated(world, times, World.restart_service, 1.0, 6.0)
+
+
+def two_agents(folder: Path, times: int) -> Result:
+    """A second agent of the same name follows the same files for a while."""
+
+    def second(world: World) -> None:
+        other = world.start_agent()
+        world.pause(2, 4)
+        other.end()
+
+    return _repeated(World(folder), times, second, 0.5, 1.5)
+
+
+def two_services(folder: Path, times: int) -> Result:
+    """A second service is started on the same folder: it must refuse."""
+
+    def second(world: World) -> None:
+        other = world.start_service()
+        world.wait_for(lambda: not other.is_running, 20)
+        if other.status in (0, None):
+            world.note += f" the second service ended with {other.status};"
+            other.kill()
+
+    return _repeated(World(folder), times, second, 0.2, 1.0)
+
+
+def renamed_logs(folder: Path, times: int) -> Result:
+    """Logs are renamed and begun anew."""
+    return _repeated(World(folder), times, lambda world: world.writer.rotate(world.random.randrange(4)), 0.3, 1.5)
+
+
+def truncated_logs(folder: Path, times: int) -> Result:
+    """Logs are copied and emptied while their writer is quiet for a second."""
+    return _repeated(
+        World(folder), times, lambda world: world.writer.copy_and_truncate(world.random.randrange(4)), 2.0, 3.5
+    )
+
+
+def bad_exports(folder: Path, times: int) -> Result:
+    """Exports appear that shrink, vanish while they are read, or are never finished."""
+
+    def spoil(world: World) -> None:
+        exports = folder / "exports"
+        data = b"SQLite format 3\0" + world.random.randbytes(200_000)
+        path = exports / f"report{world.times}.sqlite"
+        path.write_bytes(data)
+        world.pause(0.2, 0.8)
+        what = world.times % 3
+        if what == 0:
+            os.truncate(path, 5000)
+        elif what == 1:
+            path.unlink()
+        else:
+            (exports / f"report{world.times}.sqlite-journal").write_bytes(data[:512])
+
+    (folder / "exports").mkdir(parents=True, exist_ok=True)
+    return _repeated(World(folder), times, spoil, 0.3, 1.0)
+
+
+def slow_service(folder: Path, times: int) -> Result:
+    """The service stands still for 2 to 5 s at 20,000 operations/s; its agents hold a window of 256 KiB."""
+
+    def stop(world: World) -> None:
+        world.service.signal(signal.SIGSTOP)
+        world.pause(2, 5)
+        world.service.signal(signal.SIGCONT)
+
+    world = World(folder, rate=20_000, agent=("--window-bytes", "262144"))
+    return _repeated(world, times, stop, 0.5, 1.5)
+
+
+def soak(folder: Path, times: int) -> Result:
+    """72 hours on clocks that run 864 times as fast (5 minutes), with rotation; memory and open files at five times."""
+    clock = folder / "clock"
+    clock.write_text("x 864")
+    hooks = Hooks(clock_file=clock)
+    world = World(folder, rate=500, service_hooks=hooks, agent_hooks=hooks)
+    samples: list[str] = []
+    for turn in range(6 * times):
+        time.sleep(50)
+        world.times += 1
+        world.writer.rotate(turn % 4)
+        told = (
+            f"{each.memory_bytes() / 1e6:.0f} MB, {each.descriptors()} files" for each in (world.service, world.agent)
+        )
+        samples.append(" / ".join(told))
+    world.note = f"service / agent: {'; '.join(samples)}"
+    return world.finish()
+
+
+FAULTS: Final[dict[str, tuple[Fault, int]]] = {
+    "killed_service": (killed_service, 150),
+    "killed_agent": (killed_agent, 80),
+    "killed_both": (killed_both, 40),
+    "cut": (cut, 30),
+    "half_open": (half_open, 2),
+    "black_hole": (black_hole, 3),
+    "late_and_reset": (late_and_reset, 6),
+    "clock_of_service": (clock_of_service, 10),
+    "clock_of_agent": (clock_of_agent, 10),
+    "torn_journal": (torn_journal, 20),
+    "turned_journal": (turned_journal, 20),
+    "turned_state": (turned_state, 6),
+    "full_disk": (full_disk, 4),
+    "slow_disk": (slow_disk, 5),
+    "two_agents": (two_agents, 4),
+    "two_services": (two_services, 10),
+    "renamed_logs": (renamed_logs, 20),
+    "truncated_logs": (truncated_logs, 6),
+    "bad_exports": (bad_exports, 12),
+    "slow_service": (slow_service, 4),
+    "soak": (soak, 1),
+}
+"""By name, with how often each is done."""
+
+
+def _repeated(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
+    try:
+        world.wait_for(lambda: world.shown() > 0, 60)
+        for turn in range(times):
+            world.pause(least, most)
+            fault(world)
+            world.times += 1
+            if turn % max(1, times // 10) == 0:
+                world.recovered()
+        return world.finish()
+    finally:
+        world.end()
+
+
+def _weather(weather: Weather, least: float, most: float) -> Callable[[World], None]:
+    def change(world: World) -> None:
+        assert world.proxy is not None
+        world.proxy.weather = weather
+        world.pause(least, most)
+        world.proxy.weather = Weather.CLEAR
+
+    return change
+
+
+def _clock(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = folder / "clock"
+    clock.write_text("0")
+    return clock
+
+
+def _set(clock: Path, world: World) -> None:
+    clock.with_suffix(".new").write_text(str(world.random.uniform(-3600, 3600)))
+    clock.with_suffix(".new").replace(clock)
+
+
+def _turn_a_byte(world: World, path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[world.random.randrange(len(data))] ^= world.random.randrange(1, 256)
+    path.write_bytes(data)
+
+
+@contextmanager
+def _small_disk(folder: Path, mebibytes: int) -> Generator[Path]:
+    """A file system of that size. Needs root."""
+    path = folder / "disk"
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def run(name: str, folder: Path, times: int | None = None) -> Result:
+    """One fault in a folder that is made."""
+    fault, usual = FAULTS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    return fault(folder, usual if times is None else times)

@@ -1,0 +1,121 @@
+"""Agent and service as processes that can be killed at any moment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+_CONTEXT: Final = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["ncclscope.cli", "ncclscope.serve", "ncclscope.agent", "ncclscope_service.app", "ncclscope_agent.app"]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What is wrong with the machine that a process believes to be on."""
+
+    sync_seconds: float = 0.0
+    """What fdatasync takes longer."""
+    clock_file: Path | None = None
+    """Holds how far the wall clock is off, in seconds; or "x RATE" for one that runs so much faster."""
+
+
+class Running:
+    """One process of the command."""
+
+    def __init__(self, arguments: list[str], output: Path, hooks: Hooks | None = None) -> None:
+        self._process: BaseProcess = _CONTEXT.Process(target=_run, args=(arguments, output, hooks or Hooks()))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.join()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal."""
+        os.kill(self.pid, number)
+
+    def end(self, within: float = 120) -> int | None:
+        """SIGTERM; gives the exit status."""
+        if self.is_running:
+            self.signal(signal.SIGTERM)
+        self._process.join(within)
+        if self.is_running:
+            self.kill()
+        return self._process.exitcode
+
+    def memory_bytes(self) -> int:
+        """Resident memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        """Open files."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+def _run(arguments: list[str], output: Path, hooks: Hooks) -> None:
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    if hooks.sync_seconds:
+        setattr(os, "fdatasync", _slowed(os.fdatasync, hooks.sync_seconds))  # noqa: B010
+    if hooks.clock_file is not None:
+        _set_clock(hooks.clock_file)
+    from ncclscope.cli import main  # noqa: PLC0415  (the clock must be set before)
+
+    sys.argv = ["ncclscope", *arguments]
+    main()
+
+
+def _slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None]:
+    def slow(descriptor: int) -> None:
+        time.sleep(seconds)
+        sync(descriptor)
+
+    return slow
+
+
+def _set_clock(file: Path) -> None:
+    """A wall clock that is set by a file, looked at ten times a second. The process was forked for this alone."""
+    true_ns, began_ns = time.time_ns, time.time_ns()
+    looked_ns, rate, offset_ns = 0, 0.0, 0
+
+    def time_ns() -> int:
+        nonlocal looked_ns, rate, offset_ns
+        now_ns = true_ns()
+        if now_ns - looked_ns > 100_000_000:
+            looked_ns, text = now_ns, file.read_text()
+            rate = float(text[2:]) - 1 if text.startswith("x ") else 0.0
+            offset_ns = 0 if text.startswith("x ") else int(float(text or 0) * 1e9)
+        return now_ns + offset_ns + int((now_ns - began_ns) * rate)
+
+    time.time_ns = time_ns
+    time.time = lambda: time_ns() * 1e-9
+    for name in [name for name in sys.modules if name.startswith("ncclscope")]:
+        del sys.modules[name]  # their defaults hold the true clock

@@ -1,0 +1,241 @@
+"""A writer of logs, an agent, a service, and what became of every operation."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import pyarrow.parquet as pq
+from benchmarks.faults.processes import Hooks, Running
+from benchmarks.faults.proxy import Proxy
+
+LINE: Final = (
+    "node17:{pid}:{pid} [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
+    "count 1048576 datatype 9 op 0 root 0 comm 0x55d0c8b3e2a0 [nranks=8] stream 0x55d0c7f01b10\n"
+)
+_FILES: Final = 4
+_OPERATIONS: Final = re.compile(rb"^ncclscope_operations_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+
+
+class Writer:
+    """Appends operations to logs, each with a number of its own, until `stop`."""
+
+    def __init__(self, folder: Path, rate: int) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.rate = rate
+        self.written = 0
+        self.lock = threading.Lock()
+        """Held while lines are written: who has it sees whole files."""
+        self._files: list[BinaryIO] = [self._open(number) for number in range(_FILES)]
+        self._is_running = True
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Writes no more."""
+        self._is_running = False
+        self._thread.join()
+        for file in self._files:
+            file.close()
+
+    def rotate(self, number: int) -> None:
+        """Renames a log and begins a new one, as logrotate does with `create`."""
+        with self.lock:
+            path = self._path(number)
+            path.rename(path.with_name(f"{path.name}.{time.time_ns()}"))
+            self._files[number].close()
+            self._files[number] = self._open(number)
+
+    def copy_and_truncate(self, number: int) -> None:
+        """Copies a log and empties it, as logrotate does with `copytruncate`; the writer is quiet for a second.
+
+        The copy's name fits no pattern of the agent's: what was not read when the log is emptied is gone.
+        """
+        with self.lock:
+            path = self._path(number)
+            (self.folder / f"copy.{number}.{time.time_ns()}").write_bytes(path.read_bytes())
+            time.sleep(1)
+            os.truncate(path, 0)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"nccl.{number}.log"
+
+    def _open(self, number: int) -> BinaryIO:
+        return self._path(number).open("ab", buffering=0)
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while self._is_running:
+            due = int((time.monotonic() - began) * self.rate) - self.written
+            if due > 0:
+                with self.lock:
+                    self._write(due)
+            time.sleep(0.02)
+
+    def _write(self, amount: int) -> None:
+        lines: list[list[str]] = [[] for _ in range(_FILES)]
+        for _ in range(amount):
+            self.written += 1
+            place = self.written % _FILES
+            buffer = 0x7F2A40000000 + self.written % 64 * 512
+            lines[place].append(LINE.format(pid=41822 + place, number=self.written, buffer=buffer))
+        for file, own in zip(self._files, lines, strict=True):
+            file.write("".join(own).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row of the table."""
+
+    times: int
+    sent: int
+    stored: int
+    duplicates: int
+    lost: int
+    recovery: tuple[float, ...]
+    note: str = ""
+
+
+class World:
+    """All that one fault happens to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rate: int = 2000,
+        data: Path | None = None,
+        with_proxy: bool = False,
+        service_hooks: Hooks | None = None,
+        agent_hooks: Hooks | None = None,
+        serve: tuple[str, ...] = ("--state-every", "0.1"),
+        agent: tuple[str, ...] = (),
+    ) -> None:
+        self.folder = folder
+        self.data = data or folder / "data"
+        self.random = random.Random(folder.name)
+        self.recovery: list[float] = []
+        self.times = 0
+        self.note = ""
+        self._hooks = service_hooks, agent_hooks
+        self._extra = serve, agent
+        self._agents_port, self._http_port = free_port(), free_port()
+        self.proxy = Proxy(self._agents_port) if with_proxy else None
+        self.writer = Writer(folder / "logs", rate)
+        self.service = self.start_service()
+        self.agent = self.start_agent()
+
+    def start_service(self) -> Running:
+        """One more service on the same folder and ports."""
+        return Running(
+            ["serve", "--listen", f"127.0.0.1:{self._agents_port}", "--http", f"127.0.0.1:{self._http_port}",
+             "--data", str(self.data), *self._extra[0]],
+            self.folder / "service.out", self._hooks[0],
+        )  # fmt: skip
+
+    def start_agent(self) -> Running:
+        """One more agent of the same name on the same logs."""
+        port = self._agents_port if self.proxy is None else self.proxy.port
+        return Running(
+            ["agent", "--logs", str(self.writer.folder / "nccl.*.log*"), "--exports", str(self.folder / "exports"),
+             "--connect", f"127.0.0.1:{port}", *self._extra[1]],
+            self.folder / "agent.out", self._hooks[1],
+        )  # fmt: skip
+
+    def restart_service(self) -> None:
+        """kill -9, and a new one."""
+        self.service.kill()
+        self.service = self.start_service()
+
+    def restart_agent(self) -> None:
+        """kill -9, and a new one."""
+        self.agent.kill()
+        self.agent = self.start_agent()
+
+    def pause(self, least: float, most: float) -> None:
+        """A random while, in seconds."""
+        time.sleep(self.random.uniform(least, most))
+
+    def shown(self) -> int:
+        """Operations that the service shows now; -1 where it does not answer."""
+        return sum(int(float(value)) for value in _OPERATIONS.findall(self.get("/metrics") or b"")) or -1
+
+    def get(self, path: str) -> bytes | None:
+        """What the service answers; None where it does not."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}{path}", timeout=5) as answer:
+                body: bytes = answer.read()
+                return body
+        except OSError:
+            return None
+
+    def recovered(self, within: float = 120) -> None:
+        """Notes how long it takes from now until all that is written now is shown."""
+        began, written = time.monotonic(), self.writer.written
+        if self.wait_for(lambda: self.shown() >= written, within):
+            self.recovery.append(time.monotonic() - began)
+        else:
+            self.note += f" not recovered within {within:g} s;"
+
+    def wait_for(self, condition: Callable[[], bool], within: float) -> bool:
+        """Whether it came true in time."""
+        until = time.monotonic() + within
+        while not condition():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def finish(self) -> Result:
+        """Stops all, and counts."""
+        try:
+            self.writer.stop()
+            self.recovered()
+        finally:
+            self.end()
+        stored = self.stored()
+        found = len(stored)
+        return Result(
+            times=self.times,
+            sent=self.writer.written,
+            stored=sum(stored.values()),
+            duplicates=sum(stored.values()) - found,
+            lost=self.writer.written - sum(1 for number in stored if 1 <= number <= self.writer.written),
+            recovery=tuple(self.recovery),
+            note=self.note.strip(" ;"),
+        )
+
+    def end(self) -> None:
+        """Ends every process and thread."""
+        self.writer.stop()
+        self.agent.end(60)
+        status = self.service.end()
+        if status != 0:
+            self.note += f" the service ended with {status};"
+        if self.proxy is not None:
+            self.proxy.close()
+
+    def stored(self) -> Counter[int]:
+        """How often each operation is in the service's parquet files."""
+        stored = Counter[int]()
+        for path in sorted((self.data / "operations").glob("*/*.parquet")):
+            stored.update(pq.read_table(path, columns=["op_count"])["op_count"].to_pylist())
+        return stored
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+        return port
