@@ -13,6 +13,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = {
     "ncclscope_wire": _ROOT / "agents" / "ncclscope_wire",
     "ncclscope_agent": _ROOT / "agents" / "ncclscope_agent",
+    "ncclscope_capture": _ROOT / "agents" / "ncclscope_capture",
     "ncclscope_service": _ROOT / "service" / "ncclscope_service",
     "ncclscope_simulator": _ROOT / "simulator" / "ncclscope_simulator",
     "ncclscope": _ROOT / "command" / "ncclscope",
@@ -20,12 +21,15 @@ _PACKAGES = {
 _MAY_IMPORT = {
     "ncclscope_wire": set[str](),
     "ncclscope_agent": {"ncclscope_wire"},
+    # Put beside a trainer alone.
+    "ncclscope_capture": set[str](),
     "ncclscope_service": {"ncclscope_wire"},
     # The simulator checks the others: what it shared with them, it could not check.
     "ncclscope_simulator": set[str](),
-    "ncclscope": {"ncclscope_wire", "ncclscope_agent", "ncclscope_service", "ncclscope_simulator"},
+    "ncclscope": {"ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service", "ncclscope_simulator"},
 }
 _ACTING = {
+    "ncclscope_capture": {"__main__", "capture", "chunks", "cycle", "job", "launching"},
     "ncclscope_agent": {
         "app",
         "config",
@@ -125,7 +129,7 @@ def test_a_package_imports_only_the_layers_below_it(package: str) -> None:
         assert ours <= _MAY_IMPORT[package], f"{package}.{name} imports {ours - _MAY_IMPORT[package]}"
 
 
-@pytest.mark.parametrize("package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_service"])
+@pytest.mark.parametrize("package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service"])
 def test_what_decides_does_not_act(package: str) -> None:
     acting = _ACTING.get(package, set())
     for name, path in _modules(package):
@@ -135,7 +139,7 @@ def test_what_decides_does_not_act(package: str) -> None:
         assert not forbidden, f"{package}.{name} decides, so it may not import {sorted(forbidden)}"
 
 
-@pytest.mark.parametrize("package", ["ncclscope_agent", "ncclscope_service"])
+@pytest.mark.parametrize("package", ["ncclscope_agent", "ncclscope_capture", "ncclscope_service"])
 def test_the_list_of_shells_names_modules_that_exist(package: str) -> None:
     existing = {name for name, _ in _modules(package)}
     assert _ACTING[package] - {"web"} <= existing
@@ -149,3 +153,9 @@ def test_what_runs_on_a_node_needs_only_the_base_install(package: str) -> None:
         if package == "ncclscope_simulator":
             extra -= {"pyarrow"}  # only its truth file needs it, and says so
         assert not extra, f"{package}.{name} imports {sorted(extra)}, which the base install lacks"
+
+
+def test_what_runs_beside_a_trainer_needs_only_its_python_of_310_or_newer() -> None:
+    for name, path in _modules("ncclscope_capture"):
+        assert _imports(path) <= set(sys.stdlib_module_names) | {"ncclscope_capture"}, name
+        ast.parse(path.read_text(), feature_version=(3, 10))

@@ -13,6 +13,7 @@ import orjson
 
 from ncclscope import node
 from ncclscope.check_report import Checked, in_json, report
+from ncclscope.options import nccl_version
 from ncclscope_agent.advice import (
     DEFAULT_LOG_FILE,
     NcclVersion,
@@ -32,15 +33,6 @@ _FULL_HOURS: Final = 24.0
 _TOLERATED_OFFSET_SECONDS: Final = 1.0
 
 
-def _version(_: click.Context, __: click.Parameter, value: str | None) -> NcclVersion | None:
-    if value is None:
-        return None
-    found = read_version(value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not a version such as 2.27.5")
-    return found
-
-
 def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
@@ -52,7 +44,7 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--nccl", callback=_version, metavar="VERSION", help="NCCL's version, for instance 2.27.5; else it is found."
+    "--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version, for instance 2.27.5; else it is found."
 )
 @click.option(
     "--logs", multiple=True, metavar="GLOB", help="Logs to look at: what is in them, and how much it is per hour."

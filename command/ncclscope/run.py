@@ -1,0 +1,245 @@
+"""`ncclscope run`: runs a job with NCCL's variables set and, once per node, an agent beside it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from ncclscope import node
+from ncclscope.options import nccl_version
+from ncclscope_agent.advice import NcclVersion, Verdict, remarks_on_environment
+from ncclscope_agent.config import variable_of
+from ncclscope_agent.presets import glob_of, preset
+from ncclscope_capture.job import Watch, become, end_as
+
+_LOCAL_RANKS: Final = (
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "FLUX_TASK_LOCAL_ID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "LOCAL_RANK",
+)
+"""Variables in which launchers say the how-manieth process of its node this is. *Source:* srun(1); Open MPI's,
+Intel MPI's and MPICH's launchers (Hydra); HPE PALS; flux-run(1); IBM jsrun; torchrun."""
+_JOBS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+_NEWEST: Final = NcclVersion(2, 30, 7)
+"""Where the version is not known, what is set is judged by the one that forgives least."""
+_STRICTEST_MODE: Final = 0o700
+_LOCK: Final = ".ncclscope-run"
+_AGENT_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a job is started with."""
+
+    environment: dict[str, str]
+    log_file: str
+    changed: tuple[str, ...]
+    """What was set otherwise, and why that was replaced: a sentence each."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
+@click.option("--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version; else what serves all.")
+@click.option(
+    "--log-file", metavar="PATTERN", help="NCCL_DEBUG_FILE; default: a folder of this user and job in TMPDIR."
+)
+@click.option("--calls", is_flag=True, help="A line for each API call too (2.13 on): tells groups exactly.")
+@click.option("--keep", is_flag=True, help="Replace nothing that is set, even where NCCL would log nothing then.")
+@click.option("--connect", metavar="HOST:PORT", help="Where the service listens; else NCCLSCOPE_CONNECT.")
+@click.option("--exports", multiple=True, metavar="DIR", help="Directories in which nsys exports appear.")
+@click.option("--agent", "wants_agent", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True,
+              help="Start an agent here; auto: in the first process of each node.")  # fmt: skip
+@click.option("--linger", type=click.FloatRange(0, 3600), default=30.0, show_default=True, metavar="SECONDS",
+              help="After the job's end, wait so long for others of this node; then end the agent.")  # fmt: skip
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
+def run(
+    *,
+    nccl: NcclVersion | None,
+    log_file: str | None,
+    calls: bool,
+    keep: bool,
+    connect: str | None,
+    exports: tuple[str, ...],
+    wants_agent: str,
+    linger: float,
+    command: tuple[str, ...],
+) -> None:
+    """Run a job with NCCL's variables set and an agent beside it: srun ncclscope run -- python train.py
+
+    All settings of the agent may be given as variables (NCCLSCOPE_CONNECT and so on). The agent and the way to it can
+    fail: the job runs all the same. Signals and exit status are the job's.
+    """
+    prepared = prepare(os.environ, nccl, log_file=log_file, calls=calls, keep=keep)
+    first = is_first_on_node(os.environ) if wants_agent == "auto" else wants_agent == "yes"
+    if first:
+        for sentence in prepared.changed:
+            _say(sentence)
+    environment = prepared.environment
+    if connect is not None:
+        environment[variable_of("connect")] = connect
+    folder = Path(prepared.log_file).parent
+    locked = _lock(folder)
+    if not first:
+        # The lock goes with the job, and tells the first process when the last of this node has ended.
+        become(command, environment)
+    with Watch() as watch:
+        status = _run_beside_agent(watch, command, environment, prepared.log_file, exports, locked, linger)
+    end_as(status)
+
+
+def prepare(
+    environment: Mapping[str, str], version: NcclVersion | None, *, log_file: str | None, calls: bool, keep: bool
+) -> Prepared:
+    """The job's variables: the preset, and what is set already where that serves.
+
+    A variable that is set is replaced where `check` says that it must change, and not at all with `keep`.
+    """
+    given = node.nccl_variables(environment)
+    wanted = preset(version, log_file=log_file or _own_log_file(environment), calls=calls)
+    must_change = {
+        remark.about: remark.text
+        for remark in remarks_on_environment(version or _NEWEST, given)
+        if remark.verdict is Verdict.CHANGE and remark.found is not None
+    }
+    if log_file is not None:
+        must_change.setdefault("NCCL_DEBUG_FILE", "--log-file was given")
+    result, changed = dict(environment), list[str]()
+    for name, value in wanted.items():
+        if given.get(name, value) != value and (keep or name not in must_change):
+            continue
+        if name in given and given[name] != value:
+            changed.append(f"{name}={given[name]} is replaced by {value}: {must_change[name]}")
+        result[name] = value
+    found = result.get("NCCL_DEBUG_FILE") or given.get("NCCL_DEBUG_FILE") or wanted["NCCL_DEBUG_FILE"]
+    return Prepared(environment=result, log_file=found, changed=tuple(changed))
+
+
+def is_first_on_node(environment: Mapping[str, str]) -> bool:
+    """Whether this is the first process of its node, as the launcher says; a lone process is."""
+    told = [environment[name] for name in _LOCAL_RANKS if name in environment]
+    return not told or told[0] == "0"
+
+
+def _own_log_file(environment: Mapping[str, str]) -> str:
+    """A folder that only this user can write to, for each job."""
+    job = next((environment[name] for name in _JOBS if environment.get(name)), "job")
+    plain = "".join(each if each.isalnum() or each in "-_." else "_" for each in job)
+    return f"{tempfile.gettempdir()}/ncclscope-{os.getuid()}/{plain}/nccl.%h.%p.log"
+
+
+def _lock(folder: Path) -> int | None:
+    """A shared lock that lasts as long as this process and what it becomes; None where there cannot be one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=_STRICTEST_MODE)
+        if folder.stat().st_uid == os.getuid():
+            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            os.set_inheritable(descriptor, True)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            return descriptor
+    except OSError as error:
+        _say(f"{folder}: {error.strerror}: the job runs, and NCCL may log to its output")
+    return None
+
+
+def _run_beside_agent(
+    watch: Watch,
+    command: tuple[str, ...],
+    environment: dict[str, str],
+    log_file: str,
+    exports: tuple[str, ...],
+    locked: int | None,
+    linger: float,
+) -> int:
+    agent = _start_agent(watch, environment, log_file, exports)
+    try:
+        job = watch.start(command, environment)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        status = (127 if isinstance(error, FileNotFoundError) else 126) << 8
+        linger = 0.0
+    else:
+        status = watch.wait(job, lambda: job) or 0
+    if agent is not None:
+        _wait_for_others(watch, locked, linger)
+        _end_agent(watch, agent, environment, log_file, exports)
+    return status
+
+
+def _agent_command(log_file: str, exports: tuple[str, ...], *more: str) -> list[str]:
+    options = [part for directory in exports for part in ("--exports", directory)]
+    return [sys.executable, "-m", "ncclscope", "agent", "--logs", glob_of(log_file), *options, *more]
+
+
+def _start_agent(
+    watch: Watch, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...], *more: str
+) -> int | None:
+    """The agent's process; it writes beside the logs, since the job's output is the job's."""
+    host = socket.gethostname().partition(".")[0]
+    told = Path(log_file).parent / f"ncclscope-agent.{host}.log"
+    try:
+        with told.open("ab") as output:
+            return watch.start_apart(_agent_command(log_file, exports, *more), environment, output.fileno())
+    except OSError as error:
+        _say(f"no agent: {error.strerror}: the job runs without")
+        return None
+
+
+def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
+    """Waits until no other process of this node holds the lock, for so long at most."""
+    until = time.monotonic() + seconds
+    while locked is not None and time.monotonic() < until:
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                return
+            watch.reap()
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _end_agent(
+    watch: Watch, agent: int, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...]
+) -> None:
+    """Lets the agent hand over what it read.
+
+    One that ended before, or before it could begin, is followed by one that reads the rest and ends.
+    """
+    watch.reap()
+    if watch.status(agent) is None:
+        os.kill(agent, signal.SIGTERM)
+        if _ended_within(watch, agent) == 0:
+            return
+    late = ("--once", "--once-seconds", f"{_AGENT_SECONDS:g}")
+    again = _start_agent(watch, environment, log_file, exports, *late)
+    if again is not None:
+        _ended_within(watch, again)
+
+
+def _ended_within(watch: Watch, agent: int) -> int | None:
+    """The agent's wait status; None for one that had to be killed."""
+    status = watch.wait(agent, lambda: None, seconds=_AGENT_SECONDS)
+    if status is None:
+        os.kill(agent, signal.SIGKILL)
+    return status
+
+
+def _say(text: str) -> None:
+    print(f"ncclscope run: {text}", file=sys.stderr, flush=True)

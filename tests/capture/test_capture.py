@@ -1,0 +1,228 @@
+"""Recording around a job: what is handed over, and that nothing that nsys does wrong reaches the job.
+
+nsys itself cannot be had on every machine: fake_nsys.py behaves as nsys 2022.4 was seen to. Where a real one is in
+PATH, the last test uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_FAKE = Path(__file__).with_name("fake_nsys.py")
+_FAST = ("--chunk-seconds", "0.5", "--budget-percent", "50", "--overhead-percent", "100", "--least-free-bytes", "0")
+
+
+@dataclass
+class Stage:
+    """A folder with a fake nsys, and a helper that is run in it."""
+
+    folder: Path
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "exports"
+
+    @property
+    def nsys(self) -> Path:
+        return self.folder / "bin" / "nsys"
+
+    def start(self, *command: str, options: tuple[str, ...] = _FAST) -> subprocess.Popen[str]:
+        arguments = ("--out", str(self.out), "--nsys", str(self.nsys), *options)
+        return subprocess.Popen(
+            [sys.executable, "-m", "ncclscope_capture", *arguments, "--", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | self.variables,
+            start_new_session=True,
+        )
+
+    def chunks(self) -> list[Path]:
+        return sorted(self.out.glob("*.sqlite"))
+
+    def calls(self) -> list[str]:
+        return [line.split()[0] for line in (self.folder / "state" / "calls").read_text().splitlines()]
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.out.glob("*.log"))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "state").mkdir()
+    nsys = tmp_path / "bin" / "nsys"
+    nsys.write_text(f"#!{sys.executable}\n" + _FAKE.read_text())
+    nsys.chmod(0o755)
+    return Stage(tmp_path, {"FAKE_NSYS_STATE": str(tmp_path / "state")})
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_chunks_appear_whole_while_the_job_runs_and_its_output_and_status_are_its_own(stage: Stage) -> None:
+    job = "trap 'echo end; exit 7' HUP; echo out; echo err >&2; while :; do sleep 0.1; done"
+    with stage.start("sh", "-c", job) as process:
+        until(lambda: len(stage.chunks()) >= 2, "no chunks")
+        process.send_signal(signal.SIGHUP)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (7, "out\nend\n")
+    assert err.splitlines() == ["ncclscope capture: records 0.5 s of every 1 s (50.0%)", "err"]
+    for chunk in stage.chunks():
+        with sqlite3.connect(f"file:{chunk}?mode=ro", uri=True) as database:
+            assert database.execute("SELECT count(*) FROM META_DATA_EXPORT").fetchone() == (0,)
+        database.close()
+    assert not (stage.out / ".ncclscope-capture").exists(), "nothing unfinished stays"
+
+
+def test_a_recording_that_is_on_when_the_job_ends_is_handed_over(stage: Stage) -> None:
+    stage.variables["CALLS"] = str(stage.folder / "state" / "calls")
+    job = "until grep -q ^start $CALLS; do sleep 0.05; done"
+    options = ("--chunk-seconds", "1", "--budget-percent", "100", "--least-free-bytes", "0")
+    with stage.start("sh", "-c", job, options=options) as process:
+        assert process.wait(30) == 0
+    assert len(stage.chunks()) == 1, stage.log()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no_version", "does not tell its version"),
+        ("launch_fails", "nsys did not start the job: it ran without"),
+        ("launch_hangs", "nsys did not start the job: it ran without"),
+    ],
+)
+def test_the_job_runs_once_where_nsys_does_not_start_it(stage: Stage, fault: str, said: str) -> None:
+    stage.variables["FAKE_NSYS_FAULT"] = fault
+    with stage.start("sh", "-c", "echo ran; exit 7", options=(*_FAST, "--launch-seconds", "1")) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (7, "ran\n")
+    assert said in err
+
+
+@pytest.mark.slow
+def test_nsys_that_starts_the_job_too_late_does_not_start_it_twice(stage: Stage) -> None:
+    stage.variables["FAKE_NSYS_FAULT"] = "launch_late"
+    with stage.start("sh", "-c", "echo ran; sleep 3", options=(*_FAST, "--launch-seconds", "1")) as process:
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "ran\n")
+
+
+def test_the_job_runs_where_there_is_no_nsys_and_where_the_directory_cannot_be_made(stage: Stage) -> None:
+    stage.nsys.unlink()
+    with stage.start("sh", "-c", "exit 5") as process:
+        assert process.wait(30) == 5
+    shutil.rmtree(stage.out, ignore_errors=True)
+    stage.out.write_text("a file")
+    with stage.start("sh", "-c", "exit 6") as process:
+        assert process.wait(30) == 6
+
+
+@pytest.mark.parametrize("fault", ["start_fails", "stop_fails", "export_empty", "export_fails"])
+def test_a_recording_that_fails_is_told_and_nothing_half_is_handed_over(stage: Stage, fault: str) -> None:
+    stage.variables["FAKE_NSYS_FAULT"] = fault
+    with stage.start("sh", "-c", "sleep 1; exit 4") as process:
+        assert process.wait(30) == 4
+    assert stage.chunks() == [] or fault == "stop_fails"
+    assert "nsys" in stage.log()
+
+
+@pytest.mark.slow
+def test_old_chunks_are_deleted_beyond_the_bound_and_the_newest_stays(stage: Stage) -> None:
+    with stage.start("sleep", "60", options=(*_FAST, "--keep-bytes", "450000")) as process:
+        until(lambda: "deleted 1 old" in stage.log(), stage.log())
+        process.terminate()
+        process.wait(30)
+    chunks = stage.chunks()
+    assert sum(path.stat().st_size for path in chunks) <= 450_000
+    assert chunks
+
+
+def test_nothing_is_recorded_while_the_disk_is_nearly_full(stage: Stage) -> None:
+    options = (*_FAST[:-2], "--least-free-bytes", str(2**60))
+    with stage.start("sleep", "1.2", options=options) as process:
+        assert process.wait(30) == 0
+    assert "start" not in stage.calls()
+    assert "too little free space" in stage.log()
+
+
+@pytest.mark.slow
+def test_a_signal_goes_to_the_job_and_not_to_nsys_which_would_hide_its_status(stage: Stage) -> None:
+    job = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(9)); print('ready', flush=True); time.sleep(9)"
+    )
+    for group in (False, True):
+        with stage.start(sys.executable, "-c", job) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGTERM) if group else process.terminate()
+            assert process.wait(30) == 9
+
+
+def test_the_job_outlives_an_nsys_that_is_killed(stage: Stage) -> None:
+    with stage.start("sh", "-c", "echo ready; sleep 0.5; echo still; exit 8") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (launcher,) = (pid for pid in children if b"launch" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(int(launcher), signal.SIGKILL)
+        assert process.stdout.readline() == "still\n"
+        assert process.wait(30) == 8
+
+
+@pytest.mark.slow
+def test_a_session_that_is_there_is_recorded_until_it_is_gone(stage: Stage) -> None:
+    session = stage.folder / "state" / "mine"
+    session.mkdir()
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ncclscope_capture",
+            "--out",
+            str(stage.out),
+            "--nsys",
+            str(stage.nsys),
+            *_FAST,
+            "--session",
+            "mine",
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | stage.variables,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until(lambda: len(stage.chunks()) >= 1, "no chunk")
+        for left in session.iterdir():
+            left.unlink()
+        session.rmdir()
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert "no session mine any more" in process.stderr.read()
+    assert not session.exists(), "nsys would make a session that is not there"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="needs nsys in PATH")
+def test_a_real_nsys_records_a_job(stage: Stage) -> None:
+    stage.nsys.unlink()
+    stage.nsys.symlink_to(str(shutil.which("nsys")))
+    with stage.start("sh", "-c", "sleep 6; exit 7", options=(*_FAST, "--trace", "nvtx")) as process:
+        assert process.wait(60) == 7
+    assert stage.chunks(), stage.log()

@@ -1,0 +1,123 @@
+"""`ncclscope run` and `env`: NCCL's variables, an agent beside the job, and the job as if it ran alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from end_to_end.processes import fetch_json, free_port, run_command, running, wait_for
+
+from ncclscope.cli import main
+from ncclscope.run import is_first_on_node, prepare
+from ncclscope_agent.advice import NcclVersion
+from ncclscope_agent.presets import preset
+
+_VERSION = NcclVersion(2, 27, 5)
+
+
+def _run(*arguments: str, variables: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("NCCL")}
+    return subprocess.run(
+        [sys.executable, "-m", "ncclscope", "run", *arguments],
+        env=base | {"PYTHONPATH": os.pathsep.join(sys.path)} | (variables or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_env_prints_what_check_recommends_for_the_version() -> None:
+    done = CliRunner().invoke(main, ["env", "--nccl", "2.27.5", "--format", "json"])
+    assert done.exit_code == 0
+    assert '"NCCL_DEBUG_TIMESTAMP_FORMAT": "[%F_%T.%6f]_"' in done.output
+    assert CliRunner().invoke(main, ["env", "--nccl", "new"]).exit_code == 2
+
+
+def test_what_is_set_and_serves_stays_and_what_would_log_nothing_is_replaced_and_told() -> None:
+    given = {"NCCL_DEBUG": "warn", "NCCL_DEBUG_FILE": "/mine/%h.%p", "NCCL_IB_HCA": "mlx5", "PATH": "/bin"}
+    prepared = prepare(given, _VERSION, log_file=None, calls=False, keep=False)
+    assert prepared.environment == {**given, **preset(_VERSION), "NCCL_DEBUG_FILE": "/mine/%h.%p"}
+    assert prepared.log_file == "/mine/%h.%p"
+    assert [each.partition(":")[0] for each in prepared.changed] == ["NCCL_DEBUG=warn is replaced by INFO"]
+
+
+def test_with_keep_nothing_that_is_set_is_replaced() -> None:
+    prepared = prepare({"NCCL_DEBUG": "WARN"}, _VERSION, log_file=None, calls=False, keep=True)
+    assert prepared.environment["NCCL_DEBUG"] == "WARN"
+    assert prepared.changed == ()
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_first"),
+    [
+        ({}, True),
+        ({"SLURM_LOCALID": "0"}, True),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, False),
+        ({"SLURM_LOCALID": "0", "LOCAL_RANK": "5"}, True),
+    ],
+)
+def test_the_first_process_of_a_node_is_told_by_its_launcher(variables: dict[str, str], is_first: bool) -> None:
+    assert is_first_on_node(variables) is is_first
+
+
+def test_a_process_that_is_not_the_first_becomes_the_job(tmp_path: Path) -> None:
+    done = _run(
+        *("--log-file", str(tmp_path / "logs" / "%h.%p"), "--", "sh", "-c", "echo $NCCL_DEBUG; kill -TERM $$"),
+        variables={"SLURM_LOCALID": "1", "TMPDIR": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "INFO\n")
+    assert list((tmp_path / "logs").glob("ncclscope-agent*")) == []
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "exit 7"), ("no such program",)])
+def test_the_job_ends_as_it_would_alone_without_any_service(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = _run("--", *command, variables={"TMPDIR": str(tmp_path), "NCCLSCOPE_FLUSH_SECONDS": "0"})
+    assert done.returncode == (7 if len(command) > 1 else 127)
+
+
+def test_the_job_runs_where_the_folder_for_logs_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = _run("--log-file", str(tmp_path / "file" / "%h.%p"), "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert "the job runs" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_agent_hands_over_what_the_last_process_of_the_node_wrote_last(tmp_path: Path) -> None:
+    simulated = tmp_path / "simulated"
+    assert (
+        run_command(
+            "simulate", "--out", str(simulated), "--nodes", "1", "--gpus", "2", "--tp", "2", "--pp", "1"
+        ).returncode
+        == 0
+    )
+    first, second = sorted((simulated / "logs").glob("*.log"))
+    pattern = str(tmp_path / "logs" / "nccl.%h.%p.log")
+    listen, web = f"127.0.0.1:{free_port()}", free_port()
+    with running(
+        tmp_path / "serve.log",
+        *("serve", "--listen", listen, "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
+    ):
+        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+        options = ("--connect", listen, "--log-file", pattern, "--")
+        # The other process of the node writes on for two seconds after the first has ended.
+        late = f"sleep 2; cp {second} {tmp_path}/logs/nccl.n.2.log"
+        with running(tmp_path / "late.log", "run", "--agent", "no", *options, "sh", "-c", late) as other:
+            wait_for((tmp_path / "logs" / ".ncclscope-run").exists, "its lock")
+            done = _run(*options, "sh", "-c", f"cp {first} {tmp_path}/logs/nccl.n.1.log")
+            assert done.returncode == 0, done.stderr
+            assert other.poll() == 0, "the agent was ended before the other process of the node had ended"
+        lines = sum(path.read_text().count(": opCount ") for path in (first, second))
+
+        def operations() -> int:
+            jobs = fetch_json(f"http://127.0.0.1:{web}/api/overview")["jobs"]  # type: ignore[index]
+            return sum(int(job["operations"]) for job in jobs)
+
+        wait_for(lambda: operations() == lines, f"{lines} operations", within=30)
