@@ -5,7 +5,7 @@
 PYTHON ?= python3
 DEMO ?=
 
-.PHONY: demo test test-slow fuzz matrix bench lock clean
+.PHONY: demo test test-slow test-deploy fuzz matrix bench lock clean
 
 demo: .venv/service
 	.venv/bin/ncclscope demo $(DEMO)
@@ -18,6 +18,10 @@ test-slow: .venv/dev
 	tools/test-programs
 	.venv/bin/python -m pytest -m slow -n 2
 	tools/fuzz-log 20
+
+test-deploy: .venv/deploy
+	tools/test-programs
+	.venv/bin/python -m pytest -m deploy
 
 fuzz: .venv/dev
 	tools/fuzz-log
@@ -36,12 +40,23 @@ bench: .venv/dev
 	tools/environment $(PYTHON) .venv requirements/dev.txt
 	touch .venv/service $@
 
+.venv/deploy: requirements/deploy.txt .venv/dev
+	tools/environment $(PYTHON) .venv requirements/deploy.txt
+	touch $@
+
 # Pins with hashes, for every Python that is supported. Needs uv (`pip install uv`).
 lock:
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  --extra service pyproject.toml -o requirements/service.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  --extra service --extra grafana --extra perfetto --group dev pyproject.toml -o requirements/dev.txt
+
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  pyproject.toml -o requirements/agent.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  --group build -o requirements/build.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  -c requirements/dev.txt --group deploy -o requirements/deploy.txt
 
 clean:
 	rm -rf .venv .venv-3* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -46,6 +46,7 @@ def capture(settings: CaptureSettings, command: Sequence[str]) -> NoReturn:
         try:
             ended = launch.run(command, os.environ, mask)
         except OSError as error:
+            print(f"{command[0]}: {error.strerror}", file=sys.stderr)
             os.close(job_runs)
             sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
         if not ended.with_nsys:
@@ -137,4 +138,4 @@ def _host() -> str:
 
 
 def _say(text: str) -> None:
-    pass
+    print(f"ncclscope capture: {text}", file=sys.stderr, flush=True)

@@ -227,6 +227,7 @@ def become(command: Sequence[str], environment: Mapping[str, str], failure: int 
         os.execvpe(command[0], list(command), dict(environment))
     except OSError as error:
         if failure is None:
+            print(f"{command[0]}: {error.strerror}", file=sys.stderr)
             sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
         os.write(failure, str(error.errno).encode())
     os._exit(127)

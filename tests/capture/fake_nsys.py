@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         if "no_version" in _FAULTS:
             return 1
+        print(f"NVIDIA Nsight Systems version {os.environ.get('FAKE_NSYS_VERSION', '2022.4.2')}.1-df9881f")
         return 0
     return {
         "launch": launch,
@@ -43,6 +44,7 @@ def option(arguments: list[str], name: str) -> str:
 
 def launch(arguments: list[str]) -> int:
     if "launch_fails" in _FAULTS:
+        print("Dynamic exception type: boost::filesystem::filesystem_error", file=sys.stderr)
         return 1
     if "launch_hangs" in _FAULTS or "launch_late" in _FAULTS:
         time.sleep(600 if "launch_hangs" in _FAULTS else 3)
@@ -70,6 +72,7 @@ def launch(arguments: list[str]) -> int:
 
 def start(arguments: list[str]) -> int:
     if "start_fails" in _FAULTS:
+        print("Configuring is not allowed in this state.", file=sys.stderr)
         return 1
     folder = _STATE / option(arguments, "--session")
     folder.mkdir(exist_ok=True)  # a session that is not there is made
@@ -87,6 +90,7 @@ def stop(arguments: list[str]) -> int:
     if "stop_fails" in _FAULTS:
         return 1
     if not (folder / "recording").exists():
+        print("There are no active sessions.", file=sys.stderr)
         return 1
     finish(folder)
     return 0
@@ -98,6 +102,7 @@ def export(arguments: list[str]) -> int:
         return 1
     output.touch()
     if "export_empty" in _FAULTS:
+        print("database is locked", file=sys.stderr)
         return 0
     with sqlite3.connect(output) as database:
         database.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
@@ -107,9 +112,10 @@ def export(arguments: list[str]) -> int:
 
 
 def sessions(_: list[str]) -> int:
+    print("              ID         TIME                       STATE LAUNCH NAME")
     for folder in _STATE.iterdir():
         if folder.is_dir():
-            pass
+            print(f"         1021392        00:00                     Started      0 {folder.name}")
     return 0
 
 

@@ -1,0 +1,229 @@
+"""Images, compose and units: valid, hardened, and about flags that exist. Nothing is built or started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy.flags import check_arguments, check_variables
+
+_IMAGES = ["Dockerfile.agent", "Dockerfile.service"]
+_UNITS = ["ncclscope-agent.service", "ncclscope.service"]
+_MOST_EXPOSED = 2.0
+"""Of 10: what systemd says of a unit that can do anything."""
+
+
+def tool(name: str) -> str:
+    """A program that a package of the group `deploy` brings."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    assert found is not None, f"{name} is not there: make test-deploy"
+    return found
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("name", _IMAGES)
+def test_hadolint_finds_nothing(repository: Path, name: str) -> None:
+    done = subprocess.run(
+        [tool("hadolint"), repository / "deploy" / "images" / name], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", _IMAGES)
+def test_an_image_runs_as_a_number_without_a_shell_from_a_pinned_base(repository: Path, name: str) -> None:
+    text = (repository / "deploy" / "images" / name).read_text()
+    last = text.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER (\d+):(\d+)$", last, re.MULTILINE)
+    assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)[0]) == ["ncclscope"]
+    assert re.search(r"^ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert text.count("\nFROM ${PYTHON_IMAGE}") == 2
+    for label in ("title", "description", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{label}=" in last
+    check_arguments(json.loads(re.findall(r"^CMD (.*)$", last, re.MULTILINE)[0]), where=name)
+
+
+@pytest.mark.parametrize("name", _IMAGES)
+def test_what_an_image_copies_is_there_and_is_let_through(repository: Path, name: str) -> None:
+    text = (repository / "deploy" / "images" / name).read_text()
+    ignore = (repository / "deploy" / "images" / f"{name}.dockerignore").read_text().splitlines()
+    allowed = [line[1:] for line in ignore if line.startswith("!")]
+    for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (repository / source).exists(), source
+            assert any(source == each or source.startswith(each + "/") for each in allowed), source
+
+
+def test_the_packages_of_the_agents_image_are_the_base_install_with_hashes(repository: Path) -> None:
+    agent, service = (
+        set(re.findall(r"^([a-z0-9-]+)==", (repository / "requirements" / name).read_text(), re.MULTILINE))
+        for name in ("agent.txt", "service.txt")
+    )
+    assert {"anyio", "numpy", "msgpack"} <= agent
+    assert agent < service
+    assert not agent & {"pyarrow", "plotly", "starlette", "uvicorn"}
+    text = (repository / "requirements" / "agent.txt").read_text()
+    assert text.count("==") <= text.count("--hash=sha256:")
+
+
+@pytest.fixture(scope="module")
+def compose(repository: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((repository / "deploy" / "compose" / "compose.yaml").read_text())
+    return loaded
+
+
+@pytest.mark.deploy
+def test_compose_reads_its_file(repository: Path) -> None:
+    from compose_spec import PyOptions  # noqa: PLC0415
+
+    text = (repository / "deploy" / "compose" / "compose.yaml").read_text()
+    options = PyOptions()
+    options.apply_merge = True
+    read = options.from_yaml(text)
+    read.validate()
+    assert set(read.service_names()) == {"service", "agent", "prometheus", "alertmanager", "grafana"}
+
+
+def test_every_service_is_hardened_and_has_what_it_mounts(repository: Path, compose: dict[str, Any]) -> None:
+    folder = repository / "deploy" / "compose"
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert set(service.get("secrets", ())) <= set(compose["secrets"]), name
+        for volume in service.get("volumes", ()):
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            if source.startswith("."):
+                assert (folder / source).exists(), source
+            elif not source.startswith(("$", "/")):
+                assert source in compose["volumes"], source
+        if name in ("service", "agent"):
+            check_arguments(service["command"], where=f"compose {name}")
+
+
+def test_compose_names_the_secrets_that_make_secrets_makes(
+    repository: Path, compose: dict[str, Any], tmp_path: Path
+) -> None:
+    make_secrets(repository, tmp_path / "secrets", "service")
+    for secret in compose["secrets"].values():
+        assert (tmp_path / secret["file"]).exists()
+
+
+def make_secrets(repository: Path, folder: Path, *names: str) -> None:
+    subprocess.run([repository / "deploy" / "make-secrets", folder, *names], check=True, capture_output=True)
+
+
+def test_make_secrets_replaces_nothing(repository: Path, tmp_path: Path) -> None:
+    make_secrets(repository, tmp_path, "service")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    make_secrets(repository, tmp_path, "other")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    checked = subprocess.run(
+        ["openssl", "verify", "-CAfile", "ca.pem", "-verify_hostname", "service", "service.pem"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert checked.returncode == 0
+
+
+def test_prometheus_takes_the_configuration_of_compose(repository: Path, tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool (Debian: apt install prometheus)")
+    make_secrets(repository, tmp_path / "secrets", "service")
+    text = (repository / "deploy" / "compose" / "prometheus.yml").read_text()
+    (tmp_path / "prometheus.yml").write_text(text.replace("/run/secrets", str(tmp_path / "secrets")))
+    for rules in ("ncclscope_recording.yml", "ncclscope_alerts.yml"):
+        shutil.copy(repository / "deploy" / "prometheus" / rules, tmp_path)
+    done = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_data_source_of_compose_is_that_of_the_dashboards_with_another_address(repository: Path) -> None:
+    own = yaml.safe_load((repository / "deploy" / "compose" / "grafana-datasource.yaml").read_text())
+    theirs = (repository / "dashboards" / "provisioning" / "datasources" / "ncclscope.yaml").read_text()
+    expected = yaml.safe_load(theirs)
+    expected["datasources"][0]["url"] = "http://prometheus:9090"
+    assert own == expected
+
+
+@pytest.mark.deploy
+def test_scripts_and_manifests_are_clean(repository: Path) -> None:
+    scripts = [
+        path
+        for path in [*(repository / "deploy").rglob("*"), *(repository / "tools").iterdir()]
+        if path.is_file() and re.match(rb"#!.*\b(ba)?sh\b", path.read_bytes()[:40])
+    ]
+    assert len(scripts) >= 3
+    done = subprocess.run(
+        [tool("shellcheck"), "--severity=warning", *scripts], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    manifests = [path for path in (repository / "deploy").rglob("*.y*ml") if "templates" not in path.parts]
+    rules = "{extends: default, rules: {line-length: disable, document-start: disable, comments: disable, braces: disable, brackets: disable, indentation: {indent-sequences: whatever}}}"  # noqa: E501
+    done = subprocess.run(
+        [tool("yamllint"), "-s", "-d", rules, *manifests], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", _UNITS)
+def test_systemd_takes_the_unit_and_finds_it_hardened(repository: Path, tmp_path: Path, name: str) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze (Debian: apt install systemd)")
+    unit = tmp_path / name
+    # The program is where a user installs it; here, any will do.
+    unit.write_text(
+        (repository / "deploy" / "systemd" / name).read_text().replace("/opt/ncclscope/bin/ncclscope", "/bin/true")
+    )
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if name in line]
+    assert done.returncode == 0 and not told, told  # noqa: PT018
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    exposed = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert exposed is not None, done.stdout
+    assert float(exposed[1]) <= _MOST_EXPOSED
+
+
+def test_units_and_their_settings_name_what_is_there(repository: Path) -> None:
+    folder = repository / "deploy" / "systemd"
+    for name in _UNITS:
+        text = (folder / name).read_text()
+        (command,) = re.findall(r"^ExecStart=/opt/ncclscope/bin/ncclscope (.*)$", text, re.MULTILINE)
+        check_arguments(command.split(), where=name)
+        check_variables(re.findall(r"\b(NCCLSCOPE_\w+)=", text), where=name)
+        (settings,) = re.findall(r"^EnvironmentFile=/etc/ncclscope/(\S+)$", text, re.MULTILINE)
+        check_variables(re.findall(r"^(\w+)=", (folder / settings).read_text(), re.MULTILINE), where=settings)
+
+
+_DENIED = """
+import ctypes, os, sys
+# PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN: as MemoryDenyWriteExecute, kept over exec. Linux 6.3.
+if ctypes.CDLL(None, use_errno=True).prctl(65, 1, 0, 0, 0):
+    sys.exit(77)
+os.execv(sys.executable, [sys.executable, "-m", "ncclscope", "agent", "--print", "--once", "--logs", "*.none"])
+"""
+
+
+def test_the_agent_runs_where_memory_may_not_be_written_and_executed(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _DENIED], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("this kernel cannot deny it")
+    assert done.returncode == 0, done.stderr
