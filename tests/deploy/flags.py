@@ -10,7 +10,7 @@ import click
 
 from ncclscope.cli import main
 
-_AHEAD: Final = {"--spool"}
+_AHEAD: Final = {"--spool", "--spool-max-bytes"}
 """Named in deploy/ before the agent has it."""
 
 
