@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -122,17 +122,13 @@ def turned_state(folder: Path, times: int) -> Result:
 
 def full_disk(folder: Path, times: int) -> Result:
     """No room on the service's disk for 3 s (a tmpfs that a file fills)."""
-    with _small_disk(folder, 64) as data:
+    with _small_disk(folder, 300) as data:
 
         def fill(world: World) -> None:
             filler = data / "filler"
-            with filler.open("wb") as file:
-                try:
-                    while True:
-                        file.write(bytes(65536))
-                        file.flush()
-                except OSError:
-                    pass
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(65536))
             time.sleep(3)
             said = world.get("/healthz") or b""
             if b"No space left" not in said:

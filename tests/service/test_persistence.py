@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from service.simulated_batches import SECOND_NS, simulated_batches
+from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
 
 from ncclscope_service import state_reader
+from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.journal import JournalSettings
-from ncclscope_service.journal_entry import Entry
+from ncclscope_service.journal_entry import Entry, Told
 from ncclscope_service.journal_segment import read_segment
 from ncclscope_service.kept import Kept
+from ncclscope_service.outbox import Answer, Outbox
 from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
-from ncclscope_simulator import SimulationConfig
+from ncclscope_simulator import SimulationConfig, parse_faults, write
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ConfigError
@@ -37,11 +41,13 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
 class _Life:
     """One run of a service over a folder, without its ports; `kill` leaves what a kill -9 leaves."""
 
-    def __init__(self, folder: Path, settings: PersistenceSettings = _SETTINGS) -> None:
+    def __init__(
+        self, folder: Path, settings: PersistenceSettings = _SETTINGS, outboxes: tuple[Outbox, ...] = ()
+    ) -> None:
         self.persistence = Persistence(folder, settings)
-        self.kept = self.persistence.open(PipelineSettings(), {}, lambda _: None, 1)
+        known = {each.name: each for each in outboxes}
+        self.kept = self.persistence.open(PipelineSettings(), known, lambda _: None, 1)
         self.receiver = Receiver(agents=self.kept.agents, record=self._record)
-        self._write = True
         self._connections = 0
 
     def _record(self, entry: Entry) -> int:
@@ -64,11 +70,26 @@ class _Life:
         done = self.kept.agents["a"].applied
         for number, batch in enumerate(batches[done:], done + 1):
             self._on(BatchMessage(sequence=number, batch=batch))
-            ticked = self.kept.changes({}, frozenset(), number * SECOND_NS, "")
-            self._record(ticked)
-            self.kept.tick(ticked, self.persistence.archive)
+            self.tick(number * SECOND_NS)
         self.sync()
         return len(batches) - done
+
+    def tick(self, now_ns: int) -> list[FindingEvent]:
+        """Works on what came."""
+        ticked = self.kept.changes({}, frozenset(), now_ns, "")
+        self._record(ticked)
+        return self.kept.tick(ticked, self.persistence.archive)
+
+    def tell(self, receiver: str) -> list[str]:
+        """Delivers what waits for a receiver of notifications; gives what of which finding."""
+        told = list[str]()
+        outbox = self.kept.outboxes[receiver]
+        while (event := outbox.due(0)) is not None:
+            outbox.answered(event, Answer.TAKEN, 0)
+            self._record(Told(receiver=receiver, finding=event.id, news=event.event, is_taken=True))
+            told.append(f"{event.event} {event.id}")
+        self.sync()
+        return told
 
     def _on(self, message: Hello | BatchMessage) -> None:
         outcome = self.receiver.on_bytes(self._connections, encode_frame(encode_message(message)), 1)
@@ -206,6 +227,26 @@ def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
     assert again.send(batches[:3], session="s2") == 3
     again.kill()
     assert _Life(tmp_path).kept.agents["a"].acknowledged == 3
+
+
+def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tmp_path: Path) -> None:
+    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
+    write(hang, tmp_path / "job")
+    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
+    end_ns = hang.start_ns + 60 * SECOND_NS
+    life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+    life.send(batches)
+    opened = [event for at in range(3) for event in life.tick(end_ns + at * SECOND_NS)]
+    assert [(event.event, event.finding.kind) for event in opened] == [("opened", "hang")]
+    assert life.tell("hooks") == [f"opened {opened[0].id}"]
+    life.kill()
+    for seconds in (10, 20):
+        again = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+        assert [event.event for event in again.tick(end_ns + seconds * SECOND_NS) if event.event != "changed"] == []
+        (finding,) = [each for each in again.kept.findings() if each.until_ns is None]
+        assert (finding.kind, finding.since_ns) == ("hang", opened[0].finding.since_ns)
+        assert not [told for told in again.tell("hooks") if told.startswith("opened")]
+        again.kill()
 
 
 def _operations(batches: list[Batch]) -> int:

@@ -1,0 +1,30 @@
+"""A slice of `python -m benchmarks.faults`: real processes that are killed and cut off lose and double nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.faults.matrix import run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [
+        ("killed_service", 4),
+        ("killed_both", 2),
+        ("cut", 3),
+        ("turned_journal", 2),
+        ("torn_journal", 2),
+        ("two_services", 1),
+    ],
+)
+def test_nothing_is_lost_and_nothing_stored_twice(fault: str, times: int, tmp_path: Path) -> None:
+    result = run(fault, tmp_path / fault, times)
+    assert result.times == times
+    assert result.sent > 0
+    assert (result.lost, result.duplicates, result.stored) == (0, 0, result.sent)
+    assert result.note == ""
