@@ -14,6 +14,8 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Alignment: scores, bounds, counts, speed", "-m benchmarks.alignment", ["--short"]),
     ("Findings: simulated faults, false alarms, delays", "-m benchmarks.findings", ["--short"]),
     ("The pipeline from batches to measures", "-m benchmarks.pipeline", []),
+    ("The journal", "journal.py", []),
+    ("Faults", "-m benchmarks.faults", ["--times", "0.03"]),
     ("On the wire", "wire.py", []),
     ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
     ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),

@@ -216,21 +216,22 @@ def slow_service(folder: Path, times: int) -> Result:
 
 
 def soak(folder: Path, times: int) -> Result:
-    """72 hours on clocks that run 864 times as fast (5 minutes), with rotation; memory and open files at five times."""
+    """72 hours on clocks that run 432 times as fast (10 minutes), logs rotated and the old ones deleted every 6 hours."""
     clock = folder / "clock"
-    clock.write_text("x 864")
+    clock.write_text("x 432")
     hooks = Hooks(clock_file=clock)
-    world = World(folder, rate=500, service_hooks=hooks, agent_hooks=hooks)
+    world = World(folder, rate=1000, service_hooks=hooks, agent_hooks=hooks)
     samples: list[str] = []
-    for turn in range(6 * times):
+    for turn in range(12 * times):
         time.sleep(50)
         world.times += 1
+        old = world.writer.rotated()
         world.writer.rotate(turn % 4)
-        told = (
-            f"{each.memory_bytes() / 1e6:.0f} MB, {each.descriptors()} files" for each in (world.service, world.agent)
-        )
+        for path in old:
+            path.unlink()
+        told = (f"{each.memory_bytes() / 1e6:.0f} MB, {each.descriptors()}" for each in (world.service, world.agent))
         samples.append(" / ".join(told))
-    world.note = f"service / agent: {'; '.join(samples)}"
+    world.note = f"memory and open files, service / agent: {'; '.join(samples)}"
     return world.finish()
 
 

@@ -57,6 +57,10 @@ class Writer:
             self._files[number].close()
             self._files[number] = self._open(number)
 
+    def rotated(self) -> list[Path]:
+        """Logs that were renamed."""
+        return sorted(self.folder.glob("nccl.*.log.*"))
+
     def copy_and_truncate(self, number: int) -> None:
         """Copies a log and empties it, as logrotate does with `copytruncate`; the writer is quiet for a second.
 
