@@ -216,7 +216,7 @@ def slow_service(folder: Path, times: int) -> Result:
 
 
 def soak(folder: Path, times: int) -> Result:
-    """72 hours on clocks that run 432 times as fast (10 minutes), logs rotated and the old ones deleted every 6 hours."""
+    """72 hours on clocks that run 432 times as fast (10 minutes); logs are rotated, old ones deleted, every 6 hours."""
     clock = folder / "clock"
     clock.write_text("x 432")
     hooks = Hooks(clock_file=clock)
