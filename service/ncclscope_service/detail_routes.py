@@ -32,6 +32,9 @@ TRAFFIC_KEPT_SECONDS: Final = 10.0
 
 _MAX_KEPT: Final = 64
 
+_MAX_DIGITS: Final = 18
+"""Of a number in a query; Python refuses to read thousands of them."""
+
 
 class JobsView(Protocol):
     """What these routes need of the service; returns at once."""
@@ -85,7 +88,7 @@ class DetailAnswers:
                     raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
                 return timeline_of_communicator(asked, communicator, seconds)
             if rank:
-                if not rank.isdecimal():
+                if not rank.isdecimal() or len(rank) > _MAX_DIGITS:
                     raise HTTPException(400, f"rank must be a whole number, not {rank!r}")
                 return timeline_of_rank(asked, int(rank), seconds)
             return timeline_of_ranks(asked, seconds)

@@ -28,6 +28,7 @@ _SENTENCES: Final[Mapping[Answer, tuple[HTTPStatus, str]]] = {
         HTTPStatus.MISDIRECTED_REQUEST,
         "this service is not known by that name: ask by address, or name it with --public-url",
     ),
+    Answer.TOO_LONG: (HTTPStatus.REQUEST_URI_TOO_LONG, "no path of this service is so long"),
     Answer.TOO_MANY: (HTTPStatus.TOO_MANY_REQUESTS, "too many requests, or too many wrong tokens: wait"),
 }
 _PAGE: Final = """<!doctype html>

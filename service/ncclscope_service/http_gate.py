@@ -36,6 +36,7 @@ class HttpLimits:
     """Of one address, at once."""
     failures_per_minute: float = 30.0
     """Wrong tokens of one address."""
+    max_path_characters: int = 1024
     max_addresses: int = 4096
     """Whose requests are counted; beyond it the one longest away is forgotten."""
     max_logins: int = 1024
@@ -68,6 +69,7 @@ class Answer(Enum):
     CROSS_SITE = "cross_site"
     WRONG_NAME = "wrong_name"
     TOO_MANY = "too_many_requests"
+    TOO_LONG = "path_too_long"
 
 
 @dataclass(slots=True)
@@ -150,6 +152,11 @@ class HttpGate:
             now, rate=limits.requests_per_second, size=limits.burst
         ):
             return Answer.TOO_MANY
+        if len(asked.path) > limits.max_path_characters:
+            return Answer.TOO_LONG
+        return self._decision_by_place(asked, now)
+
+    def _decision_by_place(self, asked: Asked, now: float) -> Answer:
         if asked.method not in _READING and _is_cross_site(asked.headers):
             return Answer.CROSS_SITE
         if asked.path in OPEN_PATHS or asked.path.startswith(OPEN_FOLDER):

@@ -90,6 +90,10 @@ def test_who_guesses_tokens_has_to_wait_and_others_do_not() -> None:
     assert gate.decide(asked(token=READER), 21) is Answer.GO_ON, "one more may be tried after 20 s"
 
 
+def test_a_path_that_is_longer_than_any_is_not_looked_at() -> None:
+    assert closed().decide(asked("/" + "1" * 1024, token=READER), 0) is Answer.TOO_LONG
+
+
 def test_requests_of_one_address_are_bounded_but_not_probes() -> None:
     gate = closed(HttpLimits(requests_per_second=1, burst=2, max_addresses=2))
     answers = [gate.decide(asked(token=READER), 0) for _ in range(3)]

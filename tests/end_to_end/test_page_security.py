@@ -1,0 +1,181 @@
+"""The page of a real service with TLS and tokens, in a real browser, while names in it try to be scripts."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from agent.log_samples import operation_line
+from certificates import make_authority
+from end_to_end.processes import end, free_port, running, wait_for
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from ncclscope_wire.codec import encode_message
+from ncclscope_wire.frame import encode_frame
+from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Heartbeat, Hello
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+_AGENT, _READER, _WRITER = (f"{who}-token-{secrets.token_hex(8)}" for who in ("agent", "reader", "writer"))
+_SCRIPT = "<script>window.pwned=1</script>"
+_IMAGE = '"><img src=x onerror="window.pwned=1">'
+_INIT = (
+    "node1:10:10 [0] NCCL INFO comm 0x55d0c8b3e2a0 rank 0 nranks 1 cudaDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
+)
+
+
+@dataclass
+class Site:
+    url: str
+    agents: int
+    ca: Path
+
+    def fetch(self, path: str) -> bytes:
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {_READER}"})
+        context = ssl.create_default_context(cafile=str(self.ca))
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            body: bytes = answer.read()
+            return body
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    authority = make_authority(folder / "ca")
+    cert, key = authority.sign("service")
+    (folder / "agent-tokens").write_text(_AGENT)
+    (folder / "http-tokens").write_text(f"{_READER} role=read\n{_WRITER} role=write\n")
+    (folder / "token").write_text(_AGENT)
+    log = folder / "nccl.log"
+    log.write_text(_INIT + "".join(operation_line(op_count=f"{n:x}") + "\n" for n in range(50)))
+    agents, web = free_port(), free_port()
+    site = Site(f"https://localhost:{web}", agents, authority.path)
+    with running(
+        folder / "service.log",
+        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(folder / "data")),
+        *("--tls-cert", str(cert), "--tls-key", str(key), "--agent-tokens", str(folder / "agent-tokens")),
+        *("--http-tokens", str(folder / "http-tokens")),
+    ) as service:
+        wait_for(lambda: bool(site.fetch("/readyz")), "the service")
+        with running(
+            folder / "agent.log",
+            *("agent", "--connect", f"localhost:{agents}", "--logs", str(log), "--job", _IMAGE, "--name", _SCRIPT),
+            *("--tls-ca", str(authority.path), "--token-file", str(folder / "token")),
+        ) as agent:
+            wait_for(lambda: len(json.loads(site.fetch("/api/overview"))["jobs"]) == 1, "the job")
+            yield site
+            end(agent)
+        assert end(service) == 0
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context(ignore_https_errors=True)
+    yield made
+    made.close()
+
+
+def signed_in(context: BrowserContext, site: Site, token: str) -> tuple[Page, list[str]]:
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.goto(site.url)
+    expect(page).to_have_url(f"{site.url}/login")
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Sign in").click()
+    return page, complaints
+
+
+def test_a_wrong_token_shows_nothing_and_a_right_one_the_page(context: BrowserContext, site: Site) -> None:
+    page, _ = signed_in(context, site, "x" * 20)
+    expect(page.get_by_role("status")).to_have_text("That token is not known here.")
+    page, complaints = signed_in(context, site, _READER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    (cookie,) = context.cookies()
+    assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Strict")
+    assert _READER not in cookie["value"]
+    assert page.evaluate("document.cookie") == ""
+    assert complaints == []
+
+
+def test_names_that_are_scripts_are_shown_as_text_and_nothing_of_them_runs(context: BrowserContext, site: Site) -> None:
+    hello = Hello(
+        protocol_version=PROTOCOL_VERSION,
+        agent_id="raw",
+        session_id="1",
+        name=_IMAGE,
+        host=_SCRIPT,
+        job=_SCRIPT,
+        software_version="0",
+        pid=1,
+        token=_AGENT,
+    )
+    heartbeat = Heartbeat(agent_wall_ns=1, health=AgentHealth(skipped={_SCRIPT: 3}))
+    tls = ssl.create_default_context(cafile=str(site.ca))
+    with (
+        socket.create_connection(("127.0.0.1", site.agents)) as plain,
+        tls.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        secured.sendall(b"".join(encode_frame(encode_message(each)) for each in (hello, heartbeat)))
+        assert secured.recv(1)
+        page, complaints = signed_in(context, site, _READER)
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+        for view in ("#/", "#/health"):
+            page.goto(f"{site.url}/{view}")
+            page.wait_for_timeout(1500)
+            assert page.evaluate("window.pwned") is None
+            assert page.locator("img[src='x']").count() == 0
+        expect(page.get_by_text(_SCRIPT).first).to_be_visible()
+        page.locator("#to-job").click()
+        page.wait_for_timeout(1500)
+        assert page.evaluate("window.pwned") is None
+    assert [text for text in complaints if "Content Security Policy" in text] == []
+
+
+def test_a_script_that_got_in_all_the_same_would_not_run(context: BrowserContext, site: Site) -> None:
+    page, complaints = signed_in(context, site, _READER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.pwned=1\">')")
+    page.wait_for_timeout(500)
+    assert page.evaluate("window.pwned") is None
+    assert any("Content Security Policy" in text for text in complaints)
+
+
+def test_another_site_cannot_frame_the_page(context: BrowserContext, site: Site) -> None:
+    page, _ = signed_in(context, site, _READER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    other = context.new_page()
+    refusals: list[str] = []
+    other.on("console", lambda message: refusals.append(message.text))
+    other.set_content(f'<iframe src="{site.url}/"></iframe>')
+    other.wait_for_timeout(1500)
+    assert any("frame-ancestors" in text for text in refusals)
+
+
+def test_a_reader_may_not_have_snapshots_written_and_a_writer_may(context: BrowserContext, site: Site) -> None:
+    page, _ = signed_in(context, site, _READER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    asked = "fetch('/api/snapshot', {method: 'POST'}).then((answer) => answer.status)"
+    assert page.evaluate(asked) == 403
+    page.goto(f"{site.url}/login")
+    page.get_by_role("button", name="Sign out").click()
+    page.goto(site.url)
+    expect(page).to_have_url(f"{site.url}/login")
+    page, _ = signed_in(context, site, _WRITER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    assert page.evaluate(asked) == 200
+
+
+def test_the_page_asks_to_sign_in_again_when_the_login_has_ended(context: BrowserContext, site: Site) -> None:
+    page, _ = signed_in(context, site, _READER)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=20_000)
+    context.clear_cookies()
+    page.reload()
+    expect(page).to_have_url(f"{site.url}/login")

@@ -1,0 +1,210 @@
+"""Everything that reads what others wrote: seeds, and what must hold for any bytes.
+
+`fuzz_inputs.py` drives them with atheris, `test_targets.py` with mutations that hypothesis draws. Checks raise nothing
+but what is wrong: the errors that a reader may answer with are caught here.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import anyio
+import httpx
+from agent.inspector_samples import coll_perf, dump_v43, record
+from nsys_made import nccl_export
+from service import fake_service
+from wire.sample_batches import log_batch
+
+from ncclscope.config_file import keys_of_agent, read_table
+from ncclscope_agent.sources.inspector import InspectorReader
+from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.topology_xml import read_topology_xml
+from ncclscope_service.access import parse_access
+from ncclscope_service.pipeline import Pipeline, PipelineSettings
+from ncclscope_service.receive import Receiver
+from ncclscope_service.routes import make_app
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ConfigError, FormatError, ProtocolError, SourceError
+from ncclscope_wire.frame import encode_frame
+from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, BatchMessage, Heartbeat, Hello, Message
+from ncclscope_wire.records import Source, SourceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One reader."""
+
+    check: Callable[[bytes], None]
+    seeds: Callable[[], Sequence[bytes]]
+
+
+_HELLO = Hello(
+    protocol_version=PROTOCOL_VERSION,
+    agent_id="a",
+    session_id="s",
+    name="n",
+    host="h",
+    job="j",
+    software_version="0",
+    pid=1,
+)
+
+
+def check_wire(data: bytes) -> None:
+    """A frame's payload is a message or ProtocolError; one after a hello is answered, and what it brings is applied."""
+    with suppress(ProtocolError):
+        decode_message(data)
+    receiver, pipeline = Receiver(), Pipeline(PipelineSettings())
+    receiver.open(1)
+    receiver.on_bytes(1, encode_frame(encode_message(_HELLO)), 0)
+    for received in receiver.on_bytes(1, encode_frame(data), 0).received:
+        pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
+    pipeline.advance(1_000_000_000)
+    pipeline.flush(2_000_000_000)
+    assert receiver.on_disconnected(1) is not None or receiver.statistics().faults
+
+
+def wire_seeds() -> list[bytes]:
+    """Messages of each kind."""
+    batches = [
+        log_batch(0, 5, strings=("AllReduce", "h"), templates=2, operations=((0, 1), (1, 2))),
+        *_export_batches(),
+    ]
+    messages: list[Message] = [_HELLO, Heartbeat(agent_wall_ns=1, health=AgentHealth(skipped={"a": 1}))]
+    return [
+        *map(encode_message, messages),
+        *(encode_message(BatchMessage(sequence=1, batch=batch)) for batch in batches),
+    ]
+
+
+def _export_batches() -> list[Batch]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = nccl_export().write(Path(folder) / "e.sqlite")
+        return list(read_export(path, source=Source(kind=SourceKind.NSYS, name="e", key="k"), host=None))
+
+
+def check_nsys(data: bytes) -> None:
+    """A file is an export or SourceError."""
+    with tempfile.TemporaryDirectory() as folder, suppress(SourceError):
+        path = Path(folder) / "e.sqlite"
+        path.write_bytes(data)
+        for batch in read_export(path, source=Source(kind=SourceKind.NSYS, name="e", key="k"), host=None):
+            decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+
+
+def nsys_seeds() -> list[bytes]:
+    """A small export."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [nccl_export().write(Path(folder) / "e.sqlite").read_bytes()]
+
+
+def check_inspector(data: bytes) -> None:
+    """Any bytes give batches that the wire takes."""
+    reader = InspectorReader(Source(kind=SourceKind.INSPECTOR, name="d", key="k"), max_line_bytes=4096)
+    for batch in [*reader.feed(data, 0), *reader.flush(0)]:
+        decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+
+
+def inspector_seeds() -> list[bytes]:
+    """Dumps of both forms."""
+    return [record(coll_perf(1)).encode() + b"\n", "\n".join(dump_v43(3)).encode()]
+
+
+def check_topology(data: bytes) -> None:
+    """Any bytes are a topology or FormatError."""
+    with suppress(FormatError):
+        read_topology_xml(data, "node1")
+
+
+def topology_seeds() -> list[bytes]:
+    """A host with a bridge, a GPU and a card."""
+    inside = (
+        '<pci busid="0000:02:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="16">'
+        '<pci busid="0000:03:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="80" '
+        'rank="7"><nvlink target="0000:00:00.0" count="12" tclass="0x068000"/></gpu></pci><pci busid="0000:05:00.0" '
+        'class="0x020000" link_speed="8.0 GT/s PCIe" link_width="16"><nic><net name="mlx5_0" dev="0" speed="200000"/>'
+        "</nic></pci></pci>"
+    )
+    cpu = f'<cpu numaid="0" affinity="ff" arch="x86_64" vendor="AuthenticAMD" familyid="25" modelid="1">{inside}</cpu>'
+    return [f'<system version="1">\n{cpu}</system>'.encode()]
+
+
+def check_config(data: bytes) -> None:
+    """Any file is a configuration or ConfigError."""
+    with tempfile.TemporaryDirectory() as folder, suppress(ConfigError):
+        path = Path(folder) / "c.toml"
+        path.write_bytes(data)
+        read_table(path, "agent", keys_of_agent())
+
+
+def config_seeds() -> list[bytes]:
+    """A right file and a wrong one."""
+    return [b'[agent]\nlogs = ["a", "b"]\nwindow-bytes = 70000\ntls = true\n', b"[agent]\nx.y = 1\n'a b' = 2\n[c]\n"]
+
+
+def check_access(data: bytes) -> None:
+    """Any text is a list of tokens or ConfigError."""
+    with suppress(ConfigError):
+        known = parse_access(data.decode("utf-8", "replace"), where="f")
+        assert len(known) > 0
+        assert known.of_token("a token that is in no list") is None
+
+
+def access_seeds() -> list[bytes]:
+    """Lines of each kind."""
+    return [b"0123456789abcdef name=a job=x*,y host=n? role=write # r\ncert:node1 host=node1\n"]
+
+
+def check_api(data: bytes) -> None:
+    """Any path and query is answered, and never with a mistake of ours."""
+    target = data.decode("latin-1")
+    url = "/" + "".join(char if char.isprintable() and char.isascii() else f"%{ord(char):02x}" for char in target)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(make_app(_fake(), _fake().hub))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            try:
+                return (await client.get(url)).status_code
+            except httpx.InvalidURL:
+                return 400
+
+    if not url.startswith("/api/events") and not url.startswith("//"):  # an endless answer; another host
+        assert anyio.run(ask) < 500, url
+
+
+@cache
+def _fake() -> fake_service.FakeService:
+    return fake_service.small(fake_service.FakeService())
+
+
+def api_seeds() -> list[bytes]:
+    """Paths with every parameter."""
+    job = fake_service.JOB
+    paths = [
+        f"api/jobs/{job}/timeline?seconds=2&communicator=dp-0",
+        f"api/jobs/{job}/timeline?rank=1&seconds=2",
+        f"api/jobs/{job}/ranks/0",
+        f"api/jobs/{job}/communicators/dp-0",
+        f"api/jobs/{job}/sizes",
+        f"api/findings?job={job}",
+        "static/app.js",
+        "metrics",
+    ]
+    return [path.encode() for path in paths]
+
+
+TARGETS = {
+    "wire": Target(check_wire, wire_seeds),
+    "nsys": Target(check_nsys, nsys_seeds),
+    "inspector": Target(check_inspector, inspector_seeds),
+    "topology": Target(check_topology, topology_seeds),
+    "config": Target(check_config, config_seeds),
+    "access": Target(check_access, access_seeds),
+    "api": Target(check_api, api_seeds),
+}
