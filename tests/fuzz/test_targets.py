@@ -36,7 +36,11 @@ def test_mutations_of_good_input_are_taken_or_refused_and_never_a_mistake_of_our
     for seed in seeds:
         target.check(seed)
 
-    @settings(max_examples=_EXAMPLES.get(name, 150), deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=_EXAMPLES.get(name, 150),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
     @given(st.sampled_from(range(len(seeds))), st.randoms(use_true_random=False))
     def try_some(number: int, rng: random.Random) -> None:
         target.check(mutated(seeds[number], rng))
