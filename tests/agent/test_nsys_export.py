@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -401,14 +405,48 @@ def test_a_database_of_another_program_is_told_from_an_export(tmp_path: Path) ->
     assert reason_of(tmp_path / "e.sqlite") == "not_nsys"
 
 
-def test_a_locked_export_is_left_alone(tmp_path: Path) -> None:
+_HOLD_A_LOCK = """
+import sqlite3, sys
+writer = sqlite3.connect(sys.argv[1], isolation_level=None)
+writer.execute(sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(path: Path, begin: str) -> Generator[None, None, None]:
+    """Another process has begun to write to a database; locks of one's own process are of no use to a test."""
+    command = [sys.executable, "-c", _HOLD_A_LOCK, str(path), begin]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        yield
+
+
+@pytest.mark.parametrize("begin", ["BEGIN EXCLUSIVE", "BEGIN IMMEDIATE"])
+def test_a_locked_export_is_left_alone(tmp_path: Path, begin: str) -> None:
     path = nccl_export().write(tmp_path / "e.sqlite")
-    writer = sqlite3.connect(path, isolation_level=None)
-    writer.execute("BEGIN EXCLUSIVE")
-    assert reason_of(path) == "locked"
-    writer.execute("ROLLBACK")
+    with locked(path, begin):
+        assert reason_of(path) == "locked"
     check_complete(path)
-    writer.close()
+
+
+def test_an_export_that_is_read_can_be_written_and_nothing_appears_beside_it(tmp_path: Path) -> None:
+    path = nccl_export().write(tmp_path / "e.sqlite")
+    reading = read_export(path, source=SOURCE)
+    next(reading)
+    with locked(path, "BEGIN EXCLUSIVE"):
+        assert list(tmp_path.iterdir()) == [path]
+    reading.close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal"])
+def test_an_export_whose_writer_was_killed_is_not_read(tmp_path: Path, ending: str) -> None:
+    path = nccl_export().write(tmp_path / "e.sqlite")
+    Path(f"{path}{ending}").write_bytes(b"left")
+    assert reason_of(path) == "incomplete"
 
 
 def test_damage_anywhere_ends_in_a_named_error_or_in_rows(tmp_path: Path) -> None:

@@ -3,16 +3,20 @@
 `nsys export` creates the file under its final name, empty, and fills it in one transaction under an
 exclusive lock, page 1 last. A reader that holds a lock while the exporter wants to begin makes it give up
 after five seconds, with exit code 0 and an empty database. So: first look at the size and the first bytes
-with plain reads; then look for the metadata table, which is made last, on a connection that takes no locks;
-only then ask SQLite for a read lock, which is refused while an exporter is still writing.
-*Source:* measured on nsys 2022.4 and 2023.4, see `docs/nsys.md`; sqlite.org/uri.html for `immutable`.
+with plain reads; then look for the metadata table, which is made last; then ask whether somebody holds a lock for
+writing. No lock is ever taken, not for a moment: SQLite reads with `immutable=1`, and the file is compared with what it
+was when all is read.
+*Source:* measured on nsys 2022.4 and 2023.4, see `docs/nsys.md`; sqlite.org/uri.html for `immutable`,
+sqlite.org/src/file/src/os.h for the bytes that are locked, fcntl(2) for F_OFD_GETLK.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import stat
+import struct
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,6 +28,11 @@ from ncclscope_agent.sources.nsys_schema import Layout
 from ncclscope_wire.errors import SourceError
 
 _META_ROWS: Final = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION", "EXPORT_CONFIG_TIME_SHIFT")
+
+_LOCKED_BYTES: Final = (0x40000000, 512)
+"""Where SQLite locks: the pending, the reserved and the shared bytes; begin and number."""
+_FLOCK: Final = "hhqqi"
+"""struct flock: type, whence, start, length, pid."""
 
 _SENTENCES: Final[Mapping[str, str]] = {
     "empty": "has 0 bytes: an exporter has just created it, or failed; wait, or export the report again",
@@ -52,7 +61,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class OpenExport:
-    """A complete export, open for reading in one transaction. The caller closes the connection."""
+    """A complete export, open for reading without a lock. The caller closes the connection."""
 
     connection: sqlite3.Connection
     layout: Layout
@@ -78,7 +87,8 @@ def open_complete(path: Path) -> OpenExport:
     if reason is not None:
         raise fault(reason, path)
     layout, meta = _probe(path)
-    connection = _connect_with_lock(path)
+    _check_writers(path)
+    connection = _connect(path)
     try:
         if look_at(path) != sight:
             raise fault("changed", path)
@@ -130,7 +140,7 @@ def _unreachable(path: Path, error: OSError) -> SourceError:
 def _probe(path: Path) -> tuple[Layout, Mapping[str, str]]:
     """Layout and metadata, read without any lock; the exporter may be in the middle of its commit."""
     try:
-        with closing(_connect(path, "mode=ro&immutable=1")) as connection:
+        with closing(_connect(path)) as connection:
             layout = _layout_of(connection)
             meta = _meta_of(connection, layout)
     except (sqlite3.Error, ValueError) as error:  # ValueError: the message itself quotes damaged text
@@ -173,27 +183,39 @@ def _meta_of(connection: sqlite3.Connection, layout: Layout) -> Mapping[str, str
     return {str(name): str(value) for name, value in rows}
 
 
-def _connect_with_lock(path: Path) -> sqlite3.Connection:
-    """A connection in a read transaction; where the file system knows no locks, one without.
-
-    The transaction also keeps a later writer from changing rows under the reader.
-    """
-    connection = _connect(path, "mode=ro")
+def _check_writers(path: Path) -> None:
+    """Raises SourceError where somebody is writing, or began to and was killed."""
+    for ending in ("-journal", "-wal"):
+        try:
+            left = os.stat(f"{path}{ending}").st_size
+        except OSError:
+            continue
+        if left:
+            raise fault("incomplete", path, f"its {ending[1:]} is not empty")
     try:
-        connection.execute("BEGIN")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except (sqlite3.Error, ValueError) as error:
-        connection.close()
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL):
-            return _connect(path, "mode=ro&immutable=1")
-        raise fault_of(path, error) from error
-    return connection
+        with path.open("rb", buffering=0) as file:
+            is_locked = _is_write_locked(file.fileno())
+    except OSError as error:
+        raise _unreachable(path, error) from error
+    if is_locked:
+        raise fault("locked", path)
 
 
-def _connect(path: Path, query: str) -> sqlite3.Connection:
-    """A connection that never waits for a lock; it may move between threads, one at a time."""
+def _is_write_locked(handle: int) -> bool:
+    """Whether somebody, this process included, holds one of SQLite's locks for writing. Asks, and takes none."""
+    asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, *_LOCKED_BYTES, 0)
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, asked)
+    except OSError:  # the file system knows no locks
+        return False
+    found: int = struct.unpack(_FLOCK, answer)[0]
+    return found != fcntl.F_UNLCK
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection that takes no locks, writes nothing and makes no file; may move between threads, one at a time."""
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{query}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
     )
     connection.text_factory = _text
     connection.execute("PRAGMA trusted_schema = OFF")  # the file may come from anywhere
