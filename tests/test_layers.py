@@ -40,6 +40,7 @@ _ACTING = {
         "health",
         "link",
         "paths",
+        "priority",
         "release",
         "spool_files",
         "spool_keeper",

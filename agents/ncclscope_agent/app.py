@@ -19,7 +19,8 @@ import structlog
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
-from ncclscope_agent.health import FollowerStatistics, agent_health
+from ncclscope_agent.budget import Budget, BudgetLimits, BudgetState
+from ncclscope_agent.health import FollowerStatistics, agent_health, resident_bytes
 from ncclscope_agent.link import Link, LinkSettings
 from ncclscope_agent.printed import Printer
 from ncclscope_agent.session import Session
@@ -33,6 +34,8 @@ _Answer = TypeVar("_Answer")
 
 _LAST_WORDS_SECONDS: Final = 1.0
 """For Goodbye to leave; a service that does not take it will see the connection close."""
+_NO_LIMITS: Final = BudgetLimits(cpu_share=0, seconds=1, memory_bytes=0)
+_MEMORY_READ_NS: Final = 1_000_000_000
 _SLOWDOWN: Final = 1.5
 """By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
 _RELEASE_SECONDS: Final = 1.0
@@ -97,12 +100,15 @@ class Agent:
         followed: Sequence[Followed],
         *,
         flush_seconds: float,
+        budget: BudgetLimits | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
         spool: SpoolKeeper | None = None,
     ) -> None:
         self._session = session
         self._spool = spool
         self._followed = followed
+        self._budget = Budget(budget or _NO_LIMITS, now_ns=time.monotonic_ns(), cpu_ns=time.process_time_ns())
+        self._memory_bytes, self._memory_read_at_ns = 0, 0
         self._flush_seconds = flush_seconds
         self._wall_ns = wall_ns
         self._link = Link(session, link, health=self.health, wall_ns=wall_ns)
@@ -120,7 +126,13 @@ class Agent:
             waiting_batches=self._waiting,
             now_wall_ns=self._wall_ns(),
             spool=None if self._spool is None else self._spool.spool.statistics(),
+            is_slowed=self._budget.state is not BudgetState.WITHIN,
         )
+
+    @property
+    def stopped_because(self) -> str | None:
+        """Why the agent stopped itself; None where it did not."""
+        return self._budget.reason if self._budget.state is BudgetState.SPENT else None
 
     def stop(self) -> None:
         """Asks for the end: a last look at all files, then everything is handed over within the deadline."""
@@ -189,7 +201,28 @@ class Agent:
                 is_last_look = self._session.generation == generation
             elif not is_last_look:
                 pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
-                await self._nap(pause)
+                await self._nap(max(pause, self._rest_seconds()))
+
+    def _rest_seconds(self) -> float:
+        """How long to do nothing for the budget's sake; stops the agent where it is spent."""
+        now_ns, was = time.monotonic_ns(), self._budget.state
+        if now_ns - self._memory_read_at_ns >= _MEMORY_READ_NS:
+            self._memory_bytes, self._memory_read_at_ns = resident_bytes(), now_ns
+        state = self._budget.look(now_ns=now_ns, cpu_ns=time.process_time_ns(), memory_bytes=self._memory_bytes)
+        if state is not was:
+            self._on_budget(state)
+        return self._budget.rest_ns / 1e9
+
+    def _on_budget(self, state: BudgetState) -> None:
+        if state is BudgetState.WITHIN:
+            _log.info("within_budget")
+            return
+        _log.warning(
+            "over_budget", does="stops" if state is BudgetState.SPENT else "slows down", why=self._budget.reason
+        )
+        if state is BudgetState.SPENT:
+            self._is_stopping = True
+            self._reading.cancel()
 
     async def _nap(self, seconds: float) -> None:
         """Waits so long, or until `stop`. A bare future and timer: scopes and their cancelling cost far more."""
@@ -250,6 +283,8 @@ class Agent:
                 break
             carried += 1
             self._nudge()
+            if (rest := self._rest_seconds()) > 0:
+                await self._nap(rest)
         return carried
 
     def _take(self, batch: Batch, generation: int) -> bool:

@@ -18,6 +18,8 @@ from ncclscope_agent.credentials import Credentials, is_loopback
 from ncclscope_wire.errors import ConfigError
 
 DEFAULT_PORT: Final = 9797
+LEAST_MEMORY_BYTES: Final = 128 * 1024**2
+"""Beside the window: twice what the agent has while it reads an export of two million kernels."""
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 _NS: Final = 1_000_000_000
 _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
@@ -132,6 +134,39 @@ class AgentSettings:
     )
     export_tick_seconds: float = field(
         default=1.0, metadata=_about("Pause between looks for finished exports.", unit="seconds", low=0.05, high=60)
+    )
+    nice: int = field(
+        default=10,
+        metadata=_about(
+            "Niceness that the agent and what it starts take: higher steps back further; 0: as it was started.",
+            low=0,
+            high=19,
+        ),
+    )
+    io_priority: int = field(
+        default=7,
+        metadata=_about(
+            "Level of best-effort I/O that they take: 7 is the lowest; -1: as it was started.", low=-1, high=7
+        ),
+    )
+    max_cpu_percent: float = field(
+        default=25.0,
+        metadata=_about(
+            "Of one core, over --budget-seconds: what is used up slows the agent, as much again stops it; 0: no limit.",
+            unit="percent",
+            low=0,
+            high=6400,
+        ),
+    )
+    max_memory_bytes: int = field(
+        default=512 * 1024**2,
+        metadata=_about(
+            "Resident memory; over it for 10 s the agent stops; 0: no limit.", unit="bytes", low=0, high=1024**4
+        ),
+    )
+    budget_seconds: float = field(
+        default=60.0,
+        metadata=_about("Time over which --max-cpu-percent is meant.", unit="seconds", low=1, high=3600),
     )
     heartbeat_seconds: float = field(
         default=1.0, metadata=_about("Pause between heartbeats.", unit="seconds", low=0.05, high=10)
@@ -360,6 +395,9 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
         yield f"--log-format: {settings.log_format!r} is not auto, json or text"
     if settings.tls_key and not settings.tls_cert:
         yield "--tls-key: there is no --tls-cert that it belongs to"
+    if 0 < settings.max_memory_bytes < settings.window_bytes + LEAST_MEMORY_BYTES:
+        least = settings.window_bytes + LEAST_MEMORY_BYTES
+        yield f"--max-memory-bytes: {settings.max_memory_bytes} is under {least}, with this --window-bytes"
     if settings.tick_min_seconds > settings.tick_max_seconds:
         yield f"--tick-min-seconds: {settings.tick_min_seconds} is over --tick-max-seconds {settings.tick_max_seconds}"
     if settings.silence_seconds < 2 * settings.heartbeat_seconds:

@@ -39,6 +39,7 @@ def agent_health(
     waiting_batches: int,
     now_wall_ns: int,
     spool: SpoolStatistics | None = None,
+    is_slowed: bool = False,
 ) -> AgentHealth:
     """All of it together, with the use of processor and memory as of now."""
     known = list(followers)
@@ -66,6 +67,8 @@ def agent_health(
         spool_dropped=0 if spool is None else sum(spool.dropped.values()),
         spool_replayed=0 if spool is None else spool.replayed_total,
         spool_failures=0 if spool is None else spool.failures_total,
+        sent_bytes_total=session.sent_bytes_total,
+        is_slowed=is_slowed,
         clock_error_ns=clock_error_ns(),
     )
 

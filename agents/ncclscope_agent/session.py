@@ -111,6 +111,8 @@ class SessionStatistics:
     """Connections that were welcomed."""
     resets_total: int
     """How often the service did not know the session, the first time included."""
+    sent_bytes_total: int
+    """Given to connections, what was sent again included."""
     too_large_total: int
     """Batches whose rows did not fit a frame and were left out (a SourceGap says so)."""
 
@@ -133,7 +135,7 @@ class Session:
         self._highest_sent = 0
         self._window_bytes = self._peak_window_bytes = 0
         self._batches = self._acknowledged = self._sent_again = self._connections = self._too_large = 0
-        self._abandoned = 0
+        self._abandoned = self._sent_bytes = 0
         self.generation = 0
         """How often readers were told to begin again; 0: no service has welcomed us, nothing may be read yet."""
         self.positions: Mapping[str, Position] = {}
@@ -246,6 +248,7 @@ class Session:
                 self._sent_again += self._next_to_send <= self._highest_sent
                 self._highest_sent = max(self._highest_sent, self._next_to_send)
                 self._next_to_send += 1
+        self._sent_bytes += len(sent)
         return bytes(sent)
 
     def statistics(self) -> SessionStatistics:
@@ -261,6 +264,7 @@ class Session:
             sent_again_total=self._sent_again,
             connections_total=self._connections,
             resets_total=self.generation,
+            sent_bytes_total=self._sent_bytes,
             too_large_total=self._too_large,
         )
 

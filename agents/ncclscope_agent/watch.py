@@ -62,7 +62,7 @@ class DirectoryWatch:
     ) -> None:
         self._directories = tuple(directories)
         self._recursive = recursive
-        self._events = [event for event in WATCHED if closing or event not in _CLOSED]
+        self._events: list[type[FileSystemEvent]] = [event for event in WATCHED if closing or event not in _CLOSED]
         self._nudger = _Nudger(on_change)
         self._watched: dict[Path, _Watched] = {}
         self._observer: BaseObserver | None = None

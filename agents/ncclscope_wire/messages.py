@@ -123,6 +123,10 @@ class AgentHealth:
     """Batches that were read back from the disk."""
     spool_failures: int = 0
     """Writes to the spool that failed; they are tried again."""
+    sent_bytes_total: int = 0
+    """Given to the connection, what was sent again included."""
+    is_slowed: bool = False
+    """It has used up its budget of processor or memory, and rests."""
     clock_error_ns: int | None = None
     """How far the host's wall clock may be off UTC, as the kernel says; None where no daemon (NTP, PTP) keeps it."""
 

@@ -8,19 +8,23 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 import click
+import structlog
 
 from ncclscope import __version__
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope.logs import configure_logs
 from ncclscope_agent.app import Agent, print_batches, stop_on_signal
+from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
 from ncclscope_agent.following import followers
 from ncclscope_agent.link import LinkSettings
+from ncclscope_agent.priority import step_back
 from ncclscope_agent.session import Session, WindowLimits
 from ncclscope_agent.spool import Spool
 from ncclscope_agent.spool_files import SpoolDirectory
@@ -29,6 +33,11 @@ from ncclscope_agent.spool_limits import SpoolLimits
 from ncclscope_agent.spooled_session import SpooledSession
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
+
+_log = structlog.get_logger(__name__)
+
+OVER_BUDGET = 3
+"""Exit status of an agent that stopped itself."""
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -63,7 +72,7 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: ob
     """Follow NCCL logs and nsys exports on this node and send them to the service.
 
     Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once, when not
-    everything could be handed over in time; 2 wrong settings.
+    everything could be handed over in time; 2 wrong settings; 3 stopped itself over its budget.
     """
     full_host = socket.gethostname()
     # NCCL prints the host's name up to the first dot (src/misc/utils.cc:getHostName), and exports are held against it.
@@ -76,16 +85,21 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: ob
         configure_logs(settings.log_format)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+    if refused := step_back(nice=settings.nice, io_priority=settings.io_priority):
+        _log.warning("priority_refused", why="; ".join(refused))
     with ExitStack() as resources:
         if print_only:
             anyio.run(_print, settings, host, once, resources)
             return
         hello = _hello(settings, host=host, full_host=full_host)
         try:
-            is_complete = anyio.run(_run, settings, hello, once, resources)
+            ended = anyio.run(_run, settings, hello, once, resources)
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
-    if once and not is_complete:
+    if ended.stopped_because is not None:
+        click.echo(f"ncclscope agent: stopped itself: {ended.stopped_because}", err=True)
+        raise click.exceptions.Exit(OVER_BUDGET)
+    if once and not ended.is_complete:
         raise click.exceptions.Exit(1)
 
 
@@ -102,7 +116,16 @@ def _hello(settings: AgentSettings, *, host: str, full_host: str) -> Hello:
     )
 
 
-async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: ExitStack) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How the agent ended."""
+
+    is_complete: bool
+    """Everything that was read was acknowledged in time."""
+    stopped_because: str | None
+
+
+async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: ExitStack) -> _Ended:
     service_host, service_port = settings.service
     link = LinkSettings(
         host=service_host,
@@ -127,12 +150,17 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
             holds=lambda key, position: any(known.follower.holds(key, position) for known in followed),
             limits=limits,
         )
-    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds, spool=keeper)
+    budget = BudgetLimits(
+        cpu_share=0 if once else settings.max_cpu_percent / 100,  # somebody waits for it to end
+        seconds=settings.budget_seconds,
+        memory_bytes=settings.max_memory_bytes,
+    )
+    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds, spool=keeper, budget=budget)
     async with anyio.create_task_group() as tasks:
         await tasks.start(stop_on_signal, running.stop)
         is_complete = await running.run(once_seconds=settings.once_seconds if once else None)
         tasks.cancel_scope.cancel()
-    return is_complete
+    return _Ended(is_complete, running.stopped_because)
 
 
 def _spool(settings: AgentSettings, hello: Hello, resources: ExitStack) -> SpoolKeeper:

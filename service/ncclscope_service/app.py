@@ -471,6 +471,8 @@ def _agent_view(record: AgentRecord) -> AgentView:
         skipped=health.skipped,
         cpu_seconds=health.cpu_seconds,
         rss_bytes=health.rss_bytes,
+        sent_bytes_total=health.sent_bytes_total,
+        is_slowed=health.is_slowed,
         queued_batches=health.window_batches,
         spool_bytes=health.spool_bytes,
         spool_oldest_seconds=health.spool_oldest_seconds if is_spooling else None,

@@ -29,6 +29,10 @@ class AgentView:
     """Lines by the reason they were skipped."""
     cpu_seconds: float | None = None
     rss_bytes: int | None = None
+    sent_bytes_total: int | None = None
+    """Given to the connection."""
+    is_slowed: bool | None = None
+    """It has used up its budget, and rests."""
     queued_batches: int | None = None
     """Read and not acknowledged."""
     spool_bytes: int | None = None

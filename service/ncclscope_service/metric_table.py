@@ -506,6 +506,21 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_PER_AGENT,
     ),
     Metric(
+        name="ncclscope_agent_sent_bytes",
+        kind=Kind.COUNTER,
+        unit="bytes",
+        labels=("agent", "host"),
+        help="Bytes that the agent gave to its connection, what was sent again included.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_slowed",
+        kind=Kind.GAUGE,
+        labels=("agent", "host"),
+        help="1 while an agent rests because it has used up its budget of processor or memory.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
         name="ncclscope_agent_lines_skipped",
         kind=Kind.COUNTER,
         labels=("reason",),

@@ -333,6 +333,8 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             ("ncclscope_agent_spool_failures", agent.spool_failures),
             ("ncclscope_agent_cpu_seconds", agent.cpu_seconds),
             ("ncclscope_agent_resident_memory_bytes", agent.rss_bytes),
+            ("ncclscope_agent_sent_bytes", agent.sent_bytes_total),
+            ("ncclscope_agent_slowed", None if agent.is_slowed is None else float(agent.is_slowed)),
         ):
             collected.add(name, value, agent.name, agent.host)
 

@@ -420,6 +420,8 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
             skipped={"not_nccl": 660 + node},
             cpu_seconds=12.5 + 0.25 * node,
             rss_bytes=61_000_000 + 65_536 * node,
+            sent_bytes_total=24_000_000 + 1_000 * node,
+            is_slowed=False,
             queued_batches=0,
             spool_bytes=4_096 * (node + 1),
             spool_oldest_seconds=0.0,
