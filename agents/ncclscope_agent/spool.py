@@ -121,6 +121,8 @@ class Spool:
         self._retry_ns = 0
         self._written = self._failures = self._damaged_bytes = 0
         self._fault: str | None = None
+        self.wants_new_chapter = False
+        """The dictionaries of the present chapter have become too large."""
         self.replayed = 0
         """Batches that were read back, as whoever reads them counts."""
         self._dropped = Counter[str]()
@@ -199,6 +201,7 @@ class Spool:
         self._live = Chapter(self._next_chapter, session_id)
         self._chapters[self._live.number] = self._live
         self._next_chapter += 1
+        self.wants_new_chapter = False
         self._disk_ends = self._disk_ends or dict(self._ends)
         self._remove_what_is_done()
         return self._live
@@ -229,12 +232,11 @@ class Spool:
             and self._file_bytes + self._pending_bytes < self._limits.max_bytes
         )
 
-    @property
-    def wants_new_chapter(self) -> bool:
-        """The dictionaries of the present chapter have become too large."""
-        if self._live is None or self._live.entries_bytes <= self._limits.entries_bytes:
-            return sum(item.size for item in self._loose) > self._limits.pending_bytes // 4
-        return True
+    def _is_chapter_full(self, chapter: Chapter) -> bool:
+        """Whether its dictionaries have become too large, on disk or in memory."""
+        if chapter.entries_bytes > self._limits.entries_bytes:
+            return True
+        return sum(item.size for item in self._loose) > self._limits.pending_bytes // 4
 
     def append(self, frame: Frame, entries: bytes | None) -> None:
         """Takes the next batch of the present chapter; `entries`: its new dictionary entries, as a message."""
@@ -246,6 +248,7 @@ class Spool:
             chapter.entries += 1
             record = entries_record(entries, number=chapter.entries)
             chapter.entries_bytes += len(record)
+            self.wants_new_chapter = self._is_chapter_full(chapter)
         chapter.last = frame.sequence
         chapter.note(frame.key, frame.begin, frame.end)
         if frame.key not in self._ends:

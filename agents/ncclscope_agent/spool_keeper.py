@@ -26,8 +26,8 @@ from ncclscope_agent.spooled_session import SpooledSession
 
 _log = structlog.get_logger(__name__)
 
-_TICK_SECONDS: Final = 1.0
-"""Between two looks at what nobody tells of: syncs that are due, and what has become too old."""
+_TICK_SECONDS: Final = 2.0
+"""Between two looks at what nobody tells of: syncs that are due when nothing is read, and what has become too old."""
 _SLOW_SECONDS: Final = 5.0
 """A disk that takes so long for a job is told of."""
 

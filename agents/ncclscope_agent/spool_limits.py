@@ -21,8 +21,9 @@ class SpoolLimits:
     pending_bytes: int = 16 << 20
     """In memory, because the disk has not taken them yet."""
     sync_ns: int = 1_000_000_000
-    note_ns: int = 1_000_000_000
-    """Between two notes of where readers are, while the service takes everything before it is written."""
+    note_ns: int = 5_000_000_000
+    """Between two notes of where readers are, while the service takes everything before it is written: so much is read
+    again where agent and service fail together, and not given twice."""
     retry_ns: int = 2_000_000_000
     """After a failed write."""
 

@@ -109,7 +109,7 @@ class SpooledSession(Session):
         entries = None if new is None else encode_message(BatchMessage(sequence=sequence, batch=new))
         self.spool.append(frame, entries)
         self._batches += 1
-        if self._loaded == sequence - 1 and self._takes_as_it_is and self._queue[0] is self._live and self._is_roomy():
+        if self._loaded == sequence - 1 and self._queue[0] is self._live and self._is_roomy():
             self._loaded = sequence
             self._hold(payload, frame)
         return True
@@ -205,10 +205,6 @@ class SpooledSession(Session):
         self._next += 1
         self._window_bytes += len(payload)
         self._peak_window_bytes = max(self._peak_window_bytes, self._window_bytes)
-
-    @property
-    def _takes_as_it_is(self) -> bool:
-        return not self._is_replaying and not self._has_hole
 
     def _is_roomy(self, *, share: int = 1) -> bool:
         return self._window_bytes < self._limits.max_bytes // share and len(self._frames) < max(

@@ -102,13 +102,13 @@ def test_where_readers_are_is_noted_now_and_then_though_nothing_need_be_written(
     spool, disk = begun(), Disk()
     append(spool, 1, 2, entries=True)
     acknowledge(spool, 2)
-    job = spool.take_job(SECOND, at_once=False)
+    job = spool.take_job(5 * SECOND, at_once=False)
     assert job is not None
     disk.perform(job)
-    spool.on_done(SECOND)
+    spool.on_done(5 * SECOND)
     append(spool, 3)
     acknowledge(spool, 3)
-    assert spool.take_job(SECOND + 1, at_once=False) is None
+    assert spool.take_job(9 * SECOND, at_once=False) is None
     again = disk.recovered()
     assert again.positions == {KEY: Position(end=20, end_line=20)}
     assert disk.frames(again) == []
