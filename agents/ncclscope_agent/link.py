@@ -254,7 +254,9 @@ class Link:
         except ProtocolError as error:
             self._on_failure(str(error))
         except anyio.EndOfStream:
-            self._on_failure("the service closed the connection")
+            unheard = self._session.state is SessionState.HELLO_SENT and not self._settings.credentials.is_encrypted
+            hint = ": does it want TLS (--tls-ca)?" if unheard else ""
+            self._on_failure(f"the service closed the connection{hint}")
         except OSError as error:
             self._on_failure(f"the connection broke: {_sentence(error)}")
         finally:

@@ -24,6 +24,7 @@ from ncclscope_agent.advice import (
     remarks_on_logs,
     wanted,
 )
+from ncclscope_agent.credentials import Credentials
 from ncclscope_agent.volume import Volume, by_node, by_process, shares
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
@@ -51,6 +52,10 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 )
 @click.option("--env", "with_environment", is_flag=True, help="Check the NCCL_* variables of this environment too.")
 @click.option("--service", callback=_address, metavar="HOST:PORT", help="Ask the service on the port for agents.")
+@click.option("--tls", is_flag=True, help="The port for agents speaks TLS; --tls-ca and --tls-cert imply it.")
+@click.option("--tls-ca", default="", metavar="FILE", help="Certificates of those who sign the service's.")
+@click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate, where the service wants one.")
+@click.option("--tls-key", default="", metavar="FILE", help="Its key; default: in the same file.")
 @click.option("--page", metavar="URL", help="Page of the service: compares the clocks of its host and this one.")
 @click.option("--exports", multiple=True, metavar="DIR", help="Directory in which nsys exports are to appear.")
 @click.option("--observe", type=click.FloatRange(0, 600), default=0.0, metavar="SECONDS",
@@ -66,6 +71,10 @@ def check(
     logs: tuple[str, ...],
     with_environment: bool,
     service: tuple[str, int] | None,
+    tls: bool,
+    tls_ca: str,
+    tls_cert: str,
+    tls_key: str,
     page: str | None,
     exports: tuple[str, ...],
     observe: float,
@@ -89,7 +98,8 @@ def check(
     _check_exports(checked, exports)
     _check_clock(checked, page)
     if service is not None:
-        _check_service(checked, *service)
+        credentials = Credentials(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+        _check_service(checked, *service, credentials)
     if checked.version is not None:
         checked.variables = wanted(checked.version, log_file=log_file)
         checked.variables_with_calls = wanted(checked.version, log_file=log_file, calls=True)
@@ -239,8 +249,8 @@ def _check_offset(checked: Checked, page: str) -> None:
     checked.say(Verdict.CHANGE if is_off else Verdict.RIGHT, "clock", told + (": set both right" if is_off else ""))
 
 
-def _check_service(checked: Checked, host: str, port: int) -> None:
-    answer = checked.service = node.ask_service(host, port)
+def _check_service(checked: Checked, host: str, port: int, credentials: Credentials) -> None:
+    answer = checked.service = node.ask_service(host, port, credentials)
     address = f"{host}:{port}"
     if not answer.answered or answer.seconds is None:
         checked.say(Verdict.CHANGE, "service", answer.text, address)

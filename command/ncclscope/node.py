@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Final
 
 from ncclscope import __version__
 from ncclscope_agent.advice import NcclVersion, read_version, version_of_code
+from ncclscope_agent.credentials import Credentials
 from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.paths import PathPatterns
 from ncclscope_agent.sources.nsys_export import describe_export
@@ -45,6 +47,7 @@ _ASK_LIBRARY: Final = (
     "print(n.value if r == 0 else '')"
 )
 _EXPORTS_OPENED: Final = 4
+_CLOSED: Final = "closed the connection without a word: does it speak TLS (--tls-ca FILE)?"
 _NO_PROTOCOL: Final = 0
 """A version that no service speaks: it names its own and refuses, and no agent is made known to it."""
 
@@ -230,16 +233,23 @@ class ServiceAnswer:
     text: str
 
 
-def ask_service(host: str, port: int) -> ServiceAnswer:
-    """Connects as an agent would, says a Hello of no version, and reads who answers.
+def ask_service(host: str, port: int, credentials: Credentials | None = None) -> ServiceAnswer:
+    """Connects as an agent would, with TLS where `credentials` say so; says a Hello of no version and reads the answer.
 
     The service refuses that Hello and names its version; it counts one refused connection, and learns of no agent.
     """
     began = time.monotonic()
+    context = (credentials or Credentials()).context()
     try:
-        with socket.create_connection((host, port), timeout=_SERVICE_SECONDS) as connection:
+        with ExitStack() as open_connections:
+            connection = socket.create_connection((host, port), timeout=_SERVICE_SECONDS)
+            open_connections.enter_context(connection)
+            if context is not None:
+                connection = open_connections.enter_context(context.wrap_socket(connection, server_hostname=host))
             connection.sendall(encode_frame(encode_message(_hello())))
             answer = _first_message(connection)
+    except ssl.SSLCertVerificationError as error:
+        return _no_answer(f"has a certificate that is refused: {error.verify_message}; --tls-ca names who may sign it")
     except TimeoutError:
         return _no_answer(
             f"does not answer within {_SERVICE_SECONDS:g} s: is it the port for agents, and not the page's?"
@@ -249,7 +259,7 @@ def ask_service(host: str, port: int) -> ServiceAnswer:
     except ProtocolError as error:
         return _no_answer(f"something else than ncclscope's port for agents is there: {error}")
     if not isinstance(answer, Refused):
-        return _no_answer("closed the connection without a word" if answer is None else "gave an unexpected answer")
+        return _no_answer(_CLOSED if answer is None else "gave an unexpected answer")
     told = re.search(r"this service version (\d+)", answer.message)
     return ServiceAnswer(
         answered=True,

@@ -8,12 +8,14 @@ import ssl
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from certificates import Authority, make_authority
 from service.loopback import Service
 from structlog.testing import capture_logs
 from wire.sample_batches import log_batch
 
+from ncclscope import node
 from ncclscope_agent.credentials import Credentials as AgentCredentials
 from ncclscope_agent.link import Link, LinkSettings
 from ncclscope_agent.session import Session, SessionState
@@ -205,3 +207,17 @@ async def test_old_versions_of_tls_are_not_spoken(authority: Authority) -> None:
 async def test_only_addresses_of_this_machine_are_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "node1", "")))
+
+
+async def test_a_node_can_check_that_the_service_speaks_tls_with_it(
+    authority: Authority, other_authority: Authority
+) -> None:
+    async with Service().listening(credentials=port_of(authority)) as port:
+        for ca, answered, said in (
+            (authority, True, "this service version"),
+            (other_authority, False, "has a certificate that is refused"),
+            (None, False, "does it speak TLS"),
+        ):
+            credentials = AgentCredentials(tls_ca="" if ca is None else str(ca.path))
+            answer = await anyio.to_thread.run_sync(node.ask_service, "127.0.0.1", port, credentials)
+            assert (answer.answered, said in answer.text) == (answered, True), answer
