@@ -16,7 +16,7 @@ import yaml
 from deploy.flags import check_arguments, check_variables
 
 _IMAGES = ["Dockerfile.agent", "Dockerfile.service"]
-_UNITS = ["ncclscope-agent.service", "ncclscope.service"]
+_UNITS = ["ncclscope-agent.service", "ncclscope-agent@.service", "ncclscope.service"]
 _MOST_EXPOSED = 2.0
 """Of 10: what systemd says of a unit that can do anything."""
 

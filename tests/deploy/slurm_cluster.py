@@ -1,0 +1,140 @@
+"""A real Slurm of two virtual nodes on the loopback, for tests: started, used, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sinfo")
+
+
+def missing_programs() -> list[str]:
+    """What must be installed for it, and is not."""
+    folders = os.environ["PATH"] + ":/usr/sbin:/sbin"
+    return [name for name in PROGRAMS if shutil.which(name, path=folders) is None]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it is."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes the commands of Slurm talk to this one."""
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "NCCL"))}
+        return plain | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def run(self, *command: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs a command of Slurm."""
+        return subprocess.run(
+            command,
+            env=self.environment | dict(variables or {}),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+
+
+@contextlib.contextmanager
+def slurm(folder: Path, *, more: str = "") -> Generator[Cluster]:
+    """A cluster of the nodes n1 and n2, both this machine; `more` is added to slurm.conf."""
+    programs = contextlib.ExitStack()
+    cluster = Cluster(folder)
+    _write(folder, more)
+    with programs:
+        _start(programs, folder, "munged", *_munge(folder))
+        _until((folder / "munge.socket").exists, "munged")
+        _start(programs, folder, "slurmctld", "-D", "-i", environment=cluster.environment)
+        for node in ("n1", "n2"):
+            _start(programs, folder, "slurmd", "-D", "-N", node, environment=cluster.environment)
+        _until(lambda: cluster.run("sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "two idle nodes")
+        yield cluster
+
+
+def _write(folder: Path, more: str) -> None:
+    subprocess.run(["/usr/sbin/mungekey", "-c", "-k", folder / "munge.key"], check=True)
+    control, first, second = (_free_port() for _ in range(3))
+    host = socket.gethostname()
+    for name in ("state", "spool-n1", "spool-n2"):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(f"""\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control}
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SchedulerParameters=sched_interval=1
+KillWait=5
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=2 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=n1,n2 Default=YES State=UP
+{more}
+""")
+
+
+def _munge(folder: Path) -> list[str]:
+    names = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "munge.seed"}
+    return ["-F", "-f", *(f"--{name}={folder / file}" for name, file in names.items())]
+
+
+def _start(
+    programs: contextlib.ExitStack,
+    folder: Path,
+    name: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    log = programs.enter_context((folder / f"{name}.log").open("ab"))
+    process = subprocess.Popen(
+        [shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") or name, *arguments],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=dict(environment or os.environ),
+        start_new_session=True,
+    )
+    programs.callback(_end, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+        return port
