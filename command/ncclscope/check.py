@@ -14,6 +14,7 @@ import orjson
 from ncclscope import node
 from ncclscope.check_report import Checked, in_json, report
 from ncclscope.options import nccl_version
+from ncclscope.scheduler import scheduler_here
 from ncclscope_agent.advice import (
     DEFAULT_LOG_FILE,
     NcclVersion,
@@ -95,6 +96,7 @@ def check(
         _check_environment(checked, with_exports=bool(exports))
     if logs:
         _check_logs(checked, logs, most_per_hour * _GB)
+    _check_scheduler(checked)
     _check_exports(checked, exports)
     _check_clock(checked, page)
     if service is not None:
@@ -152,7 +154,20 @@ def _check_environment(checked: Checked, *, with_exports: bool) -> None:
         checked.remarks.append(remark_on_log_directory(pattern, state))
 
 
+def _check_scheduler(checked: Checked) -> None:
+    found = scheduler_here(os.environ)
+    if found is not None:
+        job = f" job {found.job}" if found.job else ""
+        checked.say(Verdict.NOTE, "scheduler", f"{found.name}{job}: {found.advice}", found.name)
+
+
 def _check_logs(checked: Checked, patterns: Sequence[str], most_bytes_per_hour: float) -> None:
+    if unreadable := node.unreadable_logs(patterns):
+        text = (
+            f"{len(unreadable)} of them ({unreadable[0]}) cannot be read by this user: run the agent as the job's, "
+            "or the job with umask 022"
+        )
+        checked.say(Verdict.CHANGE, "logs", text)
     if not checked.logs:
         checked.say(Verdict.CHANGE, "logs", f"no readable file matches {', '.join(patterns)}")
         return

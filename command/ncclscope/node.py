@@ -136,6 +136,11 @@ def look_at_logs(patterns: Sequence[str], *, observe_seconds: float) -> list[tup
     return found
 
 
+def unreadable_logs(patterns: Sequence[str]) -> list[Path]:
+    """Logs that match and that this user may not read."""
+    return [path for path in PathPatterns(patterns).paths() if path.is_file() and not os.access(path, os.R_OK)]
+
+
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size

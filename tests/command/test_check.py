@@ -22,6 +22,7 @@ from service.loopback import Service
 
 from ncclscope import node
 from ncclscope.cli import main
+from ncclscope.scheduler import scheduler_here
 from ncclscope_agent.advice import NcclVersion, wanted
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
@@ -309,3 +310,24 @@ def test_real_logs_are_looked_at_and_what_is_in_them_is_told(corpus: Path) -> No
     assert len(told["logs"]) > 3
     assert sum(log["nccl_lines"] for log in told["logs"]) > 10_000
     assert all(0 <= share <= 1 for share in told["volume"]["share_by_subsystem"].values())
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "job"),
+    [
+        ({"SLURM_JOB_ID": "4711", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Slurm", "4711"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes", None),
+        ({"TORCHELASTIC_RUN_ID": "none"}, "torchrun", "none"),
+    ],
+)
+def test_the_scheduler_is_told_by_its_variable(variables: dict[str, str], name: str, job: str | None) -> None:
+    found = scheduler_here(variables)
+    assert found is not None
+    assert (found.name, found.job) == (name, job)
+    assert scheduler_here({}) is None
+
+
+def test_the_advice_for_a_scheduler_names_a_page_that_is_there(repository: Path) -> None:
+    found = scheduler_here({"SLURM_JOB_ID": "1"})
+    assert found is not None
+    assert (repository / found.advice.rpartition("(")[2].rstrip(")")).exists()

@@ -263,7 +263,11 @@ _VALUES: Final[dict[str, Yaml]] = {
 def test_the_chart_gives_objects_that_kubernetes_and_the_operator_know(repository: Path, values: Yaml) -> None:
     from cloudcoil.models.prometheus_operator import v1  # noqa: PLC0415
 
-    custom = {"PodMonitor": v1.PodMonitor, "ServiceMonitor": v1.ServiceMonitor, "PrometheusRule": v1.PrometheusRule}
+    custom: dict[str, Any] = {
+        "PodMonitor": v1.PodMonitor,
+        "ServiceMonitor": v1.ServiceMonitor,
+        "PrometheusRule": v1.PrometheusRule,
+    }
     for manifest in rendered(repository, values):
         if manifest["kind"] in custom:
             custom[manifest["kind"]].model_validate(manifest)
