@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
 
 import click
 
 from ncclscope.cli import main
-
-_AHEAD: Final = {"--spool", "--spool-max-bytes"}
-"""Named in deploy/ before the agent has it."""
 
 
 def command_named(name: str) -> click.Command:
@@ -25,7 +21,7 @@ def flags_of(name: str) -> set[str]:
     """All flags of a subcommand, both names of those that have two."""
     options = [each for each in command_named(name).params if isinstance(each, click.Option)]
     own = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
-    return own | {"--help", "--version"} | (_AHEAD if name == "agent" else set[str]())
+    return own | {"--help", "--version"}
 
 
 def check_arguments(arguments: Iterable[str], *, where: str) -> None:
