@@ -48,10 +48,10 @@ def agent_to(
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_once_sends_everything_waits_for_the_acknowledgement_and_ends(in_thread: bool) -> None:
     service, follower = Service(), FakeFollower(200)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with service.listening() as port:
             agent, _ = agent_to(port, follower, in_thread=in_thread)
-            assert await agent.run(once_seconds=5)
+            assert await agent.run(once_seconds=50)
     assert service.lines(follower.source.key) == list(range(200))
     assert follower.closed
     (record,) = service.receiver.agents()
