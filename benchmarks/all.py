@@ -18,6 +18,7 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Faults", "-m benchmarks.faults", ["--times", "0.03"]),
     ("On the wire", "wire.py", []),
     ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
+    ("What an agent costs by rate, and what its writer notices", "-m benchmarks.agent_budget", ["--seconds", "10"]),
     ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),
     ("An nsys export of two million kernels", "read_export.py", []),
     ("Shapes: parallelism, iterations, counts", "shapes.py", []),
