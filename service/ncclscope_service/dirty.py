@@ -13,15 +13,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.accurate import most_accurate
 from ncclscope_service.evidence import Durations, Losses, Missing, odds_of, weights_of
 from ncclscope_service.kernel_gaps import KernelGaps
 from ncclscope_service.kernel_grids import KernelGrids
 from ncclscope_service.line_gaps import LineGaps
-from ncclscope_service.pair_hmm import Ends, Floats, Indices, Posterior, most_accurate, posterior
+from ncclscope_service.pair_hmm import Ends, Floats, Indices, Posterior, posterior
+from ncclscope_service.repeats import Repeats, repeats_of
 from ncclscope_wire.batch import Columns
 
 WINDOW: Final = 512
 """Launches and kernels that are looked at where losses are many."""
+
+SHORT_WINDOW: Final = 256
+"""The same where losses are known to be few: one strange place is soon over."""
 
 _FIRST_GUESS: Final = 0.1
 """Losses to begin with, before the first window says better."""
@@ -32,10 +37,16 @@ _ROUNDS: Final = 8
 _MORE_LOST: Final = (0.0, 0.06, 0.14, 0.24)
 """More losses on both sides than fit best, that are thought possible as well."""
 
+_MORE_LOST_IN_RUNS: Final = (0.0, 0.01, 0.03, 0.07, 0.14, 0.22)
+"""The same where one symbol is repeated again and again: there nearly any number fits nearly as well."""
+
+_USUAL: Final = 0.07
+"""Share of losses beyond those that show that is thought usual there: twice as many are e times less likely."""
+
 _SETTLED: Final = 0.002
 """Losses that change by less are known."""
 
-_KNOWN: Final = 512
+KNOWN: Final = 512
 """Launches after which one round is enough."""
 
 _LATE: Final = 1e-3
@@ -138,17 +149,17 @@ def decide_large(window: LargeWindow, learnt: Learnt, *, is_first: bool) -> Larg
     is_all = window.launches_end and window.kernels_end
     ends = Ends(not is_all, _LATE if is_first else 0.0, _LATE)
     local = Losses(losses.kernels, losses.lines, losses.joins, losses.weight)
-    if not losses.weight or losses.are_few:
-        local.kernels = local.lines = _FIRST_GUESS
     odds = odds_of(window.fits) * learnt.durations.odds(launches, kernels) * learnt.grids.odds(launches, kernels)
-    model = _Model(window, learnt, odds, ends)
+    model = _Model(window, learnt, odds, ends, repeats_of(window.fits, launches, kernels))
+    if (not losses.weight or losses.are_few) and model.repeats is None:
+        local.kernels = local.lines = _FIRST_GUESS
     probable = model.posterior([local], None)
-    for _ in range(_ROUNDS if losses.weight < _KNOWN or losses.are_few else 1):
+    for _ in range(_ROUNDS if losses.weight < KNOWN or losses.are_few else 1):
         is_settled = not _estimate(local, probable, window.joinable)
         probable = model.posterior([local], _together(probable))
         if is_settled:
             break
-    if losses.weight < _KNOWN or losses.are_few:
+    if losses.weight < KNOWN or losses.are_few:
         probable = _averaged(model, local, _together(probable))
     rows, columns = _best(probable)
     launches_used, kernels_used = len(launches), len(kernels)
@@ -180,6 +191,7 @@ class _Model:
     learnt: Learnt
     odds: Floats
     ends: Ends
+    repeats: Repeats | None
 
     def posterior(self, answers: Sequence[Losses], pairs: Floats | None) -> Posterior:
         """Probabilities under several answers to how much is lost; `pairs`: how likely each was so far."""
@@ -188,8 +200,11 @@ class _Model:
         lines_lost = float(rates[0, 1])
         kernels = self.learnt.kernel_gaps.missing(given.launches, given.kernels, pairs, rates[:, 0], lines_lost)
         lines = self.learnt.line_gaps.missing(given.launches, given.launch_lanes, given.kernels["lane"], lines_lost)
-        weights = weights_of(self.odds, given.joinable, answers, Missing(kernels, lines))
+        weights = weights_of(self.odds, given.joinable, answers, Missing(kernels, lines), self.repeats)
         found = posterior(weights, self.ends)
+        if self.repeats is not None:
+            # Scatter of gaps that hide nothing is easily taken for losses, which in runs outweighs all else.
+            return found
         return replace(found, log_likelihood=found.log_likelihood + kernels.log_likelihood)
 
 
@@ -220,11 +235,14 @@ def _averaged(model: _Model, local: Losses, pairs: Floats) -> Posterior:
     """
     answers = [
         Losses(local.kernels + more, local.lines + more, local.joins, local.weight)
-        for more in _MORE_LOST
+        for more in (_MORE_LOST if model.repeats is None else _MORE_LOST_IN_RUNS)
         if more == 0 or max(local.kernels, local.lines) + more < _MOST_LOST / 2
     ]
     probable = model.posterior(answers, pairs)
-    shares = np.exp(probable.log_likelihood - probable.log_likelihood.max())
+    likely = probable.log_likelihood
+    if model.repeats is not None:
+        likely = likely - (np.array([answer.kernels for answer in answers]) - answers[0].kernels) / _USUAL
+    shares = np.exp(likely - likely.max())
     shares /= shares.sum()
     local.kernels = float(shares @ [answer.kernels for answer in answers])
     local.lines = float(shares @ [answer.lines for answer in answers])
@@ -247,7 +265,7 @@ def _best(probable: Posterior) -> tuple[Indices, Indices]:
     while True:
         _, rows, columns = most_accurate(probable, price)
         reached = 2 * float(pairs[rows, columns, 0].sum()) / (len(rows) + wanted) if wanted else 1.0
-        if reached / 2 - price < _PRICE_STEP:
+        if abs(reached / 2 - price) < _PRICE_STEP:
             return rows, columns
         price = reached / 2
 

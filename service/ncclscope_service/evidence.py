@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ncclscope_service.kernel_gaps import MissingKernels
 from ncclscope_service.line_gaps import MissingLines
 from ncclscope_service.pair_hmm import Floats, Weights
+from ncclscope_service.repeats import Repeats
 from ncclscope_service.signatures import Signatures
 from ncclscope_wire.batch import Columns
 
@@ -46,6 +47,10 @@ class Losses:
     """Share of Sends and Receives of open groups that run in the kernel of the one before."""
     weight: float = 0.0
     """Launches seen."""
+    lost_kernels: float = 0.0
+    """Those of them of which no kernel was found."""
+    lost_lines: float = 0.0
+    """Kernels of which no launch was found."""
 
     @property
     def are_few(self) -> bool:
@@ -60,6 +65,16 @@ class Losses:
         self.kernels = (self.kernels * total + launches - pairs) / (total + launches)
         self.lines = (self.lines * total + kernels - pairs) / (total + kernels)
         self.weight += launches
+        self.lost_kernels += launches - pairs
+        self.lost_lines += kernels - pairs
+
+    @property
+    def both(self) -> float:
+        """What a lost line and a lost kernel are worth beside a pair; 0 while one side was not seen to lose any."""
+        if min(self.lost_kernels, self.lost_lines) < 1:
+            return 0.0
+        kernels, lines = self.rates()
+        return kernels / (1 - kernels) * lines / (1 - lines)
 
     def rates(self) -> tuple[float, float]:
         """Shares of kernels and of lines that are missing, within what can be told."""
@@ -81,12 +96,18 @@ class Missing:
 
 
 def weights_of(
-    odds: Floats, joinable: NDArray[np.bool_], answers: Sequence[Losses], missing: Missing | None = None
+    odds: Floats,
+    joinable: NDArray[np.bool_],
+    answers: Sequence[Losses],
+    missing: Missing | None = None,
+    repeats: Repeats | None = None,
 ) -> Weights:
     """What the steps of one window are worth under several answers to how much is lost.
 
     odds[i, j]: how much likelier kernel j is for launch i than anywhere.
     """
+    turns = repeats.turns if repeats is not None else None
+    odds = odds / repeats.kernels if repeats is not None else odds
     rates = np.array([losses.rates() for losses in answers])
     kernels_lost, lines_lost = rates[:, 0], rates[:, 1]
     joins = np.where(joinable[:, None], [losses.joins for losses in answers], 0.0)
@@ -97,7 +118,7 @@ def weights_of(
     lost_line = np.empty((len(odds) + 1, odds.shape[1], len(answers)))
     lost_line[:] = lines_lost * (1 - kernels_lost) / seen
     if missing is None:
-        return Weights(pair, lost_kernel, lost_line, joins)
+        return Weights(pair, lost_kernel, lost_line, joins, None, turns)
     # Before each launch and each kernel a geometric number of lines and of kernels is lost.
     lost_here = missing.kernels.amount / (1 + missing.kernels.amount)
     lines_here = _scaled(missing.lines.amount, lines_lost)
@@ -107,7 +128,7 @@ def weights_of(
     pair *= takes_launch[:, None]
     lost_line *= takes_kernel
     lost_line *= (lines_here / lines_lost)[:, None] * missing.lines.lanes[:, :, None]
-    return Weights(pair, lost_kernel * takes_launch, lost_line, joins, lost_here / kernels_lost)
+    return Weights(pair, lost_kernel * takes_launch, lost_line, joins, lost_here / kernels_lost, turns)
 
 
 def _scaled(amount: Floats, lines_lost: Floats) -> Floats:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ncclscope_service.dirty import WINDOW, Found, LargeWindow, Learnt, decide_large
+from ncclscope_service.dirty import KNOWN, SHORT_WINDOW, WINDOW, Found, LargeWindow, Learnt, decide_large
+from ncclscope_service.equal_runs import EqualRuns, expected_hidden
 from ncclscope_service.small_windows import SmallWindow, decide_small
 from ncclscope_wire.batch import Columns
 
@@ -67,6 +68,7 @@ class Experience:
     learnt: Learnt = field(default_factory=Learnt)
     straight: int = 0
     """Items that agreed since anything was learnt."""
+    runs: EqualRuns = field(default_factory=EqualRuns)
     starts: float = 1.0
     """How sure it is that the first pending launch and kernel began together."""
     has_begun: bool = False
@@ -200,17 +202,19 @@ class Pairing:
 
     def _take_straight(self, count: int) -> None:
         at, to = self._at
+        experience = self._experience
+        sure = experience.runs.take(self._left, at, count, experience.learnt.losses.both)
         self.decided.pairs.append(
             Found(
                 self._items[at : at + count],
                 np.diff(self._items[at : at + count + 1]),
                 self._runs[to : to + count],
                 np.diff(self._runs[to : to + count + 1]),
-                np.full(count, CERTAIN),
+                np.full(count, CERTAIN) if sure is None else CERTAIN * sure,
             )
         )
         self._at = at + count, to + count
-        self._experience.straight += count
+        experience.straight += count
 
     def _look_ahead(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
         """Whether the first items agree but for a few small gaps; None if more data must come first."""
@@ -258,8 +262,10 @@ class Pairing:
         (first, to), (at, until) = self._opened, self._at
         end = at + behind, until + behind
         launches, straight = end[0] - first, self._experience.straight
-        losses = self._experience.learnt.losses
-        pairs = straight + min(launches - self._skipped, end[1] - to)
+        losses, runs = self._experience.learnt.losses, self._experience.runs
+        hidden = runs.hidden() + expected_hidden(self._left[first : end[0]], losses.both)
+        pairs = straight + max(min(launches - self._skipped, end[1] - to) - hidden, 0)
+        runs.end()
         losses.learn(straight + launches, straight + end[1] - to, pairs)
         self._small.append(SmallWindow((first, end[0]), (to, end[1]), self._reach, losses.rates()))
         self._experience.straight = self._skipped = self._reach = 0
@@ -284,10 +290,12 @@ class Pairing:
         begin = self._opened or self._at
         first, to = int(self._items[begin[0]]), int(self._runs[begin[1]])
         last, until = int(self._items[-1]), int(self._runs[-1])
-        if not final and min(last - first, until - to) < WINDOW:
+        losses = self._experience.learnt.losses
+        size = SHORT_WINDOW if losses.weight >= KNOWN and losses.are_few else WINDOW
+        if not final and min(last - first, until - to) < size:
             return False
         given = self._sides
-        launches, kernels = slice(first, min(last, first + WINDOW)), slice(to, min(until, to + WINDOW))
+        launches, kernels = slice(first, min(last, first + size)), slice(to, min(until, to + size))
         fits = compatible[given.launch_symbols[launches, None], given.kernel_symbols[None, kernels]]
         window = LargeWindow(
             given.launches[launches],
@@ -295,8 +303,8 @@ class Pairing:
             fits,
             given.joinable[launches],
             given.kernel_lanes[given.launches["lane"][launches]],
-            launches_end=final and last - first <= WINDOW and not is_closed,
-            kernels_end=final and until - to <= WINDOW,
+            launches_end=final and last - first <= size and not is_closed,
+            kernels_end=final and until - to <= size,
         )
         large = decide_large(window, self._experience.learnt, is_first=not self._experience.has_begun)
         if not large.belongs_together:
@@ -307,6 +315,7 @@ class Pairing:
             self._experience.starts, self._experience.has_begun = large.starts, True
         large.learn()
         self._experience.straight = 0
+        self._experience.runs = EqualRuns()
         self.decided.pairs.append(large.found.moved(first, to))
         self._begin_at(begin, first + large.launches_used, to + large.kernels_used)
         return True

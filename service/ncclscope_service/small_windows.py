@@ -19,8 +19,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from ncclscope_service.accurate import EQUAL, GUESSED, POSSIBLE, SURELY
 from ncclscope_service.dirty import Found
-from ncclscope_service.pair_hmm import EQUAL, GUESSED, POSSIBLE, SURELY, TINY, Floats
+from ncclscope_service.pair_hmm import TINY, Floats
 
 _PRICE: Final = 0.45
 """What a pair must be worth to be given out."""

@@ -110,6 +110,8 @@ def lanes_by_order(
             if likely[best] > max(second, likely[-1] - _RESERVE) + 1.0:
                 found[lane] = int(options[best])
                 fits[mine] *= on_option[best]
+        if len(found) == len(values):
+            break
     return found
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from ncclscope_service.pair_hmm import CLOSED, Ends, Posterior, Weights, log_likelihood, most_accurate, posterior
+from ncclscope_service.accurate import most_accurate
+from ncclscope_service.pair_hmm import CLOSED, Ends, Posterior, Turns, Weights, log_likelihood, posterior
 
 
 @dataclass(slots=True)
@@ -18,11 +19,13 @@ class Path:
     joined: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     lost_kernels: int = 0
     lost_lines: int = 0
+    last: str = "launch"
+    """The side of the last step; what comes first is as if after a launch."""
 
 
 def step(path: Path, weight: float, **more: object) -> Path:
     """The path with one more step."""
-    changed = Path(path.weight * weight, [*path.fresh], [*path.joined], path.lost_kernels, path.lost_lines)
+    changed = replace(path, weight=path.weight * weight)
     for name, value in more.items():
         setattr(changed, name, value)
     return changed
@@ -31,6 +34,12 @@ def step(path: Path, weight: float, **more: object) -> Path:
 def every_path(weights: Weights, *, is_open: bool) -> Iterator[Path]:
     """All alignments, one by one."""
     launches, kernels, _ = weights.pair.shape
+
+    def turned(i: int, j: int, path: Path, side: str) -> float:
+        if weights.turns is None or path.last == side:
+            return 1.0
+        table = weights.turns.to_launch if side == "launch" else weights.turns.to_kernel
+        return float(table[i, j, 0])
 
     def walk(i: int, j: int, path: Path, *, is_paired: bool) -> Iterator[Path]:
         is_over = i == launches or j == kernels if is_open else i == launches and j == kernels
@@ -42,14 +51,17 @@ def every_path(weights: Weights, *, is_open: bool) -> Iterator[Path]:
         if is_over and is_open:
             return
         if i < launches and j < kernels:
-            pairs = step(path, float(weights.pair[i, j, 0]), fresh=[*path.fresh, (i, j)])
+            worth = float(weights.pair[i, j, 0]) * turned(i, j, path, "launch")
+            pairs = step(path, worth, fresh=[*path.fresh, (i, j)], last="launch")
             yield from walk(i + 1, j + 1, pairs, is_paired=True)
         if i < launches:
             worth = float(weights.lost_kernel[i, 0]) * (1.0 if weights.after is None else float(weights.after[j, 0]))
-            lost = step(path, worth, lost_kernels=path.lost_kernels + 1)
+            worth *= turned(i, j, path, "launch")
+            lost = step(path, worth, lost_kernels=path.lost_kernels + 1, last="launch")
             yield from walk(i + 1, j, lost, is_paired=False)
         if j < kernels:
-            lost = step(path, float(weights.lost_line[i, j, 0]), lost_lines=path.lost_lines + 1)
+            worth = float(weights.lost_line[i, j, 0]) * turned(i, j, path, "kernel")
+            lost = step(path, worth, lost_lines=path.lost_lines + 1, last="kernel")
             yield from walk(i, j + 1, lost, is_paired=False)
 
     yield from walk(0, 0, Path(), is_paired=False)
@@ -68,10 +80,15 @@ def some_weights(launches: int, kernels: int, *, batch: int = 1) -> Weights:
 @pytest.mark.parametrize("shape", [(2, 2), (3, 4), (4, 3)])
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("turns", [False, True])
 def test_probabilities_are_those_of_all_alignments_counted_one_by_one(
-    shape: tuple[int, int], is_open: bool, varies: bool
+    shape: tuple[int, int], is_open: bool, varies: bool, turns: bool
 ) -> None:
     weights = some_weights(*shape)
+    if turns:
+        rng = np.random.default_rng(1)
+        to_launch, to_kernel = rng.random((shape[0], shape[1] + 1, 1)), rng.random((shape[0] + 1, shape[1], 1))
+        weights = replace(weights, turns=Turns(to_launch, to_kernel))
     if varies:
         weights = replace(weights, after=np.random.default_rng(0).random((shape[1] + 1, 1)))
     fresh, joined = np.zeros(shape), np.zeros(shape)
