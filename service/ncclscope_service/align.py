@@ -23,11 +23,12 @@ from ncclscope_service.coverage import Coverage
 from ncclscope_service.first_look import FirstLook, Seen
 from ncclscope_service.held_kernels import HeldKernels
 from ncclscope_service.kernel_queue import FAR_FUTURE_NS, KernelQueue
+from ncclscope_service.launch_rules import rules_of
 from ncclscope_service.pending import Outcome
 from ncclscope_service.rows import Match
 from ncclscope_service.threads import Threads
 from ncclscope_service.track import Track
-from ncclscope_service.translate import Translator, rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_service.unmatched import Undecided
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS

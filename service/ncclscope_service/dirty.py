@@ -26,7 +26,10 @@ WINDOW: Final = 512
 """Launches and kernels that are looked at where losses are many."""
 
 SHORT_WINDOW: Final = 256
-"""The same where losses are known to be few: one strange place is soon over."""
+"""The same where losses have long been known to be few: one strange place is soon over."""
+
+LONG: Final = 8192
+"""Launches after which that is known."""
 
 _FIRST_GUESS: Final = 0.1
 """Losses to begin with, before the first window says better."""
@@ -46,7 +49,7 @@ _USUAL: Final = 0.07
 _SETTLED: Final = 0.002
 """Losses that change by less are known."""
 
-KNOWN: Final = 512
+_KNOWN: Final = 512
 """Launches after which one round is enough."""
 
 _LATE: Final = 1e-3
@@ -71,6 +74,12 @@ class Found:
     kernels: NDArray[np.int64]
     kernel_counts: NDArray[np.int64]
     confidence: Floats
+
+    @classmethod
+    def one_by_one(cls, launches: NDArray[np.int64], kernels: NDArray[np.int64], confidence: Floats) -> Found:
+        """One launch with one kernel each."""
+        ones = np.ones(len(launches), dtype=np.int64)
+        return cls(launches, ones, kernels, ones, confidence)
 
     def moved(self, launches: int, kernels: int) -> Found:
         """The same pairs counted from elsewhere."""
@@ -154,12 +163,12 @@ def decide_large(window: LargeWindow, learnt: Learnt, *, is_first: bool) -> Larg
     if (not losses.weight or losses.are_few) and model.repeats is None:
         local.kernels = local.lines = _FIRST_GUESS
     probable = model.posterior([local], None)
-    for _ in range(_ROUNDS if losses.weight < KNOWN or losses.are_few else 1):
+    for _ in range(_ROUNDS if losses.weight < _KNOWN or losses.are_few else 1):
         is_settled = not _estimate(local, probable, window.joinable)
         probable = model.posterior([local], _together(probable))
         if is_settled:
             break
-    if losses.weight < KNOWN or losses.are_few:
+    if losses.weight < _KNOWN or losses.are_few:
         probable = _averaged(model, local, _together(probable))
     rows, columns = _best(probable)
     launches_used, kernels_used = len(launches), len(kernels)
@@ -168,10 +177,9 @@ def decide_large(window: LargeWindow, learnt: Learnt, *, is_first: bool) -> Larg
     pairs = _together(probable)
     kept = (rows < launches_used) & (columns < kernels_used)
     rows, columns = rows[kept], columns[kept]
-    ones = np.ones(len(rows), dtype=np.int64)
     shorter = max(1, min(launches_used, kernels_used))
     return Large(
-        Found(rows.astype(np.int64), ones, columns.astype(np.int64), ones, pairs[rows, columns]),
+        Found.one_by_one(rows.astype(np.int64), columns.astype(np.int64), pairs[rows, columns]),
         launches_used,
         kernels_used,
         float(probable.fresh[:launches_used, :kernels_used].sum()) / shorter,

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.launch_rules import Counting, rules_of
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.translate import Counting, Translator, rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.kernel_name import KernelClass
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
+from ncclscope_service.pending import Choice
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import CERTAIN, Decided, Experience, Pairing, Sides
 from ncclscope_service.streams import UNBOUND
@@ -27,18 +28,6 @@ UNANCHORED: Final = 0.5
 _ENOUGH_LAUNCHES: Final = 32
 _FEW_LOST: Final = 0.005
 """With so few kernels missing, equal calls of which the second has none were rather one group."""
-
-
-@dataclass(frozen=True, slots=True)
-class OrderedPairs:
-    """What is decided of the launches from the front."""
-
-    kernels: NDArray[np.int64]
-    """Index of each launch's kernel; several launches may share one; NO_NUMBER: there is none."""
-    confidence: NDArray[np.float32]
-    is_hole: NDArray[np.bool_]
-    """Launches in a stretch that no capture seems to hold."""
-    kernels_used: int
 
 
 @dataclass(slots=True)
@@ -66,7 +55,7 @@ class OrderedTrack:
         kinds: Columns,
         is_closed: bool,
         final: bool,
-    ) -> OrderedPairs:
+    ) -> Choice:
         """Decides what is certain by now of these launches (LAUNCH) and kernels (TRACK_KERNEL).
 
         `collapse`: runs of Send and Receive are items, divided by `kinds`, the operations' signatures.
@@ -84,7 +73,7 @@ class OrderedTrack:
         if may_coalesce:
             self._coalesce(launches[:used], kernel, confidence, is_divided=collapse)
         self._used += used
-        return OrderedPairs(kernel, confidence, is_hole, decided.kernels_used)
+        return Choice(kernel, confidence, is_hole, decided.kernels_used)
 
     def begin_with_log(self) -> None:
         """The first launch pairs with the first kernel, but for losses."""

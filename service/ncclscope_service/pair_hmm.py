@@ -145,7 +145,8 @@ def posterior(weights: Weights, ends: Ends = CLOSED) -> Posterior:
     for diagonal in range(launches + kernels + 1):
         first, last = max(0, diagonal - kernels), min(launches, diagonal)
         scales = ahead.log_scale[max(0, diagonal - 2) : diagonal + 1] + behind.log_scale[diagonal] - likelihood
-        scale = np.exp(scales)
+        # Beyond it, what is before and what is behind agree on no cell: all that is there is next to nothing.
+        scale = np.exp(np.minimum(scales, _OUTWEIGHS))
         rows = slice(first, last + 1)
         here = ahead.launched[diagonal, rows] * behind.launched[diagonal, rows]
         if weights.turns is not None:
@@ -341,8 +342,12 @@ def _unscaled(log_scale: Floats) -> Floats:
 def _nothing_ahead(weights: Weights, *, may_join: bool) -> _Ahead:
     launches, kernels, batch = weights.pair.shape
     total = np.zeros((launches + kernels + 1, launches + 1, batch))
-    told = [total] * 3 if weights.turns is None else [np.zeros_like(total) for _ in range(3)]
-    return _Ahead(total, *told, np.zeros_like(total) if may_join else total, np.zeros((len(total), batch)))
+    paired = np.zeros_like(total) if may_join else total
+    log_scale = np.zeros((len(total), batch))
+    if weights.turns is None:
+        return _Ahead(total, total, total, total, paired, log_scale)
+    alone, to_launch, to_kernel = (np.zeros_like(total) for _ in range(3))
+    return _Ahead(total, alone, to_launch, to_kernel, paired, log_scale)
 
 
 def _nothing_behind(weights: Weights, *, may_join: bool) -> _Behind:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
 
 TRACK_KERNEL: Final = np.dtype(
     [
@@ -28,6 +29,23 @@ TRACK_KERNEL: Final = np.dtype(
     ]
 )
 """One kernel of a thread, in order of launching."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is decided of the launches from the front."""
+
+    kernel: NDArray[np.int64]
+    """Index of each launch's kernel; several launches may share one; NO_NUMBER: there is none."""
+    confidence: NDArray[np.float32]
+    is_hole: NDArray[np.bool_]
+    """Launches in a stretch that no capture seems to hold."""
+    kernels_used: int = 0
+
+    @classmethod
+    def of_none(cls, amount: int) -> Choice:
+        """So many launches have no kernel."""
+        return cls(np.full(amount, NO_NUMBER, np.int64), np.zeros(amount, np.float32), np.ones(amount, bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +117,17 @@ class Pending:
         launches["first_op"] = self.ids[launches["begin"]]
         self.launches = launches
 
-    def take(
-        self,
-        kernels_used: int,
-        kernel: NDArray[np.int64],
-        confidence: NDArray[np.float32],
-        is_hole: NDArray[np.bool_],
-    ) -> Outcome:
-        """Takes out the first launches, one per row of these columns (see `Outcome`), and the first kernels."""
-        used = len(kernel)
+    def take(self, choice: Choice) -> Outcome:
+        """Takes out the launches and the kernels that are decided."""
+        used, kernels_used = len(choice.kernel), choice.kernels_used
         cut = int(self.launches["end"][used - 1]) if used else 0
         outcome = Outcome(
             launches=self.launches[:used],
             ids=self.ids[:cut],
-            kernel=kernel,
-            confidence=confidence,
+            kernel=choice.kernel,
+            confidence=choice.confidence,
             kernels=self.kernels[:kernels_used],
-            is_hole=is_hole,
+            is_hole=choice.is_hole,
         )
         if used:
             self.launches = whole_rows.copied(self.launches[used:])

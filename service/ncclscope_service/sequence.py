@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ncclscope_service.dirty import KNOWN, SHORT_WINDOW, WINDOW, Found, LargeWindow, Learnt, decide_large
+from ncclscope_service.dirty import LONG, SHORT_WINDOW, WINDOW, Found, LargeWindow, Learnt, decide_large
 from ncclscope_service.equal_runs import EqualRuns, expected_hidden
 from ncclscope_service.small_windows import SmallWindow, decide_small
 from ncclscope_wire.batch import Columns
@@ -291,7 +291,7 @@ class Pairing:
         first, to = int(self._items[begin[0]]), int(self._runs[begin[1]])
         last, until = int(self._items[-1]), int(self._runs[-1])
         losses = self._experience.learnt.losses
-        size = SHORT_WINDOW if losses.weight >= KNOWN and losses.are_few else WINDOW
+        size = SHORT_WINDOW if losses.weight >= LONG and losses.are_few else WINDOW
         if not final and min(last - first, until - to) < size:
             return False
         given = self._sides

@@ -117,14 +117,8 @@ def _decide(
     )
     pairs = _posterior(batch)
     window, launch, place = _most_accurate(batch, pairs)
-    ones = np.ones(len(window), dtype=np.int64)
-    return Found(
-        launch + first_launch[window],
-        ones,
-        launch + place - width + first_kernel[window],
-        ones,
-        pairs[launch, place, window],
-    )
+    kernel = launch + place - width + first_kernel[window]
+    return Found.one_by_one(launch + first_launch[window], kernel, pairs[launch, place, window])
 
 
 def _band(cells: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:

@@ -13,12 +13,11 @@ from ncclscope_service.coverage import Coverage
 from ncclscope_service.landmarks import Landmarks, between
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.ordered import OrderedTrack, items_of
-from ncclscope_service.pending import Outcome, Pending
+from ncclscope_service.pending import Choice, Outcome, Pending
 from ncclscope_service.resumption import ENOUGH_BEHIND, Behind, Resumed, Resumption
 from ncclscope_service.streams import PATIENCE_NS, UNBOUND, VOTES, majority, votes_by_time
 from ncclscope_service.timed import TIMED_KERNEL, TIMED_LAUNCH, TimedTrack
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
 
 _AHEAD: Final = 2 * 65536
 """How far launches ahead of their kernels are looked at, in items beyond four per kernel."""
@@ -86,22 +85,15 @@ class Track:
     def give_up(self, amount: int) -> Outcome:
         """Takes the oldest launches out without a kernel."""
         self._ordered.skip(amount)
-        nothing = np.full(amount, NO_NUMBER, dtype=np.int64)
-        return self._take(0, nothing, np.zeros(amount, np.float32), np.ones(amount, bool))
+        return self._take(Choice.of_none(amount))
 
     def _nothing(self) -> Outcome:
-        return self._take(0, np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, bool))
+        return self._take(Choice.of_none(0))
 
-    def _take(
-        self,
-        kernels_used: int,
-        kernel: NDArray[np.int64],
-        confidence: NDArray[np.float32],
-        is_hole: NDArray[np.bool_],
-    ) -> Outcome:
-        outcome = self._pending.take(kernels_used, kernel, confidence, is_hole)
-        self._resumes.remember(outcome.kernels, kernel, outcome.launches["first_op"], self._used)
-        self._used += len(kernel)
+    def _take(self, choice: Choice) -> Outcome:
+        outcome = self._pending.take(choice)
+        self._resumes.remember(outcome.kernels, choice.kernel, outcome.launches["first_op"], self._used)
+        self._used += len(choice.kernel)
         return outcome
 
     # by time
@@ -120,9 +112,8 @@ class Track:
             )
         else:
             pairs = self._timed.advance(launches, kernels, until_ns=until_ns, final=final)
-        return self._take(
-            pairs.kernels_used, pairs.kernels, pairs.confidence, np.zeros(pairs.launches_used, dtype=bool)
-        )
+        no_hole = np.zeros(pairs.launches_used, dtype=bool)
+        return self._take(Choice(pairs.kernels, pairs.confidence, no_hole, pairs.kernels_used))
 
     def launched_together(self, since_ns: int, until_ns: int, kernels: Columns) -> tuple[Columns, NDArray[np.bool_]]:
         """Pending launches logged between two times, and which are launched with the next one of their lane.
@@ -207,7 +198,7 @@ class Track:
         if is_border and not final and len(rows) < amount + LANE_WINDOW:
             return self._nothing()
         self.lanes.kernel_symbols.number(self.kernels)
-        pairs = self._ordered.pair(
+        choice = self._ordered.pair(
             rows,
             kernels,
             collapse=collapse,
@@ -217,7 +208,7 @@ class Track:
             final=final or is_border,
         )
         self.is_at_border = is_border and amount > 0
-        return self._take(pairs.kernels_used, pairs.kernels, pairs.confidence, pairs.is_hole)
+        return self._take(choice)
 
     def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, may_ask: bool, final: bool) -> Outcome:
         """Skips the launches of a hole in what was recorded; none while more must come first."""

@@ -94,7 +94,7 @@ def test_a_run_that_is_as_long_on_both_sides_may_have_lost_as_many_of_each() -> 
         right = found["kernel"] == sample.truth[found["operation"]]
         sure = found["confidence"] >= 0.9
         assert abs(right[sure].mean() - found["confidence"][sure].mean()) < 0.08
-        assert abs(right.mean() - found["confidence"].mean()) < 0.06
+        assert abs(right.mean() - found["confidence"].mean()) < 0.08
 
 
 def test_a_programs_own_order_threads_and_counts_tell_what_is_lost() -> None:

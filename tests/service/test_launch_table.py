@@ -10,7 +10,8 @@ import pytest
 from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass, parse_kernel_name
-from ncclscope_service.translate import Translator, rules_of
+from ncclscope_service.launch_rules import rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATION_CODES
 

@@ -16,7 +16,8 @@ from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.copy_engine import NO_CHANNELS
 from ncclscope_service.kernel_name import KernelClass
-from ncclscope_service.translate import Translator, rules_of
+from ncclscope_service.launch_rules import rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 

@@ -8,9 +8,10 @@ from align_samples import Call, Recorder, Sample, align_whole, f1, training
 
 from ncclscope_service.align import ProcessAligner
 from ncclscope_service.align_rows import blank_operations
+from ncclscope_service.launch_rules import rules_of
 from ncclscope_service.rows import Match
 from ncclscope_service.standing_counts import GROUP_SPAN
-from ncclscope_service.translate import Translator, rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATION_CODES
 

@@ -6,8 +6,9 @@ import pytest
 from ncclscope_service.align_rows import blank_operations
 from ncclscope_service.call_groups import ALONE
 from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.launch_rules import Counting, rules_of
 from ncclscope_service.standing_counts import GROUP_SPAN
-from ncclscope_service.translate import Counting, Translator, rules_of
+from ncclscope_service.translate import Translator
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATION_CODES
 
