@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from ncclscope_agent.sources import nsys_facts, nsys_queries, nsys_rows, nsys_schema
+from ncclscope_agent.sources import nsys_facts, nsys_json, nsys_queries, nsys_rows, nsys_schema
 from ncclscope_agent.sources.nsys_busy import INTERVAL, BusyUnion, Intervals
 from ncclscope_agent.sources.nsys_complete import OpenExport, check_complete, fault, fault_of, look_at, open_complete
 from ncclscope_agent.sources.nsys_facts import KernelNames
@@ -234,7 +234,13 @@ class _Reading:
         )
         nccl_domains = [key for key, name in domains.items() if name == "NCCL"]
         limit = self._range_limit()
-        rows = self._connection.execute(nsys_queries.ranges(self._layout, self._session.shift_ns, nccl_domains, limit))
+        is_beside = bool(nccl_domains) and not nsys_queries.tells_payloads(self._layout)
+        is_beside = is_beside and nsys_json.copy_payloads(self._path, self._connection)
+        rows = self._connection.execute(
+            nsys_queries.ranges(
+                self._layout, self._session.shift_ns, nccl_domains, limit, are_payloads_beside=is_beside
+            )
+        )
         dropped = 0
         while chunk := rows.fetchmany(self._limits.batch_rows):
             if self._advance():

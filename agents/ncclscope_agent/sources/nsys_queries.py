@@ -181,11 +181,30 @@ def count_ranges(shift_ns: int) -> str:
     )
 
 
-def ranges(layout: Layout, shift_ns: int, preferred: Collection[tuple[int, int]], limit: int | None) -> str:
+def tells_payloads(layout: Layout) -> bool:
+    """Whether the export has a column for the payloads of NVTX ranges."""
+    return layout.has(NVTX, "binaryData")
+
+
+def ranges(
+    layout: Layout,
+    shift_ns: int,
+    preferred: Collection[tuple[int, int]],
+    limit: int | None,
+    *,
+    are_payloads_beside: bool = False,
+) -> str:
     """NVTX ranges and marks by start: globalTid, domainId, text, eventType, start, end (NO_TIME_NS: open), payload.
 
     Of more than `limit`, those of the `preferred` (process, domainId) are kept first, then the longest.
+    `are_payloads_beside`: they are in temp.json_payload (`nsys_json`).
     """
+    payload = _nvtx_column(layout, "binaryData", "NULL")
+    if are_payloads_beside:
+        payload = (
+            "(SELECT p.payload FROM temp.json_payload p "
+            f'WHERE p.thread = n.globalTid AND p.start = n."start" - {shift_ns})'
+        )
     end = _nvtx_column(layout, '"end"', "NULL")
     usable = (
         f"n.eventType IN ({_listed(_EVENT_TYPES)}) AND n.globalTid IS NOT NULL "
@@ -201,7 +220,7 @@ def ranges(layout: Layout, shift_ns: int, preferred: Collection[tuple[int, int]]
         )
     return (
         f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {_nvtx_text(layout)}, n.eventType, "
-        f'n."start", coalesce({end}, {NO_TIME_NS}), {_nvtx_column(layout, "binaryData", "NULL")} '
+        f'n."start", coalesce({end}, {NO_TIME_NS}), {payload} '
         f'FROM main.{NVTX} n {_nvtx_strings(layout)} WHERE {kept} ORDER BY n."start", n.rowid'
     )
 
