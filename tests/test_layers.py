@@ -47,6 +47,7 @@ _ACTING = {
         "watch",
         "sources.nsys_complete",
         "sources.nsys_export",
+        "sources.nsys_json",
         "sources.nsys_report",
     },
     "ncclscope_service": {
