@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import benchmarks.findings as _package
 from benchmarks.findings import job_days, tables
@@ -25,6 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
     parser.add_argument("--workers", type=int, default=1, help="jobs played at a time (default 1)")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keeps there what the detectors of each job are fed, and plays jobs that are there from it",
+    )
     asked = parser.parse_args(arguments)
     wanted = asked.tables or TABLES
     if "days" in wanted:
@@ -45,7 +52,7 @@ def _print_jobs(asked: argparse.Namespace) -> None:
         if asked.only in scenario.name
     ]
     print("\n### Simulated jobs\n", flush=True)
-    tables.print_suite(chosen, workers=asked.workers, tell=True)
+    tables.print_suite(chosen, workers=asked.workers, keep=asked.keep, tell=True)
 
 
 if __name__ == "__main__":

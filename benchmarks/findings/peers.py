@@ -36,8 +36,8 @@ _COLUMNS: Final = (
 class PeerNames:
     """Ranks that either rule names; empty where there is nothing to judge by."""
 
-    lowest_bandwidth: frozenset[int]
-    relative_score: frozenset[int]
+    lowest_bandwidth: frozenset[int] = frozenset()
+    relative_score: frozenset[int] = frozenset()
 
 
 def names(folder: Path) -> PeerNames:
@@ -47,7 +47,7 @@ def names(folder: Path) -> PeerNames:
     known = ~np.isnan(columns["duration_ns"].astype(np.float64)) & (columns["busbw_bytes_per_second"] > 0)
     columns = {name: values[known] for name, values in columns.items()}
     if not known.any():
-        return PeerNames(frozenset(), frozenset())
+        return PeerNames()
     recent = columns["start_ns"] > columns["start_ns"].max() - _LOOKED_AT_NS
     ranks = columns["rank"][recent].astype(np.int64)
     durations = columns["duration_ns"][recent].astype(np.float64)

@@ -1,4 +1,7 @@
-"""Plays a simulated job into a pipeline as it would have come live, and notes what was found when."""
+"""Plays a simulated job into a pipeline as it would have come live, and notes what was found when.
+
+Or plays into new detectors what those of the job were fed (`feeds.py`): the same findings, without the job.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+from benchmarks.findings import peers
+from benchmarks.findings.feeds import KeepingDetectors, Kept
+from benchmarks.findings.peers import PeerNames
 
 from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_agent.sources.nsys_export import read_export
@@ -51,12 +58,19 @@ class Played:
     """How long the job was."""
     steps: dict[int, float]
     """By step: when it began, in seconds of the job."""
-    longest_step: float
+    by_peers: PeerNames
+
+    @property
+    def longest_step(self) -> float:
+        """In seconds."""
+        begins = sorted(self.steps.values())
+        return max((after - before for before, after in pairwise(begins)), default=0.0)
 
 
-def play(config: SimulationConfig, folder: Path) -> Played:
-    """Simulates a job into a folder and follows it, a second at a time."""
-    player, pipeline = Player(config, folder), Pipeline()
+def play(config: SimulationConfig, folder: Path) -> tuple[Played, Kept]:
+    """Simulates a job into a folder and follows it, a second at a time; gives what its detectors were fed, too."""
+    player, kept = Player(config, folder), Kept(start_ns=config.start_ns)
+    pipeline = Pipeline(make_detectors=lambda: KeepingDetectors(kept))
     logs: dict[Path, Followed] = {}
     exports: set[Path] = set()
     known: dict[tuple[object, ...], Seen] = {}
@@ -69,17 +83,24 @@ def play(config: SimulationConfig, folder: Path) -> Played:
         pipeline.advance(now)
         _note(known, pipeline.store.findings, (now - config.start_ns) / SECOND_NS)
     player.finish()
-    steps = {
+    kept.steps = {
         step["iteration"]: (step["begin_ns"] - config.start_ns) / SECOND_NS
         for step in json.loads((folder / "truth" / "job.json").read_text())["iterations"]
     }
-    begins = sorted(steps.values())
-    return Played(
-        seen=tuple(known.values()),
-        seconds=(now - config.start_ns) / SECOND_NS,
-        steps=steps,
-        longest_step=max((after - before for before, after in pairwise(begins)), default=0.0),
-    )
+    kept.seconds = (now - config.start_ns) / SECOND_NS
+    kept.by_peers = peers.names(folder)
+    return _played(kept, known), kept
+
+
+def play_again(kept: Kept) -> Played:
+    """The same from what the detectors of a job were fed."""
+    known: dict[tuple[object, ...], Seen] = {}
+    kept.play(lambda findings, second: _note(known, findings, second))
+    return _played(kept, known)
+
+
+def _played(kept: Kept, known: dict[tuple[object, ...], Seen]) -> Played:
+    return Played(seen=tuple(known.values()), seconds=kept.seconds, steps=kept.steps, by_peers=kept.by_peers)
 
 
 def _log_batches(folder: Path, logs: dict[Path, Followed], now: int) -> Iterator[tuple[str, Batch]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -10,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.findings import peers
-from benchmarks.findings.peers import PeerNames
-from benchmarks.findings.replay import play
+from benchmarks.findings import feeds
+from benchmarks.findings.replay import Played, play, play_again
 from benchmarks.findings.scenarios import Scenario
 from benchmarks.findings.score import Verdict, judge
 
@@ -23,32 +25,46 @@ class Outcome:
 
     scenario: Scenario
     verdict: Verdict
-    seconds: float
-    longest_step: float
-    by_peers: PeerNames
+    played: Played
 
 
-def run(scenario: Scenario) -> Outcome:
-    """Plays one job in a folder of its own."""
+def run(scenario: Scenario, keep: Path | None = None) -> Outcome:
+    """Plays one job; `keep`: a folder for what its detectors are fed, from where a job that is there is played."""
+    played = _play(scenario, keep)
+    return Outcome(scenario, judge(scenario, played), played)
+
+
+def _play(scenario: Scenario, keep: Path | None) -> Played:
+    file = None if keep is None else keep / _file_name(scenario)
+    if file is not None and file.exists():
+        return play_again(feeds.read(file))
     with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job"
-        played = play(scenario.config, job)
-        return Outcome(scenario, judge(scenario, played), played.seconds, played.longest_step, peers.names(job))
+        played, kept = play(scenario.config, Path(folder) / "job")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kept.write(file)
+    return played
 
 
-def outcomes(scenarios: Iterable[Scenario], workers: int) -> Iterator[Outcome]:
+def _file_name(scenario: Scenario) -> str:
+    readable = re.sub(r"[^a-z0-9.]+", "_", scenario.name)
+    return f"{readable}_{hashlib.sha256(repr(scenario.config).encode()).hexdigest()[:8]}.feeds"
+
+
+def outcomes(scenarios: Iterable[Scenario], workers: int, keep: Path | None) -> Iterator[Outcome]:
     """Plays them, so many at a time; in their order."""
+    play_one = functools.partial(run, keep=keep)
     if workers < 2:
-        yield from map(run, scenarios)
+        yield from map(play_one, scenarios)
         return
     with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(run, scenarios)
+        yield from pool.map(play_one, scenarios)
 
 
-def print_suite(scenarios: Iterable[Scenario], *, workers: int, tell: bool) -> None:
+def print_suite(scenarios: Iterable[Scenario], *, workers: int, keep: Path | None, tell: bool) -> None:
     """The table; `tell`: and each job's line as it is done."""
     done: list[Outcome] = []
-    for outcome in outcomes(scenarios, workers):
+    for outcome in outcomes(scenarios, workers, keep):
         done.append(outcome)
         if tell:
             _tell(outcome)
@@ -60,7 +76,7 @@ def print_suite(scenarios: Iterable[Scenario], *, workers: int, tell: bool) -> N
     for family, mine in by_family.items():
         print(_row(family, mine))
     print(_row("all", done))
-    hours = sum(outcome.seconds for outcome in done) / 3600
+    hours = sum(outcome.played.seconds for outcome in done) / 3600
     alarms = sum(len(outcome.verdict.false_alarms) for outcome in done)
     print(f"\n{alarms} false alarms in {hours:.2f} hours of jobs: {24 * alarms / hours:.1f} per job-day.")
     print(
@@ -89,7 +105,7 @@ def _is_late(outcome: Outcome) -> bool:
     within, delay = outcome.scenario.expected.within, outcome.verdict.delay
     if within is None or delay is None:
         return False
-    return delay > max(within, 6 * outcome.longest_step if within == 20.0 else 0.0)
+    return delay > max(within, 6 * outcome.played.longest_step if within == 20.0 else 0.0)
 
 
 def _row(family: str, mine: list[Outcome]) -> str:
@@ -101,8 +117,8 @@ def _row(family: str, mine: list[Outcome]) -> str:
     middle, late = (f"{np.percentile(delays, share):.0f} s" if delays else "-" for share in (50, 90))
     barred = [one for one in wanted if one.scenario.expected.within is not None]
     in_time = f"{sum(one.verdict.found and not _is_late(one) for one in barred)} of {len(barred)}" if barred else "-"
-    lowest = _peer(mine, [one.by_peers.lowest_bandwidth for one in mine])
-    score = _peer(mine, [one.by_peers.relative_score for one in mine])
+    lowest = _peer(mine, [one.played.by_peers.lowest_bandwidth for one in mine])
+    score = _peer(mine, [one.played.by_peers.relative_score for one in mine])
     cells = (family, len(mine), found, wrong, middle, late, in_time, alarms, lowest, score)
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -7,7 +7,7 @@ logs as they arrive, joined collectives as they are measured, the clocks' check,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -48,7 +48,7 @@ ProgressKey = tuple[int, int, int, int]
 class _Job:
     """The detectors of one job, and what they are fed that must be remembered."""
 
-    detectors: Detectors = field(default_factory=Detectors)
+    detectors: Detectors
     progress: dict[ProgressKey, tuple[int, int]] = field(default_factory=dict[ProgressKey, tuple[int, int]])
     """Operations enqueued so far, and when the newest was."""
 
@@ -65,13 +65,15 @@ class _Sight:
 class Detection:
     """Runs every detector of every job."""
 
-    def __init__(self, known: Store, periods: Periods | None = None) -> None:
+    def __init__(
+        self, known: Store, periods: Periods | None = None, make_detectors: Callable[[], Detectors] = Detectors
+    ) -> None:
         """`periods` tells where steps end; without it no pause is held for one between steps."""
         self._store = known
         self._periods = periods
         self._rests: defaultdict[int, dict[int, Rest]] = defaultdict(dict[int, Rest])
         """By process, each of its ranks."""
-        self._jobs: defaultdict[str, _Job] = defaultdict(_Job)
+        self._jobs: defaultdict[str, _Job] = defaultdict(lambda: _Job(make_detectors()))
         self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
         self._newest_log_ns = NO_TIME_NS
         self._facts: defaultdict[str, list[tuple[Fact, str, int]]] = defaultdict(list[tuple[Fact, str, int]])

@@ -72,6 +72,7 @@ def collective_rows(op: NDArray[np.uint8], moved_bytes: NDArray[np.int64], measu
     collectives["last_rank"] = measures.last_rank
     collectives["blame_ns"] = measures.blame_ns
     collectives["busbw"] = measures.busbw
+    collectives["rank"] = collectives["peer"] = NO_NUMBER
     return collectives
 
 

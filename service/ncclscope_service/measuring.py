@@ -153,7 +153,18 @@ class Measuring:
         self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
         self._write(at, "ranks_seen", np.full(len(at), 2))
         rows = self._table.take(exchanges.first_operations(), "member", "template", "confidence")
-        return _exchange_rows(self._store, rows, exchanges, measures)
+        launches = _exchange_rows(self._store, rows, exchanges, measures)
+        launches["peer"] = self._peers(exchanges)
+        return whole_rows.kept(launches, (measures.transfer_ns >= 0) & np.isfinite(measures.busbw))
+
+    def _peers(self, exchanges: Exchanges) -> NDArray[np.int64]:
+        """With whom each launch exchanged; NO_NUMBER where that were several ranks."""
+        templates = self._store.templates_of(self._table.take(exchanges.operations, "template"), "root")
+        lowest = np.full(len(exchanges.start_true_ns), np.iinfo(np.int32).max, np.int64)
+        highest = np.full(len(lowest), NO_NUMBER, np.int64)
+        np.minimum.at(lowest, exchanges.launch_of, templates["root"])
+        np.maximum.at(highest, exchanges.launch_of, templates["root"])
+        return np.where(lowest == highest, lowest, NO_NUMBER)
 
     def _believable(self, kernels: KernelMatrix, slack_ns: NDArray[np.float64]) -> KernelMatrix:
         """The collectives that can be what their number says. The rest are counted and stay unmeasured.
@@ -236,8 +247,9 @@ class Measuring:
 
 
 def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, measures: ExchangeMeasures) -> Columns:
-    """One rows.COLLECTIVE for each launch that was measured, as its own rank saw it: nobody is last in it."""
+    """One rows.COLLECTIVE for each launch, as its own rank saw it: nobody is last in it. Its peer is the caller's."""
     communicator_of = np.asarray([member.communicator for member in known.members], np.int32)
+    rank_of = np.asarray([NO_NUMBER if of.rank is None else of.rank for of in known.members], np.int32)
     launches = np.zeros(len(operations), rows.COLLECTIVE)
     launches["communicator"] = communicator_of[operations["member"]]
     launches["coll_seq"] = NO_NUMBER
@@ -255,7 +267,8 @@ def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, meas
     launches["blame_ns"] = NO_NUMBER
     launches["busbw"] = measures.busbw
     launches["confidence"] = operations["confidence"]
-    return whole_rows.kept(launches, (measures.transfer_ns >= 0) & np.isfinite(measures.busbw))
+    launches["rank"] = rank_of[operations["member"]]
+    return launches
 
 
 def _times(durations: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -77,8 +77,19 @@ class Outbox:
 
     def due(self, now_ns: int) -> FindingEvent | None:
         """The notification to be tried now; None where none is due. Answer with `answered` before asking again."""
-        first = next(iter(self._waiting.values()), None)
-        return None if first is None or first.due_ns > now_ns else first.event
+        pause_ns = self.pause_ns(now_ns)
+        return None if pause_ns is None or pause_ns > 0 else self.first()
+
+    def first(self) -> FindingEvent | None:
+        """The notification that waits longest, due or not; None where none waits."""
+        return next((waiting.event for waiting in self._waiting.values()), None)
+
+    def drop_all(self) -> int:
+        """Drops and counts what waits, and says how much that was: nobody will try it any more."""
+        dropped = len(self._waiting)
+        self._outcomes[DROPPED] += dropped
+        self._waiting.clear()
+        return dropped
 
     def pause_ns(self, now_ns: int) -> int | None:
         """How long until one is due; None where none waits."""

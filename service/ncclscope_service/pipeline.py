@@ -27,6 +27,7 @@ from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
 from ncclscope_service.contents import Contents
+from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detection import Detection
 from ncclscope_service.distinct import distinct, groups
 from ncclscope_service.exchanges import ExchangeBook
@@ -104,9 +105,13 @@ class Pipeline:
     """All stages over one store."""
 
     def __init__(
-        self, settings: PipelineSettings | None = None, *, clock_estimator: ClockEstimator | None = None
+        self,
+        settings: PipelineSettings | None = None,
+        *,
+        clock_estimator: ClockEstimator | None = None,
+        make_detectors: Callable[[], Detectors] = Detectors,
     ) -> None:
-        """`clock_estimator`: one with other bounds than the usual ones."""
+        """`clock_estimator`: one with other bounds than the usual ones; `make_detectors`: those of a job."""
         self.settings = settings or PipelineSettings()
         self.store = Store(measured_baseline=self.settings.baseline)
         self._intake = Intake(self.store)
@@ -136,7 +141,7 @@ class Pipeline:
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
         self._periods = Periods(self.store)
-        self._detection = Detection(self.store, self._periods)
+        self._detection = Detection(self.store, self._periods, make_detectors)
         self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()

@@ -158,6 +158,8 @@ COLLECTIVE: Final = np.dtype(
         ("blame_ns", "<i8"),  # how much later than the second last it arrived
         ("busbw", "<f8"),  # bytes per second, of the transfer
         ("confidence", "<f4"),  # smallest of the matches it rests on
+        ("rank", "<i4"),  # of sends and receives: communicator rank whose launch it is; else NO_NUMBER
+        ("peer", "<i4"),  # and the rank it exchanged with; NO_NUMBER where there were several
     ]
 )
 """One launch of collectives that was seen on two ranks or more, joined across the ranks of its communicator; or one

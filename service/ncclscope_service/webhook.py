@@ -27,6 +27,8 @@ from ncclscope_service.rows import Severity
 _log = structlog.get_logger(__name__)
 
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
+_LAST_SECONDS: Final = 5.0
+"""For what still waits when the service is stopped; what stops services kills them after 10 s (Docker) or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +85,18 @@ class Notifier:
         return tuple(receiver.outbox.view() for receiver in self._receivers)
 
     async def run(self) -> None:
-        """Delivers until it is cancelled; what then still waits is not delivered."""
-        async with anyio.create_task_group() as tasks:
+        """Delivers until it is cancelled; what then waits is tried once more for five seconds, or counted as lost."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for receiver in self._receivers:
+                    tasks.start_soon(receiver.run)
+        finally:
+            with anyio.move_on_after(_LAST_SECONDS, shield=True):
+                async with anyio.create_task_group() as tasks:
+                    for receiver in self._receivers:
+                        tasks.start_soon(receiver.try_all_once)
             for receiver in self._receivers:
-                tasks.start_soon(receiver.run)
+                receiver.give_up()
 
 
 class _Receiver:
@@ -115,7 +125,17 @@ class _Receiver:
             with anyio.move_on_after(None if pause_ns is None else pause_ns * 1e-9):
                 await self._news.wait()
 
-    async def _attempt(self, event: FindingEvent) -> None:
+    async def try_all_once(self) -> None:
+        """Delivers what waits, oldest first, up to the first that is not taken: a receiver that is away stays so."""
+        while (event := self.outbox.first()) is not None and await self._attempt(event) is not Answer.LATER:
+            pass
+
+    def give_up(self) -> None:
+        """Counts what still waits as dropped, and says so: nobody will deliver it."""
+        if lost := self.outbox.drop_all():
+            _log.warning("notifications_lost", receiver=self.outbox.name, notifications=lost)
+
+    async def _attempt(self, event: FindingEvent) -> Answer:
         body = orjson.dumps(
             message(event, self._settings.form, self._page), option=orjson.OPT_NON_STR_KEYS, default=str
         )
@@ -129,6 +149,7 @@ class _Receiver:
             _log.warning(
                 "notification_failed", receiver=self.outbox.name, finding=event.id, answer=answer.name, reason=why
             )
+        return answer
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -145,3 +145,21 @@ async def test_news_wakes_a_receiver_that_has_nothing_to_do() -> None:
                         await anyio.sleep(0.01)
                 tasks.cancel_scope.cancel()
     assert [each["event"] for each in receiver.bodies] == ["opened", "closed"]
+
+
+async def test_what_waits_when_the_service_is_stopped_is_tried_once_more() -> None:
+    second = replace(OPENED, id="b")
+    with receiving(503, 200) as receiver:
+        notifier = Notifier([WebhookSettings(url=receiver.url)], "http://scope")
+        await notified(notifier, [OPENED, second], lambda: notifier.views()[0].retries == 1)
+    assert [outcome(notifier, name) for name in ("delivered", "failed", "dropped")] == [2, 0, 0]
+
+
+async def test_what_a_receiver_that_is_away_does_not_take_at_the_end_is_counted_as_dropped() -> None:
+    second = replace(OPENED, id="b")
+    with receiving(503) as receiver:
+        notifier = Notifier([WebhookSettings(url=receiver.url)], "http://scope")
+        await notified(notifier, [OPENED, second], lambda: notifier.views()[0].retries == 1)
+    assert len(receiver.bodies) == 2, "one attempt before the end, one at the end"
+    assert [outcome(notifier, name) for name in ("delivered", "failed", "dropped")] == [0, 0, 2]
+    assert notifier.views()[0].queued == 0

@@ -13,8 +13,10 @@ from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch
 from ncclscope_service.detect.findings import Ledger
 from ncclscope_service.detect.levels import Levels, Sample, Shape
+from ncclscope_service.detect.links import Links
 from ncclscope_service.detect.siblings import Siblings
 from ncclscope_service.detect.slow_link import Located, SlowGroup
+from ncclscope_service.detect.wires import SharedWires, Wires
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
@@ -45,19 +47,19 @@ class _Series:
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
 
-    def feed(self, sample: Sample) -> None:
+    def feed(self, at_ns: int, level: float) -> None:
         if not self.steady.is_ready or self.quick.drop is not None:
-            self.quick.feed(sample.at_ns, sample.level)
+            self.quick.feed(at_ns, level)
         if self.quick.drop is not None:
             return  # the hour must not be learnt from a fault
-        window = sample.at_ns // _STEADY_WINDOW_NS
+        window = at_ns // _STEADY_WINDOW_NS
         if window != self._window and self._values:
             middle = sorted(self._values)[len(self._values) // 2]
             self.steady.feed(self._window * _STEADY_WINDOW_NS, middle)
             self.drift.feed(self._window * _STEADY_WINDOW_NS, middle)
             self._values = []
         self._window = window
-        self._values.append(sample.level)
+        self._values.append(level)
 
     @property
     def drop(self) -> Drop | None:
@@ -65,17 +67,28 @@ class _Series:
 
     @property
     def is_healthy(self) -> bool:
-        watch = self.steady if self.steady.is_ready else self.quick
-        return watch.is_quiet and self.drop is None
+        return self._watch.is_quiet and self.drop is None
+
+    @property
+    def is_unsuspicious(self) -> bool:
+        """Not quiet perhaps, as its noise is wide, but nothing to speak of."""
+        return self._watch.is_unsuspicious and self.drop is None
+
+    @property
+    def _watch(self) -> DropWatch:
+        return self.steady if self.steady.is_ready else self.quick
 
 
 class BandwidthDrop:
     """Feeds on joined collectives of one job; findings are `slow_link` where located, else `bandwidth_drop`."""
 
     def __init__(self) -> None:
+        self._links = Links()
         self._levels = Levels()
         self._siblings = Siblings()
         self._series: dict[Shape, _Series] = {}
+        self._wires = SharedWires()
+        self._together: dict[Wires, _Series] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
         self._newest_ns = 0
@@ -86,23 +99,30 @@ class BandwidthDrop:
 
     @property
     def slow_communicators(self) -> frozenset[int]:
-        """Communicators that are slow now, by their past or their siblings."""
+        """Communicators, and links as the windows number them, that are slow now, by their past or their siblings."""
         return frozenset(self._slow)
+
+    def with_links(self, context: Context) -> Context:
+        """The job with the links that the windows speak of among its groups."""
+        return self._links.added_to(context)
 
     def feed(self, collectives: Columns, context: Context) -> list[Sample]:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job, and gives the windows that they closed.
 
         News that is late by seconds is left out.
         """
-        self._context = context
-        samples = [sample for sample in self._levels.feed(collectives) if sample.shape.communicator in context.groups]
+        self._context = context = self._links.added_to(context)
+        fresh = self._levels.feed(self._links.numbered(collectives))
+        samples = [sample for sample in fresh if sample.shape.communicator in context.groups]
         self._siblings.feed(samples)
         for sample in samples:
             self._newest_ns = max(self._newest_ns, sample.at_ns)
-            self._series.setdefault(sample.shape, _Series()).feed(sample)
+            self._series.setdefault(sample.shape, _Series()).feed(sample.at_ns, sample.level)
             if sample.worst_seq != NO_NUMBER:
                 recent = self._worst.setdefault(sample.shape.communicator, deque(maxlen=_WINDOWS_SHOWN))
                 recent.append((sample.level, sample.worst_seq))
+        for shared in self._wires.feed(samples, context):
+            self._together.setdefault(shared.wires, _Series()).feed(shared.at_ns, shared.level)
         return samples
 
     def findings(self, now_ns: int) -> list[Finding]:
@@ -163,12 +183,17 @@ class BandwidthDrop:
     def _drops(self, context: Context) -> dict[int, Drop]:
         """The worst drop of each communicator."""
         drops: dict[int, Drop] = {}
-        for shape, series in self._series.items():
-            found = series.drop
-            if found is None or shape.communicator not in context.groups:
-                continue
-            if shape.communicator not in drops or found.share > drops[shape.communicator].share:
-                drops[shape.communicator] = found
+        own = ((shape.communicator, series.drop) for shape, series in self._series.items())
+        shared = (
+            (communicator, series.drop)
+            for wires, series in self._together.items()
+            if series.drop is not None
+            for communicator in self._wires.members(wires)
+        )
+        for communicator, found in (*own, *shared):
+            if found is not None and communicator in context.groups:
+                known = drops.get(communicator)
+                drops[communicator] = found if known is None or found.share > known.share else known
         return drops
 
     def _slow_and_healthy(
@@ -186,8 +211,7 @@ class BandwidthDrop:
             )
             for communicator, found in drops.items()
         }
-        healthy = {shape.communicator for shape, series in self._series.items() if series.is_healthy}
-        healthy -= {shape.communicator for shape, series in self._series.items() if not series.is_healthy}
+        healthy = self._healthy() - drops.keys()
         for verdict in self._siblings.verdicts(context):
             if not verdict.is_slow:
                 if verdict.communicator not in drops:
@@ -203,6 +227,19 @@ class BandwidthDrop:
                 confidence=_SIBLING_CONFIDENCE,
             )
         return slow, frozenset(healthy & context.groups.keys())
+
+    def _healthy(self) -> set[int]:
+        """Communicators of which every series is quiet, or unsuspicious while all that share its wires are quiet."""
+        shared: dict[int, bool] = {}
+        for wires, series in self._together.items():
+            for communicator in self._wires.members(wires):
+                shared[communicator] = series.is_healthy and shared.get(communicator, True)
+        own: dict[int, bool] = {}
+        for shape, series in self._series.items():
+            together = shared.get(shape.communicator)
+            calm = series.is_healthy if together is None else series.is_unsuspicious and together
+            own[shape.communicator] = calm and own.get(shape.communicator, True)
+        return {communicator for communicator, calm in own.items() if calm}
 
     def _key(self, located: Located) -> Hashable:
         """The key under which an overlapping fault is already open, else a new one: hosts may become clearer."""
@@ -250,7 +287,7 @@ class BandwidthDrop:
                 "reference_bytes_per_second": round(math.exp(found.reference)),
                 "reference": "siblings" if found.reference_is_siblings else "baseline",
                 "baseline_seconds": found.baseline_seconds,
-                "groups": [context.groups[communicator].comm_id for communicator in sorted(communicators)],
+                "groups": sorted({context.groups[communicator].comm_id for communicator in communicators}),
                 "hosts_of_groups": sorted(hosts),
             },
         )

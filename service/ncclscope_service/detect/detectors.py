@@ -37,7 +37,8 @@ class Detectors:
     def feed_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
         self._late_rank.feed(collectives, context)
-        self._below_limit.feed(self._bandwidth_drop.feed(collectives, context), context)
+        windows = self._bandwidth_drop.feed(collectives, context)
+        self._below_limit.feed(windows, self._bandwidth_drop.with_links(context))
 
     def feed_progress(self, progress: Columns, context: Context) -> None:
         """How far each rank has come (`hang.PROGRESS`), about once a second."""
@@ -70,7 +71,7 @@ class Detectors:
         mismatches = self._mismatch.findings(now_ns)
         open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
         slow = self._bandwidth_drop.findings(now_ns)
-        hangs = self._hang.findings(now_ns, open_ones)
+        hangs = self._hang.findings(now_ns, open_ones, self._mismatch.with_losses)
         return ordered(
             [
                 *self._late_rank.findings(now_ns),

@@ -97,6 +97,11 @@ class DropWatch:
         """Whether a baseline is known and nothing points to a drop: not even the beginning of one."""
         return self.is_ready and self.drop is None and self._cusum < self.rule.h / 4
 
+    @property
+    def is_unsuspicious(self) -> bool:
+        """Whether a baseline is known and what points to a drop is not half of what alarms."""
+        return self.is_ready and self.drop is None and self._cusum < self.rule.h / 2
+
     def feed(self, at_ns: int, level: float) -> None:
         """Takes the next window; `drop` says afterwards whether the alarm is on."""
         if self._warmup:

@@ -9,6 +9,7 @@ told apart by who has enqueued what:
 - *inside*: the missing ranks are all ranks of one communicator and have come equally far on it, or nobody is missing at
   all: everybody has enqueued the operation and it does not end.
 - *mismatched*: the same, and the ranks called different operations there (`mismatch.py`).
+- *unclear*: log lines of these communicators were lost: counts of their ranks cannot be held against each other.
 
 Ranks that have just ended a step (`rests.py`) may be evaluating or writing a checkpoint: they get far more time.
 Send/Recv are counted per ordered pair: the sends of one rank to another against the receives of that other from it.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -64,6 +65,7 @@ class State(StrEnum):
     NOT_ENQUEUED = "not_enqueued"
     INSIDE = "inside"
     MISMATCHED = "mismatched"
+    UNCLEAR = "unclear"
 
 
 class _Channel(NamedTuple):
@@ -120,6 +122,8 @@ class _Stuck:
     since_ns: int
     patience_ns: int
     operations: int
+    is_doubted: bool = False
+    """Lines of its ranks were lost: who is missing cannot be told."""
 
     @property
     def collective_id(self) -> str:
@@ -163,15 +167,24 @@ class Hang:
                 channel = _Channel(int(first["communicator"]), int(first["sender"]), int(first["receiver"]))
                 self._advance(channel, rows[begin:end], group, context)
 
-    def findings(self, now_ns: int, mismatches: Mapping[str | None, Finding] | None = None) -> list[Finding]:
+    def findings(
+        self,
+        now_ns: int,
+        mismatches: Mapping[str | None, Finding] | None = None,
+        with_losses: frozenset[int] = frozenset(),
+    ) -> list[Finding]:
         """All findings so far. `now_ns` is the clock that `last_ns` was read from, or the newest time known of it.
 
-        `mismatches`: what is known of communicators whose ranks call different operations, by comm_id.
+        `mismatches`: what is known of communicators whose ranks call different operations, by comm_id; `with_losses`:
+        communicators of which log lines were lost.
         """
         context = self._context
         if context is None:
             return []
-        stuck = [one for channel in self._channels if (one := self._stuck(channel, now_ns, context)) is not None]
+        groups = [context.groups[communicator] for communicator in with_losses & context.groups.keys()]
+        doubted = frozenset(rank for group in groups for rank in group.global_ranks)
+        found = (self._stuck(channel, now_ns, context, doubted) for channel in self._channels)
+        stuck = [one for one in found if one is not None]
         uneven = [one for one in stuck if one.missing]
         waiting = {rank for one in uneven for rank in one.waiting}
         missing = {rank for one in uneven for rank in one.missing}
@@ -184,7 +197,7 @@ class Hang:
             guilty = [one for one in uneven if not culprits.isdisjoint(one.missing)]
             self._renew(_missing_finding(tuple(sorted(culprits)), guilty, uneven, now_ns, context), now_ns)
         else:
-            self._renew(None, now_ns)
+            self._renew(self._unclear(stuck, now_ns, context), now_ns)
         return self._ledger.findings()
 
     def _renew(self, finding: Finding | None, now_ns: int) -> None:
@@ -218,7 +231,7 @@ class Hang:
         last_ranks = self._named(state.last_ranks(), group)
         state.is_resting = bool(last_ranks) and context.resting_ranks.issuperset(last_ranks)
 
-    def _stuck(self, channel: _Channel, now_ns: int, context: Context) -> _Stuck | None:
+    def _stuck(self, channel: _Channel, now_ns: int, context: Context, doubted: frozenset[int]) -> _Stuck | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
         if now_ns - state.last_ns <= min(_LEAST_SILENCE_NS, _REST_NS):
             return None  # no patience is shorter
@@ -228,15 +241,25 @@ class Hang:
         if now_ns - state.last_ns <= patience:
             return None
         behind = state.behind()
-        is_even = max(behind.values()) == 0
+        is_doubted = not doubted.isdisjoint(group.global_ranks)
+        is_even = is_doubted or max(behind.values()) == 0
         missing = () if is_even else self._named(state.last_ranks(), group)
-        waiting = self._named([rank for rank, lag in behind.items() if lag == 0], group)
+        waiting = self._named([rank for rank, lag in behind.items() if lag == 0 or is_doubted], group)
         if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
         unheard = context.silent_hosts | context.lossy_hosts
         if any(host in unheard for host in context.hosts_of(missing or waiting)):
             return None
-        return _Stuck(channel, group, missing, waiting, state.last_ns, patience, max(state.counts.values()))
+        front = max(state.counts.values())
+        return _Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
+
+    def _unclear(self, stuck: list[_Stuck], now_ns: int, context: Context) -> Finding | None:
+        """That all stands still where counts prove nothing."""
+        doubted = [one for one in stuck if one.is_doubted]
+        is_silent = self._all_silent(tuple(self._active_ns), now_ns, _INSIDE_SILENCE_NS)
+        if not doubted or not is_silent or not context.knows_steps:
+            return None
+        return _unclear_finding(max(doubted, key=lambda one: one.since_ns), doubted, now_ns, context)
 
     def _inside(self, culprits: set[int], stuck: list[_Stuck], now_ns: int, context: Context) -> _Stuck | None:
         """The operation that all ranks of a communicator have enqueued, behind which nothing comes any more."""
@@ -246,6 +269,7 @@ class Hang:
             one
             for one in stuck
             if not one.missing
+            and not one.is_doubted
             and one.operations >= _LEAST_TO_BE_INSIDE
             and set(one.waiting) == set(one.group.global_ranks)
             and all(self._last_on.get(rank) == one.channel.communicator for rank in one.waiting)
@@ -275,16 +299,11 @@ def _missing_finding(
     on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
     wait = "waits" if len(waiting) == 1 else "wait"
     waits = f"{names_of_ranks(waiting)} {wait}" if waiting else "they wait for each other"
-    return Finding(
-        kind=FindingKind.HANG,
-        severity=Severity.CRITICAL,
-        job=context.job,
-        comm_id=first.group.comm_id,
-        parallelism=first.group.parallelism,
+    return replace(
+        _finding(State.NOT_ENQUEUED, first, stuck, now_ns - since, context),
         ranks=culprits,
         hosts=hosts,
         since_ns=since,
-        until_ns=None,
         confidence=_SURE if not set(culprits) & {rank for one in stuck for rank in one.waiting} else _UNSURE,
         summary=(
             f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
@@ -299,34 +318,56 @@ def _inside_finding(
 ) -> Finding:
     silent = now_ns - first.since_ns
     what = f"all {len(first.waiting)} ranks have enqueued operation {first.operations} of {first.group.name}"
-    state, confidence = State.INSIDE, _INSIDE
-    ranks: tuple[int, ...] = ()
-    hosts: tuple[str, ...] = ()
     if mismatch is None:
-        summary = f"{what}, and nothing more comes for {duration_text(silent)}: they are stuck inside it"
-    else:
-        state, ranks, hosts, confidence = State.MISMATCHED, mismatch.ranks, mismatch.hosts, mismatch.confidence
-        summary = (
-            f"{what}, but not the same one, and nothing more comes for {duration_text(silent)}: {mismatch.summary}"
+        return replace(
+            _finding(State.INSIDE, first, stuck, silent, context),
+            summary=f"{what}, and nothing more comes for {duration_text(silent)}: they are stuck inside it",
         )
+    return replace(
+        _finding(State.MISMATCHED, first, stuck, silent, context),
+        ranks=mismatch.ranks,
+        hosts=mismatch.hosts,
+        confidence=mismatch.confidence,
+        summary=(
+            f"{what}, but not the same one, and nothing more comes for {duration_text(silent)}: {mismatch.summary}"
+        ),
+    )
+
+
+def _unclear_finding(first: _Stuck, stuck: list[_Stuck], now_ns: int, context: Context) -> Finding:
+    silent = now_ns - first.since_ns
+    return replace(
+        _finding(State.UNCLEAR, first, stuck, silent, context),
+        comm_id=None,
+        parallelism=None,
+        confidence=_UNSURE,
+        summary=(
+            f"the job has enqueued nothing for {duration_text(silent)}; lines of its logs were lost, so who is missing "
+            "cannot be told"
+        ),
+    )
+
+
+def _finding(state: State, first: _Stuck, stuck: list[_Stuck], silent_ns: int, context: Context) -> Finding:
+    """What all hangs have in common."""
     return Finding(
         kind=FindingKind.HANG,
         severity=Severity.CRITICAL,
         job=context.job,
         comm_id=first.group.comm_id,
         parallelism=first.group.parallelism,
-        ranks=ranks,
-        hosts=hosts,
+        ranks=(),
+        hosts=(),
         since_ns=first.since_ns,
         until_ns=None,
-        confidence=confidence,
-        summary=summary,
-        evidence=_evidence(state, first, stuck, silent) | {"waiting_ranks": sorted(first.waiting)},
+        confidence=_INSIDE,
+        summary="",
+        evidence=_evidence(state, first, stuck, silent_ns) | {"waiting_ranks": sorted(first.waiting)},
     )
 
 
 def _evidence(state: State, first: _Stuck, stuck: list[_Stuck], silent_ns: int) -> dict[str, object]:
-    uneven = [one for one in stuck if one.missing and one is not first]
+    uneven = [one for one in stuck if (one.missing or one.is_doubted) and one is not first]
     return {
         "state": state.value,
         "silent_ns": silent_ns,

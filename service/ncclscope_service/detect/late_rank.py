@@ -2,7 +2,8 @@
 
 A rank is accused in a group when it is later than every other rank of it, step after step, by a margin that is large
 against the ends' skew, against the step and against how much that margin changes from step to step, in three of the
-last four windows. The margin is taken over all of a step, and over the few operations for which the rank is latest.
+last four windows. The margin is taken over all of a step, over each kind of its operations, and over the few
+operations for which the rank is latest.
 An accused rank that had itself been kept waiting in another group passes the blame on; so does one whose
 pipeline holds a rank that is late inside its tensor-parallel group. What is left is named.
 
@@ -25,7 +26,7 @@ from ncclscope_service.detect.lateness import Occasion, Occasions
 from ncclscope_service.detect.margin import Blames
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES, OPERATIONS
 
 _WINDOW_NS: Final = 4_000_000_000
 _WINDOWS: Final = 4
@@ -53,6 +54,7 @@ _AMPLIFIED: Final = 2.0
 _SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
 _NOT_SURE: Final = frozenset({"WORLD", None})
 _LEAST_CONFIDENCE: Final = 0.5
+_ROOTED: Final = frozenset(OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +179,8 @@ class LateRank:
         largest = np.array([[occasion.usual_largest(rank) for rank in ranks] for occasion in usable], np.float64)
         cases = [
             case
-            for blames in (sums, largest)
-            if (case := self._case(communicator, blames, sums, largest, usable, context)) is not None
+            for op, blames in ((None, sums), (None, largest), *_by_operation(usable, len(ranks)))
+            if (case := self._case(communicator, op, blames, sums, largest, usable, context)) is not None
             and _is_considerable(case, group, context)
         ]
         return max(cases, key=lambda case: case.firmness, default=None)
@@ -186,13 +188,14 @@ class LateRank:
     def _case(
         self,
         communicator: int,
+        op: int | None,
         blames: Blames,
         sums: Blames,
         largest: Blames,
         considered: list[Occasion],
         context: Context,
     ) -> _Accusation | None:
-        """The case against whom these blames (occasion by rank) accuse most, if there is one."""
+        """The case against whom these blames (occasion by rank; of one operation or all) accuse most, if any."""
         group = context.groups[communicator]
         margins = margin.over_others(blames)
         rank = int(np.median(margins, axis=0).argmax())
@@ -200,14 +203,14 @@ class LateRank:
         windows = np.median(own.reshape(-1, _per_window(context)), axis=1)
         if np.count_nonzero(windows > 0) < min(_WINDOWS_BAD, len(windows)) or group.global_ranks[rank] == NO_NUMBER:
             return None
+        in_all = float(np.median(margin.over_others(sums)[:, rank]))
+        if op is not None and in_all <= 0:
+            return None  # what it loses there, others lose elsewhere
         last = [occasion for occasion, ahead in zip(considered, own.tolist(), strict=True) if ahead > 0]
         times = np.array([occasion.at_ns for occasion in considered])
         usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(lateness.DEFAULT_STEP_NS)
         usual_largest = float(np.median(largest[:, rank]))
-        per_step = max(
-            float(np.median(margin.over_others(sums)[:, rank])),
-            float(np.median(margin.over_others(largest)[:, rank])) * lateness.LARGEST if blames is largest else 0.0,
-        )
+        per_step = max(in_all, float(np.median(own)) * (lateness.LARGEST if blames is largest else 1))
         worst = sorted((blame for occasion in last for blame in occasion.largest.get(rank, ())), reverse=True)
         return _Accusation(
             communicator=communicator,
@@ -225,9 +228,19 @@ class LateRank:
             last_ns=last[-1].at_ns,
             wait_share=min(1.0, max(per_step, 0.0) / usual_step),
             confidence=min(0.99, len(last) / len(considered)) * min(occasion.confidence for occasion in last),
-            op=self._occasions[communicator].last_op,
+            op=self._occasions[communicator].last_op if op is None else op,
             collectives=tuple(f"{group.comm_id}:{blame.coll_seq}" for blame in worst[:_COLLECTIVES_SHOWN]),
         )
+
+
+def _by_operation(considered: list[Occasion], ranks: int) -> list[tuple[int, Blames]]:
+    """Blames (occasion by rank) of each kind of operation, where there are several; rooted ones wait for their root."""
+    found: dict[int, Blames] = {}
+    for place, occasion in enumerate(considered):
+        for (rank, op), blame_ns in occasion.blame_by_op.items():
+            if op not in _ROOTED and rank < ranks:
+                found.setdefault(op, np.zeros((len(considered), ranks)))[place, rank] = blame_ns
+    return list(found.items()) if len(found) > 1 else []
 
 
 def _per_window(context: Context) -> int:

@@ -2,8 +2,9 @@
 
 Operations of one step are not independent (whoever computes slowly in it is late for all of them), so a step, not an
 operation, is the unit that is counted: an *occasion*. Each keeps, per rank, how often it was last, the sum of how much
-later it came than the second last (blame), and its largest blames: a rank that is slow all over shows in the sum, one
-that loses time at a few places of a step in the largest.
+later it came than the second last (blame), that sum by kind of operation, and its largest blames: a rank that is slow all
+over shows in the first, one that is late to one kind in the second, whatever the jitter of the others, and one that
+loses time at a few places of a step in the third.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_wire.batch import Columns
 
@@ -44,6 +46,8 @@ class Occasion:
     blame_ns: dict[int, int] = field(default_factory=dict[int, int])
     largest: dict[int, tuple[Blame, ...]] = field(default_factory=dict[int, "tuple[Blame, ...]"])
     """The largest blames first."""
+    blame_by_op: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By communicator rank and operation."""
 
     def add(self, tally: Tally) -> None:
         """Takes what a batch says of one rank."""
@@ -53,6 +57,8 @@ class Occasion:
         self.blame_ns[tally.rank] = self.blame_ns.get(tally.rank, 0) + tally.blame_ns
         both = (*self.largest.get(tally.rank, ()), *tally.largest)
         self.largest[tally.rank] = tuple(sorted(both, reverse=True)[:LARGEST])
+        for op, blame_ns in tally.by_op:
+            self.blame_by_op[tally.rank, op] = self.blame_by_op.get((tally.rank, op), 0) + blame_ns
 
     def usual_largest(self, rank: int) -> float:
         """The mean of the rank's largest blames; places at which it was not last count as none."""
@@ -103,6 +109,8 @@ class Tally:
     op: int
     confidence: float
     largest: tuple[Blame, ...]
+    by_op: tuple[tuple[int, int], ...]
+    """Operation, blame."""
 
 
 def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
@@ -136,4 +144,12 @@ def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
                     strict=True,
                 )
             ),
+            by_op=_by_op(rows["op"][begin : begin + count], rows["blame_ns"][begin : begin + count]),
         )
+
+
+def _by_op(ops: NDArray[np.uint8], blame_ns: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    if (ops == ops[0]).all():
+        return ((int(ops[0]), int(blame_ns.sum())),)
+    sums = np.bincount(ops, blame_ns)
+    return tuple((op, round(sums[op])) for op in np.unique(ops).tolist())

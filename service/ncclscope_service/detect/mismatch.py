@@ -46,6 +46,8 @@ _SHIFTED: Final = 3
 _SILENCE_NS: Final = 5_000_000_000
 """Ranks that called different operations most often call no more."""
 _CODES: Final = 256
+_CONTEXT: Final = 12
+"""Calls by which a place of a sequence that repeats itself is found again."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,11 @@ class Mismatch:
                 if finding is not None and _is_settled(sequence, now_ns, context):
                     self._ledger.update(communicator, finding)
         return self._ledger.findings()
+
+    @property
+    def with_losses(self) -> frozenset[int]:
+        """Communicators of which log lines were lost: how many of its operations a rank has enqueued is not known."""
+        return frozenset(communicator for communicator, known in self._sequences.items() if known.has_losses)
 
     def _compare(self, rows: Columns) -> None:
         rows = whole_rows.kept(rows, rows["message_bytes"] >= 0)
@@ -218,6 +225,8 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
     ranks = tuple(sorted(group.global_ranks[rank] for rank in minority if group.global_ranks[rank] >= 0))
     odd = next(call for call in calls if call != usual)
     hosts = context.hosts_of(ranks)
+    differs_in = _differs_in(sequence, seq, odd, usual)
+    order = ", and what it calls is the next one of this sequence: they call them in another order"
     return Finding(
         kind=FindingKind.MISMATCH,
         severity=Severity.CRITICAL,
@@ -233,17 +242,35 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
             f"{names_of_ranks(ranks)} {'differs' if len(ranks) == 1 else 'differ'} in collective {seq} "
             f"of {group.name}: "
             f"{_call_text(odd)} where {'the others call' if is_clear else 'another calls'} {_call_text(usual)}"
+            f"{order if differs_in == 'order' else ''}"
         ),
         evidence={
             "coll_seq": seq,
             "collectives": [f"{group.comm_id}:{seq}"],
-            "differs_in": "size" if odd % _CODES == usual % _CODES else "operation",
+            "differs_in": differs_in,
             "calls": {
                 _call_text(call): sorted(group.global_ranks[rank] for rank in ranks) for call, ranks in calls.items()
             },
             "disputed_collectives": len(sequence.disputes),
         },
     )
+
+
+def _differs_in(sequence: _Sequence, seq: int, odd: int, usual: int) -> str:
+    """`size`; or `order` where the odd call is the one that follows here, by the sequence's own past; `operation`."""
+    if odd % _CODES == usual % _CODES:
+        return "size"
+    known = sequence.seqs >= 0
+    order = np.argsort(sequence.seqs[known])
+    past = sequence.calls[known][order][sequence.seqs[known][order] < seq]
+    before = past[-_CONTEXT:]
+    if len(past) > 2 * _CONTEXT:
+        alike = np.lib.stride_tricks.sliding_window_view(past[:-2], _CONTEXT)
+        ends = np.flatnonzero((alike == before).all(axis=1)) + _CONTEXT
+        ends = ends[past[ends] == usual]
+        if len(ends) and int(past[ends[-1] + 1]) == odd:
+            return "order"
+    return "operation"
 
 
 def _add_early_ranks(sequence: _Sequence, place: int, calls: dict[int, set[int]], size: int) -> None:

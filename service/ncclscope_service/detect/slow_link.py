@@ -132,7 +132,7 @@ def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -
         ),
         evidence={
             "loss_ratio": round(loss, 4),
-            "slow_groups": [context.groups[communicator].comm_id for communicator in sorted(groups)],
+            "slow_groups": sorted({context.groups[communicator].comm_id for communicator in groups}),
             "healthy_groups": located.healthy,
             "busbw_bytes_per_second": _exp(groups[worst].level),
             "reference_bytes_per_second": _exp(groups[worst].reference),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ncclscope_service import rows
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 ALL_REDUCE = OPERATION_CODES["AllReduce"]
 ORIGIN_NS = 1_750_000_000_000_000_000
@@ -187,5 +187,6 @@ class Simulation:
                 index, seq, ALL_REDUCE, 3, moved, len(ranks), ORIGIN_NS + int(arrival.min()), ORIGIN_NS + int(end),
                 int(shortest), int(duration.max() - shortest), int((duration - shortest).sum()), int(duration.sum()),
                 int(order[0]), int(duration[order[1]] - shortest), moved * factor / shortest * 1e9, 1.0,
+                NO_NUMBER, NO_NUMBER,
             )
         )  # fmt: skip
