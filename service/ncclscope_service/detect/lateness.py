@@ -2,7 +2,7 @@
 
 Operations of one step are not independent (whoever computes slowly in it is late for all of them), so a step, not an
 operation, is the unit that is counted: an *occasion*. Each keeps, per rank, how often it was last, the sum of how much
-later it came than the second last (blame), that sum by kind of operation, and its largest blames: a rank that is slow all
+later it came than the second last (blame), that sum by operation, and its largest blames: a rank that is slow all
 over shows in the first, one that is late to one kind in the second, whatever the jitter of the others, and one that
 loses time at a few places of a step in the third.
 """
