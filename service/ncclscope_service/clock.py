@@ -39,6 +39,8 @@ from ncclscope_wire.terms import NO_TIME_NS
 _GROUPS: Final = 4096
 _WAYS: Final = 8192
 _SAME_STEP_NS: Final = 1_000_000_000
+_SURE_RATE: Final = 2e-6
+"""Drifts that are less sure are not kept when a clock is set: the first seconds of a job tell hardly any."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class ClockEstimator:
     """By (sending host, receiving host)."""
     _steps: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     _rates: dict[int, float] = field(default_factory=dict[int, float])
-    """Of the last estimate."""
+    """Of the last estimate, those that are sure."""
     _kept: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict[int, tuple[int, dict[int, float]]])
     """By host whose clock was set: when, and the rates that all had before."""
     _feeds: int = 0
@@ -110,7 +112,8 @@ class ClockEstimator:
         self._forget_before_steps(reference)
         origin = self._newest(reference)
         solution = self.solve(index, reference, origin)
-        self._rates = {host: float(solution.rate[at]) for host, at in index.items() if solution.known[at]}
+        is_sure = solution.known & (solution.rate_sigma < _SURE_RATE)
+        self._rates = {host: float(solution.rate[at]) for host, at in index.items() if is_sure[at]}
         interval, self.check = certify(
             self._groups.values(), self._ways, index, solution, origin=origin, reference=index[reference]
         )

@@ -17,6 +17,7 @@ Vote = tuple[int, tuple[int, ...]]
 
 _STEP_NS: Final = 1_000_000.0
 _PERSISTS: Final = 3
+_LEAST_RUN: Final = 0.1
 
 
 def find_steps(groups: Sequence[HostEnds], reference: int) -> dict[int, int]:
@@ -57,10 +58,16 @@ def _steps_of(group: HostEnds, reference: int) -> list[tuple[int, int]]:
 
 
 def _trend(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The median slope over a quarter of the window, times x: one step touches only a quarter of the pairs."""
+    """The median slope over a quarter of the window, times x: one step touches only a quarter of the pairs.
+
+    Pairs of one burst of operations lie too near each other to tell a slope.
+    """
     lag = max(1, len(x) // 4)
-    run = np.maximum(x[lag:] - x[:-lag], 1).astype(np.float64)
-    slope = np.median((y[lag:] - y[:-lag]) / run[:, None], axis=0)
+    run = (x[lag:] - x[:-lag]).astype(np.float64)
+    apart = run >= max(1.0, _LEAST_RUN * float(x.max() - x.min()))
+    if not apart.any():
+        return np.zeros(y.shape)
+    slope = np.median((y[lag:] - y[:-lag])[apart] / run[apart, None], axis=0)
     result: NDArray[np.float64] = x.astype(np.float64)[:, None] * slope
     return result
 

@@ -22,6 +22,10 @@ _LEAST_SCALE: Final = 1.0
 """Residuals below 1 ns are rounding."""
 _STILL: Final = 0.5
 """Lines that move less, in ns anywhere, are done."""
+_STEEPEST: Final = 1e-3
+"""Clocks are the lines' business: none that works runs off by more (Linux slews by 500 ppm at most, `man adjtimex`)."""
+_LEAST_RUN: Final = 0.25
+"""Points of one burst lie so near each other that their slope is noise: pairs count that lie this share of all apart."""
 _EXPECTED_SCALE: Final = 5_000.0
 _EXPECTED_POINTS: Final = 10.0
 """How far ends scatter usually, in ns, worth so many points: a line through four points passes two of them exactly, and
@@ -94,6 +98,9 @@ def fit(x: _Floats, y: _Floats, seen: NDArray[np.bool_], weight: _Floats, prior:
         before = at_zero, slope
         pull = np.where(is_told, (scale / prior.sigma) ** 2, 0.0)
         at_zero, slope = _weighted(x, y, weights, at_zero, slope, pull, told)
+        if (np.abs(slope) > _STEEPEST).any():
+            slope = np.clip(slope, -_STEEPEST, _STEEPEST)
+            at_zero = _masked_median(y - slope * x[:, None], seen)
         moved = np.abs(at_zero - before[0]) + np.abs(slope - before[1]) * reach
         if not (moved > _STILL).any():
             break
@@ -155,9 +162,10 @@ def _first_guess(x: _Floats, y: _Floats, seen: NDArray[np.bool_]) -> tuple[_Floa
     present = np.array([seen[part].any(axis=0) for part in parts])
     one, other = np.triu_indices(len(parts), 1)
     run = middles[other] - middles[one]
-    good = (run > 0)[:, None] & present[one] & present[other]
+    apart = (run > 0) & (run >= _LEAST_RUN * (middles.max() - middles.min()))
+    good = apart[:, None] & present[one] & present[other]
     rise = (levels[other] - levels[one]) / np.where(run > 0, run, 1.0)[:, None]
-    slope = _masked_median(rise, good)
+    slope = np.clip(_masked_median(rise, good), -_STEEPEST, _STEEPEST)
     return _masked_median(y - slope * x[:, None], seen), slope
 
 

@@ -142,3 +142,23 @@ def test_correction_is_exact_and_keeps_what_is_unknown() -> None:
     times = np.array([ORIGIN_NS, ORIGIN_NS + 10_000_000_000, NO_TIME_NS])
     expected = [ORIGIN_NS - 80_000_000, ORIGIN_NS + 10_000_000_000 - 80_500_000, NO_TIME_NS]
     assert to_true(times, clock).tolist() == expected
+
+
+@pytest.mark.parametrize("per_burst", [2, 3, 4, 8])
+def test_the_first_bursts_of_operations_tell_no_false_drift_and_no_false_step(per_burst: int) -> None:
+    """A step's gradients end within a fraction of a millisecond: between them there is no slope to be had."""
+    offsets, rates = (0, 44_000_000, -26_000_000), (0.0, 20e-6, -18e-6)
+    for seed in range(6):
+        random, estimator = np.random.default_rng(seed), ClockEstimator()
+        found: dict[int, HostClock] = {}
+        for step in range(1, 9):
+            end = step * 900_000_000 + np.arange(per_burst) * 20_000
+            clocks = [
+                ORIGIN_NS + end + offset + np.rint(rate * end).astype(np.int64)
+                for offset, rate in zip(offsets, rates, strict=True)
+            ]
+            ends = np.stack(clocks, axis=1) + random.integers(0, 10_000, (per_burst, 3))
+            estimator.add([0, 1, 2], ends - 100_000, ends, np.full(per_burst, 100_000))
+            found = estimator.estimate(0)
+        assert all(clock.steps == () for clock in found.values())
+        assert [round(found[host].drift_ppm, -1) for host in (1, 2)] == [20, -20]
