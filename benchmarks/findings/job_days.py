@@ -9,13 +9,14 @@ the detectors' own objects; the rules of siblings and of late ranks are the same
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.detect import late_rank, margin, siblings
-from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropRule, DropWatch
+from ncclscope_service.detect import late_rank, margin, siblings, wires
+from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropWatch, SteadyWatch
 
 _SERIES: Final = 4
 _GROUPS, _RANKS = 4, 4
@@ -33,20 +34,24 @@ _AT_ONCE: Final = 20
 _STEP_NS: Final = 1e9
 
 Series = NDArray[np.float64]
+_Watch = DropWatch | SteadyWatch
 
 
 def print_false_alarms(days: int) -> None:
     """The table: alarms by rule, their rate and its 95 % upper bound (exact for Poisson counts)."""
     print(f"{days} job-days per row; {_SERIES} series of bandwidth and {_GROUPS} groups of {_RANKS} ranks each.\n")
-    print("| noise | short baseline | hour's baseline | drift | siblings | late rank | per job-day | at most (95 %) |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| noise | short baseline | hour's baseline | shared wires | drift | siblings | late rank | per job-day "
+        "| at most (95 %) |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for cv in (0.05, 0.10):
         alarms: Counter[str] = Counter()
         for first in range(0, days, _AT_ONCE):
             random = np.random.default_rng([first, round(100 * cv)])
             alarms.update(_alarms_of_days(random, cv, min(_AT_ONCE, days - first)))
         total = sum(alarms.values())
-        columns = " | ".join(str(alarms[name]) for name in ("quick", "steady", "drift", "siblings", "late"))
+        columns = " | ".join(str(alarms[name]) for name in ("quick", "steady", "wires", "drift", "siblings", "late"))
         print(f"| CV {cv:.0%} | {columns} | {total / days:.3f} | {upper_bound(total) / days:.3f} |", flush=True)
 
 
@@ -54,10 +59,11 @@ def print_delays(trials: int) -> None:
     """The table: how long after a loss of bandwidth the rules with a baseline find it."""
     print("\n| baseline | noise | loss | found | delay p50 | p90 |")
     print("|---|---|---:|---:|---:|---:|")
-    for name, rule, seconds in (("an hour of 10 s", STEADY, _WINDOW), ("60 s of 1 s", QUICK, 1)):
+    baselines = (("an hour of 10 s", STEADY.baseline, _steady, _WINDOW), ("60 s of 1 s", QUICK.baseline, _quick, 1))
+    for name, baseline, watching, seconds in baselines:
         for noise, phi, heavy in (("CV 5 %, independent", 0.0, False), ("CV 5 %, correlated, heavy tails", _PHI, True)):
             for loss in (0.2, 0.4):
-                delays = _delays(rule, seconds, trials, phi, loss, heavy=heavy)
+                delays = _delays(watching, max(baseline + 30, 60), seconds, trials, phi, loss, heavy=heavy)
                 middle, late = np.percentile(delays, (50, 90)) if delays else (np.nan, np.nan)
                 print(
                     f"| {name} | {noise} | {loss:.0%} | {len(delays)} of {trials} | {middle:.0f} s | {late:.0f} s |",
@@ -94,8 +100,10 @@ def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counte
     seconds = cv * noise(random, _DAY, days * _SERIES, _PHI)
     windows = cv * noise(random, _DAY // _WINDOW, days * _SERIES, _PHI)
     alarms = Counter(
-        quick=sum(_drops(QUICK, column.tolist()) for column in seconds[:_HOUR].T),
-        steady=sum(_drops(STEADY, column.tolist()) for column in windows.T),
+        quick=sum(_drops(_quick(), column.tolist()) for column in seconds[:_HOUR].T),
+        steady=sum(_drops(_steady(), column.tolist()) for column in windows.T),
+        wires=sum(_drops(_quick(), column.tolist()) for column in _together(seconds[:_HOUR], days).T)
+        + sum(_drops(_steady(), column.tolist()) for column in _together(windows, days).T),
         drift=sum(_drifts(column.tolist()) for column in windows.T),
         siblings=sum(_slow_siblings(of_job) for of_job in np.split(seconds, days, axis=1)),
     )
@@ -106,8 +114,23 @@ def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counte
     return alarms
 
 
-def _drops(rule: DropRule, levels: list[float]) -> int:
-    watch, alarms, was_on = DropWatch(rule), 0, False
+def _together(levels: Series, jobs: int) -> Series:
+    """The series of each job taken together, as groups that share wires are."""
+    by_job = levels.reshape(len(levels), jobs, -1)
+    together: Series = np.percentile(by_job, wires.QUANTILE, axis=2)
+    return together
+
+
+def _quick() -> _Watch:
+    return DropWatch(QUICK)
+
+
+def _steady() -> _Watch:
+    return SteadyWatch()
+
+
+def _drops(watch: _Watch, levels: list[float]) -> int:
+    alarms, was_on = 0, False
     for at, level in enumerate(levels):
         watch.feed(at, level)
         alarms += watch.drop is not None and not was_on
@@ -161,13 +184,15 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
     return int(np.count_nonzero(named[1:] & ~named[:-1]))
 
 
-def _delays(rule: DropRule, seconds: int, trials: int, phi: float, loss: float, *, heavy: bool) -> list[float]:
-    before = max(rule.baseline + 30, 60)
+def _delays(
+    watching: Callable[[], _Watch], before: int, seconds: int, trials: int, phi: float, loss: float, *, heavy: bool
+) -> list[float]:
+    """Seconds from the loss, after so many windows, to the alarm, of the trials in which there was one."""
     values = 0.05 * noise(np.random.default_rng(7), before + 200, trials, phi, heavy=heavy)
     values[before:] += np.log1p(-loss)
     delays: list[float] = []
     for column in range(trials):
-        watch = DropWatch(rule)
+        watch = watching()
         for at, level in enumerate(values[:, column].tolist()):
             watch.feed(at, level)
             if at >= before and watch.drop is not None:

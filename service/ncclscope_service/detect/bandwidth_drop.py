@@ -10,7 +10,7 @@ from typing import Final
 
 from ncclscope_service.detect import drop, slow_link
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch
+from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch, SteadyWatch
 from ncclscope_service.detect.findings import Ledger
 from ncclscope_service.detect.levels import Levels, Sample, Shape
 from ncclscope_service.detect.links import Links
@@ -42,7 +42,7 @@ class _Series:
     """One shape under both rules: the quick one guards until the steady one knows an hour."""
 
     quick: DropWatch = field(default_factory=lambda: DropWatch(drop.QUICK))
-    steady: DropWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
+    steady: SteadyWatch = field(default_factory=SteadyWatch)
     drift: DriftWatch = field(default_factory=DriftWatch)
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
@@ -75,7 +75,7 @@ class _Series:
         return self._watch.is_unsuspicious and self.drop is None
 
     @property
-    def _watch(self) -> DropWatch:
+    def _watch(self) -> DropWatch | SteadyWatch:
         return self.steady if self.steady.is_ready else self.quick
 
 
@@ -206,8 +206,8 @@ class BandwidthDrop:
                 reference=found.baseline,
                 reference_is_siblings=False,
                 since_ns=found.since_ns,
-                confidence=_STEADY_CONFIDENCE if found.rule == drop.STEADY else _QUICK_CONFIDENCE,
-                baseline_seconds=found.windows * (10 if found.rule == drop.STEADY else 1),
+                confidence=_QUICK_CONFIDENCE if found.rule == drop.QUICK else _STEADY_CONFIDENCE,
+                baseline_seconds=found.windows * (1 if found.rule == drop.QUICK else 10),
             )
             for communicator, found in drops.items()
         }

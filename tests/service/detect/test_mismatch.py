@@ -95,3 +95,47 @@ def test_a_rank_that_stops_after_its_wrong_call_is_named_when_nothing_more_comes
     assert finding.ranks == (13,)
     assert finding.evidence["collectives"] == ["0xabc:40"]
     assert finding.evidence["differs_in"] == "size"
+
+
+def repeating(rank: int, count: int) -> Columns:
+    """A sequence of which every step calls the same: seven sizes, an AllGather and a ReduceScatter among them."""
+    made = calls(rank, count)
+    place = made["coll_seq"] % 7
+    made["op"] = np.where(place == 3, OPERATION_CODES["AllGather"], made["op"])
+    made["op"] = np.where(place == 4, OPERATION_CODES["ReduceScatter"], made["op"])
+    return made
+
+
+def test_a_rank_that_calls_what_comes_next_calls_in_another_order() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        made = repeating(rank, 95)  # up to the AllGather of a step
+        if rank == 2:
+            made["op"][-1], made["message_bytes"][-1] = made["op"][-7], made["message_bytes"][-7]
+        detector.feed(made, CONTEXT)
+    (finding,) = detector.findings(20 * 1_000_000_000)
+    assert (finding.ranks, finding.evidence["differs_in"]) == ((12,), "order")
+    assert "another order" in finding.summary
+
+
+def test_a_rank_that_calls_what_never_comes_here_calls_another_operation() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        made = repeating(rank, 95)
+        if rank == 2:
+            made["op"][-1] = OPERATION_CODES["Broadcast"]
+        detector.feed(made, CONTEXT)
+    (finding,) = detector.findings(20 * 1_000_000_000)
+    assert finding.evidence["differs_in"] == "operation"
+
+
+def test_a_communicator_with_lost_lines_is_told_as_such() -> None:
+    detector = Mismatch()
+    for rank in range(4):
+        made = repeating(rank, 200)
+        if rank == 2:  # one line is missing: all that follows has a number too low
+            made = np.delete(made, 50)
+            made["coll_seq"][50:] -= 1
+        detector.feed(made, CONTEXT)
+    assert detector.findings(0) == []
+    assert detector.with_losses == frozenset({0})
