@@ -11,6 +11,7 @@ from benchmarks.findings import job_days, tables
 from benchmarks.findings.scenarios import scenarios
 
 TABLES = ("jobs", "days", "delays")
+RANKS = (8, 16, 32, 64)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=RANKS, choices=RANKS, help="jobs of these sizes (default all)"
+    )
     parser.add_argument("--workers", type=int, default=1, help="jobs played at a time (default 1)")
     parser.add_argument(
         "--keep",
@@ -49,7 +53,7 @@ def _print_jobs(asked: argparse.Namespace) -> None:
     chosen = [
         scenario
         for scenario in scenarios(seeds=1 if asked.short else asked.seeds, short=asked.short)
-        if asked.only in scenario.name
+        if asked.only in scenario.name and scenario.config.world in asked.ranks
     ]
     print("\n### Simulated jobs\n", flush=True)
     tables.print_suite(chosen, workers=asked.workers, keep=asked.keep, tell=True)

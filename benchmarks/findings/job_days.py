@@ -33,6 +33,13 @@ _AT_ONCE: Final = 20
 """Job-days that are drawn together."""
 _STEP_NS: Final = 1e9
 
+ALARMS_HEADER: Final = """\
+| noise | short baseline | hour's baseline | shared wires | drift | siblings | late | per job-day | at most (95 %) |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
+DELAYS_HEADER: Final = """\
+| baseline | noise | loss | found | delay p50 | p90 |
+|---|---|---:|---:|---:|---:|"""
+
 Series = NDArray[np.float64]
 _Watch = DropWatch | SteadyWatch
 
@@ -40,11 +47,7 @@ _Watch = DropWatch | SteadyWatch
 def print_false_alarms(days: int) -> None:
     """The table: alarms by rule, their rate and its 95 % upper bound (exact for Poisson counts)."""
     print(f"{days} job-days per row; {_SERIES} series of bandwidth and {_GROUPS} groups of {_RANKS} ranks each.\n")
-    print(
-        "| noise | short baseline | hour's baseline | shared wires | drift | siblings | late rank | per job-day "
-        "| at most (95 %) |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(ALARMS_HEADER)
     for cv in (0.05, 0.10):
         alarms: Counter[str] = Counter()
         for first in range(0, days, _AT_ONCE):
@@ -57,8 +60,7 @@ def print_false_alarms(days: int) -> None:
 
 def print_delays(trials: int) -> None:
     """The table: how long after a loss of bandwidth the rules with a baseline find it."""
-    print("\n| baseline | noise | loss | found | delay p50 | p90 |")
-    print("|---|---|---:|---:|---:|---:|")
+    print(f"\n{DELAYS_HEADER}")
     baselines = (("an hour of 10 s", STEADY.baseline, _steady, _WINDOW), ("60 s of 1 s", QUICK.baseline, _quick, 1))
     for name, baseline, watching, seconds in baselines:
         for noise, phi, heavy in (("CV 5 %, independent", 0.0, False), ("CV 5 %, correlated, heavy tails", _PHI, True)):

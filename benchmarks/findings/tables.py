@@ -11,12 +11,17 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from benchmarks.findings import feeds
 from benchmarks.findings.replay import Played, play, play_again
 from benchmarks.findings.scenarios import Scenario
 from benchmarks.findings.score import Verdict, judge
+
+HEADER: Final = """\
+| jobs | number | found | wrong names | delay p50 | p90 | in time | false alarms | lowest busbw | score |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,7 @@ def print_suite(scenarios: Iterable[Scenario], *, workers: int, keep: Path | Non
     by_family: defaultdict[str, list[Outcome]] = defaultdict(list)
     for outcome in done:
         by_family[outcome.scenario.family].append(outcome)
-    print("\n| jobs | number | found | wrong names | delay p50 | p90 | in time | false alarms | lowest busbw | score |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(f"\n{HEADER}")
     for family, mine in by_family.items():
         print(_row(family, mine))
     print(_row("all", done))

@@ -23,9 +23,9 @@ _LEAST_SCALE: Final = 1.0
 _STILL: Final = 0.5
 """Lines that move less, in ns anywhere, are done."""
 _STEEPEST: Final = 1e-3
-"""The lines are of clocks: none that works runs off by more (Linux slews by 500 ppm at most, `man adjtimex`)."""
+"""The lines are of clocks: none that works is off by more (Linux slews by 500 ppm at most, `man adjtimex`)."""
 _LEAST_RUN: Final = 0.25
-"""Points of one burst lie so near each other that their slope is noise: pairs count that lie this share of all apart."""
+"""Points of one burst lie so near each other that their slope is noise: pairs must lie this share of all apart."""
 _EXPECTED_SCALE: Final = 5_000.0
 _EXPECTED_POINTS: Final = 10.0
 """How far ends scatter usually, in ns, worth so many points: a line through four points passes two of them exactly, and

@@ -130,6 +130,13 @@ def _gave_up(fact: TorchFact) -> str:
     return "PyTorch's watchdog gave up on a collective"
 
 
+def _what(
+    fact: facts.MemoryFailure | facts.ConnectionTrouble | facts.ProxyTrouble | facts.CommunicatorTrouble | facts.Misuse,
+) -> Hashable:
+    """Lines of one type that say the same."""
+    return (type(fact).__name__, fact.what)
+
+
 def _bytes_of(fact: facts.MemoryFailure) -> str:
     return "" if fact.size_bytes is None else f" of {fact.size_bytes} bytes"
 
@@ -160,7 +167,7 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
         _of(
             facts.MemoryFailure,
             Severity.CRITICAL,
-            lambda fact: ("memory", fact.what),
+            _what,
             lambda fact: f"memory could not be had: {fact.what}{_bytes_of(fact)}",
         ),
         _of(
@@ -187,25 +194,25 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
         _of(
             facts.ConnectionTrouble,
             Severity.WARNING,
-            lambda fact: ("connection", fact.what),
+            _what,
             lambda fact: f"a connection of NCCL broke: {fact.what}{_with('by ', fact.peer)}",
         ),
         _of(
             facts.ProxyTrouble,
             Severity.WARNING,
-            lambda fact: ("proxy", fact.what),
+            _what,
             lambda fact: f"a thread of NCCL failed: {fact.what}{_with('', fact.operation)}",
         ),
         _of(
             facts.CommunicatorTrouble,
             Severity.WARNING,
-            lambda fact: ("communicator", fact.what),
+            _what,
             lambda fact: f"a communicator of NCCL is in {fact.what}",
         ),
         _of(
             facts.Misuse,
             Severity.CRITICAL,
-            lambda fact: ("misuse", fact.what),
+            _what,
             lambda fact: f"NCCL refuses what it was asked: {fact.what}{_ranks_of(fact)}",
         ),
     )

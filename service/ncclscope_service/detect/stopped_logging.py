@@ -8,6 +8,7 @@ ended without a word, or does something else for very long.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -101,16 +102,10 @@ class StoppedLogging:
     def _rank_finding(self, rank: int, context: Context) -> Finding:
         last, newest, lag = self._behind[rank]
         hosts = context.hosts_of((rank,))
-        return Finding(
-            kind=FindingKind.STOPPED_LOGGING,
-            severity=Severity.WARNING,
-            job=context.job,
-            comm_id=None,
-            parallelism=None,
+        return replace(
+            _finding(last, context),
             ranks=(rank,),
             hosts=hosts,
-            since_ns=last,
-            until_ns=None,
             confidence=0.9,
             summary=(
                 f"{names_of_ranks((rank,))}{f' ({hosts[0]})' if hosts else ''} has logged nothing for "
@@ -122,20 +117,29 @@ class StoppedLogging:
 
     def _job_finding(self, now_ns: int, context: Context) -> Finding:
         silent = now_ns - self._newest_ns
-        return Finding(
-            kind=FindingKind.STOPPED_LOGGING,
-            severity=Severity.WARNING,
-            job=context.job,
-            comm_id=None,
-            parallelism=None,
-            ranks=(),
-            hosts=(),
-            since_ns=self._newest_ns,
-            until_ns=None,
-            confidence=0.6,
+        return replace(
+            _finding(self._newest_ns, context),
             summary=(
                 f"the job has logged nothing for {duration_text(silent)} and destroyed no communicator; nobody waits: "
                 "it was ended, or does something else"
             ),
             evidence={"silent_ns": silent, "longest_gap_before_ns": self._longest_gap_ns},
         )
+
+
+def _finding(since_ns: int, context: Context) -> Finding:
+    """What both have in common."""
+    return Finding(
+        kind=FindingKind.STOPPED_LOGGING,
+        severity=Severity.WARNING,
+        job=context.job,
+        comm_id=None,
+        parallelism=None,
+        ranks=(),
+        hosts=(),
+        since_ns=since_ns,
+        until_ns=None,
+        confidence=0.6,
+        summary="",
+        evidence={},
+    )

@@ -200,6 +200,7 @@ def test_a_mismatch_on_the_stuck_group_names_who_differs() -> None:
 def test_counts_prove_nothing_where_lines_were_lost() -> None:
     context = replace(CONTEXT, knows_steps=True)
     detector, counters = Hang(), Counters({5: 60.0})
+    findings: list[Finding] = []
     for second in range(1, 90):
         detector.feed(counters.at(float(second)), context)
         findings = detector.findings(second * SECOND, with_losses=frozenset(GROUPS))
