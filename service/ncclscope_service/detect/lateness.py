@@ -23,6 +23,8 @@ DEFAULT_STEP_NS: Final = 500_000_000
 LARGEST: Final = 4
 """Blames that are kept by themselves."""
 _EARLY: Final = 3
+_WHOLE: Final = 0.75
+"""Of the operations that a step usually has."""
 
 
 class Blame(NamedTuple):
@@ -86,9 +88,15 @@ class Occasions:
         return occasion
 
     def newest(self, count: int) -> list[Occasion]:
-        """The last `count` occasions that are over (the newest may still grow), oldest first, early ones left out."""
-        times = sorted(self._by_time)[:-1]
-        return [self._by_time[time] for time in times[-count:] if not self._by_time[time].is_early]
+        """The last `count` occasions that are over (the newest may still grow), oldest first.
+
+        Left out are early ones, and those of which a capture saw but a part: a rank that is late all the step through
+        is late in them by less, which would read as a lateness that comes and goes.
+        """
+        over = [self._by_time[time] for time in sorted(self._by_time)[:-1]]
+        usual = sorted(occasion.operations for occasion in over[-count:])[len(over[-count:]) // 2] if over else 0
+        whole = [occasion for occasion in over if occasion.operations >= _WHOLE * usual]
+        return [occasion for occasion in whole[-count:] if not occasion.is_early]
 
     def forget_all_but(self, count: int) -> None:
         """Bounds the memory."""

@@ -1,7 +1,7 @@
 """Where in its step a rank may stand still for long and nothing is wrong: before the next one begins.
 
 Evaluation and checkpoints come between steps. A step's end lies between the last of what marks it (gradients, norms)
-and the first of the next step's; there the longest usual gap is taken for it.
+and the first of the next step's; there the last mark itself and the longest usual gap are taken for it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ class Rest:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the newest operation is the one after which the rank usually pauses longest between two steps."""
+        """Whether the newest operation is one after which a step may be over.
+
+        That is the last mark itself, or the one after which the rank usually pauses longest between two steps (where a
+        pipeline fills, that pause is longer than the one at the step's end).
+        """
         if not self.is_known or self.offset is None:
             return False
+        if self.offset == 0:
+            return True
         usual = np.where(self._seen > 0, self._gaps / np.maximum(self._seen, 1e-9), 0.0)
         return self.offset == int(usual.argmax())
 

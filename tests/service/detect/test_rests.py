@@ -19,9 +19,9 @@ def rest_after(operations: int, portions: int) -> Rest:
     return rest
 
 
-def test_a_rank_rests_where_the_longest_gap_between_two_steps_is() -> None:
+def test_a_rank_rests_behind_a_steps_last_mark_and_where_the_longest_gap_between_two_steps_is() -> None:
     resting = [rest_after(operations, 7).is_resting for operations in range(60, 66)]
-    assert resting == [True, False, False, False, False, False]
+    assert resting == [True, False, False, False, False, True]
 
 
 def test_portions_make_no_difference() -> None:
