@@ -17,8 +17,6 @@ from ncclscope_service.detect.reported import Said
 from ncclscope_service.rows import Finding, HostClock
 from ncclscope_wire.batch import Columns
 
-Feed = Callable[[Detectors], object]
-
 
 @dataclass(frozen=True, slots=True)
 class _Call:

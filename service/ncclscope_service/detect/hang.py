@@ -188,9 +188,12 @@ class Hang:
         uneven = [one for one in stuck if one.missing]
         waiting = {rank for one in uneven for rank in one.waiting}
         missing = {rank for one in uneven for rank in one.missing}
-        culprits = (missing - waiting) or missing
+        excused = self._waiting_for_resting(now_ns, context)
+        culprits = missing - waiting - excused or (set() if excused else missing)
         inside = self._inside(culprits, stuck, now_ns, context)
-        if inside is not None:
+        if excused and not culprits:
+            self._renew(None, now_ns)
+        elif inside is not None:
             made = _inside_finding(inside, stuck, now_ns, context, (mismatches or {}).get(inside.group.comm_id))
             self._renew(made, now_ns)
         elif culprits:
@@ -252,6 +255,18 @@ class Hang:
             return None
         front = max(state.counts.values())
         return _Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
+
+    def _waiting_for_resting(self, now_ns: int, context: Context) -> set[int]:
+        """Global ranks that wait for one that has just ended a step: they have all the time that it may take."""
+        excused: set[int] = set()
+        for channel, state in self._channels.items():
+            group, silence = context.groups.get(channel.communicator), now_ns - state.last_ns
+            if group is None or not state.is_resting or not _LEAST_SILENCE_NS < silence <= state.patience_ns():
+                continue
+            behind = state.behind()
+            if max(behind.values()) > 0:
+                excused.update(self._named([rank for rank, lag in behind.items() if lag == 0], group))
+        return excused
 
     def _unclear(self, stuck: list[_Stuck], now_ns: int, context: Context) -> Finding | None:
         """That all stands still where counts prove nothing."""

@@ -34,7 +34,8 @@ def rows_of(communicator: int, second: float, busbw: float, pair: tuple[int, int
 
 
 def told(context: Context, played: Iterator[Columns]) -> list[list[Finding]]:
-    detector, history = BandwidthDrop(), []
+    detector = BandwidthDrop()
+    history: list[list[Finding]] = []
     for part in played:
         detector.feed(part, context)
         history.append(detector.findings(0))
