@@ -61,11 +61,16 @@ def print_false_alarms(days: int) -> None:
 def print_delays(trials: int) -> None:
     """The table: how long after a loss of bandwidth the rules with a baseline find it."""
     print(f"\n{DELAYS_HEADER}")
-    baselines = (("an hour of 10 s", STEADY.baseline, _steady, _WINDOW), ("60 s of 1 s", QUICK.baseline, _quick, 1))
-    for name, baseline, watching, seconds in baselines:
+    baselines = (
+        ("an hour of 10 s", STEADY.baseline, _steady, _WINDOW, 1),
+        ("the same, four groups that share wires", STEADY.baseline, _shared, _WINDOW, _SERIES),
+        ("60 s of 1 s", QUICK.baseline, _quick, 1, 1),
+        ("the same, four groups that share wires", QUICK.baseline, _quick, 1, _SERIES),
+    )
+    for name, baseline, watching, seconds, groups in baselines:
         for noise, phi, heavy in (("CV 5 %, independent", 0.0, False), ("CV 5 %, correlated, heavy tails", _PHI, True)):
             for loss in (0.2, 0.4):
-                delays = _delays(watching, max(baseline + 30, 60), seconds, trials, phi, loss, heavy=heavy)
+                delays = _delays(watching, max(baseline + 30, 60), seconds, (trials, groups), phi, loss, heavy=heavy)
                 middle, late = np.percentile(delays, (50, 90)) if delays else (np.nan, np.nan)
                 print(
                     f"| {name} | {noise} | {loss:.0%} | {len(delays)} of {trials} | {middle:.0f} s | {late:.0f} s |",
@@ -105,7 +110,7 @@ def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counte
         quick=sum(_drops(_quick(), column.tolist()) for column in seconds[:_HOUR].T),
         steady=sum(_drops(_steady(), column.tolist()) for column in windows.T),
         wires=sum(_drops(_quick(), column.tolist()) for column in _together(seconds[:_HOUR], days).T)
-        + sum(_drops(_steady(), column.tolist()) for column in _together(windows, days).T),
+        + sum(_drops(_shared(), column.tolist()) for column in _together(windows, days).T),
         drift=sum(_drifts(column.tolist()) for column in windows.T),
         siblings=sum(_slow_siblings(of_job) for of_job in np.split(seconds, days, axis=1)),
     )
@@ -128,6 +133,10 @@ def _quick() -> _Watch:
 
 
 def _steady() -> _Watch:
+    return DropWatch(STEADY)
+
+
+def _shared() -> _Watch:
     return SteadyWatch()
 
 
@@ -187,13 +196,22 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
 
 
 def _delays(
-    watching: Callable[[], _Watch], before: int, seconds: int, trials: int, phi: float, loss: float, *, heavy: bool
+    watching: Callable[[], _Watch],
+    before: int,
+    seconds: int,
+    trials: tuple[int, int],
+    phi: float,
+    loss: float,
+    *,
+    heavy: bool,
 ) -> list[float]:
-    """Seconds from the loss, after so many windows, to the alarm, of the trials in which there was one."""
-    values = 0.05 * noise(np.random.default_rng(7), before + 200, trials, phi, heavy=heavy)
+    """Seconds from the loss, after so many windows, to the alarm, of the (jobs, groups) in which there was one."""
+    jobs, groups = trials
+    single = 0.05 * noise(np.random.default_rng(7), before + 200, jobs * groups, phi, heavy=heavy)
+    values = _together(single, jobs) if groups > 1 else single
     values[before:] += np.log1p(-loss)
     delays: list[float] = []
-    for column in range(trials):
+    for column in range(jobs):
         watch = watching()
         for at, level in enumerate(values[:, column].tolist()):
             watch.feed(at, level)

@@ -42,7 +42,7 @@ class _Series:
     """One shape under both rules: the quick one guards until the steady one knows an hour."""
 
     quick: DropWatch = field(default_factory=lambda: DropWatch(drop.QUICK))
-    steady: SteadyWatch = field(default_factory=SteadyWatch)
+    steady: DropWatch | SteadyWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
     drift: DriftWatch = field(default_factory=DriftWatch)
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
@@ -122,7 +122,7 @@ class BandwidthDrop:
                 recent = self._worst.setdefault(sample.shape.communicator, deque(maxlen=_WINDOWS_SHOWN))
                 recent.append((sample.level, sample.worst_seq))
         for shared in self._wires.feed(samples, context):
-            self._together.setdefault(shared.wires, _Series()).feed(shared.at_ns, shared.level)
+            self._together.setdefault(shared.wires, _Series(steady=SteadyWatch())).feed(shared.at_ns, shared.level)
         return samples
 
     def findings(self, now_ns: int) -> list[Finding]:
