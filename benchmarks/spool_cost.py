@@ -1,4 +1,4 @@
-"""python benchmarks/spool_cost.py [--seconds 40] [--files 8] [--rate 5000]: what a spool costs an agent.
+"""python -m benchmarks.spool_cost [--seconds 40] [--files 8] [--rate 5000]: what a spool costs an agent.
 
 Two agents follow the same files at the same time, one with a spool and one without, each with a service of its own that
 only counts. The share of a core is the agents' own, from their heartbeats. Then both services go away for `--away`
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import anyio
-from agent_load import WARM_UP_SECONDS, Seen, Writer, health_of
+from benchmarks.agent_load import WARM_UP_SECONDS, Seen, Writer, health_of
 
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.receive import Receiver

@@ -29,7 +29,7 @@ from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import HEADER_BYTES, encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello, Position, Welcome
+from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello, Message, Position, Welcome
 
 _START: Final = Position(end=0)
 
@@ -223,6 +223,14 @@ class SpooledSession(Session):
         """A connection stands: says Hello."""
         self.wants_reconnect = False
         super().on_connected(token=token)
+
+    def to_send(self, *, max_bytes: int = 256 * 1024) -> bytes:
+        """The next bytes for the connection; none for one that is of the session before."""
+        return b"" if self.wants_reconnect else super().to_send(max_bytes=max_bytes)
+
+    def _on_message(self, message: Message) -> None:
+        if not self.wants_reconnect:  # else it is about the session before
+            super()._on_message(message)
 
     def statistics(self) -> SessionStatistics:
         """A snapshot of the session; the window is all that is not acknowledged, on disk too."""
