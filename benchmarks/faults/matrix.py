@@ -13,6 +13,7 @@ from typing import Final
 
 from benchmarks.faults.processes import Hooks
 from benchmarks.faults.proxy import Weather
+from benchmarks.faults.spooled import SPOOLED
 from benchmarks.faults.world import Result, World
 
 Fault = Callable[[Path, int], Result]
@@ -256,6 +257,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "truncated_logs": (truncated_logs, 6),
     "bad_exports": (bad_exports, 12),
     "slow_service": (slow_service, 4),
+    **SPOOLED,
     "soak": (soak, 1),
 }
 """By name, with how often each is done."""

@@ -1,0 +1,145 @@
+"""Faults of agents that have a spool; the service is away for most of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults.processes import Hooks
+from benchmarks.faults.world import Result, World
+
+
+def killed_with_spool(folder: Path, times: int) -> Result:
+    """kill -9 of an agent with a spool, while the service is there or, each second time, away."""
+
+    def kill(world: World) -> None:
+        is_away = world.times % 2
+        if is_away:
+            world.service.kill()
+        world.restart_agent()
+        if is_away:
+            world.pause(0.1, 1.0)
+            world.restart_agent()
+            world.service = world.start_service()
+
+    return _often(_world(folder), times, kill, 0.05, 1.0)
+
+
+def truncated_with_spool(folder: Path, times: int) -> Result:
+    """The service is away, a log is copied and emptied while its writer is quiet, the agent is killed."""
+
+    def truncate(world: World) -> None:
+        world.service.kill()
+        world.writer.copy_and_truncate(world.random.randrange(4))
+        world.pause(0.5, 1.0)
+        world.restart_agent()
+        world.service = world.start_service()
+
+    return _often(_world(folder), times, truncate, 1.5, 2.5)
+
+
+def lost_spool(folder: Path, times: int) -> Result:
+    """The service is away and the agent killed; the whole spool is gone."""
+
+    def remove(world: World) -> None:
+        world.service.kill()
+        world.pause(0.3, 1.5)
+        world.agent.kill()
+        shutil.rmtree(folder / "spool", ignore_errors=True)
+        world.agent = world.start_agent()
+        world.pause(0.0, 1.0)
+        world.service = world.start_service()
+
+    return _often(_world(folder), times, remove, 0.5, 1.5)
+
+
+def full_disk_of_spool(folder: Path, times: int) -> Result:
+    """No room on the spool's disk for 3 s (a tmpfs that a file fills), no service for 2 s of it."""
+    with _disk(folder, 96) as disk:
+
+        def fill(world: World) -> None:
+            filler = disk / "filler"
+            with filler.open("wb") as file, suppress(OSError):
+                while True:
+                    file.write(bytes(65536))
+                    file.flush()
+            world.service.kill()
+            time.sleep(2)
+            world.service = world.start_service()
+            world.pause(0.5, 1.0)
+            if world.random.random() < 0.3:
+                world.restart_agent()
+            filler.unlink()
+
+        return _often(World(folder, agent=("--spool", str(disk))), times, fill, 0.5, 1.5)
+
+
+def slow_disk_of_spool(folder: Path, times: int) -> Result:
+    """Every fdatasync of the spool takes 1.5 s longer; kill -9 of the service for 1 to 3 s, and of the agent."""
+
+    def kill(world: World) -> None:
+        world.service.kill()
+        world.pause(1.0, 3.0)
+        world.restart_agent()
+        world.service = world.start_service()
+
+    return _often(_world(folder, agent_hooks=Hooks(sync_seconds=1.5)), times, kill, 0.5, 1.5)
+
+
+def two_agents_of_spool(folder: Path, times: int) -> Result:
+    """A second agent of the same name and spool is started: it must refuse."""
+
+    def second(world: World) -> None:
+        other = world.start_agent()
+        world.wait_for(lambda: not other.is_running, 20)
+        if other.status != 2:
+            world.note += f" the second agent ended with {other.status};"
+            other.kill()
+
+    return _often(_world(folder), times, second, 0.2, 1.0)
+
+
+SPOOLED: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
+    "killed_with_spool": (killed_with_spool, 150),
+    "truncated_with_spool": (truncated_with_spool, 6),
+    "lost_spool": (lost_spool, 5),
+    "full_disk_of_spool": (full_disk_of_spool, 6),
+    "slow_disk_of_spool": (slow_disk_of_spool, 6),
+    "two_agents_of_spool": (two_agents_of_spool, 4),
+}
+"""By name, with how often each is done."""
+
+
+def _world(folder: Path, *, agent_hooks: Hooks | None = None) -> World:
+    return World(folder, agent=("--spool", str(folder / "spool"), "--retry-seconds", "1"), agent_hooks=agent_hooks)
+
+
+def _often(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
+    try:
+        world.wait_for(lambda: world.shown() > 0, 60)
+        for turn in range(times):
+            world.pause(least, most)
+            fault(world)
+            world.times += 1
+            if turn % max(1, times // 10) == 0:
+                world.recovered()
+        return world.finish()
+    finally:
+        world.end()
+
+
+@contextmanager
+def _disk(folder: Path, mebibytes: int) -> Generator[Path]:
+    """A file system of that size. Needs root."""
+    path = folder / "disk"
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
