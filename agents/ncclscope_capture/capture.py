@@ -69,7 +69,7 @@ def follow(settings: CaptureSettings) -> None:
     ended, end = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: os.close(end))
-    cycle = Cycle(settings, _version(settings.nsys), settings.session, chunks, ended, _say)
+    cycle = Cycle(settings, _version(settings.nsys), settings.session, chunks, ended, _say, is_known=True)
     cycle.run()
     chunks.close()
 

@@ -41,6 +41,8 @@ class Cycle:
     job_ended: int
     """A pipe whose other end is closed when the job has ended."""
     say: Callable[[str], None]
+    is_known: bool = False
+    """Whether the session has been seen; before, nsys is still starting it."""
     ending: bool = field(default=False, init=False)
 
     def run(self) -> None:
@@ -48,8 +50,12 @@ class Cycle:
         plan = Plan(budget_of(self.settings), now=time.time())
         while not plan.has_given_up and not self._sleep_until(plan.next_start(time.time())):
             if not self._is_there():
-                self.say(f"nsys has no session {self.session} any more: nothing more is recorded")
-                return
+                if self.is_known:
+                    self.say(f"nsys has no session {self.session} any more: nothing more is recorded")
+                    return
+                plan.recorded(Outcome.SKIPPED, seconds=0.0, now=time.time())
+                continue
+            self.is_known = True
             outcome, seconds = self._chunk(time.time())
             plan.recorded(outcome, seconds=seconds, now=time.time())
         if plan.has_given_up:

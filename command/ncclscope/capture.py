@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zipapp
 from collections.abc import Callable
 from pathlib import Path
@@ -55,15 +57,12 @@ def capture(*, install: Path | None, command: tuple[str, ...], **given: object) 
 def install_helper(directory: Path) -> Path:
     """Writes the helper into a directory as one file that Python runs; a file of that name is replaced at once."""
     directory.mkdir(parents=True, exist_ok=True)
-    package = Path(ncclscope_capture.__file__).parent
     final, unfinished = directory / _FILE, directory / f".{_FILE}"
-    zipapp.create_archive(
-        package.parent,
-        unfinished,
-        interpreter="/usr/bin/env python3",
-        main="ncclscope_capture.__main__:main",
-        filter=lambda path: path.parts[0] == package.name and path.suffix == ".py",
-    )
+    with tempfile.TemporaryDirectory() as alone:
+        package = Path(ncclscope_capture.__file__).parent
+        shutil.copytree(package, Path(alone) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+        main = f"{package.name}.__main__:main"
+        zipapp.create_archive(alone, unfinished, interpreter="/usr/bin/env python3", main=main)
     unfinished.chmod(0o755)
     unfinished.replace(final)
     return final

@@ -118,6 +118,15 @@ def test_the_job_runs_once_where_nsys_does_not_start_it(stage: Stage, fault: str
 
 
 @pytest.mark.slow
+def test_nsys_that_takes_long_to_start_the_job_records_it_all_the_same(stage: Stage) -> None:
+    stage.variables["FAKE_NSYS_FAULT"] = "launch_late"
+    with stage.start("sleep", "60") as process:
+        until(lambda: len(stage.chunks()) >= 1, "no chunk")
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.mark.slow
 def test_nsys_that_starts_the_job_too_late_does_not_start_it_twice(stage: Stage) -> None:
     stage.variables["FAKE_NSYS_FAULT"] = "launch_late"
     with stage.start("sh", "-c", "echo ran; sleep 3", options=(*_FAST, "--launch-seconds", "1")) as process:
@@ -135,11 +144,14 @@ def test_the_job_runs_where_there_is_no_nsys_and_where_the_directory_cannot_be_m
         assert process.wait(30) == 6
 
 
+_UNTIL_TOLD = "until cat $OUT/*.log 2>/dev/null | grep -q .; do sleep 0.05; done; exit 4"
+
+
 @pytest.mark.parametrize("fault", ["start_fails", "stop_fails", "export_empty", "export_fails"])
 def test_a_recording_that_fails_is_told_and_nothing_half_is_handed_over(stage: Stage, fault: str) -> None:
-    stage.variables["FAKE_NSYS_FAULT"] = fault
-    with stage.start("sh", "-c", "sleep 1; exit 4") as process:
-        assert process.wait(30) == 4
+    stage.variables |= {"FAKE_NSYS_FAULT": fault, "OUT": str(stage.out)}
+    with stage.start("sh", "-c", _UNTIL_TOLD) as process:
+        assert process.wait(60) == 4
     assert stage.chunks() == [] or fault == "stop_fails"
     assert "nsys" in stage.log()
 
@@ -157,8 +169,9 @@ def test_old_chunks_are_deleted_beyond_the_bound_and_the_newest_stays(stage: Sta
 
 def test_nothing_is_recorded_while_the_disk_is_nearly_full(stage: Stage) -> None:
     options = (*_FAST[:-2], "--least-free-bytes", str(2**60))
-    with stage.start("sleep", "1.2", options=options) as process:
-        assert process.wait(30) == 0
+    stage.variables["OUT"] = str(stage.out)
+    with stage.start("sh", "-c", _UNTIL_TOLD, options=options) as process:
+        assert process.wait(60) == 4
     assert "start" not in stage.calls()
     assert "too little free space" in stage.log()
 
