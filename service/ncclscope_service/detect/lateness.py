@@ -160,4 +160,4 @@ def _by_op(ops: NDArray[np.uint8], blame_ns: NDArray[np.int64]) -> tuple[tuple[i
     if (ops == ops[0]).all():
         return ((int(ops[0]), int(blame_ns.sum())),)
     sums = np.bincount(ops, blame_ns)
-    return tuple((op, round(sums[op])) for op in np.unique(ops).tolist())
+    return tuple((op, int(sums[op])) for op in np.unique(ops).tolist())
