@@ -121,6 +121,62 @@ def turned_state(folder: Path, times: int) -> Result:
     return _repeated(World(folder, serve=("--state-every", "0.05")), times, turn, 3.5, 5.0)
 
 
+def outage_with_spool(folder: Path, times: int) -> Result:
+    """No service for 4 s: logs are rotated and deleted meanwhile, the agent is killed, and its spool has the rest."""
+
+    def outage(world: World) -> None:
+        world.service.kill()
+        for number in range(4):
+            world.writer.rotate(number)
+        time.sleep(2.5)
+        for path in world.writer.rotated():
+            path.unlink()
+        world.restart_agent()
+        time.sleep(1.5)
+        world.service = world.start_service()
+        world.recovered()
+
+    return _repeated(_spooling(folder), times, outage, 0.5, 1.5)
+
+
+def torn_spool(folder: Path, times: int) -> Result:
+    """Service and agent are killed, and up to 5 kB of the end of a file of the spool are gone."""
+
+    def tear(world: World) -> None:
+        def tear_one(path: Path) -> None:
+            os.truncate(path, max(0, path.stat().st_size - world.random.randrange(1, 5000)))
+
+        _spoil_spool(world, tear_one)
+
+    return _repeated(_spooling(folder), times, tear, 0.5, 1.5)
+
+
+def turned_spool(folder: Path, times: int) -> Result:
+    """Service and agent are killed, and a byte of a file of the spool is another."""
+    return _repeated(
+        _spooling(folder),
+        times,
+        lambda world: _spoil_spool(world, lambda path: _turn_a_byte(world, path)),
+        0.5,
+        1.5,
+    )
+
+
+def _spooling(folder: Path) -> World:
+    return World(folder, agent=("--spool", str(folder / "spool")))
+
+
+def _spoil_spool(world: World, spoil: Callable[[Path], None]) -> None:
+    world.service.kill()
+    time.sleep(1)
+    world.agent.kill()
+    files = [path for path in (world.folder / "spool").rglob("*") if path.is_file() and path.stat().st_size]
+    if files:
+        spoil(world.random.choice(files))
+    world.agent = world.start_agent()
+    world.service = world.start_service()
+
+
 def full_disk(folder: Path, times: int) -> Result:
     """No room on the service's disk for 3 s (a tmpfs that a file fills)."""
     with _small_disk(folder, 300) as data:
@@ -249,6 +305,9 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "torn_journal": (torn_journal, 20),
     "turned_journal": (turned_journal, 20),
     "turned_state": (turned_state, 6),
+    "outage_with_spool": (outage_with_spool, 10),
+    "torn_spool": (torn_spool, 15),
+    "turned_spool": (turned_spool, 15),
     "full_disk": (full_disk, 4),
     "slow_disk": (slow_disk, 5),
     "two_agents": (two_agents, 4),
