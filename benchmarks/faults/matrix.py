@@ -261,14 +261,14 @@ def bad_exports(folder: Path, times: int) -> Result:
 
 
 def slow_service(folder: Path, times: int) -> Result:
-    """The service stands still for 2 to 5 s at 20,000 operations/s; its agents hold a window of 256 KiB."""
+    """The service stands still for 2 to 5 s at 5,000 operations/s; its agent holds a window of 256 KiB."""
 
     def stop(world: World) -> None:
         world.service.signal(signal.SIGSTOP)
         world.pause(2, 5)
         world.service.signal(signal.SIGCONT)
 
-    world = World(folder, rate=20_000, agent=("--window-bytes", "262144"))
+    world = World(folder, rate=5_000, agent=("--window-bytes", "262144"))
     return _repeated(world, times, stop, 0.5, 1.5)
 
 

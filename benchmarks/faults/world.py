@@ -205,7 +205,7 @@ class World:
         """Stops all, and counts."""
         try:
             self.writer.stop()
-            self.recovered()
+            self.recovered(within=600)
         finally:
             self.end()
         stored = self.stored()

@@ -319,7 +319,10 @@ class Listener:
             return await stream.receive(_RECEIVE_BYTES)
 
     async def _take(self, number: int, data: bytes) -> Outcome:
-        """One at a time, from the bytes to the delivery: batches of an agent that reconnects keep their order."""
+        """One at a time, from the bytes to the delivery: batches of an agent that reconnects keep their order.
+
+        Where a journal is kept, `deliver` must not give way to other tasks: what the journal has, the state must have.
+        """
         async with self._in_order:
             self._follow_credentials()
             outcome = self._receiver.on_bytes(number, data, self._wall_ns())

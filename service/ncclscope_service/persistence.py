@@ -100,6 +100,12 @@ class Persistence:
             kept, number = self._restore(settings, outboxes)
         except (StateError, ProtocolError) as error:
             kept, number = self._begin_anew(settings, outboxes, str(error))
+        except OSError:
+            raise
+        except Exception as error:  # a service that begins anew is better than one that never starts
+            _log.error("replay_failed", exc_info=True)
+            why = f"the journal holds what cannot be applied: {type(error).__name__}: {error}"
+            kept, number = self._begin_anew(settings, outboxes, why)
         kept.reopened(now_ns)
         self._archive.withdraw(kept.pipeline.store.operations.first)
         self.journal = Journal(

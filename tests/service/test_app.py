@@ -1,13 +1,16 @@
-"""The service as a whole, without its ports: what a tick does for scrapes and for receivers of notifications."""
+"""The service as a whole: what a tick does for scrapes and for receivers of notifications, and how it starts."""
 
 from __future__ import annotations
 
 from itertools import zip_longest
 from pathlib import Path
 
+import anyio
+import pytest
 from service.simulated_batches import SECOND_NS, log_batches
 
 from ncclscope_service.app import Service, ServiceSettings
+from ncclscope_service.listen import ListenSettings
 from ncclscope_service.webhook import WebhookSettings
 from ncclscope_simulator import SimulationConfig, parse_faults, write
 
@@ -41,3 +44,18 @@ def test_a_hang_that_a_tick_finds_waits_for_its_receiver_and_is_exposed_with_its
     (culprit,) = samples["ncclscope_finding_info"].labels
     assert (culprit[0], culprit[1], culprit[5]) == ("train", "hang", "0")
     assert [(each.kind, each.ranks) for each in service.findings()] == [("hang", (0,))]
+
+
+@pytest.mark.asyncio
+async def test_a_service_is_ready_when_its_state_is_restored_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    settings = ServiceSettings(version="0", agents=ListenSettings(port=0), http_port=0, data=tmp_path)
+    for ticks_before in (0, 1):
+        service = Service(settings)
+        assert service.is_ready() == (False, "the agents' port is not open yet")
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            assert service.is_ready()[0]
+            assert service.pipeline.store.strings.values == ["met before"] * ticks_before
+            service.pipeline.store.strings.index_of("met before")
+            tasks.cancel_scope.cancel()
+        service.finish(1)
