@@ -249,5 +249,35 @@ def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tm
         again.kill()
 
 
+def test_a_disk_that_takes_nothing_is_a_finding_of_every_job_until_it_does(
+    batches: list[Batch], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path)
+    life.send(batches)
+    why = "the journal cannot be written: No space left on device"
+    seen = list[tuple[str, int]]()
+    for second in (100, 101, 102):
+        life.kept.tick(life.kept.changes({}, frozenset(), second * SECOND_NS, why), life.persistence.archive)
+        (found,) = [each for each in life.kept.findings() if each.kind == "blind" and not each.hosts]
+        seen.append((found.summary, found.since_ns))
+    assert (
+        seen == [(f"The service cannot keep what it is told: {why}. Agents keep it until it can.", 100 * SECOND_NS)] * 3
+    )
+    news = life.tick(103 * SECOND_NS)
+    assert [event.event for event in news if event.finding.kind == "blind" and not event.finding.hosts] == ["closed"]
+    life.kill()
+
+
+def test_operations_stay_in_memory_while_they_cannot_be_archived(batches: list[Batch], tmp_path: Path) -> None:
+    kept = _Life(tmp_path)
+    kept.send(batches)
+    amount, later = len(kept.kept.pipeline.store.operations), 5_000 * SECOND_NS
+    kept.kept.tick(kept.kept.changes({}, frozenset(), later, ""), lambda _known, _operations: False)
+    assert len(kept.kept.pipeline.store.operations) == amount
+    kept.kept.tick(kept.kept.changes({}, frozenset(), later + SECOND_NS, ""), kept.persistence.archive)
+    assert len(kept.kept.pipeline.store.operations) < amount
+    kept.kill()
+
+
 def _operations(batches: list[Batch]) -> int:
     return sum(len(batch.operations) for batch in batches)
