@@ -355,6 +355,8 @@ def _value(name: str, default: object, about: Setting, given: object) -> object:
 def _text(name: str, text: str) -> str:
     if name in ("name", "job") and len(text) > 200:
         raise ValueError("has over 200 characters")
+    if name in ("name", "job") and not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
     return text
 
 

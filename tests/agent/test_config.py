@@ -78,6 +78,21 @@ def test_an_address_without_host_or_port_is_refused(connect: str) -> None:
         loaded({"connect": connect})
 
 
+@pytest.mark.parametrize(("given", "said"), [("x" * 201, "has over 200"), ("a\nb", "cannot be printed")])
+def test_a_label_is_short_and_can_be_printed(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"--job: .*{said}"):
+        loaded({"job": given})
+
+
+@pytest.mark.parametrize("connect", ["node1:9797", "10.0.0.1:9797", "[2001:db8::1]:9797", "localhost.example:1"])
+def test_another_machine_is_not_connected_to_in_clear_unless_told_to(connect: str) -> None:
+    with pytest.raises(ConfigError, match="is another machine: give --tls or --tls-ca FILE, or say --insecure"):
+        loaded({"connect": connect})
+    for given in ({"tls": "yes"}, {"tls_ca": "ca.pem"}, {"insecure": "yes"}):
+        assert loaded({"connect": connect, **given}).connect == connect
+    assert not loaded({"connect": "[::1]:9797"}).insecure
+
+
 def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert loaded({"connect": "[::1]:5000"}).service == ("::1", 5000)
 
