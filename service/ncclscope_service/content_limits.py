@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import AgentHealth
 
 MAX_TEXT_CHARACTERS: Final = 64 * 1024
 """Longest text of a dictionary; the rest is cut off. Readers take no longer lines."""
@@ -40,6 +41,13 @@ class ContentLimits:
         if any(self._word(gap.reason) != gap.reason for gap in batch.gaps):
             batch = replace(batch, gaps=tuple(replace(gap, reason=self._word(gap.reason)) for gap in batch.gaps))
         return batch
+
+    def bounded_health(self, health: AgentHealth) -> AgentHealth:
+        """The same for what an agent says of itself."""
+        skipped, dropped = self._counted(health.skipped), self._counted(health.dropped)
+        if skipped is health.skipped and dropped is health.dropped:
+            return health
+        return replace(health, skipped=dict(skipped), dropped=dict(dropped))
 
     def _counted(self, counts: Mapping[str, int]) -> Mapping[str, int]:
         if all(self._word(word) == word for word in counts):

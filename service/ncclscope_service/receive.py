@@ -348,7 +348,7 @@ class Receiver:
             if agent.acknowledged >= message.sequence:
                 _acknowledge(replies, connection)
         elif isinstance(message, Heartbeat):
-            agent.on_heartbeat(message, now_ns)
+            agent.on_heartbeat(replace(message, health=self._contents.bounded_health(message.health)), now_ns)
             _acknowledge(replies, connection)
         elif isinstance(message, Goodbye):
             agent.said_goodbye = True

@@ -11,6 +11,7 @@ from ncclscope_service import dictionaries
 from ncclscope_service.content_limits import MAX_TEXT_CHARACTERS, ContentLimits
 from ncclscope_service.dictionaries import Dictionaries, DictionaryFullError
 from ncclscope_wire.batch import Batch
+from ncclscope_wire.messages import AgentHealth
 from ncclscope_wire.records import Counts
 
 
@@ -28,6 +29,14 @@ def test_words_that_are_none_or_too_many_count_as_other_and_nothing_is_lost() ->
     batch = counted(**{"a": 1, 'x"} 1\nevil{': 10, "y" * 65: 100, "b": 1000, "c": 10000})
     assert limits.bounded(batch).counts.skipped == {"a": 1, "b": 1000, "other": 10110}
     assert limits.bounded(counted(a=1, d=2)).counts.skipped == {"a": 1, "other": 2}
+
+
+def test_what_an_agent_says_of_itself_is_bounded_too() -> None:
+    limits = ContentLimits(max_words=2)
+    health = AgentHealth(skipped={"a": 1}, dropped={"<b>": 2, "c": 3})
+    assert limits.bounded_health(health) == AgentHealth(skipped={"a": 1}, dropped={"other": 5})
+    fine = AgentHealth(skipped={"a": 1})
+    assert limits.bounded_health(fine) is fine
 
 
 def test_a_long_text_is_cut() -> None:
