@@ -130,8 +130,11 @@ def test_prologs_and_epilog_follow_a_job_that_knows_nothing_of_ncclscope(tmp_pat
     with stage(tmp_path) as made, slurm(tmp_path, more=_site(made, tmp_path, repository)) as cluster:
         with ThreadPoolExecutor() as threads:
             step = threads.submit(cluster.run, "srun", "-N2", f"-n{_RANKS}", str(made.task))
-            wait_for(lambda: step.done() or list(made.jobs().values()) == [made.operations], "operations")
-            (tmp_path / "go").touch()
+            try:
+                arrived = f"{made.operations} operations"
+                wait_for(lambda: step.done() or list(made.jobs().values()) == [made.operations], arrived, within=150)
+            finally:
+                (tmp_path / "go").touch()
             done = step.result()
         assert done.returncode == 0, done.stderr
         (job,) = made.jobs()
