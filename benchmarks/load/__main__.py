@@ -34,6 +34,7 @@ _PER_HOST: Final = 8
 _OFFSET_MS: Final = 50
 """Clocks of the hosts are off by up to this much."""
 _BEGINS_AFTER_S: Final = 3.0
+_COUNTED_WITHIN_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -41,14 +42,17 @@ class _Agents:
     """One process of simulated agents, and what it said."""
 
     process: subprocess.Popen[bytes]
+    thread: threading.Thread = field(init=False)
     reports: list[Report] = field(default_factory=list[Report])
 
-    def listen(self) -> None:
-        """Reads until it ends."""
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._listen, daemon=True)
+        self.thread.start()
+
+    def _listen(self) -> None:
         assert self.process.stdout is not None, "agents are started with a pipe"
-        for line in self.process.stdout:
-            if line.startswith(b"{"):
-                self.reports.append(json.loads(line))
+        with self.process.stdout as lines:
+            self.reports.extend(json.loads(line) for line in lines if line.startswith(b"{"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +120,7 @@ def _run(
     asked: argparse.Namespace, job: RecordedJob, phases: list[Phase], stretches: int, period: int, folder: Path
 ) -> int:
     port, web = free_port(), free_port()
-    service = start("serve", f"--listen=127.0.0.1:{port}", f"--http=127.0.0.1:{web}")
+    service = start("serve", f"--listen=127.0.0.1:{port}", f"--http=127.0.0.1:{web}", f"--data={folder / 'data'}")
     agents: list[_Agents] = []
     try:
         wait_for_answer(web)
@@ -126,15 +130,29 @@ def _run(
         watch.start()
         for each in agents:
             each.process.wait()
-        time.sleep(2 * asked.every_seconds)  # what was acknowledged last is in the next scrape
+            each.thread.join()
+        last = _last_look(watch, _sent(agents))
         watch.stop()
-        last = watch.look(page=False)
     finally:
         for process in (*(each.process for each in agents), service):
             process.terminate()
             process.wait(60)
     _print_phases(phases, schedule, job, agents, watch.looks)
     return _print_end(agents, watch, last)
+
+
+def _last_look(watch: Watch, sent: int) -> Look | None:
+    """A look after the tick that counts what was acknowledged last."""
+    until = time.monotonic() + _COUNTED_WITHIN_S
+    while True:
+        last = watch.look(page=False)
+        if time.monotonic() > until or (last is not None and last.operations >= sent):
+            return last
+        time.sleep(0.5)
+
+
+def _sent(agents: list[_Agents]) -> int:
+    return sum(_total(each.reports[-1], "operations") for each in agents if each.reports)
 
 
 def _start_agents(
@@ -154,9 +172,7 @@ def _start_agents(
         path = folder / f"agents{number}.pickle"
         path.write_bytes(pickle.dumps(task))
         command = [sys.executable, "-m", "benchmarks.load.agents", str(path)]
-        agents = _Agents(subprocess.Popen(command, stdout=subprocess.PIPE))
-        threading.Thread(target=agents.listen, daemon=True).start()
-        started.append(agents)
+        started.append(_Agents(subprocess.Popen(command, stdout=subprocess.PIPE)))
     return started
 
 

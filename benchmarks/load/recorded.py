@@ -111,7 +111,7 @@ def _comm_ids(batches: Iterable[Batch]) -> dict[tuple[str, int, int], int]:
         (event.host, event.pid, event.pointer): event.comm_id
         for batch in batches
         for event in batch.communicators
-        if event.comm_id is not None and event.pointer is not None and event.pid is not None
+        if event.comm_id is not None
     }
 
 

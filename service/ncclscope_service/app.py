@@ -56,6 +56,9 @@ from ncclscope_wire.errors import ConfigError
 _log = structlog.get_logger(__name__)
 
 _TICK_SECONDS: Final = 0.5
+_LEAST_PAUSE_SECONDS: Final = 0.1
+_ROWS_OF_TICK: Final = 100_000
+"""Operations, kernels and calls that are applied between two ticks: one to two seconds of work."""
 _SILENT_NS: Final = 15_000_000_000
 """An agent sends a heartbeat every second: after so long it is out of reach."""
 _RETURN_SECONDS: Final = 10.0
@@ -125,6 +128,8 @@ class Service:
         self._ticked_at: float | None = None
         self._disk = None if settings.data is None else DiskProbe(settings.data)
         self._why_not_ready = "the agents' port is not open yet"
+        self._ticked = anyio.Event()
+        self._is_full = anyio.Event()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -267,6 +272,7 @@ class Service:
                 self._settings.agents,
                 credentials=self._agent_credentials,
                 wait_for_room=room,
+                wait_for_turn=self._wait_for_turn,
             )
             agents_port: int = await tasks.start(listener.run)
             self._why_not_ready = ""
@@ -327,8 +333,24 @@ class Service:
         while True:
             began = anyio.current_time()
             self.tick(time.time_ns())
-            # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn.
-            await anyio.sleep(max(_TICK_SECONDS, anyio.current_time() - began))
+            self._is_full = anyio.Event()
+            self._ticked.set()
+            self._ticked = anyio.Event()
+            # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn: but
+            # where agents have brought in that time what a tick may work on, they wait for the next one.
+            await anyio.sleep(_LEAST_PAUSE_SECONDS)
+            with anyio.move_on_after(max(_TICK_SECONDS, anyio.current_time() - began) - _LEAST_PAUSE_SECONDS):
+                await self._is_full.wait()
+
+    async def _wait_for_turn(self) -> None:
+        """Returns when more may be applied: at once, unless the next tick has enough to work on.
+
+        So a tick lasts seconds at most, and so do answers; who sends faster than that waits, and is told late that
+        the service has it. Agents hold what is not acknowledged, and leave the rest in the files.
+        """
+        while self.pipeline.fed_rows >= _ROWS_OF_TICK:
+            self._is_full.set()
+            await self._ticked.wait()
 
     async def _watch_job_ends(self) -> None:
         while True:

@@ -219,6 +219,8 @@ class Detection:
     def _gaps_by_host(self) -> Counter[str]:
         """Gaps in the logs of each host; a source belongs to the hosts of the processes that it first showed."""
         gaps: Counter[str] = Counter()
+        if not any(self._store.gaps.values()):
+            return gaps
         for process, source in self._store.process_source.items():
             gaps[self._store.processes[process].host] += len(self._store.gaps.get(source, ()))
         return gaps

@@ -20,7 +20,7 @@ from ncclscope_service.call_groups import CallGroups
 from ncclscope_service.distinct import distinct_together
 from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
-from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.batch import Batch, Columns, no_rows
 from ncclscope_wire.records import CommunicatorEvent
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import NodeKind, TopologySeen
@@ -287,6 +287,8 @@ class Intake:
         return operations
 
     def _kernels(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
+        if not len(batch.kernels):
+            return no_rows(rows.KERNEL)
         kernels = np.zeros(len(batch.kernels), rows.KERNEL)
         kernels["source"] = source
         kernels["template"] = known.kernel_templates[batch.kernels["template"]]
@@ -302,7 +304,7 @@ class Intake:
 
 def _calls(batch: Batch, known: _Dictionaries) -> Columns:
     if not len(batch.ranges):
-        return np.empty(0, store.API_CALL)
+        return no_rows(store.API_CALL)
     calls = whole_rows.taken(known.range_calls, batch.ranges["template"])
     calls["start_ns"], calls["end_ns"] = batch.ranges["start_ns"], batch.ranges["end_ns"]
     return whole_rows.kept(calls, calls["kind"] != NO_NUMBER)
@@ -358,6 +360,8 @@ def _operations(batch: Batch, known: _Dictionaries, source: int) -> Columns:
 
 def _tunings(batch: Batch, known: _Dictionaries) -> Columns:
     new = batch.tunings
+    if not len(new):
+        return no_rows(store.TUNING)
     tunings = np.zeros(len(new), store.TUNING)
     tunings["process"] = known.thread_process[new["thread"]]
     tunings["tid"] = known.thread_tid[new["thread"]]
@@ -416,6 +420,10 @@ _UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
 
 def empty_operations(amount: int) -> Columns:
     """Operation rows of which nothing is known yet."""
+    return whole_rows.taken(_UNKNOWN, np.zeros(amount, np.intp))
+
+
+def _unknown_operation() -> Columns:
     operation = np.zeros(1, rows.OPERATION)
     for name in _UNKNOWN_TIMES:
         operation[name] = NO_TIME_NS
@@ -423,4 +431,7 @@ def empty_operations(amount: int) -> Columns:
         operation[name] = NO_NUMBER
     for name in _UNKNOWN_RATES:
         operation[name] = np.nan
-    return whole_rows.taken(operation, np.zeros(amount, np.intp))
+    return operation
+
+
+_UNKNOWN: Final = _unknown_operation()

@@ -55,6 +55,8 @@ class ListenSettings:
     """From the connection to an accepted Hello."""
     silence_seconds: float = 30.0
     """Agents send a heartbeat every second."""
+    reassured_seconds: float = 2.0
+    """An agent that waits for its turn hears so often that the service lives."""
     send_seconds: float = 30.0
     """An agent that does not take its acknowledgements for so long is gone."""
 
@@ -97,9 +99,15 @@ class Listener:
         credentials: Credentials | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
         wait_for_room: Callable[[], Awaitable[None]] | None = None,
+        wait_for_turn: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`wait_for_room` returns when more may be received."""
+        """`wait_for_room` returns when more may be received; `wait_for_turn` when what one connection sent may be
+        taken: connections ask in the order in which they sent, one at a time.
+        """
         self._wait_for_room = wait_for_room
+        self._wait_for_turn = wait_for_turn
+        self._queued: dict[int, float] = {}
+        """Since when connections wait for their turn."""
         self._streams: dict[int, _Sender] = {}
         self._tasks: TaskGroup | None = None
         self._receiver = receiver
@@ -135,6 +143,7 @@ class Listener:
             ) from error
         async with listener, anyio.create_task_group() as tasks:
             self._tasks = tasks
+            tasks.start_soon(self._reassure_for_ever)
             self._port = int(listener.extra(anyio.abc.SocketAttribute.local_port))
             is_encrypted = self._credentials is not None and self._credentials.context is not None
             _log.info("listening_for_agents", host=self._settings.host, port=self._port, tls=is_encrypted)
@@ -164,6 +173,16 @@ class Listener:
         if not sender.waiting:
             self._tasks.start_soon(self._send_waiting, sender)
         sender.waiting = data
+
+    async def _reassure_for_ever(self) -> None:
+        """Tells agents whose turn does not come that the service lives: their heartbeats wait as their batches do."""
+        while True:
+            await anyio.sleep(self._settings.reassured_seconds)
+            since = anyio.current_time() - self._settings.reassured_seconds
+            for number in [number for number, at in self._queued.items() if at < since]:
+                data = self._receiver.reassurance(number)
+                if data:
+                    self.send_soon(number, data)
 
     async def _send_waiting(self, sender: _Sender) -> None:
         try:
@@ -323,14 +342,21 @@ class Listener:
 
         Where a journal is kept, `deliver` must not give way to other tasks: what the journal has, the state must have.
         """
-        async with self._in_order:
-            self._follow_credentials()
-            outcome = self._receiver.on_bytes(number, data, self._wall_ns())
-            if outcome.arrival is not None:
-                self._strangers.pop(number, None)  # from here on nobody cancels it
-            for received in outcome.received:
-                await self._deliver_or_lose(received)
-        return outcome
+        self._queued[number] = anyio.current_time()
+        try:
+            async with self._in_order:
+                if self._wait_for_turn is not None:
+                    await self._wait_for_turn()
+                del self._queued[number]
+                self._follow_credentials()
+                outcome = self._receiver.on_bytes(number, data, self._wall_ns())
+                if outcome.arrival is not None:
+                    self._strangers.pop(number, None)  # from here on nobody cancels it
+                for received in outcome.received:
+                    await self._deliver_or_lose(received)
+            return outcome
+        finally:
+            self._queued.pop(number, None)
 
 
 def _host_of(stream: SocketStream) -> str:

@@ -70,6 +70,8 @@ _MIXED_REMEMBERED: Final = 100_000
 _MORE: Final = 1.2
 """Parallelism is told anew when there are so many times the operations."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
+_GIVEN_UP_EVERY_NS: Final = 5 * _SECOND_NS
+"""All aligners have to be asked for that, who have nothing to do otherwise."""
 _SETTLED_AT_ONCE: Final = 65_536
 """Operations that are numbered and counted in one go at most: 20 MB of rows."""
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
@@ -93,6 +95,8 @@ class PipelineSettings:
     """How long an operation waits for a capture of its process: nsys's maker supports captures of five minutes."""
     window_ns: int = 900 * _SECOND_NS
     """How long what is finished stays in memory."""
+    held_operations: int = 4_000_000
+    """How many operations wait for a capture at most: of more, the oldest count as not covered."""
     window_operations: int = 1_000_000
     """How many operations stay in memory at most; about half a kilobyte each with kernels, ranges and copies."""
     idle_ns: int = 30 * _SECOND_NS
@@ -136,7 +140,12 @@ class Pipeline:
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
         self._arrivals = Arrivals()
+        self._given_up = 0
+        """Operations before this one wait for no capture any more."""
+        self._gave_up_at_ns = 0
         self._unsettled = Unsettled()
+        self.fed_rows = 0
+        """Operations, kernels, ranges and records of Inspector since the last `advance`."""
         self._lives = Lives(self.settings.idle_ns)
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
@@ -156,6 +165,7 @@ class Pipeline:
     def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
         """Takes one batch; batches of one source come in order, each once."""
         is_plain = _is_plain(batch)
+        self.fed_rows += len(batch.operations) + len(batch.kernels) + len(batch.ranges) + len(batch.inspected)
         if not is_plain:
             self._settle()
         arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
@@ -296,6 +306,7 @@ class Pipeline:
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         self._settle()
+        self.fed_rows = 0
         self._group(now_ns, final=final)
         decided = self._align(now_ns, final=final)
         self._assign_iterations(decided, now_ns)
@@ -335,7 +346,9 @@ class Pipeline:
         self._hear_all(now_ns)
         ended = self._lives.take_ended(self._communicators.has_ended, now_ns)
         held = self._ages.at(now_ns - self.settings.hold_ns)
-        before = self.store.operations.next_id if final else 0 if held is None else held.operations
+        next_id = self.store.operations.next_id
+        given_up = max(0 if held is None else held.operations, next_id - self.settings.held_operations)
+        before = next_id if final else given_up
         operations = self._arrivals.take_operations(self.store, now_ns, ended=ended, before=before)
         self._alignment.feed_operations(operations)
         all_kernels, all_calls, captures = self._arrivals.take_captured()
@@ -349,8 +362,10 @@ class Pipeline:
         replays = self._alignment.graphs.take_replays()
         self._inspection.mark_counted(replays)
         self._replaying.feed(replays, now_ns)
-        if not final and held is not None:
-            decided = np.concatenate([decided, self._alignment.give_up_uncaptured(held.operations)])
+        pause_ns = min(_GIVEN_UP_EVERY_NS, self.settings.hold_ns // 100)
+        if not final and given_up > self._given_up and now_ns - self._gave_up_at_ns >= pause_ns:
+            self._given_up, self._gave_up_at_ns = given_up, now_ns
+            decided = np.concatenate([decided, self._alignment.give_up_uncaptured(given_up)])
         return decided
 
     def _identified(self, decided: Ids, now_ns: int, *, final: bool) -> Ids:

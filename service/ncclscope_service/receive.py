@@ -289,6 +289,13 @@ class Receiver:
             agent.said_goodbye = True
         return None
 
+    def reassurance(self, connection_id: int) -> bytes:
+        """What tells an agent that the service lives, and nothing new; empty before its Hello and after its end."""
+        connection = self._connections[connection_id]
+        if connection.state is not _State.ESTABLISHED:
+            return b""
+        return encode_frame(encode_message(Acknowledge(sequence=connection.acknowledged)))
+
     def is_established(self, connection_id: int) -> bool:
         """Its agent has said a Hello that was accepted."""
         return self._connections[connection_id].state is _State.ESTABLISHED

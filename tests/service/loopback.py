@@ -20,6 +20,8 @@ class Service:
         self.received: list[Received] = []
         self.gate: Callable[[], Awaitable[None]] | None = None
         """Awaited before each delivery."""
+        self.turn: Callable[[], Awaitable[None]] | None = None
+        """Awaited before what a connection sent is taken."""
         self.arrived = anyio.Event()
         self.port = 0
         self.listener: Listener | None = None
@@ -29,6 +31,10 @@ class Service:
             await self.gate()
         self.received.append(received)
         self.arrived.set()
+
+    async def _turn(self) -> None:
+        if self.turn is not None:
+            await self.turn()
 
     def lines(self, key: str) -> list[int]:
         """The lines of a source, in the order in which they were applied."""
@@ -46,7 +52,11 @@ class Service:
     ) -> AsyncGenerator[int]:
         """Serves on a free port (or that of the settings) inside the block."""
         self.listener = Listener(
-            self.receiver, self.deliver, settings or ListenSettings(port=0), credentials=credentials
+            self.receiver,
+            self.deliver,
+            settings or ListenSettings(port=0),
+            credentials=credentials,
+            wait_for_turn=self._turn,
         )
         async with anyio.create_task_group() as tasks:
             self.port = await tasks.start(self.listener.run)

@@ -211,3 +211,24 @@ async def test_a_port_that_is_taken_is_a_wrong_setting_that_is_named() -> None:
     assert isinstance(caught.value.exceptions[0], ConfigError)
     assert f"127.0.0.1:{port}" in str(caught.value.exceptions[0])
     assert "--listen" in str(caught.value.exceptions[0])
+
+
+async def test_agents_whose_turn_does_not_come_hear_that_the_service_lives_and_nothing_new() -> None:
+    service = Service()
+    with anyio.fail_after(5):
+        async with service.listening(ListenSettings(port=0, reassured_seconds=0.02)):
+            peers = [await connect(service, hello(name)) for name in ("first", "second")]
+            has_room = anyio.Event()
+            service.turn = has_room.wait
+            for peer in peers:
+                await peer.stream.send(said(BatchMessage(sequence=1, batch=log_batch(0, 1))))
+            for peer in peers:
+                assert [await peer.hear() for _ in range(2)] == [Acknowledge(sequence=0)] * 2
+            assert service.received == []
+            has_room.set()
+            for peer in peers:
+                while await peer.hear() != Acknowledge(sequence=1):
+                    pass
+            assert len(service.received) == 2
+            for peer in peers:
+                await peer.stream.aclose()

@@ -142,6 +142,15 @@ def test_operations_of_uncaptured_processes_are_given_up_after_a_while() -> None
     assert service.store.operations.rows["finished"].all()
 
 
+def test_of_operations_that_wait_for_a_capture_the_oldest_are_given_up_where_there_are_too_many() -> None:
+    service = _Service(PipelineSettings(held_operations=60))
+    for second in range(10):
+        service.feed(rank_batches(0, range(10 * second, 10 * second + 10))[0])
+        service.pipeline.advance(10 * second * _SECOND)
+    matches = service.store.operations.rows["match"].tolist()
+    assert matches == [Match.NOT_COVERED] * 40 + [Match.PENDING] * 60
+
+
 def test_operations_after_the_last_capture_are_given_up_too_and_leave_memory() -> None:
     service = _Service(PipelineSettings(hold_ns=5 * _SECOND, patience_ns=_SECOND, window_ns=5 * _SECOND))
     service.feed(*rank_batches(0, range(100)))

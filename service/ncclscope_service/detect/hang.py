@@ -228,9 +228,11 @@ class Hang:
                 if last >= self._active_ns.get(name, 0):
                     self._active_ns[name], self._last_on[name] = last, channel.communicator
         front = max(state.counts.values())
+        least = state.least_lag
         for rank, count in state.counts.items():
             lag = front - count
-            state.least_lag[rank] = min(state.least_lag.get(rank, lag), lag)
+            if lag < least.get(rank, lag + 1):
+                least[rank] = lag
         last_ranks = self._named(state.last_ranks(), group)
         state.is_resting = bool(last_ranks) and context.resting_ranks.issuperset(last_ranks)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, names_of_ranks
-from ncclscope_service.distinct import distinct_together, groups
+from ncclscope_service.distinct import distinct, groups
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
@@ -84,9 +84,11 @@ class Mismatch:
         """Takes collectives as they were called (`CALL`); of each rank in order."""
         if self._context is None:
             self._context = context
-        _, of_rank = distinct_together(calls["communicator"], calls["rank"])
-        for _, mine in groups(of_rank):
-            self._compare(whole_rows.taken(calls, mine))
+        for communicator, mine in groups(calls["communicator"]):
+            rows = whole_rows.taken(calls, mine)
+            if not _agree(self._sequences[communicator], rows):
+                for _, own in groups(rows["rank"]):
+                    self._compare(whole_rows.taken(rows, own))
 
     def know(self, context: Context) -> None:
         """Takes the job as it stands now: communicators that it lacks have ended."""
@@ -157,6 +159,39 @@ class Mismatch:
         dispute = sequence.disputes[seq]
         dispute.ranks_by_call[int(sequence.calls[place])].add(int(sequence.first_rank[place]))
         dispute.ranks_by_call[call].add(rank)
+
+
+def _agree(sequence: _Sequence, rows: Columns) -> bool:
+    """Takes calls of one communicator where all ranks agree, as they do in a healthy job: of all ranks in one go.
+
+    False, and nothing is taken, where they do not, or where only their order can tell.
+    """
+    seqs, inverse = distinct(rows["coll_seq"])
+    if (
+        sequence.disputes
+        or sequence.has_losses
+        or int(seqs[-1] - seqs[0]) >= _WINDOW
+        or (rows["message_bytes"] < 0).any()
+    ):
+        return False
+    calls = rows["message_bytes"] * _CODES + rows["op"]
+    first = np.full(len(seqs), np.iinfo(np.int32).max, np.int32)
+    np.minimum.at(first, inverse, rows["rank"])
+    places = seqs % _WINDOW
+    is_new = sequence.seqs[places] < seqs
+    is_known = sequence.seqs[places] == seqs
+    expected = np.where(is_known, sequence.calls[places], _UNSEEN)
+    of_first = rows["rank"] == first[inverse]
+    expected[inverse[of_first & is_new[inverse]]] = calls[of_first & is_new[inverse]]
+    if ((calls != expected[inverse]) & (is_new | is_known)[inverse]).any():
+        return False
+    fresh = places[is_new]
+    sequence.seqs[fresh], sequence.calls[fresh] = seqs[is_new], expected[is_new]
+    sequence.first_rank[fresh], sequence.agreeing[fresh] = first[is_new], 0
+    amounts = np.bincount(inverse, minlength=len(seqs)).astype(np.int32)
+    taken = is_new | is_known
+    sequence.agreeing[places[taken]] += amounts[taken]
+    return True
 
 
 def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, dict[int, int]]:

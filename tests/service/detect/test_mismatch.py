@@ -139,3 +139,18 @@ def test_a_communicator_with_lost_lines_is_told_as_such() -> None:
         detector.feed(made, CONTEXT)
     assert detector.findings(0) == []
     assert detector.with_losses == frozenset({0})
+
+
+def test_calls_of_all_ranks_at_once_give_what_they_give_one_by_one() -> None:
+    for wrong_at in (None, 0, 40, 99):
+        parts = [calls(rank, 100, wrong_at if rank == 2 else None) for rank in range(4)]
+        together, apart = Mismatch(), Mismatch()
+        together.feed(np.concatenate(parts), CONTEXT)
+        for part in parts:
+            apart.feed(part, CONTEXT)
+        assert together.findings(0) == apart.findings(0)
+        later = [calls(rank, 50, 10 if rank == 1 else None, first=100) for rank in range(4)]
+        together.feed(np.concatenate(later), CONTEXT)
+        for part in later:
+            apart.feed(part, CONTEXT)
+        assert together.findings(0) == apart.findings(0)
