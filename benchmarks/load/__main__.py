@@ -135,10 +135,19 @@ def _run(
         watch.stop()
     finally:
         for process in (*(each.process for each in agents), service):
-            process.terminate()
-            process.wait(60)
+            _end(process)
     _print_phases(phases, schedule, job, agents, watch.looks)
     return _print_end(agents, watch, last)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stops a process; a service that is stopped under load decides what is open first, which is not measured."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _last_look(watch: Watch, sent: int) -> Look | None:
