@@ -85,6 +85,11 @@ def _frame(message: object) -> bytes:
     return struct.pack(">I", len(payload)) + payload
 
 
+def _operations(web: int) -> int:
+    overview = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
+    return sum(job["operations"] for job in overview["jobs"])
+
+
 def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_served(tmp_path: Path) -> None:
     agents, web = free_port(), free_port()
     _good_log(tmp_path / "good.log", 50)
@@ -102,8 +107,7 @@ def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_serve
         assert any("large" in reason or "size" in reason or "frame" in reason for reason in _refused(web))
         done = run_command("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--logs", str(tmp_path / "good.log"))
         assert done.returncode == 0, done.stderr
-        overview = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
-        assert sum(job["operations"] for job in overview["jobs"]) == 50
+        wait_for(lambda: _operations(web) == 50, "the operations, which a tick counts")
 
 
 @pytest.mark.parametrize("option", ["--listen", "--http"])
