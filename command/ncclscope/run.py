@@ -18,6 +18,7 @@ from typing import Final
 import click
 
 from ncclscope import node
+from ncclscope.local_tasks import arrivals, local_tasks, note_arrival
 from ncclscope.options import nccl_version
 from ncclscope_agent.advice import NcclVersion, Verdict, remarks_on_environment
 from ncclscope_agent.config import variable_of
@@ -148,9 +149,12 @@ def _lock(folder: Path) -> int | None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=_STRICTEST_MODE)
         if folder.stat().st_uid == os.getuid():
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(
+                folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
             os.set_inheritable(descriptor, True)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+            note_arrival(descriptor, os.environ)
             return descriptor
     except OSError as error:
         _say(f"{folder}: {error.strerror}: the job runs, and NCCL may log to its output")
@@ -201,9 +205,17 @@ def _start_agent(
 
 
 def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
-    """Waits until no other process of this node holds the lock, for so long at most."""
+    """Waits until all processes of this node have come, and none holds the lock any more, for so long at most.
+
+    One that comes late would else find its log unread where a job ends at once, as one that fails at its start.
+    """
     until = time.monotonic() + seconds
+    expected = local_tasks(os.environ) or 1
     while locked is not None and time.monotonic() < until:
+        if arrivals(locked, os.environ) < expected:
+            watch.reap()
+            time.sleep(0.1)
+            continue
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
