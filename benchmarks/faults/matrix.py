@@ -14,19 +14,19 @@ from typing import Final
 from benchmarks.faults.processes import Hooks
 from benchmarks.faults.proxy import Weather
 from benchmarks.faults.spooled import SPOOLED
-from benchmarks.faults.world import Result, World
+from benchmarks.faults.world import Result, World, repeated
 
 Fault = Callable[[Path, int], Result]
 
 
 def killed_service(folder: Path, times: int) -> Result:
     """kill -9 of the service."""
-    return _repeated(World(folder), times, World.restart_service, 0.05, 1.2)
+    return repeated(World(folder), times, World.restart_service, 0.05, 1.2)
 
 
 def killed_agent(folder: Path, times: int) -> Result:
     """kill -9 of the agent."""
-    return _repeated(World(folder), times, World.restart_agent, 0.05, 1.2)
+    return repeated(World(folder), times, World.restart_agent, 0.05, 1.2)
 
 
 def killed_both(folder: Path, times: int) -> Result:
@@ -37,12 +37,12 @@ def killed_both(folder: Path, times: int) -> Result:
         world.restart_agent()
         world.service = world.start_service()
 
-    return _repeated(World(folder), times, both, 0.05, 1.5)
+    return repeated(World(folder), times, both, 0.05, 1.5)
 
 
 def cut(folder: Path, times: int) -> Result:
     """Connections are reset, and refused for 0.1 to 1 s."""
-    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.CUT, 0.1, 1.0), 0.3, 1.5)
+    return repeated(World(folder, with_proxy=True), times, _weather(Weather.CUT, 0.1, 1.0), 0.3, 1.5)
 
 
 def half_open(folder: Path, times: int) -> Result:
@@ -54,31 +54,31 @@ def half_open(folder: Path, times: int) -> Result:
         time.sleep(22)
         world.proxy.weather = Weather.CLEAR
 
-    return _repeated(World(folder, with_proxy=True), times, half, 0.5, 1.5)
+    return repeated(World(folder, with_proxy=True), times, half, 0.5, 1.5)
 
 
 def black_hole(folder: Path, times: int) -> Result:
     """Nothing passes for 3 to 25 s, and nobody is told."""
-    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.BLACK_HOLE, 3, 25), 0.5, 1.5)
+    return repeated(World(folder, with_proxy=True), times, _weather(Weather.BLACK_HOLE, 3, 25), 0.5, 1.5)
 
 
 def late_and_reset(folder: Path, times: int) -> Result:
     """Every piece is late by up to 0.3 s, with resets in between: old and new connections overlap."""
-    return _repeated(World(folder, with_proxy=True), times, _weather(Weather.SLOW, 3, 5), 0.2, 1.0)
+    return repeated(World(folder, with_proxy=True), times, _weather(Weather.SLOW, 3, 5), 0.2, 1.0)
 
 
 def clock_of_service(folder: Path, times: int) -> Result:
     """The service's wall clock is set by up to an hour, forth and back."""
     clock = _clock(folder)
     world = World(folder, service_hooks=Hooks(clock_file=clock))
-    return _repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
+    return repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
 
 
 def clock_of_agent(folder: Path, times: int) -> Result:
     """The agent's wall clock is set by up to an hour, forth and back."""
     clock = _clock(folder)
     world = World(folder, agent_hooks=Hooks(clock_file=clock))
-    return _repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
+    return repeated(world, times, lambda known: _set(clock, known), 0.5, 2.0)
 
 
 def torn_journal(folder: Path, times: int) -> Result:
@@ -92,7 +92,7 @@ def torn_journal(folder: Path, times: int) -> Result:
             os.truncate(newest, max(0, size - world.random.randrange(1, 20_000)))
         world.service = world.start_service()
 
-    return _repeated(World(folder), times, tear, 0.5, 1.5)
+    return repeated(World(folder), times, tear, 0.5, 1.5)
 
 
 def turned_journal(folder: Path, times: int) -> Result:
@@ -105,7 +105,7 @@ def turned_journal(folder: Path, times: int) -> Result:
             _turn_a_byte(world, world.random.choice(paths))
         world.service = world.start_service()
 
-    return _repeated(World(folder), times, turn, 0.5, 1.5)
+    return repeated(World(folder), times, turn, 0.5, 1.5)
 
 
 def turned_state(folder: Path, times: int) -> Result:
@@ -118,7 +118,7 @@ def turned_state(folder: Path, times: int) -> Result:
             _turn_a_byte(world, newest)
         world.service = world.start_service()
 
-    return _repeated(World(folder, serve=("--state-every", "0.05")), times, turn, 3.5, 5.0)
+    return repeated(World(folder, serve=("--state-every", "0.05")), times, turn, 3.5, 5.0)
 
 
 def outage_with_spool(folder: Path, times: int) -> Result:
@@ -136,7 +136,7 @@ def outage_with_spool(folder: Path, times: int) -> Result:
         world.service = world.start_service()
         world.recovered()
 
-    return _repeated(_spooling(folder), times, outage, 0.5, 1.5)
+    return repeated(_spooling(folder), times, outage, 0.5, 1.5)
 
 
 def torn_spool(folder: Path, times: int) -> Result:
@@ -148,12 +148,12 @@ def torn_spool(folder: Path, times: int) -> Result:
 
         _spoil_spool(world, tear_one)
 
-    return _repeated(_spooling(folder), times, tear, 0.5, 1.5)
+    return repeated(_spooling(folder), times, tear, 0.5, 1.5)
 
 
 def turned_spool(folder: Path, times: int) -> Result:
     """Service and agent are killed, and a byte of a file of the spool is another."""
-    return _repeated(
+    return repeated(
         _spooling(folder),
         times,
         lambda world: _spoil_spool(world, lambda path: _turn_a_byte(world, path)),
@@ -194,13 +194,13 @@ def full_disk(folder: Path, times: int) -> Result:
                 world.restart_service()
             filler.unlink()
 
-        return _repeated(World(folder, data=data, serve=("--state-every", "0.5")), times, fill, 0.5, 1.5)
+        return repeated(World(folder, data=data, serve=("--state-every", "0.5")), times, fill, 0.5, 1.5)
 
 
 def slow_disk(folder: Path, times: int) -> Result:
     """Every fdatasync takes 1.5 s longer; kill -9 of the service besides."""
     world = World(folder, service_hooks=Hooks(sync_seconds=1.5))
-    return _repeated(world, times, World.restart_service, 1.0, 6.0)
+    return repeated(world, times, World.restart_service, 1.0, 6.0)
 
 
 def two_agents(folder: Path, times: int) -> Result:
@@ -211,7 +211,7 @@ def two_agents(folder: Path, times: int) -> Result:
         world.pause(2, 4)
         other.end()
 
-    return _repeated(World(folder), times, second, 0.5, 1.5)
+    return repeated(World(folder), times, second, 0.5, 1.5)
 
 
 def two_services(folder: Path, times: int) -> Result:
@@ -224,17 +224,17 @@ def two_services(folder: Path, times: int) -> Result:
             world.note += f" the second service ended with {other.status};"
             other.kill()
 
-    return _repeated(World(folder), times, second, 0.2, 1.0)
+    return repeated(World(folder), times, second, 0.2, 1.0)
 
 
 def renamed_logs(folder: Path, times: int) -> Result:
     """Logs are renamed and begun anew."""
-    return _repeated(World(folder), times, lambda world: world.writer.rotate(world.random.randrange(4)), 0.3, 1.5)
+    return repeated(World(folder), times, lambda world: world.writer.rotate(world.random.randrange(4)), 0.3, 1.5)
 
 
 def truncated_logs(folder: Path, times: int) -> Result:
     """Logs are copied and emptied while their writer is quiet for a second."""
-    return _repeated(
+    return repeated(
         World(folder), times, lambda world: world.writer.copy_and_truncate(world.random.randrange(4)), 2.0, 3.5
     )
 
@@ -257,7 +257,7 @@ def bad_exports(folder: Path, times: int) -> Result:
             (exports / f"report{world.times}.sqlite-journal").write_bytes(data[:512])
 
     (folder / "exports").mkdir(parents=True, exist_ok=True)
-    return _repeated(World(folder), times, spoil, 0.3, 1.0)
+    return repeated(World(folder), times, spoil, 0.3, 1.0)
 
 
 def slow_service(folder: Path, times: int) -> Result:
@@ -269,7 +269,7 @@ def slow_service(folder: Path, times: int) -> Result:
         world.service.signal(signal.SIGCONT)
 
     world = World(folder, rate=5_000, agent=("--window-bytes", "262144"))
-    return _repeated(world, times, stop, 0.5, 1.5)
+    return repeated(world, times, stop, 0.5, 1.5)
 
 
 def soak(folder: Path, times: int) -> Result:
@@ -320,20 +320,6 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "soak": (soak, 1),
 }
 """By name, with how often each is done."""
-
-
-def _repeated(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
-    try:
-        world.wait_for(lambda: world.shown() > 0, 60)
-        for turn in range(times):
-            world.pause(least, most)
-            fault(world)
-            world.times += 1
-            if turn % max(1, times // 10) == 0:
-                world.recovered()
-        return world.finish()
-    finally:
-        world.end()
 
 
 def _weather(weather: Weather, least: float, most: float) -> Callable[[World], None]:

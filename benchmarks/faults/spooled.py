@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Hooks
-from benchmarks.faults.world import Result, World
+from benchmarks.faults.world import Result, World, repeated
 
 
 def killed_with_spool(folder: Path, times: int) -> Result:
@@ -27,7 +27,7 @@ def killed_with_spool(folder: Path, times: int) -> Result:
             world.restart_agent()
             world.service = world.start_service()
 
-    return _often(_world(folder), times, kill, 0.05, 1.0)
+    return repeated(_world(folder), times, kill, 0.05, 1.0)
 
 
 def truncated_with_spool(folder: Path, times: int) -> Result:
@@ -40,7 +40,7 @@ def truncated_with_spool(folder: Path, times: int) -> Result:
         world.restart_agent()
         world.service = world.start_service()
 
-    return _often(_world(folder), times, truncate, 1.5, 2.5)
+    return repeated(_world(folder), times, truncate, 1.5, 2.5)
 
 
 def lost_spool(folder: Path, times: int) -> Result:
@@ -55,7 +55,7 @@ def lost_spool(folder: Path, times: int) -> Result:
         world.pause(0.0, 1.0)
         world.service = world.start_service()
 
-    return _often(_world(folder), times, remove, 0.5, 1.5)
+    return repeated(_world(folder), times, remove, 0.5, 1.5)
 
 
 def full_disk_of_spool(folder: Path, times: int) -> Result:
@@ -76,7 +76,7 @@ def full_disk_of_spool(folder: Path, times: int) -> Result:
                 world.restart_agent()
             filler.unlink()
 
-        return _often(World(folder, agent=("--spool", str(disk))), times, fill, 0.5, 1.5)
+        return repeated(World(folder, agent=("--spool", str(disk))), times, fill, 0.5, 1.5)
 
 
 def slow_disk_of_spool(folder: Path, times: int) -> Result:
@@ -88,7 +88,7 @@ def slow_disk_of_spool(folder: Path, times: int) -> Result:
         world.restart_agent()
         world.service = world.start_service()
 
-    return _often(_world(folder, agent_hooks=Hooks(sync_seconds=1.5)), times, kill, 0.5, 1.5)
+    return repeated(_world(folder, agent_hooks=Hooks(sync_seconds=1.5)), times, kill, 0.5, 1.5)
 
 
 def two_agents_of_spool(folder: Path, times: int) -> Result:
@@ -101,7 +101,7 @@ def two_agents_of_spool(folder: Path, times: int) -> Result:
             world.note += f" the second agent ended with {other.status};"
             other.kill()
 
-    return _often(_world(folder), times, second, 0.2, 1.0)
+    return repeated(_world(folder), times, second, 0.2, 1.0)
 
 
 SPOOLED: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
@@ -117,20 +117,6 @@ SPOOLED: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
 
 def _world(folder: Path, *, agent_hooks: Hooks | None = None) -> World:
     return World(folder, agent=("--spool", str(folder / "spool"), "--retry-seconds", "1"), agent_hooks=agent_hooks)
-
-
-def _often(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
-    try:
-        world.wait_for(lambda: world.shown() > 0, 60)
-        for turn in range(times):
-            world.pause(least, most)
-            fault(world)
-            world.times += 1
-            if turn % max(1, times // 10) == 0:
-                world.recovered()
-        return world.finish()
-    finally:
-        world.end()
 
 
 @contextmanager

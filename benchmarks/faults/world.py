@@ -243,3 +243,18 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port: int = bound.getsockname()[1]
         return port
+
+
+def repeated(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
+    """Lets a fault happen so often, after pauses of `least` to `most` seconds, and counts what came through."""
+    try:
+        world.wait_for(lambda: world.shown() > 0, 60)
+        for turn in range(times):
+            world.pause(least, most)
+            fault(world)
+            world.times += 1
+            if turn % max(1, times // 10) == 0:
+                world.recovered()
+        return world.finish()
+    finally:
+        world.end()
