@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument("--times", type=float, default=1.0, help="so many times as often as usual (default 1)")
     parser.add_argument("--keep", type=Path, help="keeps logs, data and outputs in this folder")
     asked = parser.parse_args()
+    if unknown := [name for name in asked.faults if name not in FAULTS]:
+        parser.error(f"no such fault: {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     print(HEAD, flush=True)
     is_whole = True
     with tempfile.TemporaryDirectory(prefix="ncclscope-faults-") as temporary:
