@@ -67,6 +67,7 @@ _ACTING = {
         "runbooks",
         "snapshot_shelf",
         "snapshot_zip",
+        "stopped",
         "web_files",
         "webhook",
         "export.chrome_trace",

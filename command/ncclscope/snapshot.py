@@ -1,4 +1,4 @@
-"""`ncclscope snapshot`: the files of a run, asked of a running service."""
+"""`ncclscope snapshot`: the files of a run, asked of a running service or read from what a stopped one left."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from typing import Final
 
 import click
 
-from ncclscope.extras import require_writable
+from ncclscope.extras import require_perfetto, require_service, require_writable
 from ncclscope_agent.credentials import Credentials
 
 _PATIENCE_SECONDS: Final = 600
+_MINUTE_NS: Final = 60_000_000_000
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the files.")
 @click.option(
     "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="The service's HTTP address."
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of a service that is stopped (`serve --data`): read this instead.",
 )
 @click.option("--job", help="Only this job.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last so many minutes.")
@@ -46,18 +52,50 @@ _PATIENCE_SECONDS: Final = 600
 def snapshot(
     out: Path,
     service: str,
+    data: Path | None,
     job: str | None,
     minutes: float | None,
     trace_format: str,
     token_file: Path | None,
     ca: Path | None,
 ) -> None:
-    """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes."""
+    """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes.
+
+    With --data, of what a stopped service had in memory; minutes count back from its end.
+    """
     require_writable(out, "--out")
+    if data is not None:
+        for path in write_stopped(data, out, job=job, minutes=minutes, with_perfetto=trace_format == "perfetto"):
+            click.echo(path)
+        return
     asked = None if trace_format == "json" else trace_format
     credentials = Credentials(tls_ca=str(ca or ""), token_file=str(token_file or ""))
     for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked, credentials=credentials):
         click.echo(out / name)
+
+
+def write_stopped(
+    data: Path, out: Path, *, job: str | None, minutes: float | None, with_perfetto: bool = False
+) -> list[Path]:
+    """Writes the files of what a stopped service left in its data folder, and gives their paths.
+
+    Raises:
+        click.ClickException: packages are missing, or nothing of that job is there.
+        ConfigError: nothing can be read from the folder.
+    """
+    require_service()
+    if with_perfetto:
+        require_perfetto()
+    from ncclscope_service.export.directory import write_run  # noqa: PLC0415  (needs the packages of the service)
+    from ncclscope_service.stopped import read_stopped  # noqa: PLC0415
+
+    kept = read_stopped(data)
+    store = kept.pipeline.store
+    jobs = sorted({communicator.job for communicator in store.communicators})
+    if job is not None and job not in jobs:
+        raise click.ClickException(f"--job {job}: not in {data}, which has {', '.join(jobs) or 'none'}")
+    since_ns = None if minutes is None else kept.at_ns - round(minutes * _MINUTE_NS)
+    return list(write_run(store, out, job=job, since_ns=since_ns, with_perfetto=with_perfetto).values())
 
 
 def fetch_snapshot(

@@ -85,15 +85,15 @@ class Persistence:
 
     def open(
         self,
-        settings: PipelineSettings,
+        settings: PipelineSettings | None,
         outboxes: dict[str, Outbox],
         on_kept: Callable[[int], None],
         now_ns: int,
     ) -> Kept:
         """The state as it was, or a new one; then the journal can be appended to.
 
-        `outboxes`: one for each receiver of notifications that there is now, new. Raises OSError where the folder
-        cannot be read or written.
+        `settings`: None for those of the state. `outboxes`: one for each receiver of notifications that there is now,
+        new. Raises OSError where the folder cannot be read or written.
         """
         began = time.monotonic()
         try:
@@ -183,7 +183,7 @@ class Persistence:
 
     # Restoring
 
-    def _restore(self, settings: PipelineSettings, outboxes: dict[str, Outbox]) -> tuple[Kept, int]:
+    def _restore(self, settings: PipelineSettings | None, outboxes: dict[str, Outbox]) -> tuple[Kept, int]:
         kept, number = self._newest_state(settings)
         for name, new in outboxes.items():
             outboxes[name] = kept.outboxes.get(name, new)
@@ -195,7 +195,7 @@ class Persistence:
             number = record.number
         return kept, number
 
-    def _newest_state(self, settings: PipelineSettings) -> tuple[Kept, int]:
+    def _newest_state(self, settings: PipelineSettings | None) -> tuple[Kept, int]:
         """The state of the newest file that is whole, and the number of the last entry in it."""
         why: str | None = None
         for path in self._folder.states():
@@ -239,7 +239,7 @@ class Persistence:
                     number = record.number
                     yield record
 
-    def _begin_anew(self, settings: PipelineSettings, outboxes: dict[str, Outbox], why: str) -> tuple[Kept, int]:
+    def _begin_anew(self, settings: PipelineSettings | None, outboxes: dict[str, Outbox], why: str) -> tuple[Kept, int]:
         """Nothing of what is there is of use: it is set aside."""
         era = time.strftime(_ERA_FORMAT, time.gmtime())
         aside = self._folder.set_aside(era)
