@@ -137,13 +137,17 @@ def test_prologs_and_epilog_follow_a_job_that_knows_nothing_of_ncclscope(tmp_pat
                 (tmp_path / "go").touch()
             done = step.result()
         assert done.returncode == 0, done.stderr
-        (job,) = made.jobs()
-        agents = [tmp_path / f"nccl-{node}" / ".agents" / f"{job}.pid" for node in ("n1", "n2")]
-        wait_for(lambda: not any(pid.exists() for pid in agents), "the epilogs, which end the agents")
+        assert len(made.jobs()) == 1
+
+        def has_no_agent() -> bool:
+            return not list(tmp_path.glob("nccl-*/.agents/*.pid"))
+
+        wait_for(has_no_agent, "the epilogs, which end the agents")
         # A user who wants none of it, and a site whose files are gone: jobs run all the same, and no node is drained.
         done = cluster.run("srun", "-n1", "env", variables={"NCCLSCOPE": "off"})
         assert done.returncode == 0
         assert "NCCL_DEBUG" not in done.stdout
+        wait_for(has_no_agent, "the epilog of that job, which needs the site's file")
         (tmp_path / "site.sh").unlink()
         assert cluster.run("srun", "-N2", "true").returncode == 0
         wait_for(lambda: _states(cluster) == {"idle"}, "idle nodes")
