@@ -26,8 +26,11 @@ def run_command(*arguments: str, timeout: float = 300) -> subprocess.CompletedPr
 
 
 @contextlib.contextmanager
-def running(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
-    """`ncclscope ARGUMENTS` as a process that writes to `log`; killed at the end if it still runs."""
+def running(log: Path, *arguments: str, has_children: bool = False) -> Generator[subprocess.Popen[bytes]]:
+    """`ncclscope ARGUMENTS` as a process that writes to `log`; killed at the end if it still runs.
+
+    One that `has_children`, as the demo, is first asked to end, since nobody else would end those.
+    """
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "ncclscope", *arguments], stdout=output, stderr=subprocess.STDOUT
@@ -35,6 +38,10 @@ def running(log: Path, *arguments: str) -> Generator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
+        if has_children and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
         if process.poll() is None:
             process.kill()
         process.wait()

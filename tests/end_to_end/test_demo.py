@@ -49,7 +49,7 @@ def _needs(program: str) -> str:
 def test_the_demo_shows_bandwidth_within_20_seconds_ends_by_itself_and_leaves_its_files(tmp_path: Path) -> None:
     web = free_port()
     demo = ("demo", "--for", "30", "--http-port", str(web), "--fault", "none", "--snapshot", str(tmp_path / "out"))
-    with running(tmp_path / "demo.log", *demo) as process:
+    with running(tmp_path / "demo.log", *demo, has_children=True) as process:
         wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=25)
         assert b"ncclscope" in fetch(f"http://127.0.0.1:{web}/")
         assert b"ncclscope_busbw_bytes_per_second{" in fetch(f"http://127.0.0.1:{web}/metrics")
@@ -73,7 +73,7 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
         "    honor_labels: true\n"
         f"    static_configs: [{{targets: ['127.0.0.1:{web}']}}]\n"
     )
-    with running(tmp_path / "demo.log", "demo", "--http-port", str(web)) as demo:
+    with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
         wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=40)
         checked = subprocess.run(
             [promtool, "check", "metrics"],
@@ -132,7 +132,7 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.timeout(120)
 def test_a_demo_of_which_a_part_was_killed_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
     web = free_port()
-    with running(tmp_path / "demo.log", "demo", "--http-port", str(web)) as demo:
+    with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
         wait_for(lambda: len(_children(demo.pid)) == 6, "service, cluster and four agents", within=40)
         children = _children(demo.pid)
         os.kill(children[-1], signal.SIGKILL)

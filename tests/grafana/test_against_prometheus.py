@@ -37,7 +37,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("scraped")
     port = free_port()
     faults = ("--fault", "late_rank:rank=1,ms=8,from=5")
-    demo = running(folder / "demo.log", "demo", "--http-port", str(port), "--for", str(2 * _SECONDS), *faults)
+    asked = ("demo", "--http-port", str(port), "--for", str(2 * _SECONDS), *faults)
+    demo = running(folder / "demo.log", *asked, has_children=True)
     with demo, prometheus(folder, scrapes=port) as server:
         began = time.monotonic()
         late = 'ncclscope_findings{kind="late_rank"} > 0'
