@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Final, cast
 
-from ncclscope_agent.credentials import Credentials, is_loopback
+from ncclscope_agent.credentials import Credentials
 from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.loopback import is_loopback
 
 DEFAULT_PORT: Final = 9797
 LEAST_MEMORY_BYTES: Final = 128 * 1024**2

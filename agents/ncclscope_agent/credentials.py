@@ -5,7 +5,6 @@ The files are read anew for every connection, so what was renewed is used withou
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,6 @@ from ncclscope_wire.errors import ConfigError
 
 _MOST_TOKEN_BYTES: Final = 4096
 """Longest file with a token."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether what is sent to this host or address stays on this machine."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower() in {"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
 
+from ncclscope_wire.loopback import is_loopback
+
 if TYPE_CHECKING:
     from ncclscope_service.credentials import CredentialFiles
 
@@ -61,8 +63,6 @@ class Security:
         Raises:
             click.UsageError: says which port lacks what, and what to do.
         """
-        from ncclscope_service.credentials import is_loopback  # noqa: PLC0415
-
         if self.tls_key is not None and self.tls_cert is None:
             raise click.UsageError("--tls-key: there is no --tls-cert that it belongs to")
         if self.insecure:

@@ -22,7 +22,7 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 
 from ncclscope_service.clock_prior import ClockPrior
-from ncclscope_service.credentials import CredentialFiles, Credentials, is_loopback
+from ncclscope_service.credentials import CredentialFiles, Credentials
 from ncclscope_service.disk_probe import DiskProbe
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.finding_news import FindingEvent
@@ -52,6 +52,7 @@ from ncclscope_service.views_of_job import JobAsked, ask_job
 from ncclscope_service.vitals import Vital, journal_vital, tick_vital
 from ncclscope_service.webhook import Notifier, WebhookSettings
 from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.loopback import is_loopback
 
 _log = structlog.get_logger(__name__)
 
@@ -115,7 +116,6 @@ class Service:
         page = settings.public_url or f"{scheme}://{settings.http_host}:{settings.http_port}"
         self._notifier = Notifier(settings.webhooks, page, self._on_settled)
         self._kept = Kept(settings.pipeline)
-        self._kept.job_ends.silence_ns = settings.job_silence_ns
         self._kept.outboxes = self._notifier.outboxes()
         self.receiver = Receiver(agents=self._kept.agents)
         self._persistence: Persistence | None = None
@@ -240,7 +240,10 @@ class Service:
         """Writes the files of each job that has ended since the last call, where that was asked for."""
         store = self.pipeline.store
         ended = self._kept.job_ends.take_ended(
-            self.receiver.agents(), lambda job: has_destroyed_all(store, job), now_ns
+            self.receiver.agents(),
+            lambda job: has_destroyed_all(store, job),
+            now_ns,
+            silence_ns=self._settings.job_silence_ns,
         )
         for job in ended:
             _log.info("job_ended", job=job)
@@ -297,7 +300,6 @@ class Service:
         self._kept = await to_thread.run_sync(
             persistence.open, self._settings.pipeline, self._notifier.outboxes(), self._on_kept, time.time_ns()
         )
-        self._kept.job_ends.silence_ns = self._settings.job_silence_ns
         self._notifier.adopt(self._kept.outboxes)
         self.receiver = Receiver(agents=self._kept.agents, record=persistence.journal.append)
         self._persistence = persistence

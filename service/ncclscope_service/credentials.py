@@ -6,7 +6,6 @@ Files that are wrong are told once, and what held before holds on.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import ssl
 from collections.abc import Iterator
@@ -25,14 +24,6 @@ _log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS: Final = 2.0
 _MOST_LIST_BYTES: Final = MOST_LINES * 1024
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens at this host or address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower() in {"localhost", "localhost.localdomain", "ip6-localhost"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """When a job is over: its last word was heard, so the files of its run can be written.
 
-A job ends when, for `settle_ns`, nothing new came of it and either every communicator that was initialised has been
+A job ends when, for `SETTLE_NS`, nothing new came of it and either every communicator that was initialised has been
 destroyed or aborted, or every one of its agents has said goodbye; and when it has said nothing at all for `silence_ns`,
 whatever the reason. A job that speaks again is alive again, and ends once more.
 """
@@ -31,11 +31,16 @@ class _Job:
 class JobEnds:
     """Watches what agents send of each job, and names those that have ended."""
 
-    settle_ns: int = SETTLE_NS
-    silence_ns: int = SILENCE_NS
     _jobs: dict[str, _Job] = field(default_factory=dict[str, _Job])
 
-    def take_ended(self, agents: Iterable[AgentRecord], has_destroyed: Callable[[str], bool], now_ns: int) -> list[str]:
+    def take_ended(
+        self,
+        agents: Iterable[AgentRecord],
+        has_destroyed: Callable[[str], bool],
+        now_ns: int,
+        *,
+        silence_ns: int = SILENCE_NS,
+    ) -> list[str]:
         """Jobs that ended since the last call, by name; `has_destroyed`: whether all communicators of a job are gone.
 
         `now_ns` is the service's wall clock, which must not run back by more than is worth waiting for.
@@ -48,9 +53,9 @@ class JobEnds:
             job = self._heard(name, sum(agent.batches_total for agent in mine), now_ns)
             if job.is_over or not job.batches:
                 continue
-            silence_ns = now_ns - job.heard_at_ns
-            is_settled = silence_ns >= self.settle_ns
-            if silence_ns >= self.silence_ns or (is_settled and (_have_left(mine) or has_destroyed(name))):
+            quiet_ns = now_ns - job.heard_at_ns
+            is_settled = quiet_ns >= SETTLE_NS
+            if quiet_ns >= silence_ns or (is_settled and (_have_left(mine) or has_destroyed(name))):
                 job.is_over = True
                 ended.append(name)
         return ended

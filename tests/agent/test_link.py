@@ -7,27 +7,16 @@ import itertools
 import anyio
 import pytest
 from service.loopback import Service
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope_agent.link import Link, LinkSettings, retry_seconds
 from ncclscope_agent.session import Session, SessionState
 from ncclscope_service.listen import ListenSettings
-from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Hello
+from ncclscope_wire.messages import AgentHealth
 
 
 def session() -> Session:
-    return Session(
-        Hello(
-            protocol_version=PROTOCOL_VERSION,
-            agent_id="a",
-            session_id="s",
-            name="n",
-            host="h",
-            job="j",
-            software_version="0",
-            pid=1,
-        )
-    )
+    return Session(HELLO)
 
 
 def link_to(port: int, known: Session, *, silence_seconds: float = 5.0) -> Link:

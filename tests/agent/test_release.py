@@ -17,13 +17,13 @@ from pathlib import Path
 import anyio
 import pytest
 from agent.log_samples import SOURCE, operation_line, put_together
-from agent.test_session import HELLO, said, streaming, welcome
+from agent.test_session import said, streaming, welcome
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.loopback import Service
 from structlog.testing import capture_logs
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.agent import agent as agent_command
 from ncclscope_agent.app import Agent, Followed

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope_agent.session import TRANSITIONS, Session, SessionEvent, SessionState, WindowLimits
 from ncclscope_wire import tables
@@ -26,17 +26,6 @@ from ncclscope_wire.messages import (
     Position,
     Refused,
     Welcome,
-)
-
-HELLO = Hello(
-    protocol_version=PROTOCOL_VERSION,
-    agent_id="a",
-    session_id="s",
-    name="n",
-    host="h",
-    job="j",
-    software_version="0",
-    pid=1,
 )
 
 

@@ -12,12 +12,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from end_to_end.processes import wait_for
 
 _FAKE = Path(__file__).with_name("fake_nsys.py")
 _FAST = ("--chunk-seconds", "0.5", "--budget-percent", "50", "--overhead-percent", "100", "--least-free-bytes", "0")
@@ -69,18 +68,11 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path, {"FAKE_NSYS_STATE": str(tmp_path / "state")})
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_chunks_appear_whole_while_the_job_runs_and_its_output_and_status_are_its_own(stage: Stage) -> None:
     job = "trap 'echo end; exit 7' HUP; echo out; echo err >&2; while :; do sleep 0.1; done"
     with stage.start("sh", "-c", job) as process:
-        until(lambda: len(stage.chunks()) >= 2, "no chunks")
+        wait_for(lambda: len(stage.chunks()) >= 2, "two chunks", within=30)
         process.send_signal(signal.SIGHUP)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (7, "out\nend\n")
@@ -121,7 +113,7 @@ def test_the_job_runs_once_where_nsys_does_not_start_it(stage: Stage, fault: str
 def test_nsys_that_takes_long_to_start_the_job_records_it_all_the_same(stage: Stage) -> None:
     stage.variables["FAKE_NSYS_FAULT"] = "launch_late"
     with stage.start("sleep", "60") as process:
-        until(lambda: len(stage.chunks()) >= 1, "no chunk")
+        wait_for(lambda: len(stage.chunks()) >= 1, "a chunk", within=30)
         process.terminate()
         process.wait(30)
 
@@ -159,7 +151,7 @@ def test_a_recording_that_fails_is_told_and_nothing_half_is_handed_over(stage: S
 @pytest.mark.slow
 def test_old_chunks_are_deleted_beyond_the_bound_and_the_newest_stays(stage: Stage) -> None:
     with stage.start("sleep", "60", options=(*_FAST, "--keep-bytes", "450000")) as process:
-        until(lambda: "deleted 1 old" in stage.log(), stage.log())
+        wait_for(lambda: "deleted 1 old" in stage.log(), stage.log(), within=30)
         process.terminate()
         process.wait(30)
     chunks = stage.chunks()
@@ -221,7 +213,7 @@ def test_a_session_that_is_there_is_recorded_until_it_is_gone(stage: Stage) -> N
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        until(lambda: len(stage.chunks()) >= 1, "no chunk")
+        wait_for(lambda: len(stage.chunks()) >= 1, "a chunk", within=30)
         for left in session.iterdir():
             left.unlink()
         session.rmdir()

@@ -8,10 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from end_to_end.processes import free_port, wait_for
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sinfo")
 
@@ -55,17 +56,17 @@ def slurm(folder: Path, *, more: str = "") -> Generator[Cluster]:
     _write(folder, more)
     with programs:
         _start(programs, folder, "munged", *_munge(folder))
-        _until((folder / "munge.socket").exists, "munged")
+        wait_for((folder / "munge.socket").exists, "munged")
         _start(programs, folder, "slurmctld", "-D", "-i", environment=cluster.environment)
         for node in ("n1", "n2"):
             _start(programs, folder, "slurmd", "-D", "-N", node, environment=cluster.environment)
-        _until(lambda: cluster.run("sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "two idle nodes")
+        wait_for(lambda: cluster.run("sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "two idle nodes")
         yield cluster
 
 
 def _write(folder: Path, more: str) -> None:
     subprocess.run(["/usr/sbin/mungekey", "-c", "-k", folder / "munge.key"], check=True)
-    control, first, second = (_free_port() for _ in range(3))
+    control, first, second = (free_port() for _ in range(3))
     host = socket.gethostname()
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
@@ -125,16 +126,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, f"waited in vain for {what}"
-        time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port

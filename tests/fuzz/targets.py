@@ -18,7 +18,7 @@ import httpx
 from agent.inspector_samples import coll_perf, dump_v43, record
 from nsys_made import nccl_export
 from service import fake_service
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.sources.inspector import InspectorReader
@@ -32,7 +32,7 @@ from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ConfigError, FormatError, ProtocolError, SourceError
 from ncclscope_wire.frame import encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, BatchMessage, Heartbeat, Hello, Message
+from ncclscope_wire.messages import AgentHealth, BatchMessage, Heartbeat, Message
 from ncclscope_wire.records import Source, SourceKind
 
 
@@ -44,25 +44,13 @@ class Target:
     seeds: Callable[[], Sequence[bytes]]
 
 
-_HELLO = Hello(
-    protocol_version=PROTOCOL_VERSION,
-    agent_id="a",
-    session_id="s",
-    name="n",
-    host="h",
-    job="j",
-    software_version="0",
-    pid=1,
-)
-
-
 def check_wire(data: bytes) -> None:
     """A frame's payload is a message or ProtocolError; one after a hello is answered, and what it brings is applied."""
     with suppress(ProtocolError):
         decode_message(data)
     receiver, pipeline = Receiver(), Pipeline(PipelineSettings())
     receiver.open(1)
-    receiver.on_bytes(1, encode_frame(encode_message(_HELLO)), 0)
+    receiver.on_bytes(1, encode_frame(encode_message(HELLO)), 0)
     for received in receiver.on_bytes(1, encode_frame(data), 0).received:
         pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
     pipeline.advance(1_000_000_000)
@@ -76,7 +64,7 @@ def wire_seeds() -> list[bytes]:
         log_batch(0, 5, strings=("AllReduce", "h"), templates=2, operations=((0, 1), (1, 2))),
         *_export_batches(),
     ]
-    messages: list[Message] = [_HELLO, Heartbeat(agent_wall_ns=1, health=AgentHealth(skipped={"a": 1}))]
+    messages: list[Message] = [HELLO, Heartbeat(agent_wall_ns=1, health=AgentHealth(skipped={"a": 1}))]
     return [
         *map(encode_message, messages),
         *(encode_message(BatchMessage(sequence=1, batch=batch)) for batch in batches),

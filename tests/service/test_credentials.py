@@ -19,9 +19,10 @@ from ncclscope import node
 from ncclscope_agent.credentials import Credentials as AgentCredentials
 from ncclscope_agent.link import Link, LinkSettings
 from ncclscope_agent.session import Session, SessionState
-from ncclscope_service.credentials import CredentialFiles, Credentials, is_loopback
+from ncclscope_service.credentials import CredentialFiles, Credentials
 from ncclscope_service.listen import ListenSettings
 from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.loopback import is_loopback
 from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Hello
 
 pytestmark = pytest.mark.asyncio

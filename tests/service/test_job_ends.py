@@ -65,10 +65,10 @@ def test_a_job_whose_communicators_are_all_destroyed_has_ended_while_its_agents_
 
 
 def test_silence_ends_a_job_that_never_said_so() -> None:
-    ends = JobEnds(silence_ns=100 * _SECOND_NS)
-    assert ends.take_ended([_AGENT], _never, 0) == []
-    assert ends.take_ended([_AGENT], _never, 99 * _SECOND_NS) == []
-    assert ends.take_ended([_AGENT], _never, 100 * _SECOND_NS) == ["train"]
+    ends, silence_ns = JobEnds(), 100 * _SECOND_NS
+    assert ends.take_ended([_AGENT], _never, 0, silence_ns=silence_ns) == []
+    assert ends.take_ended([_AGENT], _never, 99 * _SECOND_NS, silence_ns=silence_ns) == []
+    assert ends.take_ended([_AGENT], _never, 100 * _SECOND_NS, silence_ns=silence_ns) == ["train"]
 
 
 def test_a_job_that_speaks_again_ends_again_and_another_job_is_not_touched() -> None:
@@ -82,9 +82,9 @@ def test_a_job_that_speaks_again_ends_again_and_another_job_is_not_touched() -> 
 
 
 def test_an_agent_that_sent_nothing_is_no_job() -> None:
-    ends = JobEnds(silence_ns=1)
+    ends = JobEnds()
     silent = replace(_GONE, batches_total=0)
-    assert [ends.take_ended([silent], _always, now_ns) for now_ns in (0, _SETTLED_NS)] == [[], []]
+    assert [ends.take_ended([silent], _always, now_ns, silence_ns=1) for now_ns in (0, _SETTLED_NS)] == [[], []]
 
 
 def test_a_simulated_job_has_destroyed_all_once_its_last_lines_are_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -11,14 +12,13 @@ import pytest
 from anyio.abc import SocketStream
 from service.loopback import Service
 from structlog.testing import capture_logs
-from wire.sample_batches import log_batch, log_source
+from wire.sample_batches import HELLO, log_batch, log_source
 
 from ncclscope_service.listen import ListenSettings
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import (
-    PROTOCOL_VERSION,
     Acknowledge,
     BatchMessage,
     Hello,
@@ -31,16 +31,7 @@ pytestmark = pytest.mark.asyncio
 
 
 def hello(agent_id: str = "a") -> Hello:
-    return Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id=agent_id,
-        session_id="s",
-        name="n",
-        host="h",
-        job="j",
-        software_version="0",
-        pid=1,
-    )
+    return replace(HELLO, agent_id=agent_id)
 
 
 def said(message: Message) -> bytes:

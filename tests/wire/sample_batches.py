@@ -14,6 +14,7 @@ from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
 from ncclscope_wire import tables
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
 from ncclscope_wire.facts import Fact
+from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 from ncclscope_wire.records import (
     CaptureSeen,
     CommunicatorEvent,
@@ -26,6 +27,18 @@ from ncclscope_wire.records import (
 )
 from ncclscope_wire.terms import ALGORITHMS, PROTOCOLS
 from ncclscope_wire.topology import TopologySeen, TuningCell, TuningTableSeen
+
+HELLO = Hello(
+    protocol_version=PROTOCOL_VERSION,
+    agent_id="a",
+    session_id="s",
+    name="n",
+    host="h",
+    job="j",
+    software_version="0",
+    pid=1,
+)
+"""Of an agent that is nobody in particular."""
 
 TEXTS = st.text(max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
