@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow.parquet as pq
+from benchmarks.ports import free_port
 
 _DEPLOY: Final = Path(__file__).resolve().parent.parent / "deploy"
 _ALERT: Final = "NcclscopeSlowLink"
@@ -147,13 +147,6 @@ def run(folder: Path, *, first: int, until: int, factor: float, patience_seconds
         if demo.poll() is not None:
             raise RuntimeError(f"the demo ended: {(folder / 'demo.log').read_text().strip()[-500:]}")
     return _timeline(folder / "run" / "cluster" / "truth", inbox, first=first, until=until)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -16,8 +16,9 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from benchmarks.freshness import free_port, start, wait_for_answer
+from benchmarks.freshness import start, wait_for_answer
 from benchmarks.load.watch import cpu_seconds, resident_mib
+from benchmarks.ports import free_port
 from benchmarks.read_export import make_export
 
 _RANKS: Final = 8

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import bisect
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+from benchmarks.ports import free_port
 
 LINE = (
     "node17:41822:41903 [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
@@ -131,13 +131,6 @@ def resident_mib(pid: int) -> float:
         if line.startswith("VmRSS"):
             return int(line.split()[1]) / 1024
     return float("nan")
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

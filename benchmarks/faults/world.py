@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -18,6 +17,7 @@ from typing import BinaryIO, Final
 import pyarrow.parquet as pq
 from benchmarks.faults.processes import Hooks, Running
 from benchmarks.faults.proxy import Proxy
+from benchmarks.ports import free_port
 
 LINE: Final = (
     "node17:{pid}:{pid} [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
@@ -236,13 +236,6 @@ class World:
         for path in sorted((self.data / "operations").glob("*/*.parquet")):
             stored.update(pq.read_table(path, columns=["op_count"])["op_count"].to_pylist())
         return stored
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def repeated(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:

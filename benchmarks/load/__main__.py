@@ -18,11 +18,12 @@ from typing import Final, TypeAlias
 
 import benchmarks.load as _package
 import numpy as np
-from benchmarks.freshness import free_port, start, wait_for_answer
+from benchmarks.freshness import start, wait_for_answer
 from benchmarks.load.agents import Task
 from benchmarks.load.recorded import RecordedHost, RecordedJob, record
 from benchmarks.load.schedule import Phase, Schedule
 from benchmarks.load.watch import Look, Watch, delays_s
+from benchmarks.ports import free_port
 from numpy.typing import NDArray
 
 from ncclscope_simulator import SimulationConfig

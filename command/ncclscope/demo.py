@@ -78,13 +78,9 @@ def demo(
         require_writable(snapshot_to, "--snapshot")
     if keep is not None:
         require_writable(keep, "--keep")
+    http_port, agents_port = _free_ports(http_port)
     with _folder(keep) as folder:
-        run = DemoRun(
-            folder=folder,
-            simulator=simulator,
-            http_port=_free_port(http_port),
-            agents_port=_free_port(0),
-        )
+        run = DemoRun(folder=folder, simulator=simulator, http_port=http_port, agents_port=agents_port)
         with _signals_end_it(), closing(run):
             try:
                 run.start()
@@ -280,13 +276,16 @@ def _check_simulator(arguments: Sequence[str]) -> None:
         raise click.UsageError(error.format_message()) from error
 
 
-def _free_port(wanted: int) -> int:
-    """That port, or any free one where it is 0 or taken."""
+def _free_ports(wanted: int) -> tuple[int, int]:
+    """That port, or any free one where it is 0 or taken, and another free one."""
+    with _bound(wanted) as first, _bound(0) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def _bound(wanted: int) -> socket.socket:
     for port in (wanted, 0):
         try:
-            with socket.create_server(("127.0.0.1", port)) as bound:
-                found: int = bound.getsockname()[1]
-                return found
+            return socket.create_server(("127.0.0.1", port))
         except OSError:
             continue
     raise click.ClickException("no free port on 127.0.0.1")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.ports import free_port
 from click.testing import CliRunner
-from end_to_end.processes import fetch_json, free_port, run_command, running, wait_for
+from end_to_end.processes import fetch_json, run_command, running, wait_for
 
 from ncclscope.cli import main
 from ncclscope.run import is_first_on_node, prepare

@@ -8,11 +8,13 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from end_to_end.processes import free_port, wait_for
+import pytest
+from benchmarks.ports import free_port
+from end_to_end.processes import wait_for
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sinfo")
 
@@ -47,6 +49,14 @@ class Cluster:
             timeout=180,
         )
 
+    def is_idle(self, daemons: Sequence[subprocess.Popen[bytes]]) -> bool:
+        """Whether both nodes wait for work; fails with what was logged if one of its programs has ended."""
+        for daemon in daemons:
+            if daemon.poll() is not None:
+                logs = "\n".join(path.read_text() for path in sorted(self.folder.glob("slurm*.log")))
+                pytest.fail(f"{daemon.args!r} ended with {daemon.returncode}:\n{logs}")
+        return self.run("sinfo", "-h", "-o", "%T").stdout.split() == ["idle"]
+
 
 @contextlib.contextmanager
 def slurm(folder: Path, *, more: str = "") -> Generator[Cluster]:
@@ -57,10 +67,11 @@ def slurm(folder: Path, *, more: str = "") -> Generator[Cluster]:
     with programs:
         _start(programs, folder, "munged", *_munge(folder))
         wait_for((folder / "munge.socket").exists, "munged")
-        _start(programs, folder, "slurmctld", "-D", "-i", environment=cluster.environment)
-        for node in ("n1", "n2"):
-            _start(programs, folder, "slurmd", "-D", "-N", node, environment=cluster.environment)
-        wait_for(lambda: cluster.run("sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "two idle nodes")
+        daemons = [
+            _start(programs, folder, *command, environment=cluster.environment)
+            for command in (["slurmctld", "-D", "-i"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
+        ]
+        wait_for(lambda: cluster.is_idle(daemons), "two idle nodes")
         yield cluster
 
 
@@ -107,7 +118,7 @@ def _start(
     name: str,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-) -> None:
+) -> subprocess.Popen[bytes]:
     log = programs.enter_context((folder / f"{name}.log").open("ab"))
     process = subprocess.Popen(
         [shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin") or name, *arguments],
@@ -117,6 +128,7 @@ def _start(
         start_new_session=True,
     )
     programs.callback(_end, process)
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from benchmarks.ports import free_port
 from deploy.slurm_cluster import Cluster, missing_programs, slurm
-from end_to_end.processes import fetch_json, free_port, run_command, running, wait_for
+from end_to_end.processes import fetch_json, run_command, running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 _RANKS = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -51,13 +50,6 @@ def end(process: subprocess.Popen[bytes], *, within: float = 60) -> int:
     """Asks a process to end, and gives its exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(within)
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def fetch(url: str, *, timeout: float = 30) -> bytes:

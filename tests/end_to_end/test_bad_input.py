@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import msgpack
 import pytest
-from end_to_end.processes import fetch, fetch_json, free_port, run_command, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import fetch, fetch_json, run_command, running, wait_for
 
 _LINE = (
     "node1:10:11 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f00 recvbuff 0x7f00 count 1024 datatype 7 op 0 "

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.processes import end, fetch, fetch_json, free_port, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import end, fetch, fetch_json, running, wait_for
 
 pytestmark = pytest.mark.slow
 

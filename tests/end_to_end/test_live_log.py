@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.processes import end, fetch_json, free_port, run_command, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import end, fetch_json, run_command, running, wait_for
 
 _LIVE_ONLY = ("observed_at_ns",)
 _LOG = Path("nccl_logs") / "timez-zx-nccl-tests-a100pcie" / "nccl.log"

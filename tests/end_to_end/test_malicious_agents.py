@@ -24,8 +24,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from agent.log_samples import operation_line
+from benchmarks.ports import free_port
 from certificates import make_authority
-from end_to_end.processes import end, free_port, running, wait_for
+from end_to_end.processes import end, running, wait_for
 from wire.sample_batches import log_batch
 
 from ncclscope_wire import tables

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from benchmarks.ports import free_port
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from service.fake_service import JOB
 
@@ -34,12 +35,6 @@ def fake_service(repository: Path, port: int, *options: str) -> Generator[None]:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port: int = bound.getsockname()[1]
-        return port
 
 
 def open_page(

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from agent.log_samples import operation_line
+from benchmarks.ports import free_port
 from certificates import make_authority
-from end_to_end.processes import end, free_port, running, wait_for
+from end_to_end.processes import end, running, wait_for
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from ncclscope_wire.codec import encode_message

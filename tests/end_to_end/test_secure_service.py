@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from agent.log_samples import operation_line
+from benchmarks.ports import free_port
 from certificates import Authority, make_authority
-from end_to_end.processes import end, free_port, run_command, running, wait_for
+from end_to_end.processes import end, run_command, running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

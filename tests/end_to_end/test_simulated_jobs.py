@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.processes import end, free_port, run_command, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import end, run_command, running, wait_for
 
 Row = dict[str, Any]
 

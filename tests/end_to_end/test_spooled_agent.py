@@ -14,7 +14,8 @@ from pathlib import Path
 
 import anyio
 import pytest
-from end_to_end.processes import end, free_port, run_command, running
+from benchmarks.ports import free_port
+from end_to_end.processes import end, run_command, running
 from service.loopback import Service
 
 from ncclscope_agent.spool_records import header_record, scan

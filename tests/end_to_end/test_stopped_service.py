@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import orjson
 import pytest
-from end_to_end.processes import fetch_json, free_port, run_command, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import fetch_json, run_command, running, wait_for
 
 pytestmark = pytest.mark.timeout(180)
 

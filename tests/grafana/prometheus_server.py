@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from end_to_end.processes import fetch, fetch_json, free_port, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import fetch, fetch_json, wait_for
 
 _CONFIGURATION: Final = """
 global: {{scrape_interval: 4s}}

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from end_to_end.processes import free_port, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import running, wait_for
 from grafana.asked import Asked, alert_queries, annotation_queries, judged, panel_queries, rule_group, variable_queries
 from grafana.prometheus_server import Prometheus, prometheus
 
