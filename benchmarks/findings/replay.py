@@ -6,7 +6,7 @@ Or plays into new detectors what those of the job were fed (`feeds.py`): the sam
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -67,18 +67,22 @@ class Played:
         return max((after - before for before, after in pairwise(begins)), default=0.0)
 
 
-def play(config: SimulationConfig, folder: Path) -> tuple[Played, Kept]:
-    """Simulates a job into a folder and follows it, a second at a time; gives what its detectors were fed, too."""
+def play(config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | None = None) -> tuple[Played, Kept]:
+    """Simulates a job into a folder and follows it, a second at a time; gives what its detectors were fed, too.
+
+    `lagging`: by host, seconds by which its exports come later than they are finished.
+    """
     player, kept = Player(config, folder), Kept(start_ns=config.start_ns)
     pipeline = Pipeline(make_detectors=lambda: KeepingDetectors(kept))
     logs: dict[Path, Followed] = {}
-    exports: set[Path] = set()
+    exports: dict[Path, int] = {}
+    lags = {host: int(seconds * SECOND_NS) for host, seconds in (lagging or {}).items()}
     known: dict[tuple[object, ...], Seen] = {}
     now = config.start_ns
-    while not player.over or now < player.next_ns:
+    while not player.over or now < player.next_ns or any(when > now for when in exports.values()):
         now += SECOND_NS
         player.advance(now)
-        for host, batch in [*_log_batches(folder, logs, now), *_export_batches(folder, exports)]:
+        for host, batch in [*_log_batches(folder, logs, now), *_export_batches(folder, exports, lags, now)]:
             pipeline.feed(batch, agent=host, session="s", job="job")
         pipeline.advance(now)
         _note(known, pipeline.store.findings, (now - config.start_ns) / SECOND_NS)
@@ -118,10 +122,12 @@ def _log_batches(folder: Path, logs: dict[Path, Followed], now: int) -> Iterator
                 yield path.name.split(".")[1], batch
 
 
-def _export_batches(folder: Path, known: set[Path]) -> Iterator[tuple[str, Batch]]:
+def _export_batches(
+    folder: Path, known: dict[Path, int], lags: Mapping[str, int], now: int
+) -> Iterator[tuple[str, Batch]]:
+    """`known`: by export, when it comes."""
     for path in sorted((folder / "nsys").rglob("*.sqlite")):
-        if path not in known:
-            known.add(path)
+        if 0 <= now - known.setdefault(path, now + lags.get(path.parent.name, 0)) < SECOND_NS:
             name = str(path.relative_to(folder))
             for batch in read_export(path, source=Source(kind=SourceKind.NSYS, name=name, key=name)):
                 yield path.parent.name, batch

@@ -26,10 +26,15 @@ SHAPES: Final[dict[str, SimulationConfig]] = {
     "64: tp8 pp4 dp2": replace(_JOB, nodes=8, gpus=8, tp=8, pp=4, dp=2, microbatches=2, sequence_parallel=False),
     "32: tp4 pp2 dp4 sp": replace(_JOB, nodes=4, gpus=8, tp=4, pp=2, dp=4, microbatches=2),
     "64: tp8 pp4 dp2 sp": replace(_JOB, nodes=8, gpus=8, tp=8, pp=4, dp=2, microbatches=2),
+    "8: demo": replace(
+        _JOB, nodes=4, gpus=2, tp=2, pp=2, dp=2, order="tp-pp-dp", layers=2, hidden=2048, step_seconds=0.4
+    ),
+    "32: tp4 pp2 dp4 by node": replace(_JOB, nodes=8, gpus=4, tp=4, pp=2, dp=4, order="tp-pp-dp", microbatches=2),
 }
 """Ranks and their parallelism. Tensor parallelism within nodes, data and pipeline parallelism between them. All have
 one layer per stage and few microbatches, to be played soon: a real step has many times their operations, in which
-lateness shows the better. `sp`: with sequence parallelism, as smaller ones have it."""
+lateness shows the better. `sp`: with sequence parallelism, as smaller ones have it. `demo` is the job of `ncclscope
+demo`; there and `by node` each node holds one stage of one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,10 @@ class Expected:
     """What its evidence must say, too."""
     within: float | None = None
     """Seconds from the fault by which it is to be found; None: no bar."""
+    from_step: int | None = None
+    """Where the fault begins; None: where the first of the job does."""
+    beside: Expected | None = None
+    """Another fault of the same job that must be found as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,8 @@ class Scenario:
     """The step with which the fault begins."""
     healed_step: int | None = None
     """The first step without it; None: it lasts."""
+    lagging: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds by which exports of hosts come later than they are finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +107,7 @@ class _Draft:
     capture: str = "full"
     chunk_seconds: float = 2.0
     hang_seconds: float = 40.0
+    lagging: Mapping[str, float] = field(default_factory=dict[str, float])
     expected: Expected = field(default_factory=Expected)
 
     def scenario(self, seed: int) -> Scenario:
@@ -115,7 +127,8 @@ class _Draft:
         )
         first = min((fault.first for fault in config.faults if not fault.kind.startswith("drop")), default=None)
         healed = [fault.until for fault in config.faults if fault.until is not None and self.expected.kinds]
-        name = f"{self.family}; {self.shape}; {self.noise}; {' '.join(self.faults) or 'no fault'}; seed {seed}"
+        lags = "".join(f"; {host} {seconds:g} s late" for host, seconds in self.lagging.items())
+        name = f"{self.family}; {self.shape}; {self.noise}; {' '.join(self.faults) or 'no fault'}{lags}; seed {seed}"
         return Scenario(
             family=self.family,
             name=name,
@@ -123,6 +136,7 @@ class _Draft:
             expected=self.expected,
             fault_step=first,
             healed_step=max(healed, default=None),
+            lagging=self.lagging,
         )
 
 
@@ -140,6 +154,7 @@ def scenarios(*, seeds: int, short: bool) -> Iterator[Scenario]:
             *_healthy(),
             *_interrupted(),
             *_late(),
+            *_late_behind_slow_links(),
             *_slow(),
             *_cards(),
             *_hangs(),
@@ -152,7 +167,7 @@ def scenarios(*, seeds: int, short: bool) -> Iterator[Scenario]:
 
 def _healthy() -> Iterator[_Draft]:
     for shape in SHAPES:
-        if shape.endswith("sp"):
+        if shape.endswith(("sp", "demo", "by node")):
             continue
         noise = ("moe", "correlated") if "ep" in shape else ("plain", "correlated", "rough")
         is_large = shape.startswith(("32", "64"))
@@ -192,6 +207,21 @@ def _late() -> Iterator[_Draft]:
         faults = ("late_rank:rank=1,ms=30,from=20",)
         expected = Expected(kinds=_LATE, ranks=(1,), within=20.0)
         yield _Draft(family="late rank, 30 ms once a step", shape=shape, faults=faults, expected=expected, steps=50)
+
+
+def _late_behind_slow_links() -> Iterator[_Draft]:
+    """Victims of both come late to their data-parallel groups: neither may be named."""
+    link = Expected(kinds=_SLOW, hosts=("node02",), within=180.0, from_step=100)
+    for shape, layer in (("8: demo", "4"), ("32: tp4 pp2 dp4 by node", "4,every=layer")):
+        faults = (f"late_rank:rank=1,ms={layer},from=20", "slow_link:node=1,factor=0.5,from=100")
+        yield _Draft(
+            family="late rank and slow link", shape=shape, faults=faults, steps=160,
+            expected=Expected(kinds=_LATE, ranks=(1,), within=20.0, beside=link),
+        )  # fmt: skip
+        yield _Draft(
+            family="late rank whose host is seen late", shape=shape, faults=faults[:1], steps=100,
+            expected=Expected(kinds=_LATE, ranks=(1,), within=36.0), lagging={"node01": 16.0},
+        )  # fmt: skip
 
 
 def _slow() -> Iterator[_Draft]:

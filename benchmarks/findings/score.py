@@ -21,7 +21,7 @@ class Verdict:
 
     found: bool = False
     delay: float | None = None
-    """Seconds from the beginning of the fault; None where it was not found."""
+    """Seconds from the beginning of the (first) fault; None where not all were found."""
     wrong: list[str] = field(default_factory=list[str])
     """Sentences that name others than those who are to blame."""
     false_alarms: list[str] = field(default_factory=list[str])
@@ -30,21 +30,32 @@ class Verdict:
 def judge(scenario: Scenario, played: Played) -> Verdict:
     """Compares. A finding that names others as well is wrong, not half right."""
     verdict, expected = Verdict(), scenario.expected
-    onset = played.steps.get(scenario.fault_step, 0.0) if scenario.fault_step is not None else 0.0
+    faults = [each for each in (expected, expected.beside) if each is not None]
+    onsets = [_onset(scenario, played, each) for each in faults]
+    delays: dict[int, float] = {}
     healed = math.inf if scenario.healed_step is None else played.steps[scenario.healed_step] + _AFTERMATH_SECONDS
     for seen in sorted(played.seen, key=lambda one: one.opened):
-        is_its_time = onset <= seen.opened < healed
-        if _is_it(seen, expected) and is_its_time:
-            if not verdict.found:
-                verdict.found, verdict.delay = True, seen.opened - onset
-        elif seen.last.kind not in expected.allowed:
+        current = [place for place, onset in enumerate(onsets) if onset <= seen.opened < healed]
+        meant = [place for place in current if _is_it(seen, faults[place])]
+        for place in meant:
+            delays.setdefault(place, seen.opened - onsets[place])
+        if not meant and seen.last.kind not in expected.allowed:
             text = f"{seen.opened:.0f} s: {seen.last.kind}: {seen.last.summary}"
-            is_fault_itself = seen.last.kind in expected.kinds | _UNNAMED and expected.kinds and is_its_time
+            is_fault_itself = any(
+                seen.last.kind in faults[place].kinds | _UNNAMED and faults[place].kinds for place in current
+            )
             if seen.last.ranks or seen.last.hosts:
                 verdict.wrong.append(text)
             if not is_fault_itself:
                 verdict.false_alarms.append(text)
+    verdict.found = len(delays) == len(faults) > 0 and bool(expected.kinds)
+    verdict.delay = delays[0] if verdict.found else None
     return verdict
+
+
+def _onset(scenario: Scenario, played: Played, expected: Expected) -> float:
+    step = scenario.fault_step if expected.from_step is None else expected.from_step
+    return 0.0 if step is None else played.steps.get(step, 0.0)
 
 
 def _is_it(seen: Seen, expected: Expected) -> bool:

@@ -44,7 +44,7 @@ def _play(scenario: Scenario, keep: Path | None) -> Played:
     if file is not None and file.exists():
         return play_again(feeds.read(file))
     with tempfile.TemporaryDirectory() as folder:
-        played, kept = play(scenario.config, Path(folder) / "job")
+        played, kept = play(scenario.config, Path(folder) / "job", scenario.lagging)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         kept.write(file)

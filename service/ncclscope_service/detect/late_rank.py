@@ -4,8 +4,11 @@ A rank is accused in a group when it is later than every other rank of it, step 
 against the ends' skew, against the step and against how much that margin changes from step to step, in three of the
 last four windows. The margin is taken over all of a step, over each kind of its operations, and over the few
 operations for which the rank is latest.
-An accused rank that had itself been kept waiting in another group passes the blame on; so does one whose
-pipeline holds a rank that is late inside its tensor-parallel group. What is left is named.
+An accused rank that had itself been kept waiting in another group passes the blame on; so does one that spent so much
+longer in sends, receives and transfers of other groups than the group's others did (it waited for a late rank, or for
+a slow link), and one whose pipeline holds a rank that is late inside its tensor-parallel group. What is left is named,
+once the groups through which blame may have come were seen over the same time; a name is taken back when the blame
+turns out to have been handed on.
 
 Groups that span pipeline stages (PP, EMBEDDING, and WORLD in a job with a pipeline) have a last arriver by design and
 accuse nobody.
@@ -24,6 +27,7 @@ from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, duration_text
 from ncclscope_service.detect.lateness import Occasion, Occasions
 from ncclscope_service.detect.margin import Blames
+from ncclscope_service.detect.spent import Spent
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES, OPERATIONS
@@ -49,9 +53,13 @@ _SUPPORTING: Final = 3.0
 _UNEVEN: Final = 1.5
 _COLLECTIVES_SHOWN: Final = 8
 _EXPLAINED: Final = 0.5
+_EXCUSED_FOR: Final = 5
+"""Looks in a row at which a named rank must turn out to be delayed by others before it is named no longer."""
 _AMPLIFIED: Final = 2.0
 """Delays inside a stage add up on the way through the pipeline."""
 _SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
+_HANDS_ON: Final = frozenset({"TP", "CP", "EP", "PP"})
+"""Groups that ranks pass through on their way to what follows; those of the end of a step delay nothing in it."""
 _NOT_SURE: Final = frozenset({"WORLD", None})
 _LEAST_CONFIDENCE: Final = 0.5
 _ROOTED: Final = frozenset(OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter"))
@@ -86,6 +94,12 @@ class _Accusation:
     """Those that waited longest for it."""
 
     @property
+    def at_once_ns(self) -> float:
+        """How far it is behind the others. What delays a rank shows in all that it does in an outer group until the
+        next step, and is counted there again and again; in an inner one its peers wait for it each time."""
+        return self.per_step_ns if self.is_inner else min(self.per_step_ns, self.largest_ns)
+
+    @property
     def is_inner(self) -> bool:
         """Whether the group is the one in which lateness is born rather than passed on."""
         return self.group.parallelism in {"TP", "CP", "EP"}
@@ -98,22 +112,24 @@ class LateRank:
         self._occasions: dict[int, Occasions] = {}
         self._bin_ns = lateness.DEFAULT_STEP_NS
         self._step_changed_for = 0
+        self._spent = Spent()
         self._ledger = Ledger()
         self._context: Context | None = None
+        self._excused_for: dict[int, int] = {}
+        """By named rank: looks in a row at which others explained its lateness."""
         self._convicted: dict[int, list[_Accusation]] = {}
         """Last cases against ranks that were named a short while ago: what they delayed outlasts them."""
 
     def feed(self, collectives: Columns, context: Context) -> None:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job, in any order."""
         self._context = context
-        usable = (
-            (collectives["last_rank"] >= 0)
-            & (collectives["blame_ns"] >= 0)
-            & (collectives["confidence"] >= _LEAST_CONFIDENCE)
-            & np.isin(collectives["communicator"], np.array(sorted(context.groups), dtype=np.int64))
+        known = (collectives["confidence"] >= _LEAST_CONFIDENCE) & np.isin(
+            collectives["communicator"], np.array(sorted(context.groups), dtype=np.int64)
         )
+        usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
         self._settle_step(context)
         keep = _WINDOWS * _per_window(context) + 2
+        self._spent.feed(collectives[known & (collectives["rank"] >= 0)], self._bin_ns, keep)
         for tally in lateness.tallies(collectives[usable], self._bin_ns):
             occasions = self._occasions.setdefault(tally.communicator, Occasions())
             occasions.at(tally.at_ns).add(tally)
@@ -129,6 +145,7 @@ class LateRank:
             self._bin_ns, self._step_changed_for = context.step_ns, 0
             if is_other:
                 self._occasions.clear()
+                self._spent.clear()
 
     def findings(self, now_ns: int) -> list[Finding]:
         """Everyone named so far. `now_ns` is not needed: the data's own time decides."""
@@ -154,19 +171,39 @@ class LateRank:
         sure = {case.global_rank for case in accusations if case.firmness >= FIRM}
         sure |= {key for key in self._ledger.open_keys() if isinstance(key, int)}
         accusations = [case for case in accusations if case.global_rank in sure]
-        named = _origins(accusations, recent, self._convicted, context)
+        named = _origins(accusations, recent, self._spent, self._convicted, context)
         self._convicted |= named
         memory_ns = 2 * _WINDOWS * _per_window(context) * (context.step_ns or lateness.DEFAULT_STEP_NS)
         newest = max((occasions[-1].at_ns for occasions in recent.values() if occasions), default=0)
         for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < newest - memory_ns]:
             del self._convicted[rank]
         for rank, cases in named.items():
-            self._ledger.update(rank, _finding(rank, cases, context))
+            if self._ledger.is_open(rank) or self._is_all_seen(rank, cases, context):
+                self._ledger.update(rank, _finding(rank, cases, context))
+        accused = {case.global_rank: case.last_ns for case in accusations}
         for key in self._ledger.open_keys():
-            if isinstance(key, int) and key not in named:
-                healed = _healed_at(key, recent, context)
-                if healed is not None:
-                    self._ledger.close(key, healed)
+            if isinstance(key, int):
+                is_excused = key in accused and key not in named
+                self._excused_for[key] = self._excused_for.get(key, 0) + 1 if is_excused else 0
+                if key not in named:
+                    healed = _healed_at(key, recent, context)
+                    ended = accused[key] if self._excused_for[key] >= _EXCUSED_FOR else healed
+                    if ended is not None:
+                        self._ledger.close(key, ended)
+                        del self._excused_for[key]
+
+    def _is_all_seen(self, rank: int, cases: list[_Accusation], context: Context) -> bool:
+        """Whether the groups that may have delayed the rank were seen for as long as those in which it was late."""
+        if cases[0].is_inner:
+            return True
+        until_ns = cases[0].last_ns - _WINDOW_NS
+        for communicator, group in context.groups.items():
+            if group.parallelism in _HANDS_ON and rank in group.global_ranks and len(group.global_ranks) > 1:
+                own = group.global_ranks.index(rank)
+                seen = self._spent.of(communicator, own).keys() | self._occasions.get(communicator, Occasions()).times()
+                if max(seen, default=until_ns - 1) < until_ns:
+                    return False
+        return True
 
     def _accuse(self, communicator: int, recent: list[Occasion], context: Context) -> _Accusation | None:
         per_window = _per_window(context)
@@ -273,6 +310,7 @@ def _is_considerable(case: _Accusation, group: Group, context: Context) -> bool:
 def _origins(
     accusations: list[_Accusation],
     recent: dict[int, list[Occasion]],
+    spent: Spent,
     convicted: dict[int, list[_Accusation]],
     context: Context,
 ) -> dict[int, list[_Accusation]]:
@@ -283,7 +321,7 @@ def _origins(
         received = _received(case, recent, context)
         if sum(received.values()) >= _EXPLAINED * case.per_step_ns * case.steps:
             delayed_by.setdefault(max(received, key=lambda rank: received[rank]), set()).add(case.global_rank)
-        else:
+        elif _handed_on(case, recent, spent, context) < _EXPLAINED * case.at_once_ns:
             kept.setdefault(case.global_rank, []).append(case)
     for cases in kept.values():
         cases.sort(key=lambda case: (case.is_inner, case.wait_share), reverse=True)
@@ -313,6 +351,28 @@ def _received(case: _Accusation, recent: dict[int, list[Occasion]], context: Con
                         guilty = group.global_ranks[rank]
                         received[guilty] = received.get(guilty, 0.0) + blame - occasion.blame_ns.get(own, 0)
     return {guilty: blame for guilty, blame in received.items() if blame > 0}
+
+
+def _handed_on(case: _Accusation, recent: dict[int, list[Occasion]], spent: Spent, context: Context) -> float:
+    """How much longer than others of its group the accused was in other groups' sends, receives and transfers in a
+    step, in ns: waiting for its peers there, or for slow links."""
+    times: dict[int, dict[int, int]] = {rank: {} for rank in case.group.global_ranks}
+    for communicator, group in context.groups.items():
+        if communicator == case.communicator or group.parallelism not in _HANDS_ON:
+            continue
+        for own, rank in enumerate(group.global_ranks):
+            if rank in times:
+                seen = [(at_ns, ns) for at_ns, ns in spent.of(communicator, own).items()]
+                seen += [(occasion.at_ns, occasion.transfer_ns) for occasion in recent.get(communicator, ())]
+                for at_ns, ns in seen:
+                    if case.since_ns <= at_ns <= case.last_ns:
+                        times[rank][at_ns] = times[rank].get(at_ns, 0) + ns
+    own_times = times.pop(case.global_rank)
+    others = [each for each in times.values() if each]
+    if not others or not own_times:
+        return 0.0
+    more = [ns - float(np.median([each.get(at_ns, 0) for each in others])) for at_ns, ns in own_times.items()]
+    return float(np.median(more))
 
 
 def _is_upstream(

@@ -9,7 +9,7 @@ loses time at a few places of a step in the third.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -42,6 +42,8 @@ class Occasion:
     is_early: bool = False
     """One of the group's first: lazy connections and warm-up."""
     operations: int = 0
+    transfer_ns: int = 0
+    """Of its operations: how long they took once all had come."""
     confidence: float = 1.0
     hits: dict[int, int] = field(default_factory=dict[int, int])
     """By communicator rank: operations in which it was last."""
@@ -54,6 +56,7 @@ class Occasion:
     def add(self, tally: Tally) -> None:
         """Takes what a batch says of one rank."""
         self.operations += tally.hits
+        self.transfer_ns += tally.transfer_ns
         self.confidence = min(self.confidence, tally.confidence)
         self.hits[tally.rank] = self.hits.get(tally.rank, 0) + tally.hits
         self.blame_ns[tally.rank] = self.blame_ns.get(tally.rank, 0) + tally.blame_ns
@@ -98,6 +101,10 @@ class Occasions:
         whole = [occasion for occasion in over if occasion.operations >= _WHOLE * usual]
         return [occasion for occasion in whole[-count:] if not occasion.is_early]
 
+    def times(self) -> Set[int]:
+        """When each of them begins."""
+        return self._by_time.keys()
+
     def forget_all_but(self, count: int) -> None:
         """Bounds the memory."""
         if len(self._by_time) > 2 * count:
@@ -114,6 +121,7 @@ class Tally:
     rank: int
     hits: int
     blame_ns: int
+    transfer_ns: int
     op: int
     confidence: float
     largest: tuple[Blame, ...]
@@ -132,9 +140,10 @@ def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
     begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
     hits = np.diff(np.append(begins, len(rows)))
     blame = np.add.reduceat(rows["blame_ns"], begins)
+    transfer = np.add.reduceat(rows["transfer_ns"], begins)
     confidence = np.minimum.reduceat(rows["confidence"], begins)
-    for begin, count, total, sure in zip(
-        begins.tolist(), hits.tolist(), blame.tolist(), confidence.tolist(), strict=True
+    for begin, count, total, moving, sure in zip(
+        begins.tolist(), hits.tolist(), blame.tolist(), transfer.tolist(), confidence.tolist(), strict=True
     ):
         yield Tally(
             communicator=int(rows["communicator"][begin]),
@@ -142,6 +151,7 @@ def tallies(collectives: Columns, step_ns: int) -> Iterator[Tally]:
             rank=int(rows["last_rank"][begin]),
             hits=count,
             blame_ns=total,
+            transfer_ns=moving,
             op=int(rows["op"][begin]),
             confidence=sure,
             largest=tuple(

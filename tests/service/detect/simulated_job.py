@@ -18,6 +18,7 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 ALL_REDUCE = OPERATION_CODES["AllReduce"]
+RECV = OPERATION_CODES["Recv"]
 ORIGIN_NS = 1_750_000_000_000_000_000
 
 
@@ -41,6 +42,8 @@ class Job:
     late_rank: int | None = None
     late_ns: float = 0.0
     """Per operation of its tensor-parallel group, else of its data-parallel group."""
+    exchange_ns: float = 0.0
+    """How long a stage's activations or gradients take to the next; 0: no time, and nobody sees it."""
     slow_host: int | None = None
     slow_share: float = 0.0
     fault_from_step: int = 0
@@ -132,7 +135,7 @@ class Simulation:
                 for stage in sweep:
                     ranks = self._ids[stage].reshape(-1)
                     if arrived is not None:
-                        self._time[ranks] = np.maximum(self._time[ranks], arrived)
+                        self._receive(ranks, arrived, is_faulty, made)
                     self._compute(stage, compute, is_faulty, made)
                     arrived = self._time[ranks].copy()
         for index in self.by_kind["DP"]:
@@ -143,6 +146,28 @@ class Simulation:
             self._collective(index, 1024, 1e9, False, made)
         self._step += 1
         return np.array(made, dtype=rows.COLLECTIVE)
+
+    def _receive(
+        self, ranks: NDArray[np.int_], sent: NDArray[np.float64], is_faulty: bool, made: list[tuple[object, ...]]
+    ) -> None:
+        """Each of these ranks waits for what its neighbour in the pipeline sends."""
+        job = self.job
+        for rank, sent_at in zip(ranks.tolist(), sent.tolist(), strict=True):
+            index = next(index for index in self.by_kind["PP"] if rank in self.groups[index].global_ranks)
+            group, began = self.groups[index], self._time[rank]
+            is_slow = is_faulty and job.slow_host is not None and f"node{job.slow_host}" in group.host_set()
+            moving = job.exchange_ns / (1 - job.slow_share if is_slow else 1.0)
+            wait = max(0.0, sent_at - began)
+            self._time[rank] = end = began + wait + moving
+            if moving:
+                own = group.global_ranks.index(rank)
+                made.append(
+                    (
+                        index, NO_NUMBER, RECV, 3, 8 * 1024**2, 1, ORIGIN_NS + int(began), ORIGIN_NS + int(end),
+                        int(moving), int(wait), int(wait), int(wait + moving), NO_NUMBER, NO_NUMBER,
+                        8 * 1024**2 / moving * 1e9, 1.0, own, 1 - own,
+                    )
+                )  # fmt: skip
 
     def _compute(
         self, stage: int, compute: NDArray[np.float64], is_faulty: bool, made: list[tuple[object, ...]]
