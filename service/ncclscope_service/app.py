@@ -65,6 +65,7 @@ _SILENT_NS: Final = 15_000_000_000
 _RETURN_SECONDS: Final = 10.0
 """So long agents of before a restart are waited for, until work goes on: what they hold comes first."""
 _MINUTE_NS: Final = 60_000_000_000
+_MISTAKES_SECONDS: Final = 10.0
 _GRACEFUL_SECONDS: Final = 2
 _JOB_ENDS_SECONDS: Final = 5
 
@@ -126,6 +127,7 @@ class Service:
         self._ingest_lag_seconds: float | None = None
         self._tick_seconds: float | None = None
         self._ticked_at: float | None = None
+        self._mistakes_told_until = 0.0
         self._disk = None if settings.data is None else DiskProbe(settings.data)
         self._why_not_ready = "the agents' port is not open yet"
         self._ticked = anyio.Event()
@@ -138,7 +140,9 @@ class Service:
 
     async def deliver(self, received: Received) -> None:
         """Applies one batch."""
-        self._kept.feed(received)
+        if not self._kept.feed(received):
+            self.receiver.end_session(received.agent)
+        self._tell_mistakes()
         if received.batch.observed_at_ns is not None:
             self._ingest_lag_seconds = max(0.0, (time.time_ns() - received.batch.observed_at_ns) * 1e-9)
 
@@ -154,9 +158,17 @@ class Service:
         self._kept.tick(ticked, self._archive)
         if self._persistence is None:
             self._notifier.wake()
+        self._tell_mistakes()
         self._metrics = None
         self._tick_seconds = time.perf_counter() - began
         self._ticked_at = time.monotonic()
+
+    def _tell_mistakes(self) -> None:
+        """Logs what could not be applied; once in a while, since what is wrong once is often wrong each time."""
+        mistakes = self.pipeline.mistakes.take()
+        if mistakes and time.monotonic() >= self._mistakes_told_until:
+            self._mistakes_told_until = time.monotonic() + _MISTAKES_SECONDS
+            _log.error("batch_failed", mistake=mistakes[-1])
 
     def finish(self, now_ns: int) -> None:
         """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped."""

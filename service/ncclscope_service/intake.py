@@ -20,8 +20,8 @@ from ncclscope_service.call_groups import CallGroups
 from ncclscope_service.distinct import distinct_together
 from ncclscope_service.store import SourceState, Store
 from ncclscope_wire import tables
-from ncclscope_wire.batch import Batch, Columns, no_rows
-from ncclscope_wire.records import CommunicatorEvent
+from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
+from ncclscope_wire.records import CommunicatorEvent, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import NodeKind, TopologySeen
 
@@ -30,6 +30,14 @@ Indices = NDArray[np.int32]
 _LARGEST_SEQUENCE: Final = 2**62
 MAX_TOPOLOGIES: Final = 256
 """Different system blocks of one host that are kept: one for each set of GPUs that communicate."""
+
+
+INTERNAL_ERROR: Final = "internal_error"
+"""The reason by which is counted what was in order and could not be applied."""
+
+
+class BrokenSourceError(RuntimeError):
+    """Nothing more of this source can be applied in this session."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +77,8 @@ class _Dictionaries:
     range_calls: Columns = field(default_factory=lambda: np.empty(0, store.API_CALL))
     """For each range template the call that it is; NO_NUMBER as kind where it is none."""
     call_groups: CallGroups = field(init=False)
+    is_broken: bool = False
+    """A batch was taken in half way: what follows would point at other entries than those that were meant."""
 
     def __post_init__(self) -> None:
         self.call_groups = CallGroups(self.source)
@@ -101,19 +111,23 @@ class Intake:
 
         Operations and kernels are returned, since other stages must complete them first. A new `session`
         of the same source starts its dictionaries anew.
+
+        Raises:
+            BrokenSourceError: an earlier batch of the session could not be taken in.
         """
         source = self._source(batch, agent)
         dictionaries = self._dictionaries.get(source)
         if dictionaries is None or dictionaries.session != session:
             dictionaries = self._dictionaries[source] = _Dictionaries(session, source)
+        if dictionaries.is_broken:
+            raise BrokenSourceError(f"{batch.source.name}: an earlier batch of the session could not be taken in")
+        dictionaries.is_broken = True
         self._extend(dictionaries, batch, job)
         self._apply_records(batch, source, job)
         self._apply_topologies(batch, job)
         self._apply_ranges(dictionaries, batch)
         self._apply_busy(dictionaries, batch, job)
-        if batch.is_last:
-            del self._dictionaries[source]
-        return Arrived(
+        arrived = Arrived(
             job=job,
             source=source,
             operations=self._operations(batch, dictionaries, source),
@@ -124,6 +138,29 @@ class Intake:
             inspected=_inspected(batch, dictionaries, source),
             calls=_calls(batch, dictionaries),
         )
+        dictionaries.is_broken = False
+        if batch.is_last:
+            del self._dictionaries[source]
+        return arrived
+
+    def lose(self, batch: Batch, *, agent: str) -> bool:
+        """Notes that a batch could not be applied, or not all of it, as a gap of its source.
+
+        True where the rest of the session is lost as well: the source must begin anew, in another session.
+        """
+        source = self._source(batch, agent)
+        self.note_lost(source, max(1, _amount(batch)))
+        known = self._dictionaries.get(source)
+        if known is not None and batch.is_last:
+            del self._dictionaries[source]
+        return known is not None and known.is_broken and not batch.is_last
+
+    def note_lost(self, source: int, amount: int) -> None:
+        """Rows and records of a source that came in order, and that a mistake of ours could not take."""
+        self._store.skipped[INTERNAL_ERROR] += amount
+        detail = "what its agent sent could not be applied: please report it, with the service's log"
+        gap = SourceGap(reason=INTERNAL_ERROR, amount=amount, unit="records", detail=detail)
+        self._store.gaps[source].append(gap)
 
     def _source(self, batch: Batch, agent: str) -> int:
         key = (agent, batch.source.key)
@@ -300,6 +337,12 @@ class Intake:
         kernels["launch"] = NO_NUMBER
         kernels["replay"] = NO_NUMBER
         return kernels
+
+
+def _amount(batch: Batch) -> int:
+    """Rows and records of a batch, without dictionary entries."""
+    records = batch.communicators, batch.versions, batch.captures, batch.facts, batch.topologies, batch.tuning_tables
+    return sum(len(getattr(batch, name)) for name in ROW_TABLES) + sum(map(len, records))
 
 
 def _calls(batch: Batch, known: _Dictionaries) -> Columns:

@@ -53,6 +53,7 @@ class Kept:
 
     def __init__(self, settings: PipelineSettings | None = None) -> None:
         self.pipeline = Pipeline(settings)
+        self.pipeline.mistakes.are_borne = True
         self.agents: dict[str, KnownAgent] = {}
         """By id; shared with the receiver."""
         self.aliases = Aliases()
@@ -95,9 +96,13 @@ class Kept:
         for outbox in self.outboxes.values():
             outbox.reopened()
 
-    def feed(self, received: Received) -> None:
-        """Applies a batch, which the receiver has found to be the next one."""
-        self.pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
+    def feed(self, received: Received) -> bool:
+        """Applies a batch, which the receiver has found to be the next one.
+
+        One that a mistake of ours cannot take is skipped and counted, live as after a restart (`Pipeline.mistakes` has
+        what there is to tell). False: its agent has to begin another session.
+        """
+        return self.pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
 
     def tick(self, ticked: Ticked, archive: Archiving) -> list[FindingEvent]:
         """Works on what came, lets go of what is old, and gives the news."""

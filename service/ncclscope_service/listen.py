@@ -275,15 +275,6 @@ class Listener:
             self._refused["no_tls"] += 1
         return None
 
-    async def _deliver_or_lose(self, received: Received) -> None:
-        """A batch that a mistake of ours cannot take is lost and counted: the service goes on for all others."""
-        try:
-            await self._deliver(received)
-        except Exception:
-            self._refused["internal_error"] += 1
-            if self._may_tell("internal_error"):
-                _log.exception("batch_failed", agent=received.agent, source=received.batch.source.name)
-
     def _may_tell(self, reason: str) -> bool:
         """Whether it is long enough ago that this was told: who knocks all the time must not fill the disk with it."""
         now = anyio.current_time()
@@ -353,7 +344,7 @@ class Listener:
                 if outcome.arrival is not None:
                     self._strangers.pop(number, None)  # from here on nobody cancels it
                 for received in outcome.received:
-                    await self._deliver_or_lose(received)
+                    await self._deliver(received)
             return outcome
         finally:
             self._queued.pop(number, None)

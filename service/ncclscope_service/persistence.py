@@ -106,6 +106,8 @@ class Persistence:
             _log.error("replay_failed", exc_info=True)
             why = f"the journal holds what cannot be applied: {type(error).__name__}: {error}"
             kept, number = self._begin_anew(settings, outboxes, why)
+        for mistake in kept.pipeline.mistakes.take():
+            _log.error("batch_failed", mistake=mistake)
         kept.reopened(now_ns)
         self._archive.withdraw(kept.pipeline.store.operations.first)
         self.journal = Journal(

@@ -40,6 +40,7 @@ from ncclscope_service.limits import Limits
 from ncclscope_service.lives import Lives
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
+from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.parallelism import Sizes
 from ncclscope_service.patterns import Patterns
 from ncclscope_service.periods import Periods
@@ -118,6 +119,7 @@ class Pipeline:
         """`clock_estimator`: one with other bounds than the usual ones; `make_detectors`: those of a job."""
         self.settings = settings or PipelineSettings()
         self.store = Store(measured_baseline=self.settings.baseline)
+        self.mistakes = Mistakes()
         self._intake = Intake(self.store)
         self._communicators = Communicators(self.store)
         self._tuning = TuningJoin(self.store)
@@ -162,8 +164,21 @@ class Pipeline:
         """(when decided, operations) whose iteration later marks may still tell."""
         self._mixed: set[int] = set()
 
-    def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
-        """Takes one batch; batches of one source come in order, each once."""
+    def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> bool:
+        """Takes one batch; batches of one source come in order, each once.
+
+        Where mistakes are borne, a batch that our own code fails on is skipped, counted, and a gap of its source.
+        False: so is the rest of its source in this session, which has to begin another one.
+        """
+        try:
+            self._feed(batch, agent=agent, session=session, job=job)
+        except Exception as error:
+            self.mistakes.bear(error, f"batch of {batch.source.name} of {agent}")
+            self._communicators.completed.clear()
+            return not self._intake.lose(batch, agent=agent)
+        return True
+
+    def _feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
         is_plain = _is_plain(batch)
         self.fed_rows += len(batch.operations) + len(batch.kernels) + len(batch.ranges) + len(batch.inspected)
         if not is_plain:
@@ -278,8 +293,14 @@ class Pipeline:
         if not self._unsettled.rows:
             return
         operations, tunings = self._unsettled.take()
-        self._communicators.place(operations, (), ())
-        self._take_placed(operations, tunings)
+        sources = operations["source"].copy()
+        try:
+            self._communicators.place(operations, (), ())
+            self._take_placed(operations, tunings)
+        except Exception as error:
+            self.mistakes.bear(error, f"{len(operations)} operations")
+            for source, rows in groups(sources):
+                self._intake.note_lost(source, len(rows))
 
     def _take_placed(self, operations: Columns, tunings: Columns) -> None:
         if not len(operations) and not len(tunings):
@@ -288,7 +309,6 @@ class Pipeline:
         self._tuning.feed(ids, tunings)
         self._alignment.feed_copied(self._tuning.take_copied())
         self._detection.count_logged(ids)
-        self._arrivals.append_operations(ids)
         self._inspection.feed_operations(ids)
 
     def _add_operations(self, operations: Columns) -> Ids:
@@ -298,6 +318,7 @@ class Pipeline:
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
         ids = self.store.operations.append(operations)
+        self._arrivals.append_operations(ids)  # at once: one in the store that nobody decides would stay for ever
         self._series.count_logged(ids)
         self._contents.count_logged(ids)
         self._patterns.count_logged(operations["member"], templates["op"], templates["root"])

@@ -143,6 +143,8 @@ class _Connection:
     token_digest: bytes | None = None
     is_revoked: bool = False
     """The rules have changed, and would not let it in as it came."""
+    session_is_over: bool = False
+    """The service failed on a batch, and can make nothing of what follows in this session."""
     state: _State = _State.AWAITING_HELLO
     agent: KnownAgent | None = None
     arrival: Arrival | None = None
@@ -228,6 +230,10 @@ class Receiver:
         try:
             if connection.is_revoked:
                 raise AgentError("unauthorized", "what this agent may do was changed: it must connect again")
+            if connection.session_is_over:
+                raise AgentError(
+                    "internal_error", "a batch could not be applied: begin another session", forgets_session=True
+                )
             for payload in _payloads(connection.deframer, data):
                 self._on_message(connection, payload, now_ns, received, replies)
         except AgentError as error:
@@ -266,6 +272,12 @@ class Receiver:
             number: encode_frame(encode_message(Acknowledge(sequence=self._connections[number].acknowledged)))
             for number in changed
         }
+
+    def end_session(self, agent_id: str) -> None:
+        """The service can make nothing of what follows in this agent's session: its next word is answered so."""
+        agent = self._agents.get(agent_id)
+        if agent is not None and agent.connection is not None:
+            self._connections[agent.connection].session_is_over = True
 
     def replay(self, entry: HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid) -> Received | None:
         """Makes the change that an entry of the journal tells of; gives what is to be applied.

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
+from wire.sample_batches import log_batch
 
 from ncclscope_service import state_reader
 from ncclscope_service.finding_news import FindingEvent
+from ncclscope_service.intake import empty_operations
 from ncclscope_service.journal import JournalSettings
 from ncclscope_service.journal_entry import Entry, Told
 from ncclscope_service.journal_segment import read_segment
@@ -21,8 +23,9 @@ from ncclscope_service.outbox import Answer, Outbox
 from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
+from ncclscope_service.store import TUNING
 from ncclscope_simulator import SimulationConfig, parse_faults, write
-from ncclscope_wire.batch import Batch
+from ncclscope_wire.batch import Batch, no_rows
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import encode_frame
@@ -58,18 +61,18 @@ class _Life:
         self.persistence.journal.close()
         self.persistence.journal._waiting.clear()  # pyright: ignore[reportPrivateUsage]
 
-    def send(self, batches: list[Batch], *, session: str = "s") -> int:
+    def send(self, batches: list[Batch], *, session: str = "s", agent: str = "a") -> int:
         """An agent with these batches connects, and sends what is not acknowledged; gives how many that were."""
         self._connections += 1
         self.receiver.open(self._connections)
         hello = Hello(
-            protocol_version=PROTOCOL_VERSION, agent_id="a", session_id=session, name="a", host="h", job="j",
+            protocol_version=PROTOCOL_VERSION, agent_id=agent, session_id=session, name=agent, host="h", job="j",
             software_version="1", pid=1,
         )  # fmt: skip
-        self._on(hello)
-        done = self.kept.agents["a"].applied
+        assert self.say(hello) is None
+        done = self.kept.agents[agent].applied
         for number, batch in enumerate(batches[done:], done + 1):
-            self._on(BatchMessage(sequence=number, batch=batch))
+            assert self.say(BatchMessage(sequence=number, batch=batch)) is None
             self.tick(number * SECOND_NS)
         self.sync()
         return len(batches) - done
@@ -91,11 +94,13 @@ class _Life:
         self.sync()
         return told
 
-    def _on(self, message: Hello | BatchMessage) -> None:
+    def say(self, message: Hello | BatchMessage) -> str | None:
+        """The agent of the last connection says something; gives what was wrong with it."""
         outcome = self.receiver.on_bytes(self._connections, encode_frame(encode_message(message)), 1)
-        assert outcome.fault is None, outcome.fault
         for received in outcome.received:
-            self.kept.feed(received)
+            if not self.kept.feed(received):
+                self.receiver.end_session(received.agent)
+        return outcome.fault
 
     def kill(self) -> None:
         """The process is gone."""
@@ -277,6 +282,77 @@ def test_operations_stay_in_memory_while_they_cannot_be_archived(batches: list[B
     kept.kept.tick(kept.kept.changes({}, frozenset(), later + SECOND_NS, ""), kept.persistence.archive)
     assert len(kept.kept.pipeline.store.operations) < amount
     kept.kill()
+
+
+_COMPLETE = log_batch(0, 100, strings=("AllReduce",), templates=1, operations=((0, 1),), is_last=True)
+_BREAKING = [
+    log_batch(0, 50, strings=("AllReduce",), templates=1),
+    log_batch(100, 120, operations=((0, 2), (0, 3))),
+    log_batch(120, 130, operations=((0, 4),)),
+]
+"""A file that was read to its end is sent again, and then has grown: the dictionary that its rows point into was in
+what had to be dropped, so the receiver knows it, and the pipeline does not."""
+
+
+def test_a_batch_that_our_own_code_fails_on_is_skipped_and_counted_live_and_after_a_crash(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path / "data")
+    life.send(batches[:6])
+    life.send([_COMPLETE], agent="b")
+    life.send(_BREAKING[:2], agent="b", session="s2")
+    known = life.kept.pipeline.store
+    assert known.skipped["internal_error"] == 2
+    assert [gap.reason for gaps in known.gaps.values() for gap in gaps] == ["internal_error"]
+    (mistake,) = life.kept.pipeline.mistakes.take()
+    assert "IndexError" in mistake
+    life.send(batches)
+    live = _state(life.kept)
+    life.kill()
+    again = _Life(tmp_path / "data")
+    assert not (tmp_path / "data" / "aside").exists()
+    assert _state(again.kept) == live
+    assert again.persistence.health().replayed_batches == len(batches) + 2
+    assert len(again.kept.pipeline.store.operations) == _operations(batches) + 1
+    again.kill()
+
+
+def test_what_follows_a_failed_batch_in_its_session_is_not_misread_and_its_agent_begins_another(
+    tmp_path: Path,
+) -> None:
+    life = _Life(tmp_path)
+    life.send([_COMPLETE], agent="b")
+    life.send(_BREAKING[:2], agent="b", session="s2")
+    life.kill()
+    again = _Life(tmp_path)
+    assert again.send(_BREAKING, agent="b", session="s2") == 1
+    assert again.kept.pipeline.store.skipped["internal_error"] == 3
+    fault = again.say(BatchMessage(sequence=4, batch=log_batch(130, 140)))
+    assert fault == "internal_error: a batch could not be applied: begin another session"
+    anew = log_batch(130, 140, strings=("AllReduce",), templates=1, operations=((0, 5),))
+    assert again.send([anew], agent="b", session="s3") == 1
+    assert again.kept.pipeline.store.operations.rows["op_count"].tolist() == [1, 5]
+    assert again.kept.pipeline.store.skipped["internal_error"] == 3
+    again.kill()
+
+
+def test_operations_that_cannot_be_numbered_are_lost_and_counted_and_those_after_them_are_not(tmp_path: Path) -> None:
+    life = _Life(tmp_path)
+    batches = [
+        log_batch(0, 10, strings=("AllReduce",), templates=1, operations=((0, 1),)),
+        log_batch(10, 20, operations=((0, 2),)),
+    ]
+    life.send(batches[:1])
+    pipeline = life.kept.pipeline
+    damaged = empty_operations(2)  # whose templates are nowhere
+    damaged["source"], damaged["template"] = 0, 999
+    pipeline._unsettled.append(damaged, no_rows(TUNING))  # pyright: ignore[reportPrivateUsage]
+    life.tick(50 * SECOND_NS)
+    assert pipeline.store.skipped["internal_error"] == 2
+    assert [gap.amount for gaps in pipeline.store.gaps.values() for gap in gaps] == [2]
+    life.send(batches)
+    assert pipeline.store.operations.rows["op_count"].tolist() == [1, 2]
+    life.kill()
 
 
 def _operations(batches: list[Batch]) -> int:
