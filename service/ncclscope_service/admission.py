@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from ncclscope_service.access import AccessList, Grant
-from ncclscope_service.agents import AgentError
+from ncclscope_service.agents import AgentError, Strings
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Hello
 
@@ -67,10 +67,10 @@ def owner_of(owned: str) -> str:
 class HostWatch:
     """Takes what a session must not say of foreign hosts out of its batches; a torn line may name one by accident."""
 
-    def __init__(self) -> None:
-        self.grant = _ANYBODY
-        self._strings: dict[str, list[str]] = {}
-        """Of each source: the receiver's dictionaries hold their sizes only."""
+    def __init__(self, grant: Grant, strings: Strings) -> None:
+        """`strings`: all that the session's batches have brought before; those that are allowed are added."""
+        self._grant = grant
+        self._strings = strings
 
     def allowed(self, batch: Batch) -> Batch:
         """The batch without records of foreign hosts, whose names are put out; counted as skipped "foreign_host".
@@ -78,20 +78,19 @@ class HostWatch:
         Raises:
             AgentError: a host is a string of an earlier batch, and not allowed.
         """
-        known = self._strings.setdefault(batch.source.key, [])
+        known = self._strings.of(batch.source.key)
         first = len(known)
         named = _indices(batch)
         foreign = {index for index in named if first <= index and not self._may(_at(batch.strings, index - first))}
         strings = tuple(FOREIGN_HOST if first + at in foreign else text for at, text in enumerate(batch.strings))
         if any(not self._may(_at(known, index)) for index in named if index < first):
             raise AgentError("foreign_host", "a batch names a host that its token is not for", forgets_session=True)
-        known += strings
-        if batch.is_last:
-            del self._strings[batch.source.key]
-        return self._without_records(replace(batch, strings=strings), len(foreign))
+        batch = replace(batch, strings=strings)
+        self._strings.add(batch)
+        return self._without_records(batch, len(foreign))
 
     def _may(self, host: str) -> bool:
-        return host == FOREIGN_HOST or self.grant.allows_host(host)
+        return host == FOREIGN_HOST or self._grant.allows_host(host)
 
     def _without_records(self, batch: Batch, refused: int) -> Batch:
         def kept(records: tuple[_Record, ...]) -> tuple[_Record, ...]:

@@ -12,6 +12,7 @@ Exactly once rests on three rules:
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -78,6 +79,24 @@ class AgentRecord:
     health: AgentHealth | None
 
 
+class Strings:
+    """The texts of a session, by source; the receiver's dictionaries hold their sizes only."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[str]] = {}
+
+    def of(self, key: str) -> Sequence[str]:
+        """Those of a source, in order."""
+        return self._of.get(key, ())
+
+    def add(self, batch: Batch) -> None:
+        """Takes what a batch brought."""
+        if batch.is_last:
+            self._of.pop(batch.source.key, None)
+        elif batch.strings:
+            self._of.setdefault(batch.source.key, []).extend(batch.strings)
+
+
 @dataclass(slots=True)
 class _Session:
     """What is forgotten when the agent starts anew."""
@@ -106,6 +125,8 @@ class KnownAgent:
         self._sessions = 0
         self._positions: dict[str, Position] = {}
         self._offsets = deque[int](maxlen=_OFFSET_SAMPLES)
+        self.strings: Strings | None = None
+        """Of the session, where the agent may not speak of any host and has been heard since the session's beginning."""
         self._health: AgentHealth | None = None
         self._batches = 0
 
@@ -123,6 +144,13 @@ class KnownAgent:
     def session_label(self) -> str | None:
         """Names the session over all that this agent ever had; None where it has none."""
         return self._session.label if self._session else None
+
+    def remember_strings(self, *, is_restricted: bool) -> None:
+        """Before a batch: its agent may speak of some hosts only, or of any."""
+        if not is_restricted:
+            self.strings = None
+        elif self.applied == 0:
+            self.strings = Strings()
 
     def keep(self, label: str | None, sequence: int) -> None:
         """Batches of that session up to this one outlive a crash."""

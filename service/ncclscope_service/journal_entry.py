@@ -23,14 +23,16 @@ class HelloSaid(msgspec.Struct, frozen=True, kw_only=True, tag="hello", omit_def
     """The agent that was forgotten to make room."""
 
 
-class BatchTaken(msgspec.Struct, frozen=True, kw_only=True, tag="batch"):
+class BatchTaken(msgspec.Struct, frozen=True, kw_only=True, tag="batch", omit_defaults=True):
     """A batch of a session was the next one."""
 
     agent: str
     session: str
     payload: bytes
-    """The message as it came."""
+    """The message as it came, or without what its agent may not say."""
     at_ns: int
+    is_restricted: bool = False
+    """Its agent may speak of some hosts only: what strings it sent decides what it may send next."""
 
 
 class SessionForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):

@@ -192,8 +192,6 @@ class Receiver:
         self._limits = limits or ReceiveLimits()
         self._admission = admission or Admission()
         self._contents = ContentLimits()
-        self._watches: dict[str, HostWatch] = {}
-        """Of agents whose hosts are restricted, by agent id."""
         self._connections: dict[int, _Connection] = {}
         self._agents: dict[str, KnownAgent] = {} if agents is None else agents
         self._record = record
@@ -382,19 +380,16 @@ class Receiver:
 
     def _watch(self, connection: _Connection, agent: KnownAgent) -> HostWatch | None:
         """Who looks at what this agent says of hosts; None where it may speak of any."""
-        agent_id, grant = agent.hello.agent_id, connection.grant
-        if grant is None or not grant.hosts:
-            self._watches.pop(agent_id, None)
+        grant = connection.grant
+        is_restricted = grant is not None and bool(grant.hosts)
+        agent.remember_strings(is_restricted=is_restricted)
+        if grant is None or not is_restricted:
             return None
-        if agent.applied == 0:
-            self._watches[agent_id] = HostWatch()
-        watch = self._watches.get(agent_id)
-        if watch is None:
+        if agent.strings is None:
             raise AgentError(
                 "unauthorized", "its hosts are restricted since it began: begin anew", forgets_session=True
             )
-        watch.grant = grant
-        return watch
+        return HostWatch(grant, agent.strings)
 
     def _on_batch(
         self, connection: _Connection, agent: KnownAgent, message: BatchMessage, payload: bytes, now_ns: int
@@ -421,7 +416,13 @@ class Receiver:
 
     def _note_taken(self, agent: KnownAgent, payload: bytes, now_ns: int) -> None:
         hello = agent.hello
-        taken = BatchTaken(agent=hello.agent_id, session=hello.session_id, payload=payload, at_ns=now_ns)
+        taken = BatchTaken(
+            agent=hello.agent_id,
+            session=hello.session_id,
+            payload=payload,
+            at_ns=now_ns,
+            is_restricted=agent.strings is not None,
+        )
         number = self._write(taken)
         if number is None:
             agent.keep(agent.session_label, agent.applied)
@@ -481,7 +482,6 @@ class Receiver:
         if not away:
             raise AgentError("too_many_agents", f"{len(self._agents)} agents are connected, which is the limit")
         agent_id = min(away)[1]
-        self._watches.pop(agent_id, None)
         forgotten = self._agents.pop(agent_id)
         self._duplicates += forgotten.duplicates
         self._sources_forgotten += forgotten.sources_forgotten
@@ -506,11 +506,15 @@ def _replayed_batch(agent: KnownAgent, entry: BatchTaken) -> Received | None:
             raise ReplayError("its session's Hello is missing")
         if message.sequence <= agent.applied:
             raise ReplayError("what ended its session is missing")
-        return agent.on_batch(message)
+        agent.remember_strings(is_restricted=entry.is_restricted)
+        received = agent.on_batch(message)
     except AgentError as error:
         # Nothing may be applied behind a hole: the dictionaries may lack what it brought.
         agent.forget_session()
         raise ReplayError(str(error)) from error
+    if received is not None and agent.strings is not None:
+        agent.strings.add(received.batch)
+    return received
 
 
 def _payloads(deframer: Deframer, data: bytes) -> list[bytes]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from wire.sample_batches import log_batch
 
 from ncclscope_service.access import AccessList, parse_access
 from ncclscope_service.admission import FOREIGN_HOST, Admission
+from ncclscope_service.journal_entry import Entry
+from ncclscope_service.kept import Kept, Replayed
 from ncclscope_service.receive import Outcome, Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
@@ -152,6 +155,50 @@ def test_a_session_that_was_begun_anew_is_held_against_its_own_strings() -> None
     opened(receiver, 2, hello(TRAIN))
     outcome, _ = say(receiver, 2, BatchMessage(sequence=1, batch=host_batch("victim", begin=1)))
     assert outcome.received[0].batch.strings == (FOREIGN_HOST,)
+
+
+def _restarted(kept: Kept, entries: list[Entry], how: str) -> Kept:
+    """What a service that was killed goes on from."""
+    if how == "state":
+        restored = Kept.restore(b"".join(kept.freeze().parts()))
+    else:
+        restored, replayed = Kept(), Replayed()
+        receiver = Receiver(agents=restored.agents)
+        for entry in entries:
+            restored.replay(entry, receiver, lambda _known, _operations: True, replayed)
+        assert replayed.left_out == 0
+    restored.reopened(0)
+    return restored
+
+
+@pytest.mark.parametrize("how", ["journal", "state"])
+def test_who_is_restricted_to_hosts_goes_on_after_a_restart_and_is_held_against_what_it_said_before(how: str) -> None:
+    admission, kept = Admission(access(f"{TRAIN} host=node1")), Kept()
+    entries = list[Entry]()
+
+    def record(entry: Entry) -> int:
+        entries.append(entry)
+        return len(entries)
+
+    receiver = Receiver(admission=admission, agents=kept.agents, record=record)
+    opened(receiver, 1, hello(TRAIN))
+    innocent = replace(host_batch("node1"), strings=("node1", "victim"))
+    for batch in (innocent, host_batch("stranger", begin=1, first=2)):
+        sequence = kept.agents["a"].applied + 1
+        for received in say(receiver, 1, BatchMessage(sequence=sequence, batch=batch))[0].received:
+            kept.feed(received)
+    again = Receiver(admission=admission, agents=_restarted(kept, entries, how).agents, record=record)
+    welcome = opened(again, 1, hello(TRAIN))
+    assert isinstance(welcome, Welcome)
+    assert (welcome.session_known, welcome.acknowledged) == (True, 2)
+    threads = np.zeros(1, tables.THREAD)
+    for sequence, place in ((3, 0), (4, 2)):  # its own host, and the one that was put out
+        threads["host"] = place
+        batch = replace(host_batch(begin=sequence - 1), threads=threads)
+        assert say(again, 1, BatchMessage(sequence=sequence, batch=batch))[0].fault is None
+    threads["host"] = 1
+    _, answers = say(again, 1, BatchMessage(sequence=5, batch=replace(host_batch(begin=4), threads=threads)))
+    assert refusal(answers[0]) == "foreign_host"
 
 
 def test_before_the_hello_no_large_frame_is_waited_for() -> None:
