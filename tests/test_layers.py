@@ -60,6 +60,7 @@ _ACTING = {
         "http_access",
         "http_door",
         "journal",
+        "last_time",
         "listen",
         "live",
         "persistence",

@@ -26,6 +26,7 @@ class Keeping:
     journal_fsync: str
     journal_limit: int
     state_every: float
+    stop_seconds: float
 
     def for_service(self) -> PersistenceSettings:
         """As the service takes them. Raises click.UsageError."""
@@ -50,7 +51,7 @@ def keeping_options(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def with_keeping(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {name: kwargs.pop(name) for name in ("journal_fsync", "journal_limit", "state_every")}
+        given = {name: kwargs.pop(name) for name in ("journal_fsync", "journal_limit", "state_every", "stop_seconds")}
         kwargs["keeping"] = Keeping(**given)  # type: ignore[arg-type]  # click has checked the types
         return command(*args, **kwargs)
 
@@ -60,6 +61,15 @@ def keeping_options(command: Callable[P, R]) -> Callable[P, R]:
 
 
 _OPTIONS: Final = (
+    click.option(
+        "--stop-seconds",
+        type=click.FloatRange(min=1),
+        default=45.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Asked to stop, the service ends within that time; what is not decided or written is left to the next "
+        "start.",
+    ),
     click.option(
         "--state-every",
         type=click.FloatRange(0.05),

@@ -118,6 +118,7 @@ def serve(
         snapshot_on_end=snapshot_on_end,
         snapshots_kept=keep_snapshots,
         job_silence_ns=round(job_silence * 1e9),
+        stop_seconds=keeping.stop_seconds,
     )
 
     def say_where(agents: int, web: int) -> None:

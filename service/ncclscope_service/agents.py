@@ -126,7 +126,7 @@ class KnownAgent:
         self._positions: dict[str, Position] = {}
         self._offsets = deque[int](maxlen=_OFFSET_SAMPLES)
         self.strings: Strings | None = None
-        """Of the session, where the agent may not speak of any host and has been heard since the session's beginning."""
+        """Of the session, where the agent may speak of some hosts only, and was heard since the session began."""
         self._health: AgentHealth | None = None
         self._batches = 0
 

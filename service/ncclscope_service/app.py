@@ -21,6 +21,7 @@ import uvicorn
 from anyio import to_thread
 from anyio.abc import TaskStatus
 
+from ncclscope_service import last_time
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.credentials import CredentialFiles, Credentials
 from ncclscope_service.disk_probe import DiskProbe
@@ -96,6 +97,9 @@ class ServiceSettings:
     """Folder that gets the files of a run when the service is stopped, and of each job that ends in one of its own."""
     snapshots_kept: int = 20
     """Folders of ended jobs; the oldest are removed."""
+    stop_seconds: float = 45.0
+    """A service that is asked to stop ends within that time: what is not decided or written by then is left to the
+    next start."""
     job_silence_ns: int = SILENCE_NS
     """A job of which nothing came for so long has ended."""
 
@@ -170,17 +174,33 @@ class Service:
             self._mistakes_told_until = time.monotonic() + _MISTAKES_SECONDS
             _log.error("batch_failed", mistake=mistakes[-1])
 
-    def finish(self, now_ns: int) -> None:
-        """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped."""
-        if self._persistence is not None:
-            self._persistence.close(self._kept)
-        self.pipeline.flush(now_ns)
+    def finish(self, now_ns: int, *, until: float | None = None) -> None:
+        """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped.
+
+        `until` (`time.monotonic`): what is not done by then is left out. All that was acknowledged is in the journal,
+        and the next start goes on from there.
+        """
+        steps: dict[str, Callable[[], None]] = {"keep": lambda: None, "decide": lambda: self.pipeline.flush(now_ns)}
         if self._settings.snapshot_on_end is not None:
-            write_run(self.pipeline.store, self._settings.snapshot_on_end)
+            steps["snapshot"] = partial(write_run, self.pipeline.store, self._settings.snapshot_on_end)
         if self._persistence is not None:
-            table = self.pipeline.store.operations
-            self._persistence.archive_rest(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
+            steps["keep"] = partial(self._persistence.close, self._kept)
+            steps["archive"] = partial(self._archive_rest, self._persistence)
+        seconds: dict[str, float] = {}
+        with suppress(last_time.TimeIsUpError), last_time.until(until):
+            for name, step in steps.items():
+                began = time.monotonic()
+                step()
+                seconds[name] = round(time.monotonic() - began, 3)
+        if self._persistence is not None:
             self._persistence.release()
+        left_out = [name for name in steps if name not in seconds]
+        tell = _log.warning if left_out else _log.info
+        tell("stopped", seconds=seconds, **({"left_out": left_out} if left_out else {}))
+
+    def _archive_rest(self, persistence: Persistence) -> None:
+        table = self.pipeline.store.operations
+        persistence.archive_rest(self.pipeline.store, table.first + table.rows["finished"].nonzero()[0])
 
     def reload_credentials(self) -> None:
         """Reads certificates and lists of tokens anew, now."""
@@ -525,6 +545,7 @@ async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, i
     """
     _raise_open_files()
     service = Service(settings)
+    until: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with anyio.create_task_group() as tasks:
             ports: tuple[int, int] = await tasks.start(service.run)
@@ -533,7 +554,8 @@ async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, i
                 if received is signal.SIGHUP:
                     service.reload_credentials()
                     continue
-                _log.info("stopping", signal=signal.Signals(received).name)
+                until = time.monotonic() + settings.stop_seconds
+                _log.info("stopping", signal=signal.Signals(received).name, within_seconds=settings.stop_seconds)
                 tasks.cancel_scope.cancel()
                 break
-    service.finish(time.time_ns())
+    service.finish(time.time_ns(), until=until)

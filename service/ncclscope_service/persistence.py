@@ -31,6 +31,7 @@ from ncclscope_wire.errors import ProtocolError, StateError
 
 _log = structlog.get_logger(__name__)
 
+_PIECE_OPERATIONS: Final = 100_000
 _ERA_FORMAT: Final = "%Y-%m-%dT%H%M%SZ"
 
 
@@ -160,8 +161,12 @@ class Persistence:
         self._folder.close()
 
     def archive_rest(self, known: Store, operations: Ids) -> None:
-        """Writes finished operations that the state still has; they are written again when their time comes."""
-        self.archive(known, operations)
+        """Writes finished operations that the state still has; they are written again when their time comes.
+
+        In pieces: where it is cut short, those that are done stay.
+        """
+        for begin in range(0, len(operations), _PIECE_OPERATIONS):
+            self.archive(known, operations[begin : begin + _PIECE_OPERATIONS])
         self._archive.sync()
 
     def health(self) -> JournalHealth:
