@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 from agent.log_samples import operation_line
-from end_to_end.processes import end, fetch_json, free_port, running, wait_for
+from benchmarks.ports import free_port
+from end_to_end.processes import end, fetch_json, running, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
