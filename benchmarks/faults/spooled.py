@@ -7,27 +7,33 @@ import subprocess
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Hooks
 from benchmarks.faults.world import Result, World, repeated
 
+_KILLS_RUNNING: Final = 4
+
 
 def killed_with_spool(folder: Path, times: int) -> Result:
-    """kill -9 of an agent with a spool, while the service is there or, each second time, away."""
+    """kill -9 of an agent with a spool, four times running, while the service is there or, each second time, away."""
+    away = cycle((False, True))
 
     def kill(world: World) -> None:
-        is_away = world.times % 2
+        is_away = next(away)
         if is_away:
             world.service.kill()
+        for _ in range(_KILLS_RUNNING - 1):
+            world.restart_agent()
+            world.pause(0.05, 1.2)
+            world.times += 1
         world.restart_agent()
         if is_away:
-            world.pause(0.1, 1.0)
-            world.restart_agent()
             world.service = world.start_service()
 
-    return repeated(_world(folder), times, kill, 0.05, 1.0)
+    return repeated(_world(folder), max(1, times // _KILLS_RUNNING), kill, 0.05, 1.0)
 
 
 def truncated_with_spool(folder: Path, times: int) -> Result:
@@ -105,7 +111,7 @@ def two_agents_of_spool(folder: Path, times: int) -> Result:
 
 
 SPOOLED: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
-    "killed_with_spool": (killed_with_spool, 150),
+    "killed_with_spool": (killed_with_spool, 120),
     "truncated_with_spool": (truncated_with_spool, 6),
     "lost_spool": (lost_spool, 5),
     "full_disk_of_spool": (full_disk_of_spool, 6),

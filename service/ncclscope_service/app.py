@@ -182,7 +182,7 @@ class Service:
         """
         steps: dict[str, Callable[[], None]] = {"keep": lambda: None, "decide": lambda: self.pipeline.flush(now_ns)}
         if self._settings.snapshot_on_end is not None:
-            steps["snapshot"] = partial(write_run, self.pipeline.store, self._settings.snapshot_on_end)
+            steps["snapshot"] = partial(self._write_run, self._settings.snapshot_on_end)
         if self._persistence is not None:
             steps["keep"] = partial(self._persistence.close, self._kept)
             steps["archive"] = partial(self._archive_rest, self._persistence)
@@ -197,6 +197,9 @@ class Service:
         left_out = [name for name in steps if name not in seconds]
         tell = _log.warning if left_out else _log.info
         tell("stopped", seconds=seconds, **({"left_out": left_out} if left_out else {}))
+
+    def _write_run(self, folder: Path) -> None:
+        write_run(self.pipeline.store, folder)
 
     def _archive_rest(self, persistence: Persistence) -> None:
         table = self.pipeline.store.operations
