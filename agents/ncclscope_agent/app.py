@@ -85,6 +85,10 @@ class Followed:
     tick_max_seconds: float
     in_thread: bool = False
     """It may block for long: it is asked in a worker thread, while the others go on."""
+    look: Callable[[int], bool] | None = None
+    """Reads ahead for the next poll, at the longest tick; True: there is reason to poll at once."""
+    gather_seconds: float = 0.0
+    """Longest time between two polls that give something, where it is looked ahead meanwhile."""
     release: Callable[[Mapping[str, int]], object] | None = None
     """Gives the space of what was applied back, told how far that is by source key; asked between two polls, in a
     worker thread. None: nothing is given back."""
@@ -201,7 +205,16 @@ class Agent:
                 is_last_look = self._session.generation == generation
             elif not is_last_look:
                 pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
-                await self._nap(max(pause, self._rest_seconds()))
+                await self._wait(known, max(pause, self._rest_seconds()), generation)
+
+    async def _wait(self, known: Followed, seconds: float, generation: int) -> None:
+        """Leaves a follower alone for so long, but for looks ahead."""
+        while known.look is not None and seconds > known.tick_max_seconds:
+            await self._nap(known.tick_max_seconds)
+            seconds -= known.tick_max_seconds
+            if self._is_stopping or self._session.generation != generation or known.look(self._wall_ns()):
+                return
+        await self._nap(seconds)
 
     def _rest_seconds(self) -> float:
         """How long to do nothing for the budget's sake; stops the agent where it is spent."""
@@ -322,6 +335,8 @@ def next_pause(pause: float, known: Followed, *, read_something: bool, busy_seco
     if read_something and known.follower.has_more:
         return 0.0
     shortest = max(known.tick_min_seconds, busy_seconds / _BUSY_SHARE)
+    if read_something and known.look is not None:
+        return min(shortest, max(known.gather_seconds, known.tick_max_seconds))
     wanted = shortest if read_something else max(shortest, pause * _SLOWDOWN)
     return min(wanted, known.tick_max_seconds)
 

@@ -133,6 +133,16 @@ class AgentSettings:
     tick_max_seconds: float = field(
         default=0.25, metadata=_about("Longest pause between looks at logs.", unit="seconds", low=0.01, high=60)
     )
+    gather_seconds: float = field(
+        default=1.0,
+        metadata=_about(
+            "Longest time that what was read of logs is gathered, where sending it sooner would take over 0.5 % of a "
+            "core; up to --tick-max-seconds: nothing is.",
+            unit="seconds",
+            low=0,
+            high=10,
+        ),
+    )
     export_tick_seconds: float = field(
         default=1.0, metadata=_about("Pause between looks for finished exports.", unit="seconds", low=0.05, high=60)
     )

@@ -1,7 +1,8 @@
 """Follows logs and dumps of NCCL Inspector: finds them by pattern, opens, stats and reads them, a fair share at a time.
 
 Carries out what `tail.py` decides. All files are opened read-only and read with positions, so nothing is
-shared with the process that writes them. Nothing here sleeps or waits: the caller calls `poll` at its tick.
+shared with the process that writes them. Nothing here sleeps or waits: the caller calls `look` at its tick, and `poll`
+when batches are wanted: making them costs by file and batch more than by line.
 
 Known losses: a file that is rotated twice between two looks loses the middle one; a copy whose name
 matches a pattern too (logrotate's copytruncate) is read as a file of its own.
@@ -50,6 +51,8 @@ class FollowLimits:
     """Of one file at a time: about 1,200 lines or a millisecond, so that no file starves the others."""
     bytes_per_poll: int = 8 << 20
     """Of all files in one poll: about 50 ms."""
+    gathered_bytes: int = 2 << 20
+    """Read ahead by `look` and kept as text; more is asked for at once."""
     rescan_interval_ns: int = 2_000_000_000
     """Between two looks for new, renamed and deleted files, unless `nudge` was called: only what no watch tells,
     on network file systems and below wildcards, waits for it."""
@@ -73,12 +76,21 @@ class _Followed:
         """It was truncated: a position known for its key is of the content before."""
         self.is_zone_open = is_zone_open
         """Its stamps may be of several zones, and none of its operations has been read."""
+        self.ahead: list[bytes] = []
+        """Read from the file up to the tail's offset, and not by the reader yet."""
+        self.last_word: Decision | None = None
+        """What a look ahead has found: its source ends behind what is `ahead`."""
 
     def head(self) -> bytes:
         return os.pread(self.handle, tail.HEAD_BYTES, 0)
 
     def size(self) -> int:
         return os.fstat(self.handle).st_size
+
+    def take_ahead(self) -> bytes:
+        data = self.ahead[0] if len(self.ahead) == 1 else b"".join(self.ahead)
+        self.ahead.clear()
+        return data
 
     def is_same(self) -> bool:
         return self.tail.is_same(self.head(), self.size())
@@ -123,6 +135,7 @@ class LogFollower:
         self._scanned_ns = 0
         self._turn = 0
         self._was_cut_short = False
+        self._ahead_bytes = 0
         self._bytes_read = 0
         self._lines = 0
         self._skipped: Counter[str] = Counter()
@@ -141,13 +154,28 @@ class LogFollower:
         """Says, from any thread, that files may have appeared, moved or gone: the next poll looks for them."""
         self._nudged.set()
 
+    def look(self, now_wall_ns: int) -> bool:
+        """Reads ahead what is new in files that are known, for the next `poll`; True: there is reason to ask for it.
+
+        That is when much has gathered, a file has more than its share, a source ends, or files are to be looked for.
+        """
+        is_asked = self._is_scan_due(now_wall_ns)
+        for followed in self._followed.values():
+            if self._ahead_bytes >= self._limits.gathered_bytes:
+                return True
+            if followed.reader is not None and followed.last_word is None:
+                decision = self._look_at(followed, now_wall_ns, self._limits.bytes_per_turn)
+                if decision.ends_source:
+                    followed.last_word = decision
+                is_asked |= decision.verdict is not Verdict.WAIT
+        return is_asked
+
     def poll(self, now_wall_ns: int) -> list[Batch]:
-        """Reads what is new, at most `bytes_per_poll` in all and `bytes_per_turn` of each file.
+        """Reads what is new, at most `bytes_per_poll` in all and `bytes_per_turn` of each file, and what was read ahead.
 
         Never raises for a file: one that cannot be read is counted, and tried again at the next scan.
         """
-        is_due = not 0 <= now_wall_ns - self._scanned_ns < self._limits.rescan_interval_ns
-        if is_due or self._nudged.is_set():
+        if self._is_scan_due(now_wall_ns):
             self._nudged.clear()
             self._scan()
             self._scanned_ns = now_wall_ns
@@ -229,7 +257,7 @@ class LogFollower:
             files=len(self._followed),
             lines_total=self._lines,
             bytes_read_total=self._bytes_read,
-            lag_bytes=sum(followed.tail.unread_bytes for followed in self._followed.values()),
+            lag_bytes=self._ahead_bytes + sum(followed.tail.unread_bytes for followed in self._followed.values()),
             skipped=dict(self._skipped),
         )
 
@@ -240,6 +268,9 @@ class LogFollower:
         return batches
 
     # Finding files
+
+    def _is_scan_due(self, now_ns: int) -> bool:
+        return self._nudged.is_set() or not 0 <= now_ns - self._scanned_ns < self._limits.rescan_interval_ns
 
     def _scan(self) -> None:
         found: dict[FileIdentity, Path] = {}
@@ -275,6 +306,7 @@ class LogFollower:
 
     def _drop(self, followed: _Followed) -> None:
         os.close(followed.handle)
+        self._ahead_bytes -= len(followed.take_ahead())
         del self._followed[followed.tail.identity]
 
     # Reading one
@@ -283,36 +315,53 @@ class LogFollower:
         try:
             if followed.reader is None and not self._begin(followed):
                 return ()
-            status = os.fstat(followed.handle)
-            decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
-            batches: Sequence[TextBatch | Batch] = ()
-            if decision.verdict is Verdict.READ:
-                decision, batches = self._read(followed, status.st_size, now_ns, budget)
         except OSError:
             self._skipped["file_unreadable"] += 1
-            decision, batches = followed.tail.give_up(), ()
+            return self._carry_out(followed, followed.tail.give_up(), now_ns)
+        decision = followed.last_word or self._look_at(followed, now_ns, budget)
+        batches = self._read_ahead(followed, now_ns)
         return [*batches, *self._carry_out(followed, decision, now_ns)] if decision.ends_source else batches
 
-    def _read(
-        self, followed: _Followed, size: int, now_ns: int | None, budget: int
-    ) -> tuple[Decision, Sequence[TextBatch | Batch]]:
-        """Reads a share of what a file of this size has more than was read."""
+    def _look_at(self, followed: _Followed, now_ns: int, budget: int) -> Decision:
+        """Looks whether a file has more, and reads a share of that ahead."""
+        try:
+            status = os.fstat(followed.handle)
+            decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
+            if decision.verdict is Verdict.READ:
+                return self._read(followed, status.st_size, budget)
+        except OSError:
+            self._skipped["file_unreadable"] += 1
+            return followed.tail.give_up()
+        return decision
+
+    def _read(self, followed: _Followed, size: int, budget: int) -> Decision:
+        """Reads ahead a share of what a file of this size has more than was read."""
         most = min(budget, self._limits.bytes_per_turn)
         # A buffer of the whole share would be asked of the kernel, and given back, for each read.
         data = os.pread(followed.handle, min(most, size - followed.tail.offset), followed.tail.offset)
         if data.startswith(b"\0") and followed.tail.offset >= tail.HEAD_BYTES and (hole := followed.hole_bytes()):
             return self._pass_over(followed, hole)
         decision = followed.tail.on_read(data, followed.head(), size)
-        if decision.verdict is Verdict.BEGIN_ANEW or followed.reader is None:
-            return decision, []
-        self._was_cut_short |= len(data) >= most
-        self._bytes_read += len(data)
-        if followed.is_zone_open and isinstance(followed.reader, NcclLogReader) and b": opCount " in data:
-            self._tell_zone(followed, followed.reader)
-        lines = followed.reader.line
-        batches = followed.reader.read(data, now_ns)
-        self._lines += followed.reader.line - lines
-        return decision, batches
+        if data and decision.verdict is not Verdict.BEGIN_ANEW:
+            self._was_cut_short |= len(data) >= most
+            self._bytes_read += len(data)
+            self._ahead_bytes += len(data)
+            followed.ahead.append(data)
+        return decision
+
+    def _read_ahead(self, followed: _Followed, now_ns: int | None) -> Sequence[TextBatch | Batch]:
+        """Has the reader of a file read what is ahead of it."""
+        reader = followed.reader
+        if reader is None or not followed.ahead:
+            return ()
+        data = followed.take_ahead()
+        self._ahead_bytes -= len(data)
+        if followed.is_zone_open and isinstance(reader, NcclLogReader) and b": opCount " in data:
+            self._tell_zone(followed, reader)
+        lines = reader.line
+        batches = reader.read(data, now_ns)
+        self._lines += reader.line - lines
+        return batches
 
     def _tell_zone(self, followed: _Followed, reader: NcclLogReader) -> None:
         """Sets the zone of a log before its first operations are read, by what stands at its end now."""
@@ -324,20 +373,25 @@ class LogFollower:
             zone = log_zone.zone_that_fits(stamp_ns, status.st_mtime_ns, self._zones_ns)
             reader.set_zone(self._zones_ns[0] if zone is None else zone)
 
-    def _pass_over(self, followed: _Followed, hole: int) -> tuple[Decision, Sequence[TextBatch | Batch]]:
-        """Goes on behind a hole without reading its zeros: they may be many more than the disk has room for."""
+    def _pass_over(self, followed: _Followed, hole: int) -> Decision:
+        """Goes on behind a hole without reading its zeros: they may be many more than the disk has room for.
+
+        Where something is ahead of the reader, that comes first.
+        """
         self._was_cut_short = True
+        if followed.ahead:
+            return Decision(verdict=Verdict.READ)
         decision = followed.tail.on_hole(hole, followed.head(), followed.size())
         if decision.verdict is not Verdict.BEGIN_ANEW and followed.reader is not None:
             followed.reader.feed_zeros(hole)
-        return decision, []
+        return decision
 
     def _carry_out(self, followed: _Followed, decision: Decision, now_ns: int) -> list[TextBatch | Batch]:
         """Ends a source; gives its last batch."""
         batches = self._end(followed, decision, now_ns)
         if decision.verdict is Verdict.BEGIN_ANEW:
             followed.tail = Tail(followed.tail.identity, grace_ns=self._limits.grace_ns)
-            followed.reader = None
+            followed.reader = followed.last_word = None
             followed.must_be_new = True
             # The new tail knows nothing of the path yet.
             followed.tail.on_path(identity_of(followed.path))
@@ -370,13 +424,14 @@ class LogFollower:
 
     def _read_to_the_end(self, followed: _Followed, now_ns: int | None) -> list[TextBatch | Batch]:
         batches: list[TextBatch | Batch] = []
-        decision = Decision(verdict=Verdict.FINISH)
+        decision = followed.last_word or Decision(verdict=Verdict.FINISH)
         try:
             if followed.reader is None and not self._begin(followed, is_complete=True):
                 return []
+            batches += self._read_ahead(followed, now_ns)
             while (size := followed.size()) > followed.tail.offset and decision.verdict is not Verdict.BEGIN_ANEW:
-                decision, some = self._read(followed, size, now_ns, self._limits.bytes_per_turn)
-                batches += some
+                decision = self._read(followed, size, self._limits.bytes_per_turn)
+                batches += self._read_ahead(followed, now_ns)
         except OSError:
             self._skipped["file_unreadable"] += 1
             decision = followed.tail.give_up()

@@ -52,6 +52,10 @@ class FollowedLogs:
             self._tell_what_matches()
         return self._follower.poll(now_wall_ns)
 
+    def look(self, now_wall_ns: int) -> bool:
+        """Reads what is new ahead of the next `poll`; whether there is reason to ask for that."""
+        return self._follower.look(now_wall_ns)
+
     def reset(self, positions: Mapping[str, Position]) -> None:
         """Opens all files anew, at these positions."""
         self._follower.reset(positions)
@@ -161,14 +165,23 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
                 follower=logs,
                 tick_min_seconds=settings.tick_min_seconds,
                 tick_max_seconds=settings.tick_max_seconds,
+                look=logs.look,
+                gather_seconds=settings.gather_seconds,
                 release=logs.release if settings.release_logs else None,
             )
         )
     if settings.inspector:
         dumps = FollowedLogs(settings.inspector, kind=SourceKind.INSPECTOR)
         resources.enter_context(dumps.watch)
-        ticks = settings.tick_min_seconds, settings.tick_max_seconds
-        followed.append(Followed(follower=dumps, tick_min_seconds=ticks[0], tick_max_seconds=ticks[1]))
+        followed.append(
+            Followed(
+                follower=dumps,
+                tick_min_seconds=settings.tick_min_seconds,
+                tick_max_seconds=settings.tick_max_seconds,
+                look=dumps.look,
+                gather_seconds=settings.gather_seconds,
+            )
+        )
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
