@@ -1,6 +1,7 @@
 """python benchmarks/freshness.py [--seconds 20] [--files 8] [--rate 5000]: from a line's write to `/metrics`.
 
-A real agent follows files that grow; a real service takes what it sends; `/metrics` is fetched as fast as it answers.
+A real agent follows files that grow; a real service takes what it sends; `/metrics` is fetched as often as the service
+lets one address.
 A line is visible in the first answer whose `ncclscope_operations_total` counts it. The delay includes half of the pause
 between two answers, which the last column gives. Memory is that of the processes at the end.
 """
@@ -28,6 +29,8 @@ LINE = (
 )
 TEMPLATES = 64
 WRITES_PER_SECOND = 50
+PAUSE_SECONDS = 0.025
+"""Between two fetches."""
 COUNTED = re.compile(r"^ncclscope_operations_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -95,6 +98,7 @@ def poll(web: int, writing: threading.Thread, written: list[tuple[int, float]]) 
     while not seen or writing.is_alive() or (seen[-1][1] < written[-1][0] and time.monotonic() < deadline):
         if not writing.is_alive() and deadline == float("inf"):
             deadline = time.monotonic() + 10
+        time.sleep(PAUSE_SECONDS)
         with urllib.request.urlopen(f"http://127.0.0.1:{web}/metrics") as answer:
             text = answer.read().decode()
         seen.append((time.monotonic(), round(sum(float(value) for value in COUNTED.findall(text)))))

@@ -110,7 +110,11 @@ def follow(pattern: str, name: str, seconds: float) -> str:
     settings = AgentSettings()
     logs = FollowedLogs([pattern])
     known = Followed(
-        follower=logs, tick_min_seconds=settings.tick_min_seconds, tick_max_seconds=settings.tick_max_seconds
+        follower=logs,
+        tick_min_seconds=settings.tick_min_seconds,
+        tick_max_seconds=settings.tick_max_seconds,
+        look=logs.look,
+        gather_seconds=settings.gather_seconds,
     )
     seen, pause = Seen(), known.tick_min_seconds
     with logs.watch:
@@ -125,8 +129,18 @@ def follow(pattern: str, name: str, seconds: float) -> str:
             for batch in batches:
                 seen.add(batch)
             pause = next_pause(pause, known, read_something=bool(batches), busy_seconds=busy)
-            time.sleep(pause)
+            wait_for(logs, pause, settings.tick_max_seconds)
         return seen.row(name, time.process_time() - cpu_before, resident_bytes(), time.monotonic() - begin)
+
+
+def wait_for(logs: FollowedLogs, seconds: float, tick_seconds: float) -> None:
+    """Waits, and looks ahead meanwhile."""
+    while seconds > tick_seconds:
+        time.sleep(tick_seconds)
+        seconds -= tick_seconds
+        if logs.look(time.time_ns()):
+            return
+    time.sleep(seconds)
 
 
 async def run_agent(pattern: str, name: str, seconds: float) -> str:

@@ -41,10 +41,9 @@ _SLOWDOWN: Final = 1.5
 _RELEASE_SECONDS: Final = 1.0
 """Between two looks at what can be released: at 100 MB/s of log, as much waits as that."""
 _BUSY_SHARE: Final = 0.005
-"""Of a core, for looking at what grows: after a look that took 1 ms the next one waits 200 ms. A look costs by file
-and batch more than by line, the more so with the cold caches of one who slept, so fewer are cheaper: at 5,000 lines/s
-in 8 files the agent takes 0.8 to 0.9 % of a core with this, and 1.0 to 1.1 % where lines have stamps
-(`benchmarks/tail_cost.py`)."""
+"""Of a core, for making batches of what grows: after a poll that took 1 ms the next one waits 200 ms, and up to
+`Followed.gather_seconds`. A poll costs by file and batch more than by line, the more so with the cold caches of one who
+slept, so fewer are cheaper (`benchmarks/tail_cost.py`)."""
 
 
 class Follower(Protocol):

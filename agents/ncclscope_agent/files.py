@@ -171,7 +171,7 @@ class LogFollower:
         return is_asked
 
     def poll(self, now_wall_ns: int) -> list[Batch]:
-        """Reads what is new, at most `bytes_per_poll` in all and `bytes_per_turn` of each file, and what was read ahead.
+        """What is new: what was read ahead, and at most `bytes_per_poll` in all and `bytes_per_turn` of each file.
 
         Never raises for a file: one that cannot be read is counted, and tried again at the next scan.
         """

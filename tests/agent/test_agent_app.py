@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -12,17 +15,30 @@ from ncclscope_agent.app import Agent, Followed, next_pause, print_batches
 from ncclscope_agent.link import LinkSettings
 from ncclscope_agent.session import Session, WindowLimits
 from ncclscope_service.listen import ListenSettings
+from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 STARTS = iter(range(1, 1000))
 
 
-def followed(follower: FakeFollower, *, in_thread: bool = False) -> Followed:
-    return Followed(follower=follower, tick_min_seconds=0.001, tick_max_seconds=0.01, in_thread=in_thread)
+def followed(follower: FakeFollower, *, in_thread: bool = False, look: Callable[[int], bool] | None = None) -> Followed:
+    return Followed(
+        follower=follower,
+        tick_min_seconds=0.001,
+        tick_max_seconds=0.01,
+        in_thread=in_thread,
+        look=look,
+        gather_seconds=0.105,
+    )
 
 
 def agent_to(
-    port: int, *followers: FakeFollower, in_thread: bool = False, window: int = 64, flush: float = 1.0
+    port: int,
+    *followers: FakeFollower,
+    in_thread: bool = False,
+    window: int = 64,
+    flush: float = 1.0,
+    look: Callable[[int], bool] | None = None,
 ) -> tuple[Agent, Session]:
     session = Session(
         Hello(
@@ -40,7 +56,7 @@ def agent_to(
     link = LinkSettings(
         host="127.0.0.1", port=port, heartbeat_seconds=0.05, first_retry_seconds=0.01, last_retry_seconds=0.02
     )
-    known = [followed(follower, in_thread=in_thread) for follower in followers]
+    known = [followed(follower, in_thread=in_thread, look=look) for follower in followers]
     return Agent(session, link, known, flush_seconds=flush), session
 
 
@@ -191,6 +207,52 @@ def test_the_pause_is_shortest_while_something_comes_and_grows_while_nothing_doe
         pauses.append(next_pause(pauses[-1], known, read_something=False, busy_seconds=0))
     assert pauses == pytest.approx([0.05, 0.075, 0.1125, 0.16875, 0.25, 0.25])
     assert next_pause(0.25, known, read_something=True, busy_seconds=0) == 0.05
+
+
+def test_what_comes_is_gathered_for_as_long_as_it_takes_to_keep_to_the_share_of_a_core() -> None:
+    known = Followed(
+        follower=FakeFollower(0), tick_min_seconds=0.01, tick_max_seconds=0.25, look=lambda _: False, gather_seconds=1.0
+    )
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.001) == pytest.approx(0.2)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.004) == pytest.approx(0.8)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.1) == 1.0
+    assert next_pause(1.0, known, read_something=False, busy_seconds=0) == 0.25
+
+
+class BusyFollower(FakeFollower):
+    """Takes 2 ms of the processor for each poll, and is looked ahead of; the `asks`-th look asks for a poll."""
+
+    def __init__(self, *, asks: int) -> None:
+        super().__init__(100_000)
+        self.looks = 0
+        self.looks_before_polls: list[int] = []
+        self._asks = asks
+
+    def poll(self, now_wall_ns: int) -> Iterator[Batch]:
+        self.looks_before_polls.append(self.looks)
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        return super().poll(now_wall_ns)
+
+    def look(self, now_wall_ns: int) -> bool:
+        self.looks += 1
+        return self.looks == self._asks
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("asks", "looks"), [(2, 2), (1000, 10)])
+async def test_looks_are_made_at_each_tick_until_one_asks_for_a_poll_or_enough_is_gathered(
+    asks: int, looks: int
+) -> None:
+    service, follower = Service(), BusyFollower(asks=asks)
+    with anyio.fail_after(30):
+        async with service.listening() as port, anyio.create_task_group() as tasks:
+            agent, _ = agent_to(port, follower, look=follower.look)
+            tasks.start_soon(agent.run)
+            await service.wait_for_rows(follower.source.key, 60)
+            agent.stop()
+    assert follower.looks_before_polls[:2] == [0, looks]
 
 
 def test_looks_that_take_long_are_made_more_seldom_but_for_a_follower_that_is_behind() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -261,6 +262,72 @@ def test_each_file_gets_its_share(tmp_path: Path, clock: Clock) -> None:
     assert len(op_counts(batches)) == 400
 
 
+def test_a_look_reads_ahead_and_the_next_poll_gives_it_also_when_the_file_was_emptied_meanwhile(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 2))
+    follower = LogFollower([str(path)])
+    batches = follower.poll(clock.tick())
+    append(path, lines(2, 2))
+    assert not follower.look(clock.tick(0))
+    append(path, lines(4, 1)[:50])
+    assert not follower.look(clock.tick(0))
+    assert follower.statistics().lag_bytes == len(lines(2, 2)) + 50
+    path.write_bytes(lines(7, 1))
+    assert follower.look(clock.tick(0))
+    assert not follower.look(clock.tick(0)), "a source that ends is told of once, and nothing of it is read any more"
+    batches += follower.poll(clock.tick(0))
+    assert op_counts(batches) == [0, 1, 2, 3]
+    assert gaps(batches) == [("truncated", 0)]
+    batches += follower.poll(clock.tick())
+    assert op_counts(batches) == [0, 1, 2, 3, 7]
+    assert follower.statistics().lag_bytes == 0
+
+
+def test_a_look_asks_for_a_poll_when_files_are_to_be_looked_for(tmp_path: Path, clock: Clock) -> None:
+    follower = LogFollower(["*.log"], root=tmp_path)
+    follower.poll(clock.tick())
+    assert not follower.look(clock.tick(1))
+    assert follower.look(clock.tick(1))
+    follower.poll(clock.tick(0))
+    follower.nudge()
+    assert follower.look(clock.tick(0))
+
+
+def test_looks_read_no_more_ahead_than_may_be_gathered(tmp_path: Path, clock: Clock) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.log").write_bytes(lines(0, 1))
+    share = len(lines(10, 10))
+    limits = FollowLimits(bytes_per_turn=share, gathered_bytes=2 * share)
+    follower = LogFollower(["*.log"], root=tmp_path, limits=limits)
+    batches = follower.poll(clock.tick())
+    for name in "abcd":
+        append(tmp_path / f"{name}.log", lines(10, 30))
+    for _ in range(3):
+        assert follower.look(clock.tick(0))
+        assert follower.statistics().lag_bytes >= 2 * share
+    assert follower.statistics().bytes_read_total - 4 * len(lines(0, 1)) == 2 * share
+    while follower.look(clock.tick(0)) or not batches or len(op_counts(batches)) < 124:
+        batches += follower.poll(clock.tick(0))
+    assert sorted(op_counts(batches)) == sorted([0, *range(10, 40)] * 4)
+
+
+def test_closing_gives_what_was_read_ahead_and_a_reset_reads_it_again(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 1))
+    follower = LogFollower([str(path)])
+    first = follower.poll(clock.tick())
+    append(path, lines(1, 2))
+    follower.look(clock.tick(0))
+    follower.reset(position(first))
+    assert op_counts(follower.poll(clock.tick())) == [1, 2]
+    append(path, lines(3, 1))
+    follower.look(clock.tick(0))
+    append(path, lines(4, 1))
+    assert op_counts(follower.close(clock.tick(0))) == [3, 4]
+
+
 def test_what_is_no_log_is_left_alone_and_counted(tmp_path: Path, clock: Clock) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"SQLite format 3\0" + bytes(500))
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
@@ -291,7 +358,8 @@ def test_statistics_say_what_was_read(tmp_path: Path, clock: Clock) -> None:
 
 
 _STEPS = st.lists(
-    st.sampled_from(["write", "write", "part", "poll", "poll", "rotate", "truncate", "delete", "restart"]), max_size=25
+    st.sampled_from(["write", "write", "part", "look", "look", "poll", "rotate", "truncate", "delete", "restart"]),
+    max_size=25,
 )
 
 
@@ -315,9 +383,7 @@ def test_every_line_comes_once_whatever_happens_to_the_file(
         while follower.has_more:
             batches.extend(follower.poll(clock.tick(0)))
 
-    def write(data: bytes) -> None:
-        append(path, data)
-
+    write = partial(append, path)
     for step in steps:
         if step in {"rotate", "truncate", "delete", "restart"}:
             write(unfinished)
@@ -334,6 +400,8 @@ def test_every_line_comes_once_whatever_happens_to_the_file(
             written += 1
         elif step == "poll":
             drain()
+        elif step == "look":
+            follower.look(clock.tick(0))
         elif step == "rotate" and path.exists():
             path.rename(folder / f"old{written}")
         elif step == "truncate":
