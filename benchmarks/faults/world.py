@@ -187,10 +187,17 @@ class World:
     def recovered(self, within: float = 120) -> None:
         """Notes how long it takes from now until all that is written now is shown."""
         began, written = time.monotonic(), self.writer.written
-        if self.wait_for(lambda: self.shown() >= written, within):
+        if self.wait_for(lambda: self._has_shown(written), within):
             self.recovery.append(time.monotonic() - began)
         else:
             self.note += f" not recovered within {within:g} s;"
+
+    def _has_shown(self, written: int) -> bool:
+        """Whether the service shows so much; one that ended by itself (somebody has its port) is started again."""
+        if not self.service.is_running:
+            self.note += f" a service ended by itself with {self.service.status};"
+            self.service = self.start_service()
+        return self.shown() >= written
 
     def wait_for(self, condition: Callable[[], bool], within: float) -> bool:
         """Whether it came true in time."""
