@@ -57,8 +57,8 @@ class Recorder:
     _groups: int = 0
     now_ns: int = 1_700_000_000_000_000_123
 
-    def issue(self, tid: int, *calls: Call, grouped: bool | None = None) -> None:
-        """One group (or one lone call): logs all, then launches once per communicator."""
+    def issue(self, tid: int, *calls: Call, grouped: bool | None = None, plans: int = 1) -> None:
+        """One group (or one lone call): logs all, then launches once per communicator, in so many kernels each."""
         group = self._groups if (len(calls) > 1 if grouped is None else grouped) else NO_NUMBER
         self._groups += 1
         first = len(self.truth)
@@ -73,10 +73,11 @@ class Recorder:
                 continue
             if call.member not in launched:
                 launched[call.member] = len(self.kernels)
-                self.kernels.append((tid, self.now_ns, call, self._stream_id(call.stream)))
-                self.now_ns += 7_003
+                for _ in range(plans):
+                    self.kernels.append((tid, self.now_ns, call, self._stream_id(call.stream)))
+                    self.now_ns += 7_003
                 if self.counts:
-                    self._op_counts[call.member] = self._op_counts.get(call.member, 0) + 1
+                    self._op_counts[call.member] = self._op_counts.get(call.member, 0) + plans
             self.truth[first + offset] = launched[call.member]
 
     def wait(self, duration_ns: int) -> None:

@@ -96,9 +96,13 @@ def _answers(table: pa.Table) -> dict[Place, Answer]:
 
 
 def score_job(job: Path, answers: Mapping[Place, Answer]) -> JobScore:
-    """Scores the answers to a job against its truth. Kernels cut by the border of a capture do not count."""
+    """Scores the answers to a job against its truth. Kernels cut by the border of a capture do not count.
+
+    The kernels of a launch that needed several count as one: which of them ran an operation is told nowhere.
+    """
     rows: list[Row] = pq.read_table(job / "truth" / "operations.parquet").to_pylist()
     numbers: dict[tuple[str, int, int], int] = {}
+    first_of = _first_of_launches(job)
     truth: list[tuple[int, int, int, int]] = []
     found: list[tuple[int, int, float]] = []
     meanings: dict[tuple[object, ...], int] = {}
@@ -123,10 +127,24 @@ def score_job(job: Path, answers: Mapping[Place, Answer]) -> JobScore:
             truth.append((nth, -1 - nth, meaning, 0))
         if answer is not None and answer.correlation is not None:
             key = (row["host"], row["pid"], answer.correlation)
+            key = first_of.get(key, key)
             found.append((nth, numbers.setdefault(key, len(numbers)), answer.confidence))
     score = Score()
     score.add(_case(job.name, logged, len(numbers), truth), _pairs(found))
     return JobScore(score=score, rows=rows, not_captured=not_captured, said_so=said_so)
+
+
+def _first_of_launches(job: Path) -> dict[tuple[str, int, int], tuple[str, int, int]]:
+    """The first recorded kernel of the launch of each kernel, of those launches that took several."""
+    file = job / "truth" / "plans.parquet"
+    rows: list[Row] = pq.read_table(file).to_pylist() if file.exists() else []
+    firsts: dict[tuple[str, int, int], tuple[str, int, int]] = {}
+    found: dict[tuple[str, int, int], tuple[str, int, int]] = {}
+    for row in rows:
+        if row["covered"] and not row["lost"]:
+            key = (row["host"], row["pid"], row["correlation_id"])
+            found[key] = firsts.setdefault((row["host"], row["pid"], row["launch_id"]), key)
+    return found
 
 
 def _case(name: str, logged: list[int], kernels: int, truth: list[tuple[int, int, int, int]]) -> Case:

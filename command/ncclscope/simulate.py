@@ -71,6 +71,8 @@ class _Given(TypedDict):
     calls: bool
     stuck_op_count: bool
     coalesce: bool
+    broadcast_parameters: bool
+    work_fifo: int | None
     split: bool | None
     nvtx: bool
     cuda_graphs: int | None
@@ -151,6 +153,10 @@ class _Given(TypedDict):
 @click.option("--calls", is_flag=True, help="CALL lines, which show group boundaries.")
 @click.option("--stuck-op-count", is_flag=True, help="opCount stands still in a node, as beside a CUDA graph.")
 @click.option("--coalesce", is_flag=True, help="Gradients of all layers in one group.")
+@click.option("--broadcast-parameters", is_flag=True, help="With --zero1, --zero2: parameters by groups of Broadcasts.")
+@click.option(
+    "--work-fifo", default=None, type=int, help="NCCL's work FIFO, half of which fits one kernel: small cuts groups."
+)
 @click.option("--split/--no-split", default=None, help="Groups by ncclCommSplit.  [default: from NCCL 2.18 on]")
 @click.option("--nvtx/--no-nvtx", default=True, help="NVTX ranges in the exports.")
 @click.option(
@@ -256,6 +262,8 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             calls=given["calls"],
             stuck_op_count=given["stuck_op_count"],
             coalesce=given["coalesce"],
+            broadcast_parameters=given["broadcast_parameters"],
+            work_fifo=given["work_fifo"],
             split=given["split"],
             nvtx=given["nvtx"],
             cuda_graphs=given["cuda_graphs"],

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
-from ncclscope_service.align_rows import ALIGN_OPERATION, MATCH, launch_times
+from ncclscope_service.align_rows import ALIGN_OPERATION, MATCH, PLAN, launch_times
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.first_look import FirstLook, Seen
 from ncclscope_service.held_kernels import HeldKernels
@@ -67,6 +67,7 @@ class ProcessAligner:
     _coverage: Coverage = field(default_factory=Coverage)
     _undecided: Undecided = field(default_factory=Undecided)
     _out: list[Columns] = field(default_factory=list[Columns])
+    _plans: list[Columns] = field(default_factory=list[Columns])
     _has_operations: bool = False
     _is_timed: bool | None = None
     """None until it is chosen how to pair."""
@@ -139,6 +140,12 @@ class ProcessAligner:
         decided = whole_rows.joined([np.empty(0, dtype=MATCH), *self._out])
         self._out = []
         return decided
+
+    def take_plans(self) -> Columns:
+        """Further kernels (PLAN rows) of the launches that `advance` has given out since the last call."""
+        taken = whole_rows.joined([np.empty(0, dtype=PLAN), *self._plans])
+        self._plans = []
+        return taken
 
     def _step(self, *, final: bool) -> None:
         self._place_launches(final=final)
@@ -239,6 +246,7 @@ class ProcessAligner:
             for track in self._threads:
                 self._settle(self._pair_by_order(track, final=True))
                 self._settle(track.give_up(len(track.launches)))
+                self._settle(track.finish())
 
     def _pair_by_order(self, track: Track, *, final: bool) -> Outcome:
         # One thread's launches come in order, but on merged threads one that is still open may come before others.
@@ -257,7 +265,8 @@ class ProcessAligner:
     def _move(self, track: Track, outcome: Outcome) -> bool:
         """Settles what was decided; whether there is anything, or more can be."""
         self._settle(outcome)
-        return len(outcome.launches) + len(outcome.kernels) > 0 or track.is_at_border
+        moved, track.has_moved = track.has_moved, False
+        return moved or track.is_at_border
 
     def _place_doubtful(self, tracks: Sequence[Track], *, final: bool) -> bool:
         """Places the surest of the threads in doubt behind a hole by the others; False if none is, or they lag."""
@@ -279,6 +288,8 @@ class ProcessAligner:
         launches = outcome.launches
         if len(launches) == 0:
             return
+        if len(outcome.plans):
+            self._plans.append(outcome.plans)
         matched = outcome.kernel != NO_NUMBER
         first_ops = _first_of_kernel(launches["first_op"], outcome.kernel)
         sizes = launches["end"] - launches["begin"]

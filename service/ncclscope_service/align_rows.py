@@ -66,6 +66,9 @@ MATCH: Final = np.dtype(
 )
 """What became of one operation. Final: no later row speaks of the same operation."""
 
+PLAN: Final = np.dtype([("kernel", "<i8"), ("first", "<i8")])
+"""One more kernel of a launch that needed several, beside its first one, which the matches name: `plans` has why."""
+
 
 def blank_operations(count: int) -> Columns:
     """Rows of ALIGN_OPERATION in which everything that may be unknown is."""

@@ -8,26 +8,30 @@ are found before (`graph_replays`) and kept from the aligners.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
 from ncclscope_service.align import ProcessAligner
-from ncclscope_service.align_rows import ALIGN_KERNEL, ALIGN_OPERATION
+from ncclscope_service.align_rows import ALIGN_KERNEL, ALIGN_OPERATION, PLAN
 from ncclscope_service.copy_engine import NO_CHANNELS, Copies
 from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.exact_join import ExactJoin
 from ncclscope_service.graph_replays import GraphReplays
 from ncclscope_service.kernel_name import parse_kernel_name
 from ncclscope_service.rows import Match
-from ncclscope_service.store import API_CALL, Ids, Store
+from ncclscope_service.store import API_CALL, Ids, Store, Table
 from ncclscope_service.verdicts import Verdicts
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen
 from ncclscope_wire.terms import NO_NUMBER
 
 _Column = NDArray[np.generic]
+
+_PLANS_LIMIT: Final = 65_536
+"""Further kernels of a process's launches that wait for their first ones."""
 
 
 class Alignment:
@@ -52,6 +56,8 @@ class Alignment:
         """Kernels of each process (ALIGN_KERNEL) since its last finished capture."""
         self._called: dict[int, list[Columns]] = {}
         """Ranges of NCCL's calls likewise (store.API_CALL)."""
+        self._plans: dict[int, Columns] = {}
+        """Further kernels of launches (align_rows.PLAN) by process, until their first kernel is written."""
         self._touched: set[int] = set()
         self._name_columns: dict[int, tuple[int, int]] = {}
         self._copies = Copies(known)
@@ -143,9 +149,10 @@ class Alignment:
             is_over = final or process in ended
             matches = self._aligners[process].advance(final=is_over)
             matches = self._judged(process, matches, final=is_over)
+            self._feed_plans(process)
             matches = matches[~self.graphs.is_captured(process, matches["operation"])]
             if len(matches):
-                self._write(matches)
+                self._write(process, matches)
                 decided.append(matches["operation"])
         if final:
             decided.append(self.give_up_uncaptured())
@@ -249,7 +256,34 @@ class Alignment:
             self._name_columns[name] = (int(parsed.kernel_class), parsed.data_type)
         return self._name_columns[name]
 
-    def _write(self, matches: Columns) -> None:
+    def _feed_plans(self, process: int) -> None:
+        """Takes further kernels of launches; those of exact joins come first."""
+        exact = self._exact[process]
+        new = [self._aligners[process].take_plans()] if exact is None else [exact.take_plans()]
+        if exact is not None:
+            new.append(self._aligners[process].take_plans())
+        if any(len(each) for each in new):
+            known = self._plans.get(process, np.empty(0, PLAN))
+            self._plans[process] = whole_rows.joined([known, *new])[-_PLANS_LIMIT:]
+
+    def _take_plans(self, process: int, firsts: NDArray[np.int64]) -> Columns:
+        """The further kernels of launches that begin with these kernels, each once."""
+        plans = self._plans.get(process)
+        if plans is None:
+            return np.empty(0, PLAN)
+        mine = np.isin(plans["first"], firsts)
+        chosen, left = plans[mine], plans[~mine]
+        kernels = self._store.kernels
+        left = left[(left["first"] >= kernels.first) & (left["kernel"] >= kernels.first)]
+        # What was written before as another launch's, or its own, is that.
+        self._plans[process] = left[kernels.take(left["first"], "launch")["launch"] == NO_NUMBER]
+        chosen = chosen[~np.isin(chosen["kernel"], firsts)]
+        chosen = chosen[kernels.take(chosen["kernel"], "launch")["launch"] == NO_NUMBER]
+        _, once = np.unique(chosen["kernel"], return_index=True)
+        taken: Columns = chosen[once]
+        return taken
+
+    def _write(self, process: int, matches: Columns) -> None:
         operations, kernels = self._store.operations, self._store.kernels
         at = operations.at(matches["operation"])
         table = operations.rows
@@ -264,12 +298,28 @@ class Alignment:
         ids = self._store.new_launches(len(launches))
         table["launch"][at] = ids[inverse]
         table["kernel"][at] = matches["kernel"]
-        own = kernels.take(matches["kernel"], "start_ns", "end_ns", "censored")
-        for name in ("start_ns", "end_ns", "censored"):
-            table[name][at] = own[name]
         kernel_at = kernels.at(matches["kernel"][first])
         kernels.rows["launch"][kernel_at] = ids
         kernels.rows["replay"][kernel_at] = 0
+        plans = self._take_plans(process, np.unique(matches["kernel"]))
+        kernels.rows["launch"][kernels.at(plans["kernel"])] = kernels.take(plans["first"], "launch")["launch"]
+        kernels.rows["replay"][kernels.at(plans["kernel"])] = 0
+        times = _spans(
+            kernels.take(matches["kernel"], "start_ns", "end_ns", "censored"), matches["kernel"], plans, kernels
+        )
+        for name in ("start_ns", "end_ns", "censored"):
+            table[name][at] = times[name]
+
+
+def _spans(own: Columns, firsts: NDArray[np.int64], plans: Columns, kernels: Table) -> Columns:
+    """From the start of a launch's first kernel to the end of its last: `own` are the times of the first ones."""
+    further = kernels.take(plans["kernel"], "start_ns", "end_ns", "censored")
+    for plan, first in enumerate(plans["first"].tolist()):
+        mine = firsts == first
+        own["start_ns"][mine] = np.minimum(own["start_ns"][mine], further["start_ns"][plan])
+        own["end_ns"][mine] = np.maximum(own["end_ns"][mine], further["end_ns"][plan])
+        own["censored"][mine] |= further["censored"][plan]
+    return own
 
 
 def _taken(waiting: dict[int, list[Columns]], process: int, none: Columns, capture: CaptureSeen) -> Columns:

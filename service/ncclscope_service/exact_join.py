@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
+from ncclscope_service.align_rows import PLAN
 from ncclscope_service.api_calls import ThreadCalls, thread_calls
 from ncclscope_service.call_places import GUESSED, LINE, Place, Placed, find_place
 from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.kernel_name import operation_class
+from ncclscope_service.plans import plans_of
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, NO_TIME_NS
@@ -79,6 +81,7 @@ class ExactJoin:
     _hashes: dict[int, int] = field(default_factory=dict[int, int])
     """The member that a communicator hash stands for."""
     _out: list[Columns] = field(default_factory=list[Columns])
+    _plans: list[Columns] = field(default_factory=list[Columns])
 
     def feed_operations(self, rows: Columns) -> None:
         """Takes operations (align_rows.ALIGN_OPERATION) in log order."""
@@ -118,6 +121,12 @@ class ExactJoin:
         decided = whole_rows.joined([np.empty(0, OPINION), *self._out])
         self._out = []
         return decided
+
+    def take_plans(self) -> Columns:
+        """Further kernels (align_rows.PLAN) of what `advance` has given out since the last call."""
+        taken = whole_rows.joined([np.empty(0, PLAN), *self._plans])
+        self._plans = []
+        return taken
 
     def _join(self, tid: int, thread: _Thread, chunk: _Chunk, *, final: bool) -> bool:
         """Joins a thread's part of a capture; False while lines must come first."""
@@ -245,8 +254,24 @@ class ExactJoin:
         found[is_only] = kernels["id"][begins[is_only]]
         for at in np.flatnonzero((ends > begins) & ~is_only).tolist():
             own = kinds[starts[at] : (starts[at + 1] if at + 1 < len(starts) else None)]
-            found[at] = self._first_fitting(kernels[begins[at] : ends[at]], int(members[at]), own)
+            held = kernels[begins[at] : ends[at]]
+            found[at] = self._first_fitting(held, int(members[at]), own)
+            others = set(members[unit_of == unit_of[at]].tolist()) - {int(members[at])} if is_shared[at] else set[int]()
+            self._note_further(held, int(found[at]), int(members[at]), others)
         return found
+
+    def _note_further(self, held: Columns, first: int, member: int, others: set[int]) -> None:
+        """Notes the other kernels of a unit as this member's, where no other member of it runs on the same stream."""
+        if first == NO_NUMBER or len(held) < 2:
+            return
+        lanes = list(zip(held["device_id"].tolist(), held["stream_id"].tolist(), strict=True))
+        own = lanes[int(np.flatnonzero(held["id"] == first)[0])]
+        known = [self._lanes.get(other) for other in others]
+        if any(other is None or own in other for other in known) or (others and own not in self._lanes.get(member, ())):
+            return
+        is_further = (held["id"] != first) & np.array([lane == own for lane in lanes])
+        further = held["id"][is_further].astype(np.int64)
+        self._plans.append(plans_of(further, np.full(len(further), first)))
 
     def _learn_lanes(
         self, members: NDArray[np.int32], unit_of: NDArray[np.int64], kernels: Columns, units: NDArray[np.int64]

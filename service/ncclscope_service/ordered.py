@@ -157,7 +157,7 @@ class OrderedTrack:
         lost = self._lost + np.cumsum(~matched)
         self._lost += int(np.count_nonzero(~matched))
         same = (rows["lane"][before] == rows["lane"][after]) & (rows["classes"][before] == rows["classes"][after])
-        same &= matched[before]
+        same &= matched[before] & (rows["plan"][before] == 0) & (rows["plan"][after] == 0)
         if is_divided:
             same &= ~rows["is_open"][before]
         before, after = before[same], after[same]

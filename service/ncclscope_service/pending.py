@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
+from ncclscope_service.align_rows import PLAN
 from ncclscope_service.translate import LAUNCH
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
@@ -61,6 +62,20 @@ class Outcome:
     kernels: Columns
     is_hole: NDArray[np.bool_]
     """Launches in a stretch that no capture seems to hold."""
+    plans: Columns = field(default_factory=lambda: np.empty(0, PLAN))
+    """Further kernels of these launches (align_rows.PLAN)."""
+
+
+def spread(launches: Columns) -> Columns:
+    """One row for each kernel that the launches (LAUNCH) are known to take; only the first has the operations."""
+    if not (launches["plans"] > 1).any():
+        return launches
+    amounts = np.where(launches["plan"] == 0, np.maximum(launches["plans"], 1), 1)
+    rows = whole_rows.taken(launches, np.repeat(np.arange(len(launches)), amounts))
+    within = np.arange(len(rows)) - np.repeat(np.cumsum(amounts) - amounts, amounts)
+    rows["plan"] = np.where(np.repeat(launches["plan"], amounts) == 0, within, rows["plan"])
+    rows["begin"] = np.where(rows["plan"] > 0, rows["end"], rows["begin"])
+    return rows
 
 
 @dataclass(slots=True)
@@ -73,10 +88,20 @@ class Pending:
     kernels: Columns = field(default_factory=lambda: np.empty(0, dtype=TRACK_KERNEL))
     late_kernels: int = 0
     """Kernels that came after what follows them was decided, or twice."""
+    is_spread: bool = False
+    """There is a row for each kernel that a launch is known to take."""
     _last_correlation: int = -(2**63)
 
     def add_launches(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         """Takes further launches; `ids` are the operations their begin and end point into."""
+        self._append(spread(launches) if self.is_spread else launches, ids)
+
+    def spread(self) -> None:
+        """From now on there is a row for each kernel that a launch is known to take."""
+        if not self.is_spread:
+            self.is_spread, self.launches = True, spread(self.launches)
+
+    def _append(self, launches: Columns, ids: NDArray[np.int64]) -> None:
         lengths = launches["end"] - launches["begin"]
         added = whole_rows.copied(launches)
         added["end"] = np.cumsum(lengths) + len(self.ids)
@@ -91,7 +116,7 @@ class Pending:
     def _sort_launches(self) -> None:
         rows = whole_rows.taken(self.launches, np.argsort(self.launches["first_op"], kind="stable"))
         ids, self.launches, self.ids = self.ids, rows[:0], np.empty(0, dtype=np.int64)
-        self.add_launches(rows, ids)
+        self._append(rows, ids)
 
     def add_kernels(self, kernels: Columns) -> None:
         """Takes further kernels in any order; those before what is decided, and doubles, are counted and left out."""
@@ -113,8 +138,10 @@ class Pending:
         self.ids = self.ids[~gone]
         launches = self.launches.copy()
         launches["begin"], launches["end"] = kept[launches["begin"]], kept[launches["end"]]
-        launches = launches[launches["begin"] < launches["end"]]
-        launches["first_op"] = self.ids[launches["begin"]]
+        has_any = (launches["begin"] < launches["end"]) | (launches["plan"] > 0)
+        launches = launches[has_any & ~((launches["plan"] > 0) & np.isin(launches["first_op"], operations))]
+        whole = launches["plan"] == 0
+        launches["first_op"][whole] = self.ids[launches["begin"][whole]]
         self.launches = launches
 
     def take(self, choice: Choice) -> Outcome:

@@ -33,6 +33,9 @@ _LONGEST_BURST_NS: Final = 5_000_000
 _SILENCE_NS: Final = 1_000_000_000
 """A thread that logs nothing for this long has launched what it logged."""
 
+SPLIT_PRIOR: Final = 0.4
+"""That a further kernel right after a group's is the group's: one vote for it decides."""
+
 _LOSSY_SHARE: Final = 0.005
 """From this share of lost lines and of lost kernels on, a late kernel may be another operation's."""
 
@@ -46,6 +49,7 @@ TIMED_LAUNCH: Final = np.dtype(
         ("classes", "<u4"),
         ("data_type", "<i2"),
         ("is_open", "?"),
+        ("may_split", "?"),
     ]
 )
 
@@ -71,6 +75,10 @@ class TimedPairs:
     launches_used: int
     """How many launches from the front are decided."""
     kernels_used: int
+    further: NDArray[np.int64]
+    """Positions of kernels that some of these launches took beside their first one."""
+    first_of_further: NDArray[np.int64]
+    """Position of the first one of the same launch."""
 
 
 @dataclass(slots=True)
@@ -82,6 +90,11 @@ class GroupVotes:
     """
 
     _together: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was voted on."""
+        return bool(self._together)
 
     def share(
         self, keys: NDArray[np.int64], together: NDArray[np.bool_], prior: NDArray[np.float64]
@@ -121,6 +134,8 @@ class TimedTrack:
     """What is launched together is known, so that each launch given here is one."""
     votes: GroupVotes = field(default_factory=GroupVotes)
     _delays: list[int] = field(default_factory=list[int])
+    _splits: GroupVotes = field(default_factory=GroupVotes)
+    """How often a launch was followed by further kernels of its lane."""
     _units: int = 0
     _anchors: int = 0
     _kernels: int = 0
@@ -145,13 +160,14 @@ class TimedTrack:
         launch_burst, kernel_burst = burst[: len(launches)], burst[len(launches) :]
         launches_used = int(np.searchsorted(launch_burst, done))
         kernels_used = int(np.searchsorted(kernel_burst, done))
-        paired, confidence = self._pair(
+        paired, confidence, further = self._pair(
             launches[:launches_used],
             launch_burst[:launches_used],
             kernels[:kernels_used],
             kernel_burst[:kernels_used],
         )
-        return TimedPairs(launches["position"][:launches_used], paired, confidence, launches_used, kernels_used)
+        positions = launches["position"][:launches_used]
+        return TimedPairs(positions, paired, confidence, launches_used, kernels_used, *further)
 
     def joins_next(self, launches: Columns, launched: Columns) -> NDArray[np.bool_]:
         """Which of these launches, in order, are launched together with the next of their lane, by all votes so far.
@@ -193,17 +209,17 @@ class TimedTrack:
 
     def _pair(
         self, launches: Columns, launch_burst: NDArray[np.int64], kernels: Columns, kernel_burst: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], tuple[NDArray[np.int64], NDArray[np.int64]]]:
         paired = np.full(len(launches), NO_NUMBER, dtype=np.int64)
         confidence = np.full(len(launches), 0.9, dtype=np.float32)
+        none = np.empty(0, dtype=np.int64)
         if len(launches) == 0 or len(kernels) == 0:
             self._kernels += len(kernels)
             self._units += len(launches)
             self._lost_kernels += len(launches)
-            return paired, confidence
+            return paired, confidence, (none, none)
         first = _first_kernel_of_key(launches, launch_burst, kernels, kernel_burst)
-        compatible = (first >= 0) & _agree(launches, kernels, first)
-        anchor_of = _last_in_key(launches, launch_burst, compatible)
+        anchor_of = _last_of_kernel(first)
         is_anchor = anchor_of == np.arange(len(launches))
         delay = np.where(is_anchor, kernels["time_ns"][first] - launches["time_ns"], 0)
         doubtful = self._is_doubtful(launches, launch_burst, kernel_burst, delay, is_anchor)
@@ -214,7 +230,49 @@ class TimedTrack:
         chosen = believed | in_group
         paired[chosen] = kernels["position"][first[chosen]]
         confidence[chosen] = np.where(in_group[chosen], share[chosen], 0.99)
-        return paired, confidence
+        may_split = launches["may_split"].copy()
+        may_split[anchor_of[in_group]] = True
+        anchors = np.flatnonzero(believed & may_split)
+        further, of = self._further(launches, anchors, first[anchors], kernels, kernel_burst)
+        self._anchors += len(further)
+        return paired, confidence, (kernels["position"][further], kernels["position"][of])
+
+    def _further(
+        self,
+        launches: Columns,
+        anchors: Positions,
+        first: NDArray[np.int64],
+        kernels: Columns,
+        kernel_burst: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Kernels that these launches took beside their first ones, and which first one each belongs to.
+
+        One ncclGroupEnd launches all plans of a group, one right after the other: before the thread's next call. Where
+        lines get lost, a kernel there may be another operation's: whether it is the launch's is voted on.
+        """
+        keys = kernel_burst << 20 | kernels["lane"].astype(np.int64) + 1
+        order = np.argsort(keys, kind="stable")
+        begins, ends = (
+            np.searchsorted(keys[order], keys[first]),
+            np.searchsorted(keys[order], keys[first], side="right"),
+        )
+        found: dict[int, NDArray[np.int64]] = {}
+        for nth in np.flatnonzero(ends - begins > 1).tolist():
+            own, one = order[begins[nth] : ends[nth]], int(first[nth])
+            own = own[own > one]
+            fits = _agree(np.repeat(launches[anchors[nth] : anchors[nth] + 1], len(own)), kernels, own)
+            fits &= np.diff(kernels["time_ns"][np.append(one, own)]) <= GROUP_GAP_NS
+            found[nth] = own[np.logical_and.accumulate(fits & ~np.isin(own, first))]
+        amounts = np.zeros(len(anchors), dtype=np.int64)
+        for nth, own in found.items():
+            amounts[nth] = len(own)
+        # Nothing is counted before the first one that took several.
+        since = 0 if self._splits.is_used else int((amounts > 0).argmax()) if amounts.any() else len(amounts)
+        signatures = launches["signature"][anchors[since:]].astype(np.int64)
+        prior = np.full(len(signatures), SPLIT_PRIOR)
+        amounts[since:][self._splits.share(signatures, amounts[since:] > 0, prior) <= 0.5] = 0
+        further = [found[nth][: amounts[nth]] for nth in sorted(found)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *further]), np.repeat(first, amounts)
 
     def _is_doubtful(
         self,
@@ -321,15 +379,23 @@ class TimedTrack:
 def _first_kernel_of_key(
     launches: Columns, launch_burst: NDArray[np.int64], kernels: Columns, kernel_burst: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Index of the first kernel in the burst and lane of each launch, or NO_NUMBER."""
+    """Index of the first kernel in the burst and lane of each launch that may be its, or NO_NUMBER."""
     if len(kernels) == 0:
         return np.full(len(launches), NO_NUMBER, dtype=np.int64)
     kernel_keys = kernel_burst << 20 | kernels["lane"].astype(np.int64) + 1
     order = np.argsort(kernel_keys, kind="stable")
+    ordered = np.append(kernel_keys[order], -1)
     keys = launch_burst << 20 | launches["lane"].astype(np.int64) + 1
-    places = np.searchsorted(kernel_keys[order], keys)
-    places[places == len(order)] = 0
-    found: NDArray[np.int64] = np.where(kernel_keys[order[places]] == keys, order[places], NO_NUMBER)
+    places = np.searchsorted(ordered[:-1], keys)
+    found = np.full(len(launches), NO_NUMBER, dtype=np.int64)
+    left = np.flatnonzero(ordered[places] == keys)
+    while len(left):
+        tried = order[places[left]]
+        fits = _agree(launches[left], kernels, tried)
+        found[left[fits]] = tried[fits]
+        left = left[~fits]
+        places[left] += 1
+        left = left[ordered[places[left]] == keys[left]]
     return found
 
 
@@ -341,17 +407,14 @@ def _agree(launches: Columns, kernels: Columns, chosen: NDArray[np.int64]) -> ND
     return fits
 
 
-def _last_in_key(
-    launches: Columns, launch_burst: NDArray[np.int64], compatible: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """For each launch the index of the last compatible one of its burst and lane; NO_NUMBER for incompatible ones."""
-    anchors = np.full(len(launches), NO_NUMBER, dtype=np.int64)
-    chosen = np.flatnonzero(compatible)
+def _last_of_kernel(first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each launch the index of the last one that has the same first kernel; NO_NUMBER for those without one."""
+    anchors = np.full(len(first), NO_NUMBER, dtype=np.int64)
+    chosen = np.flatnonzero(first != NO_NUMBER)
     if len(chosen) == 0:
         return anchors
-    keys = launch_burst[chosen] << 20 | launches["lane"][chosen].astype(np.int64) + 1
-    order = np.argsort(keys, kind="stable")
-    ends = np.flatnonzero(np.append(np.diff(keys[order]) != 0, True))
+    order = np.argsort(first[chosen], kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(first[chosen][order]) != 0, True))
     lengths = np.diff(np.concatenate([[-1], ends]))
     anchors[chosen[order]] = np.repeat(chosen[order[ends]], lengths)
     return anchors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,8 @@ from ncclscope_service.coverage import Coverage
 from ncclscope_service.landmarks import Landmarks, between
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.ordered import OrderedTrack, items_of
-from ncclscope_service.pending import Choice, Outcome, Pending
+from ncclscope_service.pending import Choice, Outcome, Pending, spread
+from ncclscope_service.plans import Plans, plans_of
 from ncclscope_service.resumption import ENOUGH_BEHIND, Behind, Resumed, Resumption
 from ncclscope_service.streams import PATIENCE_NS, UNBOUND, VOTES, majority, votes_by_time
 from ncclscope_service.timed import TIMED_KERNEL, TIMED_LAUNCH, TimedTrack
@@ -32,11 +33,14 @@ class Track:
     """What is launched together is known."""
     is_at_border: bool = False
     """The next pending kernel is behind a hole in what was recorded, and can be placed now."""
+    has_moved: bool = False
+    """Something was decided since it was last set back."""
     in_doubt: Behind | None = None
     """Kernels behind a hole of which it is not sure where they go on."""
     _guess: Resumed | None = None
     _pending: Pending = field(default_factory=Pending)
     _resumes: Resumption = field(default_factory=Resumption)
+    _plans: Plans = field(default_factory=Plans)
     _used: int = 0
     """Launches decided so far."""
     _timed: TimedTrack = field(init=False)
@@ -85,7 +89,12 @@ class Track:
     def give_up(self, amount: int) -> Outcome:
         """Takes the oldest launches out without a kernel."""
         self._ordered.skip(amount)
-        return self._take(Choice.of_none(amount))
+        outcome = self._take(Choice.of_none(amount))
+        return self._plans.gather(outcome) if self._pending.is_spread else outcome
+
+    def finish(self) -> Outcome:
+        """What was held because more of its kernels might have come."""
+        return self._plans.gather(self._nothing(), final=True)
 
     def _nothing(self) -> Outcome:
         return self._take(Choice.of_none(0))
@@ -94,6 +103,7 @@ class Track:
         outcome = self._pending.take(choice)
         self._resumes.remember(outcome.kernels, choice.kernel, outcome.launches["first_op"], self._used)
         self._used += len(choice.kernel)
+        self.has_moved |= len(choice.kernel) + choice.kernels_used > 0
         return outcome
 
     # by time
@@ -113,7 +123,10 @@ class Track:
         else:
             pairs = self._timed.advance(launches, kernels, until_ns=until_ns, final=final)
         no_hole = np.zeros(pairs.launches_used, dtype=bool)
-        return self._take(Choice(pairs.kernels, pairs.confidence, no_hole, pairs.kernels_used))
+        ids = self.kernels["id"]
+        plans = plans_of(ids[pairs.further], ids[pairs.first_of_further])
+        outcome = self._take(Choice(pairs.kernels, pairs.confidence, no_hole, pairs.kernels_used))
+        return replace(outcome, plans=plans)
 
     def launched_together(self, since_ns: int, until_ns: int, kernels: Columns) -> tuple[Columns, NDArray[np.bool_]]:
         """Pending launches logged between two times, and which are launched with the next one of their lane.
@@ -129,7 +142,7 @@ class Track:
         rows = np.empty(len(self.launches), dtype=TIMED_LAUNCH)
         rows["position"] = np.arange(len(rows))
         rows["time_ns"] = np.maximum.accumulate(self.launches["logged_at_ns"]) if len(rows) else 0
-        for name in ("lane", "signature", "classes", "data_type", "is_open"):
+        for name in ("lane", "signature", "classes", "data_type", "is_open", "may_split"):
             rows[name] = self.launches[name]
         return rows
 
@@ -186,6 +199,7 @@ class Track:
         more to decide. With `may_ask` there are other threads: kernels behind a hole whose place is not sure are
         left `in_doubt`. `collapse`, `may_coalesce`, `kinds`: as `OrderedTrack.pair` has them.
         """
+        self._pending.spread()
         rows = self.launches[: np.searchsorted(self.launches["first_op"], before_op)]
         rows = rows if final else rows[: 4 * len(self.kernels) + _AHEAD]
         amount, is_border = self._resumes.next_border(self.kernels, coverage, final=final)
@@ -208,7 +222,7 @@ class Track:
             final=final or is_border,
         )
         self.is_at_border = is_border and amount > 0
-        return self._take(choice)
+        return self._plans.gather(self._take(choice))
 
     def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, may_ask: bool, final: bool) -> Outcome:
         """Skips the launches of a hole in what was recorded; none while more must come first."""
@@ -272,8 +286,9 @@ class Track:
 
     def agrees_with(self, kernels: Columns, *, collapse: bool, enough: bool) -> bool | None:
         """Whether the first pending launches may be these kernels, one by one; None if `enough` is yet to come."""
-        items, runs = items_of(self.launches, kernels, collapse=collapse, final=False)
-        left, right = self.launches[items[:-1]], kernels[runs[:-1]]
+        launches = spread(self.launches)
+        items, runs = items_of(launches, kernels, collapse=collapse, final=False)
+        left, right = launches[items[:-1]], kernels[runs[:-1]]
         if len(left) < len(right) and not enough:
             return None
         amount = min(len(left), len(right))

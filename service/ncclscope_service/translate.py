@@ -24,6 +24,7 @@ from ncclscope_service.count_jumps import CountJumps
 from ncclscope_service.distinct import distinct, groups, values_of
 from ncclscope_service.kernel_name import KernelClass, merged_data_type, operation_class
 from ncclscope_service.launch_rules import SENDS_AND_RECVS, Counting, LaunchRules
+from ncclscope_service.plan_counts import PlanCounts, plans_of_roots, steps_of
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.standing_counts import GROUP_SPAN, POINT_TO_POINT, StandingCounts
 from ncclscope_wire.batch import Columns
@@ -36,8 +37,13 @@ _LATE: Final = 2**62
 _GROUP_LIMIT: Final = 65_536
 """Operations of one thread within which a known group must end."""
 
+_MOST_LOWERED: Final = 64
+"""Kernels that one operation which is lowered to Sends and Recvs takes at most."""
+
 _LOWERED: Final = frozenset(OPERATION_CODES[name] for name in ("AlltoAll", "Gather", "Scatter"))
 
+
+_BROADCAST: Final = OPERATION_CODES["Broadcast"]
 
 SIGNATURE_FIELDS: Final = (
     "tid",
@@ -69,6 +75,9 @@ LAUNCH: Final = np.dtype(
         ("text", "<i4"),  # of its first operation; NO_NUMBER
         ("channels", "<i2"),  # that its TUNING line tells, of a lone operation; NO_NUMBER
         ("lines_lost", "<i4"),  # launches of its communicator before it that no line tells of; NO_NUMBER: not known
+        ("may_split", "?"),  # it may take several kernels: a group, or an operation that is lowered to Sends and Recvs
+        ("plans", "<i4"),  # kernels that it is known to take
+        ("plan", "<i4"),  # which of them this row expects, where each has one (pending.spread)
         ("begin", "<i8"),  # its operations: ids[begin:end]
         ("end", "<i8"),
     ]
@@ -82,6 +91,7 @@ _DECISION: Final = np.dtype(
         ("data_type", "<i2"),
         ("kind", "<i8"),  # its operation; POINT_TO_POINT
         ("is_p2p", "?"),
+        ("is_lowered", "?"),
         ("launches", "?"),
     ]
 )
@@ -106,6 +116,9 @@ class Translator:
     """The group of the last operation of each thread."""
     _standing: StandingCounts = field(init=False, default_factory=StandingCounts)
     _jumps: CountJumps = field(init=False, default_factory=CountJumps)
+    _plans: PlanCounts = field(init=False, default_factory=PlanCounts)
+    _stepped: dict[int, int] = field(init=False, default_factory=dict[int, int])
+    """By the id of the operation behind a group: how many of its kernels opCount counted beyond the first."""
 
     def __post_init__(self) -> None:
         self.signatures = Signatures(SIGNATURE_FIELDS)
@@ -158,13 +171,13 @@ class Translator:
         pending = self._pending
         if len(pending) == 0:
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
-        unit, is_closed, is_joined = self._units(pending, final=final)
+        unit, is_closed, is_joined, behind = self._units(pending, final=final)
         ready = np.ones(len(pending), dtype=bool) if final else _before_first_open(pending["tid"], is_closed)
         self._pending = whole_rows.kept(pending, ~ready)
         self._standing.forget(self._pending)
         if not ready.any():
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
-        return self._form(whole_rows.kept(pending, ready), unit[ready], is_joined[ready])
+        return self._form(whole_rows.kept(pending, ready), unit[ready], is_joined[ready], behind[ready])
 
     def withdraw(self, operations: NDArray[np.int64]) -> None:
         """Takes out pending operations that were captured into a CUDA graph, and believes opCount no more.
@@ -181,7 +194,7 @@ class Translator:
             decisions[index] = self._decision(row)
         self._decisions = np.concatenate([self._decisions, decisions])
 
-    def _decision(self, row: np.void) -> tuple[int, int, int, int, bool, bool]:
+    def _decision(self, row: np.void) -> tuple[int, int, int, int, bool, bool, bool]:
         op = int(row["op"])
         kernel_class = operation_class(op)
         classes = self.rules.classes_of(row)
@@ -189,13 +202,13 @@ class Translator:
         if kernel_class not in {KernelClass.ALL_REDUCE, KernelClass.REDUCE, KernelClass.REDUCE_SCATTER}:
             data_type = NO_NUMBER
         if not classes:
-            return NO_NUMBER, 0, data_type, op, False, False
+            return NO_NUMBER, 0, data_type, op, False, False, False
         stream = 0 if self.rules.internal_stream else int(row["stream"])
         lane = self._lanes.setdefault((stream, int(row["member"])), len(self._lanes))
         if lane == len(self._lane_devices):
             self._lane_devices.append(int(row["device"]))
         is_p2p = op in SENDS_AND_RECVS or op in _LOWERED
-        return lane, _bits(classes), data_type, POINT_TO_POINT if is_p2p else op, is_p2p, True
+        return lane, _bits(classes), data_type, POINT_TO_POINT if is_p2p else op, is_p2p, op in _LOWERED, True
 
     def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The running number of each operation among those of its thread that launch."""
@@ -208,9 +221,9 @@ class Translator:
 
     def _units(
         self, pending: Columns, *, final: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_], Columns]:
         """For each pending operation: a number that operations of one launch share, whether that launch is complete,
-        and whether its extent is known (so that a lone Send is not open)."""
+        whether its extent is known (so that a lone Send is not open), and what comes behind it (_BEHIND)."""
         order = np.argsort(pending["member"], kind="stable")
         rows = whole_rows.taken(pending, order)
         starts = np.flatnonzero(np.concatenate([[True], ~self._continues(rows[:-1], rows[1:])]))
@@ -225,13 +238,27 @@ class Translator:
         counts = ~known & self._counts(pending, begun, last, moves_on)
         closed = final | ends_by_successor | (far_behind & ~known) | (newest - 1 - last["call"] > _GROUP_LIMIT)
         newest_groups = _of_threads(self._newest_groups, last["tid"])
-        closed |= known & ((last["group"] == ALONE) | (last["group"] != newest_groups))
+        # How many kernels a group took, the next line of its communicator may tell.
+        waits = (lengths > 1) & self._may_count(begun) & (begun["op_count"] > 0)
+        closed |= known & ((last["group"] == ALONE) | ((last["group"] != newest_groups) & ~(waits & ~far_behind)))
         closed |= ~known & ~self._may_count(begun)
         joined = known | counts
         unit = np.where(joined[run], starts[run], np.arange(len(rows)))
         back = np.empty(len(rows), dtype=np.intp)
         back[order] = np.arange(len(rows))
-        return order[unit][back], closed[run][back], joined[run][back]
+        next_rows = whole_rows.taken(rows, np.append(starts[1:], 0))
+        is_next = ends_by_successor & joined & self._may_count(begun)
+        is_next &= self._may_split(rows, starts, lengths) & (_calls_until(pending, last, next_rows) <= GROUP_SPAN)
+        behind = np.empty(len(starts), dtype=_BEHIND)
+        behind["id"] = next_rows["id"]
+        behind["step"] = steps_of(last["op_count"], next_rows["op_count"], is_next)
+        return order[unit][back], closed[run][back], joined[run][back], behind[run][back]
+
+    def _may_split(self, rows: Columns, starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Which runs may take several kernels."""
+        of_first = self._decisions["is_lowered"][rows["signature"][starts]]
+        may_split: NDArray[np.bool_] = (lengths > 1) | of_first
+        return may_split
 
     def _continues(self, before: Columns, after: Columns) -> NDArray[np.bool_]:
         """Whether an operation may be of the same launch as the one before it on the same member."""
@@ -266,7 +293,7 @@ class Translator:
         return believed
 
     def _form(
-        self, rows: Columns, unit: NDArray[np.int64], is_joined: NDArray[np.bool_]
+        self, rows: Columns, unit: NDArray[np.int64], is_joined: NDArray[np.bool_], behind: Columns
     ) -> tuple[Columns, NDArray[np.int64]]:
         order = np.argsort(unit, kind="stable")
         starts = np.flatnonzero(np.concatenate([[True], np.diff(unit[order]) != 0]))
@@ -289,9 +316,40 @@ class Translator:
         launches["is_open"] = of_last["is_p2p"] & ~is_joined[order[starts]]
         launches["message_bytes"] = np.add.reduceat(rows["message_bytes"][order], starts)
         launches["begin"], launches["end"] = starts, ends
+        launches["may_split"] = (ends - starts > 1) | of_last["is_lowered"]
+        launches["plans"], launches["plan"] = 1, 0
+        self._count_plans(launches, rows, order, behind[order[starts]], of_last["is_lowered"])
         ids: NDArray[np.int64] = rows["id"][order]
         in_call_order = np.argsort(launches["first_op"], kind="stable")
         return whole_rows.taken(launches, in_call_order), ids
+
+    def _count_plans(
+        self, launches: Columns, rows: Columns, order: Positions, behind: Columns, is_lowered: NDArray[np.bool_]
+    ) -> None:
+        """Fills in how many kernels each launch is known to take, and takes them from the lines that seem lost."""
+        if len(self._stepped) or launches["may_split"].any():
+            sizes = (launches["end"] - launches["begin"]).astype(np.int64)
+            chosen = np.flatnonzero(launches["may_split"])
+            keys = launches["signature"][chosen].astype(np.int64) << 24 | np.minimum(sizes[chosen], (1 << 24) - 1)
+            most = np.where(is_lowered[chosen], np.maximum(sizes[chosen], _MOST_LOWERED), sizes[chosen])
+            launches["plans"][chosen] = self._plans.feed(keys, most, behind["step"][chosen])
+            self._count_gathered(launches, rows, order, behind["step"])
+            for at in np.flatnonzero((launches["plans"] > 1) & (behind["step"] > 1)).tolist():
+                self._stepped[int(behind["id"][at])] = int(min(launches["plans"][at], behind["step"][at])) - 1
+            for at in np.flatnonzero(np.isin(launches["first_op"], list(self._stepped))).tolist():
+                counted = self._stepped.pop(int(launches["first_op"][at]))
+                if launches["lines_lost"][at] != NO_NUMBER:
+                    launches["lines_lost"][at] = max(0, int(launches["lines_lost"][at]) - counted)
+
+    def _count_gathered(self, launches: Columns, rows: Columns, order: Positions, steps: NDArray[np.int64]) -> None:
+        """The same for groups whose Broadcasts become AllGatherV, where opCount does not tell."""
+        gathered = np.uint32(1 << int(KernelClass.ALL_GATHER_V))
+        is_known = (rows["group"][order[launches["begin"]]] >= 0) & (launches["classes"] & gathered != 0)
+        for at in np.flatnonzero(is_known & (steps == NO_NUMBER)).tolist():
+            own = self.signatures.rows[rows["signature"][order[launches["begin"][at] : launches["end"][at]]]]
+            is_broadcast = own["op"] == _BROADCAST
+            others = ~is_broadcast & ~np.isin(own["op"], list(SENDS_AND_RECVS | _LOWERED))
+            launches["plans"][at] = plans_of_roots(own["root"][is_broadcast].tolist(), others=bool(others.any()))
 
     def _not_gathered(
         self, rows: Columns, order: Positions, classes: NDArray[np.uint32], starts: Positions
@@ -311,6 +369,9 @@ class Translator:
         is_known = rows["group"][starts] != NO_NUMBER
         return np.where(is_known & (low >= high), gathered, np.uint32(0)).astype(np.uint32)
 
+
+_BEHIND: Final = np.dtype([("id", "<i8"), ("step", "<i8")])
+"""The operation behind a launch on its communicator, and the step of opCount to it; NO_NUMBER where that is unknown."""
 
 _PENDING: Final = np.dtype(
     [
@@ -344,6 +405,16 @@ def _of_threads(values: dict[int, int], tids: NDArray[np.int64]) -> NDArray[np.i
     """The value of each row's thread."""
     found, inverse = distinct(tids)
     return np.array([values[tid] for tid in found.tolist()], dtype=np.int64)[inverse]
+
+
+def _calls_until(pending: Columns, last: Columns, behind: Columns) -> NDArray[np.int64]:
+    """How many calls the thread of each of `last` made from it until another operation, of any thread, was logged."""
+    calls: NDArray[np.int64] = behind["call"] - last["call"]
+    for at in np.flatnonzero(behind["tid"] != last["tid"]).tolist():
+        own = pending[pending["tid"] == last["tid"][at]]
+        before = int(np.searchsorted(own["id"], behind["id"][at]))
+        calls[at] = (int(own["call"][before - 1]) if before else 0) - int(last["call"][at])
+    return calls
 
 
 def _given_out_at(pending: Columns, last: Columns) -> NDArray[np.int64]:

@@ -113,6 +113,12 @@ class SimulationConfig:
     """opCount stands still inside a node, as in 2.13 to 2.23 while a CUDA graph with NCCL work is alive."""
     coalesce: bool = False
     """The gradients of all layers go out in one group, and so do the parameters of zero1."""
+    broadcast_parameters: bool = False
+    """With zero1 or zero2: the parameters by a group of Broadcasts, of each rank its part, as PyTorch gathers tensors
+    of unequal sizes (ProcessGroupNCCL.cpp:allgather)."""
+    work_fifo: int | None = None
+    """NCCL_WORK_FIFO_DEPTH (2.13 to 2.21) or NCCL_WORK_FIFO_BYTES (2.22 on), half of which one kernel may fill: groups
+    that do not fit take several; None: NCCL's default, 65,536 works or 1 MiB."""
     split: bool | None = None
     """Groups are made by ncclCommSplit from the world; None: where the version can."""
     nvtx: bool = True
@@ -228,6 +234,8 @@ def _complaints(config: SimulationConfig) -> list[str]:
         complaints.append(f"NCCL {known.text} prints no time stamps: 2.26.2 is the first that does")
     if config.split and not known.splits:
         complaints.append(f"NCCL {known.text} has no ncclCommSplit: 2.18.1 is the first that has")
+    if config.work_fifo is not None and known.version < (2, 13, 0):
+        complaints.append(f"NCCL {known.text} has no work FIFO to set: 2.13 is the first that has")
     if config.inspector and known.version < (2, 28, 0):
         complaints.append(f"NCCL {known.text} has no Inspector plug-in: 2.28 is the first that has")
     if config.calls and not known.calls:
@@ -279,6 +287,14 @@ def _shape_complaints(config: SimulationConfig) -> list[str]:
         (
             config.zero1 + config.zero2 + config.fsdp + (config.deepspeed is not None) <= 1,
             "zero1, zero2, fsdp and deepspeed exclude each other",
+        ),
+        (
+            not config.broadcast_parameters or ((config.zero1 or config.zero2) and config.cuda_graphs is None),
+            "broadcast_parameters needs zero1 or zero2, and no cuda_graphs",
+        ),
+        (
+            config.work_fifo is None or config.work_fifo >= 2,
+            f"work_fifo must be at least 2, not {config.work_fifo}",
         ),
         (config.deepspeed in {None, 1, 2, 3}, f"deepspeed must be 1, 2 or 3, not {config.deepspeed}"),
         (

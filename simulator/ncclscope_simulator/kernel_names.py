@@ -27,6 +27,11 @@ def kernel_name(version: Traits, op: str, dtype: DataType, algorithm: str, proto
     return f"ncclDevKernel_{op}_Sum_{dtype.short_name}_{'TREE' if algorithm == 'TREE' else 'RING'}_LL"
 
 
+def all_gather_v() -> str:
+    """The kernel of Broadcasts of one group with several roots, from 2.29 on. Source: src/device/generate.py."""
+    return "ncclDevKernel_AllGatherV_RING_LL"
+
+
 def _send_recv(version: Traits) -> str:
     older = version.kernel_names == "ncclKernel"
     return "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t" if older else "ncclDevKernel_SendRecv"

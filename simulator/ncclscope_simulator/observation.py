@@ -21,7 +21,7 @@ from ncclscope_simulator.inspector import Dumped, InspectorDumps
 from ncclscope_simulator.nvtx_payload import nccl_domain, payload
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.startup import Said
-from ncclscope_simulator.timing import ComputeRun, Run, Step
+from ncclscope_simulator.timing import PLAN_NS, ComputeRun, Run, Step
 from ncclscope_simulator.truth import Cell, Tally
 
 _GROUP_STEP_NS: Final = 2_500
@@ -48,6 +48,17 @@ class _Asked:
     """Which operation of its launch."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """One kernel of a run."""
+
+    nth: int
+    number: int
+    begins_ns: int
+    ends_ns: int
+    is_cut: bool
+
+
 @dataclass(slots=True)
 class Observer:
     """Keeps what NCCL and CUDA count per communicator and process: opCount, sequence, correlation ids, lines."""
@@ -62,8 +73,8 @@ class Observer:
     _correlation: dict[int, int] = field(default_factory=lambda: defaultdict(lambda: 1000))
     _line_numbers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     _launch_ids: int = 0
-    _lost: set[int] = field(default_factory=set[int])
-    """Runs of the last step whose kernels were lost."""
+    _lost: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Kernels of the last step that were lost: their run, and which of its kernels."""
 
     def __post_init__(self) -> None:
         self._windows = Windows.of(self.config)
@@ -92,11 +103,10 @@ class Observer:
             torn |= result.torn
         self._number_launches(step)
         drop = max((fault.ratio for fault in faults if fault.kind == "drop_kernels"), default=0.0)
-        kernels_lost = {
-            id(run)
-            for run, chance in zip(step.runs, random.random(len(step.runs)).tolist(), strict=True)
-            if chance < drop
-        }
+        kernels = [(id(run), 0) for run in step.runs]
+        kernels += [(id(run), nth) for run in step.runs for nth in range(1, len(run.plans))]
+        chances = random.random(len(kernels)).tolist()
+        kernels_lost = {kernel for kernel, chance in zip(kernels, chances, strict=True) if chance < drop}
         self._lost = kernels_lost
         if self.config.duty > 0.0:
             self._capture(step, kernels_lost)
@@ -132,7 +142,7 @@ class Observer:
                 at = run.api_start_ns - 1_000 + nth * 1_000 // len(run.launch.tunings)
                 own.append(Line(at, self._text(run.rank, tid, at, tuning), pid))
             if run.launches and self._counts(run):
-                endpoint.op_count += 1
+                endpoint.op_count += max(1, len(run.plans))
         for own in lines.values():
             own.sort(key=lambda line: line.at_ns)
         return asked, lines
@@ -193,26 +203,30 @@ class Observer:
 
     def _number_launches(self, step: Step) -> None:
         """Correlation ids: CUPTI counts API calls per process, in the order of the calls."""
-        calls: dict[int, list[tuple[int, Run | ComputeRun | GraphLaunch]]] = defaultdict(list)
+        calls: dict[int, list[tuple[int, Run | ComputeRun | GraphLaunch, bool]]] = defaultdict(list)
         for launched in step.graph_launches:
-            calls[self.cluster.workers[launched.rank].process.pid].append((launched.api_start_ns, launched))
+            calls[self.cluster.workers[launched.rank].process.pid].append((launched.api_start_ns, launched, False))
         for run in step.runs:
             if run.calls_launch and run.replay is None:
-                calls[self.cluster.workers[run.rank].process.pid].append((run.api_start_ns, run))
+                own = calls[self.cluster.workers[run.rank].process.pid]
+                own.extend((run.api_start_ns + nth * PLAN_NS, run, nth > 0) for nth in range(max(1, len(run.plans))))
         for compute in (each for each in step.computes if each.replay is None):
-            calls[self.cluster.workers[compute.rank].process.pid].append((compute.api_start_ns, compute))
+            calls[self.cluster.workers[compute.rank].process.pid].append((compute.api_start_ns, compute, False))
         for pid, own in calls.items():
             own.sort(key=lambda call: call[0])
-            for at_ns, call in own:
-                # Event records and stream waits of PyTorch lie between two launches.
-                self._correlation[pid] += 2 + at_ns % 3
-                call.correlation_id = self._correlation[pid]
+            for at_ns, call, is_further in own:
+                # Event records and stream waits of PyTorch lie between two launches; nothing between plans of one.
+                self._correlation[pid] += 1 if is_further else 2 + at_ns % 3
+                if is_further and isinstance(call, Run):
+                    call.further_ids.append(self._correlation[pid])
+                else:
+                    call.correlation_id = self._correlation[pid]
         everything: list[Run | ComputeRun] = [*step.runs, *step.computes]
         for replayed in everything:
             if replayed.replay is not None:
                 replayed.correlation_id = replayed.replay.correlation_id
 
-    def _capture(self, step: Step, lost: set[int]) -> None:
+    def _capture(self, step: Step, lost: set[tuple[int, int]]) -> None:
         for run in step.runs:
             worker = self.cluster.workers[run.rank]
             seen = self.captures[worker.node]
@@ -221,9 +235,9 @@ class Observer:
                 if self.config.nvtx:
                     seen.ranges.extend(self._ranges(run, tid))
                 if run.calls_launch:
-                    seen.apis.append(self._launch_call(run, tid))
-            if run.launches and id(run) not in lost and self._shows(run):
-                self._capture_kernel(run)
+                    seen.apis.extend(self._launch_calls(run, tid))
+            if run.launches and self._shows(run):
+                self._capture_kernels(run, lost)
         for compute in step.computes:
             if self._shows(compute):
                 self._capture_compute(compute)
@@ -239,19 +253,22 @@ class Observer:
         """Whether nsys records its kernel: those of graphs only where it traces nodes."""
         return run.replay is None or self.config.cuda_graph_trace == "node"
 
-    def _launch_call(self, run: Run, tid: int) -> ApiSeen:
-        traits = self.config.traits
-        times = (run.api_start_ns, run.api_end_ns)
-        return ApiSeen(*times, run.rank, tid, run.correlation_id, traits.launch_api, traits.launch_event_class)
+    def _launch_calls(self, run: Run, tid: int) -> Iterator[ApiSeen]:
+        traits, last = self.config.traits, len(run.correlation_ids) - 1
+        for nth, number in enumerate(run.correlation_ids):
+            begins = run.api_start_ns + nth * PLAN_NS
+            ends = run.api_end_ns if nth == last else begins + PLAN_NS - 1_000
+            yield ApiSeen(begins, ends, run.rank, tid, number, traits.launch_api, traits.launch_event_class)
 
-    def _capture_kernel(self, run: Run) -> None:
-        if run.start_ns is None or run.end_ns is None:
-            return
+    def _capture_kernels(self, run: Run, lost: set[tuple[int, int]]) -> None:
         launch, node = run.launch, None if run.node is None else run.node.id
-        place = (run.rank, launch.endpoint.stream_id, run.correlation_id)
-        self.captures[self.cluster.workers[run.rank].node].kernels.append(
-            KernelSeen(run.start_ns, run.end_ns, *place, launch.kernel, launch.grid, launch.block, True, node)
-        )
+        kernels = self.captures[self.cluster.workers[run.rank].node].kernels
+        for nth, ((begins, ends), number) in enumerate(zip(run.spans(), run.correlation_ids, strict=False)):
+            if (id(run), nth) in lost:
+                continue
+            name, grid = (run.plans[nth].kernel, run.plans[nth].grid) if run.plans else (launch.kernel, launch.grid)
+            place = (run.rank, launch.endpoint.stream_id, number)
+            kernels.append(KernelSeen(begins, ends, *place, name, grid, launch.block, True, node))
 
     def _capture_graphs(self, step: Step) -> None:
         spans = _spans(step)
@@ -334,7 +351,7 @@ class Observer:
             endpoint.stream_id,
             covered,
             cut,
-            covered and id(run) in self._lost,
+            covered and (id(run), 0) in self._lost,
             clock.host_ns(start) if start is not None else None,
             clock.host_ns(end) if end is not None else None,
             start,
@@ -351,7 +368,7 @@ class Observer:
         places: dict[int, tuple[str, int]],
         lost: set[int],
         torn: set[int],
-        kernels_lost: set[int],
+        kernels_lost: set[tuple[int, int]],
         inspected: set[tuple[int, int]],
     ) -> list[tuple[Cell, ...]]:
         rows: list[tuple[Cell, ...]] = []
@@ -362,21 +379,20 @@ class Observer:
                 each.run.launch_id = self._launch_ids
             run = first_replays.get(id(each.run), each.run)
             line = places[nth][1] if nth in places else None
-            row = self._row(each, run, line, nth in lost, nth in torn, id(run) in kernels_lost)
+            row = self._row(each, run, line, nth in lost, nth in torn, kernels_lost)
             rows.append((*row, (id(each.run), each.nth) in inspected))
         return rows
 
     def _row(
-        self, each: _Asked, run: Run, line: int | None, lost: bool, torn: bool, kernel_lost: bool
+        self, each: _Asked, run: Run, line: int | None, lost: bool, torn: bool, kernels_lost: set[tuple[int, int]]
     ) -> tuple[Cell, ...]:
         operation, launch_id = each.operation, each.run.launch_id
         launch, endpoint = run.launch, run.launch.endpoint
         worker, group = self.cluster.workers[run.rank], endpoint.group
         clock = self.cluster.nodes[worker.node].clock
         start, end = run.start_ns, run.end_ns
-        ran = run.launches and start is not None and end is not None
-        covered = ran and start is not None and self._windows.covers(start)
-        cut = covered and start is not None and end is not None and self._windows.cuts(start, end)
+        seen = self._kernels_seen(run)
+        recorded = [each.number for each in seen if (id(run), each.nth) not in kernels_lost]
         rooted, peer = operation.op == "Broadcast", not operation.collective
         return (
             worker.process.host,
@@ -408,10 +424,10 @@ class Observer:
             launch_id,
             launch.kernel if run.launches else None,
             launch.grid if run.launches else None,
-            run.correlation_id if covered and not kernel_lost else None,
-            bool(covered and kernel_lost),
-            cut,
-            covered,
+            recorded[0] if recorded else None,
+            bool(seen and not recorded),
+            any(each.is_cut for each in seen),
+            bool(seen),
             endpoint.stream_id if run.launches else None,
             clock.host_ns(start) if start is not None else None,
             clock.host_ns(end) if end is not None else None,
@@ -426,6 +442,48 @@ class Observer:
             None if run.node is None else run.node.id,
         )
 
+    def _kernels_seen(self, run: Run) -> list[_Kernel]:
+        """The kernels of a run that a capture covers."""
+        if not run.launches:
+            return []
+        return [
+            _Kernel(nth, number, begins, ends, self._windows.cuts(begins, ends))
+            for nth, ((begins, ends), number) in enumerate(zip(run.spans(), run.correlation_ids, strict=False))
+            if self._windows.covers(begins)
+        ]
+
+    def plans(self, step: Step) -> list[tuple[Cell, ...]]:
+        """The truth about every kernel of the launches of a step that took several, after `observe`."""
+        rows: list[tuple[Cell, ...]] = []
+        for run in step.runs:
+            if not run.plans:
+                continue
+            worker, endpoint = self.cluster.workers[run.rank], run.launch.endpoint
+            clock = self.cluster.nodes[worker.node].clock
+            seen = {each.nth: each for each in self._kernels_seen(run)}
+            for nth, ((begins, ends), plan) in enumerate(zip(run.spans(), run.plans, strict=False)):
+                rows.append(
+                    (
+                        worker.process.host,
+                        worker.process.pid,
+                        run.rank,
+                        endpoint.group.comm_id,
+                        run.iteration,
+                        run.launch_id,
+                        nth,
+                        plan.kernel,
+                        plan.grid,
+                        run.correlation_ids[nth],
+                        endpoint.stream_id,
+                        nth in seen,
+                        nth in seen and seen[nth].is_cut,
+                        nth in seen and (id(run), nth) in self._lost,
+                        clock.host_ns(begins),
+                        clock.host_ns(ends),
+                    )
+                )
+        return rows
+
     def _sum_up(self, step: Step, operations: int, lost: int, torn: int) -> None:
         counts = self.tally.counts
         counts["operations"] += operations
@@ -435,7 +493,7 @@ class Observer:
             counts["graph_launches"] += len(step.graph_launches)
             counts["replays"] += sum(run.launches and run.replay is not None for run in step.runs)
         counts["launches"] += sum(run.launches for run in step.runs)
-        counts["kernels"] += sum(run.end_ns is not None for run in step.runs)
+        counts["kernels"] += sum(max(1, len(run.plans)) for run in step.runs if run.end_ns is not None)
         ends = [end for end in step.ends_ns if end is not None]
         done = max(ends) if ends and not step.stalled else None
         self.tally.steps.append({"iteration": step.iteration, "begin_ns": min(step.begins_ns), "end_ns": done})

@@ -22,7 +22,8 @@ from ncclscope_simulator.data_types import (
     message_bytes,
 )
 from ncclscope_simulator.groups import Endpoint, Group
-from ncclscope_simulator.kernel_names import kernel_name
+from ncclscope_simulator.kernel_names import all_gather_v, kernel_name
+from ncclscope_simulator.plans import Plan, capacity, cut, plans_of
 
 _POINTERS_OF = {"Send", "Recv"}
 _THREADS = {"LL": 512, "LL128": 640, "SIMPLE": 544}
@@ -104,6 +105,8 @@ class Launch:
     """NCCL's proxy has work: data crosses nodes."""
     size_bytes: int
     """message_bytes of the largest operation; of all, where collectives are coalesced."""
+    plans: tuple[Plan, ...] = ()
+    """The kernels, where it takes several; `kernel` is the first one's."""
 
 
 class Buffers:
@@ -182,24 +185,45 @@ class Builder:
             size_bytes=size,
         )
 
-    @staticmethod
-    def coalesced(launches: list[Launch]) -> Launch:
-        """Collectives of one kind and communicator in one group: one kernel. Of one, itself in a group of its own."""
+    def coalesced(self, launches: list[Launch]) -> Launch:
+        """Collectives of one kind and communicator in one group. Of one, itself in a group of its own."""
         last = launches[-1]
+        grid = max(launch.grid for launch in launches)
+        sizes = [launch.size_bytes for launch in launches]
+        most = capacity(self.config.traits, self.config.work_fifo, grid, "collective")
         return replace(
             last,
             operations=tuple(operation for launch in launches for operation in launch.operations),
             grouped=True,
-            grid=max(launch.grid for launch in launches),
+            grid=grid,
             tunings=tuple(tuning for launch in launches for tuning in launch.tunings),
             bus_bytes=sum(launch.bus_bytes for launch in launches),
-            size_bytes=sum(launch.size_bytes for launch in launches),
+            size_bytes=sum(sizes),
+            plans=plans_of(cut(sizes, most), last.kernel, grid),
         )
+
+    def broadcasts(self, group: Group, names: list[str], *, count: int, dtype: DataType) -> Launch:
+        """Each rank's part of each of these buffers, a Broadcast of it as root, all in one group."""
+        launches = [
+            self.collective(group, "Broadcast", name=f"{name}.{root}", count=count, dtype=dtype, root=root)
+            for name in names
+            for root in range(group.size)
+        ]
+        made = replace(self.coalesced(launches), root=None)
+        if group.size == 1:
+            return made
+        made = replace(made, meeting=Meeting.EVERYBODY)
+        if not self.config.traits.all_gather_v:
+            return made
+        kernel = all_gather_v()
+        plans = plans_of([made.size_bytes // len(names)] * len(names), kernel, made.grid)
+        return replace(made, kernel=kernel, plans=plans, tunings=())
 
     def all_to_all(self, group: Group, *, name: str, count: int, dtype: DataType, autograd: bool) -> Launch:
         """An exchange of `count` elements with each peer: AlltoAll from 2.28 on, else Sends and Recvs in one group."""
         if self.config.traits.all_to_all:
-            return self.collective(group, "AlltoAll", name=name, count=count, dtype=dtype, autograd=autograd)
+            made = self.collective(group, "AlltoAll", name=name, count=count, dtype=dtype, autograd=autograd)
+            return replace(made, plans=self._plans_of_exchange(made.kernel, made.grid, group.size, count * dtype.bytes))
         pairs = [(op, peer) for peer in range(group.size) for op in ("Send", "Recv")]
         return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.EVERYBODY)
 
@@ -236,14 +260,16 @@ class Builder:
         )
         sent = sum(each for _, sends, each in peers if sends)
         received = sum(each for _, sends, each in peers if not sends)
+        kernel = kernel_name(self.config.traits, "Send", dtype, "RING", "SIMPLE")
+        grid = min(8, max(1, len(peers)) * max(1, min(4, ceil(size / _BYTES_PER_CHANNEL))))
         return Launch(
             endpoint=endpoint,
             operations=operations,
             grouped=True,
             meeting=meeting,
             autograd=autograd,
-            kernel=kernel_name(self.config.traits, "Send", dtype, "RING", "SIMPLE"),
-            grid=min(8, max(1, len(peers)) * max(1, min(4, ceil(size / _BYTES_PER_CHANNEL)))),
+            kernel=kernel,
+            grid=grid,
             block=_THREADS["SIMPLE"],
             tunings=(),
             bus_bytes=float(max(sent, received)),
@@ -251,7 +277,12 @@ class Builder:
             root=None,
             network=any(self._node(peer) != self._node(self.rank) for peer, _, _ in peers),
             size_bytes=size,
+            plans=self._plans_of_exchange(kernel, grid, len({peer for _, peer in pairs}), size),
         )
+
+    def _plans_of_exchange(self, kernel: str, grid: int, peers: int, size: int) -> tuple[Plan, ...]:
+        most = capacity(self.config.traits, self.config.work_fifo, grid, "exchange")
+        return plans_of(cut([size] * peers, most), kernel, grid)
 
     def _operation(
         self, endpoint: Endpoint, op: str, name: str, count: int, dtype: DataType, red: int, root: int

@@ -22,7 +22,7 @@ from ncclscope_simulator.observation import Observer
 from ncclscope_simulator.program import Action, build_programs, wrong_programs
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timing import Step, Timeline
-from ncclscope_simulator.truth import REPLAY_COLUMNS, RowsFile, Tally, job, write_job
+from ncclscope_simulator.truth import PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
 
 Programs = Callable[[SimulationConfig, Cluster, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
 """What each rank does in a step, as `program.build_programs` gives it."""
@@ -94,6 +94,9 @@ class Player:
         self._replays: RowsFile | None = None
         if config.cuda_graphs is not None:
             self._replays = RowsFile(out / "truth" / "replays.parquet", REPLAY_COLUMNS)
+        self._plans: RowsFile | None = None
+        if any(action.launch is not None and action.launch.plans for each in self._programs for action in each):
+            self._plans = RowsFile(out / "truth" / "plans.parquet", PLAN_COLUMNS)
         self._iteration = 0
         self._last_event_ns = config.start_ns
         self._stalled = False
@@ -144,8 +147,9 @@ class Player:
         for log in self._logs.values():
             log.close()
         self._truth.close()
-        if self._replays is not None:
-            self._replays.close()
+        for truth in (self._replays, self._plans):
+            if truth is not None:
+                truth.close()
         self._write_job()
         self._finished = True
 
@@ -170,6 +174,8 @@ class Player:
         self._truth.append(rows)
         if self._replays is not None:
             self._replays.append(self._observer.replays(step))
+        if self._plans is not None:
+            self._plans.append(self._observer.plans(step))
         self._last_event_ns = max(self._last_event_ns, _last_event(step))
         self._iteration += 1
         self._timeline.programs = self._programs

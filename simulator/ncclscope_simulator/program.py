@@ -408,12 +408,21 @@ class _Program:
             self._launch(self._collective("DP", "AllGather", "parameters", part, self._half, 0))
         if self._config.zero1 or self._config.zero2:
             part = self._layer_parameters() // self._config.replicas
+            if self._config.broadcast_parameters:
+                self._broadcast_parameters(part)
+                return
             gathers = [
                 self._collective("DP", "AllGather", f"p{layer}", part, self._half, 0)
                 for layer in range(self._config.layers)
             ]
             for launch in [self._builder.coalesced(gathers)] if self._config.coalesce else gathers:
                 self._launch(launch)
+
+    def _broadcast_parameters(self, part: int) -> None:
+        """Each rank's part of every layer's parameters, in a group for each layer or in one."""
+        names = [f"DP.p{layer}" for layer in range(self._config.layers)]
+        for chosen in [names] if self._config.coalesce else [[name] for name in names]:
+            self._launch(self._builder.broadcasts(self._groups["DP"], chosen, count=part, dtype=self._half))
 
     def _collective(
         self, parallelism: str, op: str, name: str, count: int, dtype: DataType, red: int, *, autograd: bool = False

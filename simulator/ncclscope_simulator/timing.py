@@ -22,12 +22,15 @@ from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import INSTANTIATE_NS, LAUNCH_NS, GraphLaunch, Node, Stage, segments
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.operations import Launch, Meeting
+from ncclscope_simulator.plans import Plan
 from ncclscope_simulator.program import Act, Action
 
 _ENQUEUE_NS: Final = 7_000
 """Host time of one API call up to the launch."""
 _GROUP_STEP_NS: Final = 2_500
 _API_NS: Final = 5_000
+PLAN_NS: Final = 7_000
+"""From one launch call of a group to the next."""
 _LAUNCH_LATENCY_NS: Final = 3_000
 _STREAM_GAP_NS: Final = 1_500
 _COMPUTE_ENQUEUE_NS: Final = 12_000
@@ -77,11 +80,40 @@ class Run:
     """Of a replay: the call that was captured."""
     launch_id: int | None = None
     """Its number in the truth; of a replay that of the call."""
+    further_ids: list[int] = field(default_factory=list[int])
+    """Correlation ids of its kernels behind the first."""
 
     @property
     def launches(self) -> bool:
         """Whether a kernel runs for it: not for the call that is captured, but for each of its replays."""
         return self.calls_launch and self.stage is not Stage.CAPTURED
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Its kernels, where they are several: while a stream is captured, plans have no bound."""
+        return self.launch.plans if self.stage is Stage.EAGER else ()
+
+    @property
+    def correlation_ids(self) -> list[int]:
+        """Those of all of its kernels."""
+        return [self.correlation_id, *self.further_ids]
+
+    def spans(self) -> list[tuple[int, int]]:
+        """When each of its kernels ran; none where it never ended. The first one has all the waiting."""
+        if self.start_ns is None or self.end_ns is None:
+            return []
+        if not self.plans:
+            return [(self.start_ns, self.end_ns)]
+        moving = min(self.transfer_ns or 0, self.end_ns - self.start_ns)
+        gaps = _STREAM_GAP_NS if moving > 4 * _STREAM_GAP_NS * len(self.plans) else 0
+        moving -= gaps * (len(self.plans) - 1)
+        begins, spans = self.start_ns, list[tuple[int, int]]()
+        until = self.end_ns - gaps * (len(self.plans) - 1) - moving
+        for nth, plan in enumerate(self.plans):
+            until += int(plan.share * moving)
+            spans.append((begins, until if nth < len(self.plans) - 1 else self.end_ns))
+            begins = until = until + gaps
+        return spans
 
     @property
     def calls_launch(self) -> bool:
@@ -274,7 +306,8 @@ class Timeline:
         """The host calls NCCL, launch by launch or under capture."""
         group_end = call + (len(launch.operations) * _GROUP_STEP_NS if launch.grouped else 0)
         api_start = group_end + _ENQUEUE_NS
-        api_end = api_start + _API_NS + int(2_000 * self._random())
+        further = PLAN_NS * (len(launch.plans) - 1) if launch.plans else 0
+        api_end = api_start + further + _API_NS + int(2_000 * self._random())
         run = Run(
             launch=launch,
             rank=rank,

@@ -70,7 +70,8 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none.
 
-The kernel of a captured operation is that of its graph's first replay.
+The kernel of a captured operation is that of its graph's first replay; of a launch of several kernels the first that
+was recorded.
 """
 
 REPLAY_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
@@ -99,6 +100,28 @@ REPLAY_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """Columns of `truth/replays.parquet`: one row per kernel of every graph launch; `launch_id` is that of the captured
 operations in `truth/operations.parquet`. The file is written where there are graphs."""
+
+PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("host", "string"),
+    ("pid", "int64"),
+    ("rank", "int32"),
+    ("comm_id", "string"),
+    ("iteration", "int32"),
+    ("launch_id", "int64"),
+    ("plan", "int32"),
+    ("kernel", "string"),
+    ("grid", "int32"),
+    ("correlation_id", "int64"),
+    ("stream_id", "int64"),
+    ("covered", "bool"),
+    ("cut", "bool"),
+    ("lost", "bool"),
+    ("start_ns", "int64"),
+    ("end_ns", "int64"),
+)
+"""Columns of `truth/plans.parquet`: one row per kernel of every launch that took several, by `launch_id` of
+`truth/operations.parquet`, whose times reach from the first one's start to the last one's end. The file is written
+where there are such launches."""
 
 Cell = int | float | str | bool | None
 

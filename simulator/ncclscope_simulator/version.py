@@ -73,6 +73,8 @@ class Traits:
     """ncclCommSplit exists (2.18)."""
     all_to_all: bool
     """ncclAlltoAll exists (2.28)."""
+    all_gather_v: bool
+    """Broadcasts of one group with several roots run as AllGatherV (2.29). Source: src/enqueue.cc."""
     bfloat16: bool
     average: bool
     version_line: str
@@ -131,6 +133,7 @@ def traits(text: str) -> Traits:
         own_stream=minor in {13, 14},
         splits=version >= (2, 18, 1),
         all_to_all=version >= (2, 28, 3),
+        all_gather_v=minor >= 29,
         bfloat16=version >= (2, 10, 3),
         average=minor >= 10,
         version_line="stdout" if minor < 22 else "info",
