@@ -63,7 +63,7 @@ class Plans:
 
     def _with_left_over(self, outcome: Outcome) -> Outcome:
         """The same with kernels that nothing explains but the group whose kernel is beside them."""
-        launches, kernels, ids = outcome.launches, outcome.kernels, outcome.kernels["id"]
+        launches, ids = outcome.launches, outcome.kernels["id"]
         anchors = np.flatnonzero(launches["may_split"] & (outcome.kernel != NO_NUMBER))
         if len(anchors) == 0:
             return outcome

@@ -114,7 +114,8 @@ def test_where_nothing_tells_groups_their_kernels_go_to_operations_of_them_as_a_
     assert np.isin(sample.kernels["id"], matches["kernel"]).all()
     group_of = np.cumsum(np.diff(sample.operations["op"].astype(int), prepend=-1) != 0)
     true_group = dict(zip(sample.truth.tolist(), group_of.tolist(), strict=True))
-    plans, paired = true_plans(sample), matches[matches["kernel"] != NO_NUMBER]
+    paired = matches[(matches["kernel"] != NO_NUMBER) & (sample.operations["member"] == SHARD.member)]
+    plans = true_plans(sample)
     named = [true_group[plans.get(kernel, kernel)] for kernel in paired["kernel"].tolist()]
     assert np.mean(np.array(named) == group_of[paired["operation"]]) > 0.98
 
