@@ -247,8 +247,10 @@ class Translator:
         back = np.empty(len(rows), dtype=np.intp)
         back[order] = np.arange(len(rows))
         next_rows = whole_rows.taken(rows, np.append(starts[1:], 0))
-        is_next = ends_by_successor & joined & self._may_count(begun)
-        is_next &= self._may_split(rows, starts, lengths) & (_calls_until(pending, last, next_rows) <= GROUP_SPAN)
+        is_next = ends_by_successor & joined & self._may_count(begun) & self._may_split(rows, starts, lengths)
+        is_next &= next_rows["op_count"] != last["op_count"]
+        told = np.flatnonzero(is_next)
+        is_next[told] = _calls_until(pending, last[told], next_rows[told]) <= GROUP_SPAN
         behind = np.empty(len(starts), dtype=_BEHIND)
         behind["id"] = next_rows["id"]
         behind["step"] = steps_of(last["op_count"], next_rows["op_count"], is_next)
