@@ -134,7 +134,7 @@ def _beside(
     is_free = np.append(~is_used, False)
     first = outcome.kernel[anchors]
     for nth in np.flatnonzero(is_free[behind[last]] | is_free[ahead[first]]).tolist():
-        launch = outcome.launches[anchors[nth]]
+        launch: np.void = outcome.launches[int(anchors[nth])]
         own = _run(kernels, int(last[nth]), is_free, behind, launch)
         own += _run(kernels, int(first[nth]), is_free, ahead, launch)
         if own:
