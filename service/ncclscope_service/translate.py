@@ -246,15 +246,21 @@ class Translator:
         unit = np.where(joined[run], starts[run], np.arange(len(rows)))
         back = np.empty(len(rows), dtype=np.intp)
         back[order] = np.arange(len(rows))
-        next_rows = whole_rows.taken(rows, np.append(starts[1:], 0))
-        is_next = ends_by_successor & joined & self._may_count(begun) & self._may_split(rows, starts, lengths)
-        is_next &= next_rows["op_count"] != last["op_count"]
-        told = np.flatnonzero(is_next)
-        is_next[told] = _calls_until(pending, last[told], next_rows[told]) <= GROUP_SPAN
         behind = np.empty(len(starts), dtype=_BEHIND)
-        behind["id"] = next_rows["id"]
-        behind["step"] = steps_of(last["op_count"], next_rows["op_count"], is_next)
+        behind["id"], behind["step"] = NO_NUMBER, NO_NUMBER
+        told = np.flatnonzero(ends_by_successor & joined & self._may_split(rows, starts, lengths))
+        if len(told):
+            behind[told] = self._behind(pending, begun[told], last[told], rows[starts[told + 1]])
         return order[unit][back], closed[run][back], joined[run][back], behind[run][back]
+
+    def _behind(self, pending: Columns, begun: Columns, last: Columns, behind: Columns) -> Columns:
+        """What comes behind runs (_BEHIND), from their first and last operations and the ones behind them."""
+        is_told = self._may_count(begun) & (behind["op_count"] != last["op_count"])
+        told = np.flatnonzero(is_told)
+        is_told[told] = _calls_until(pending, last[told], behind[told]) <= GROUP_SPAN
+        found = np.empty(len(last), dtype=_BEHIND)
+        found["id"], found["step"] = behind["id"], steps_of(last["op_count"], behind["op_count"], is_told)
+        return found
 
     def _may_split(self, rows: Columns, starts: NDArray[np.intp], lengths: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which runs may take several kernels."""
