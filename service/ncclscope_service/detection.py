@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.detect.blind import HostSight
+from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import ordered
-from ncclscope_service.detect.hang import PROGRESS
 from ncclscope_service.detect.mismatch import CALL
 from ncclscope_service.detect.reported import Said
 from ncclscope_service.detect.rests import Rest
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
 from ncclscope_service.periods import Periods
-from ncclscope_service.rows import Communicator, Match, Member
+from ncclscope_service.progress import Progress
+from ncclscope_service.rows import Communicator, Match
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -40,17 +41,16 @@ _LOGGED: Final = (
     "process", "member", "template", "coll_seq", "pair_seq", "message_bytes", "logged_at_ns", "observed_at_ns"
 )  # fmt: skip
 
-ProgressKey = tuple[int, int, int, int]
-"""communicator, sender, receiver, rank."""
-
 
 @dataclass(slots=True)
 class _Job:
     """The detectors of one job, and what they are fed that must be remembered."""
 
     detectors: Detectors
-    progress: dict[ProgressKey, tuple[int, int]] = field(default_factory=dict[ProgressKey, tuple[int, int]])
+    progress: Progress = field(default_factory=Progress)
     """Operations enqueued so far, and when the newest was."""
+    knows_calls: bool = False
+    """Whether the detectors were told of calls, and with the first ones of their groups."""
 
 
 @dataclass(slots=True)
@@ -75,15 +75,22 @@ class Detection:
         """By process, each of its ranks."""
         self._jobs: defaultdict[str, _Job] = defaultdict(lambda: _Job(make_detectors()))
         self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
+        self._groups: dict[int, Group] = {}
+        """By communicator, as they stood when `regroup` was last called."""
         self._newest_log_ns = NO_TIME_NS
         self._facts: defaultdict[str, list[tuple[Fact, str, int]]] = defaultdict(list[tuple[Fact, str, int]])
         """By job: (fact, name of its log, when) since the last `advance`."""
 
+    def regroup(self) -> None:
+        """Membership, ranks or limits of communicators may have changed."""
+        self._groups.clear()
+
     def count_logged(self, operations: Ids) -> None:
         """New operations, placed in their communicators."""
         rows = self._store.operations.take(operations, *_LOGGED)
-        for process, mine in groups(rows["process"]):
-            self._sights[self._store.processes[process].host].operations += len(mine)
+        processes, inverse = distinct(rows["process"])
+        for process, amount in zip(processes.tolist(), np.bincount(inverse).tolist(), strict=True):
+            self._sights[self._store.processes[process].host].operations += amount
         times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
         timed = times != NO_TIME_NS
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
@@ -98,11 +105,14 @@ class Detection:
     def count_decided(self, operations: Ids) -> None:
         """Operations whose match was decided."""
         rows = self._store.operations.take(operations, "process", "match")
-        for process, mine in groups(rows["process"]):
-            matches = rows["match"][mine]
+        processes, inverse = distinct(rows["process"])
+        is_matched = rows["match"] == Match.MATCHED
+        is_covered = is_matched | (rows["match"] == Match.UNMATCHED)
+        matched, covered = (np.bincount(inverse, which, len(processes)) for which in (is_matched, is_covered))
+        for process, *amounts in zip(processes.tolist(), matched.tolist(), covered.tolist(), strict=True):
             sight = self._sights[self._store.processes[process].host]
-            sight.matched += int(np.count_nonzero(matches == Match.MATCHED))
-            sight.covered += int(np.count_nonzero((matches == Match.MATCHED) | (matches == Match.UNMATCHED)))
+            sight.matched += int(amounts[0])
+            sight.covered += int(amounts[1])
 
     def advance(
         self,
@@ -135,8 +145,8 @@ class Detection:
             job.detectors.feed_collectives(part, context)
             if final:
                 job.detectors.findings(int(part["end_true_ns"].max()))
-        if job.progress:
-            job.detectors.feed_progress(_progress_rows(job.progress), self._of_the_living(context))
+        if len(job.progress):
+            job.detectors.feed_progress(job.progress.rows, self._of_the_living(context))
         said = self._facts.pop(context.job, [])
         if said:
             job.detectors.feed_facts(self._said(said, now_ns), context)
@@ -167,7 +177,7 @@ class Detection:
         return Context(
             job=job,
             groups={
-                communicator.index: self._group(communicator)
+                communicator.index: self._known_group(communicator)
                 for communicator in known.listed_communicators()
                 if communicator.job == job and communicator.size > 1
             },
@@ -179,6 +189,12 @@ class Detection:
             resting_ranks=resting,
             knows_steps=knows_steps,
         )
+
+    def _known_group(self, communicator: Communicator) -> Group:
+        group = self._groups.get(communicator.index)
+        if group is None:
+            group = self._groups[communicator.index] = self._group(communicator)
+        return group
 
     def _group(self, communicator: Communicator) -> Group:
         ranks = [NO_NUMBER] * communicator.size
@@ -199,15 +215,16 @@ class Detection:
 
     def _of_the_living(self, context: Context) -> Context:
         """The same, without communicators that ended: nothing more is expected of them."""
+        ended = {of.index for of in self._store.members if not of.is_alive}
+        if not ended:
+            return context
+        communicators = self._store.communicators
         living = {
             index: group
             for index, group in context.groups.items()
-            if not self._has_ended(self._store.communicators[index])
+            if ended.isdisjoint((communicators[index].members or {}).values())
         }
         return replace(context, groups=living)
-
-    def _has_ended(self, communicator: Communicator) -> bool:
-        return any(not self._store.members[member].is_alive for member in (communicator.members or {}).values())
 
     def _hosts_of(self, job: str) -> set[str]:
         known = self._store
@@ -265,25 +282,28 @@ class Detection:
     def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
         templates = self._store.templates_of(rows, "op", "root")
         collective = rows["coll_seq"] != NO_NUMBER
-        ops = np.where(collective, 0, templates["op"])
-        peers = np.where(collective, NO_NUMBER, templates["root"])
-        keys, inverse = distinct_together(rows["member"], ops, peers)
-        counts = np.zeros(len(keys[0]), np.int64)
-        np.maximum.at(counts, inverse, np.where(collective, rows["coll_seq"], rows["pair_seq"]) + 1)
-        newest = np.full(len(keys[0]), NO_TIME_NS, np.int64)
+        (members, ops, peers), inverse = distinct_together(
+            rows["member"],
+            np.where(collective, 0, templates["op"]),
+            np.where(collective, NO_NUMBER, templates["root"]),
+        )
+        of = [self._store.members[member] for member in members.tolist()]
+        own = np.asarray([NO_NUMBER if each.rank is None else each.rank for each in of], np.int32)
+        counts = np.zeros(len(members), PROGRESS)
+        counts["communicator"] = [each.communicator for each in of]
+        counts["rank"] = own
+        counts["sender"] = np.where(peers == NO_NUMBER, NO_NUMBER, np.where(ops == _SEND, own, peers))
+        counts["receiver"] = np.where(peers == NO_NUMBER, NO_NUMBER, np.where(ops == _SEND, peers, own))
+        operations = np.zeros(len(members), np.int64)
+        np.maximum.at(operations, inverse, np.where(collective, rows["coll_seq"], rows["pair_seq"]) + 1)
+        newest = np.full(len(members), NO_TIME_NS, np.int64)
         np.maximum.at(newest, inverse, times)
-        columns = (each.tolist() for each in (*keys, counts, newest))
-        for member, op, peer, count, at_ns in zip(*columns, strict=True):
-            self._note(self._store.members[member], op, peer, count, at_ns)
-
-    def _note(self, member: Member, op: int, peer: int, count: int, at_ns: int) -> None:
-        if member.rank is None or (peer != NO_NUMBER and op not in (_SEND, _RECV)) or peer == member.rank:
-            return
-        sender, receiver = NO_NUMBER, NO_NUMBER
-        if peer != NO_NUMBER:
-            sender, receiver = (member.rank, peer) if op == _SEND else (peer, member.rank)
-        job = self._jobs[self._store.process_job[member.process]]
-        job.progress[member.communicator, sender, receiver, member.rank] = (count, at_ns)
+        counts["operations"], counts["last_ns"] = operations, newest
+        is_pair = (ops == _SEND) | (ops == _RECV)
+        usable = np.flatnonzero((own != NO_NUMBER) & ((peers == NO_NUMBER) | is_pair) & (peers != own))
+        processes = np.asarray([each.process for each in of], np.int32)
+        for job, mine in self._by_job(processes[usable]):
+            self._jobs[job].progress.put(whole_rows.taken(counts, usable[mine]))
 
     def _feed_calls(self, rows: Columns, times: NDArray[np.int64]) -> None:
         collective = rows["coll_seq"] != NO_NUMBER
@@ -299,7 +319,10 @@ class Detection:
         calls["logged_ns"] = times
         for job, mine in self._by_job(rows["process"]):
             ranked = whole_rows.taken(calls, mine[calls["rank"][mine] >= 0])
-            self._jobs[job].detectors.feed_calls(ranked, self._minimal_context(job, ranked))
+            known = self._jobs[job]
+            context = Context(job=job) if known.knows_calls else self._minimal_context(job, ranked)
+            known.detectors.feed_calls(ranked, context)
+            known.knows_calls = True
 
     def _by_job(self, processes: NDArray[np.int32]) -> list[tuple[str, NDArray[np.intp]]]:
         """The rows of each job, jobs by name."""
@@ -328,14 +351,3 @@ def _by_second(measured: Columns) -> list[Columns]:
     timed = whole_rows.taken(timed, np.argsort(timed["end_true_ns"], kind="stable"))
     cuts = np.flatnonzero(np.diff(timed["end_true_ns"] // _STRIDE_NS)) + 1
     return [part for part in np.split(timed, cuts) if len(part)]
-
-
-def _progress_rows(progress: dict[ProgressKey, tuple[int, int]]) -> Columns:
-    rows = np.zeros(len(progress), PROGRESS)
-    if progress:
-        keys = np.asarray(list(progress), np.int64)
-        values = np.asarray(list(progress.values()), np.int64)
-        for column, name in enumerate(("communicator", "sender", "receiver", "rank")):
-            rows[name] = keys[:, column]
-        rows["operations"], rows["last_ns"] = values[:, 0], values[:, 1]
-    return rows

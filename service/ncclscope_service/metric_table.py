@@ -571,7 +571,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         name="ncclscope_rows_uncounted",
         kind=Kind.COUNTER,
-        help="Operations and collectives that left the memory before histograms and totals had counted them.",
+        help="Collectives that left the memory before histograms had counted them.",
         bound=_ONE,
     ),
     Metric(

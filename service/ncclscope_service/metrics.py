@@ -108,7 +108,7 @@ def gather(
     _add_communicators(collected, store, aliases, own_labels, window, jobs)
     _add_jobs(collected, store, operations, window, jobs)
     _add_iterations(collected, store, jobs)
-    _add_matches(collected, tally)
+    _add_matches(collected, store)
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
     _add_findings(collected, store, jobs)
@@ -250,12 +250,12 @@ def _add_iterations(collected: _Collected, store: Store, jobs: Sequence[str]) ->
         collected.add("ncclscope_exposed_communication_ratio", of.exposed_ratio, job)
 
 
-def _add_matches(collected: _Collected, tally: Tally) -> None:
+def _add_matches(collected: _Collected, store: Store) -> None:
     """Every state of a job that has settled operations, 0 where there is none: a rate needs a series from 0 on."""
     settled = [match for match in Match if match is not Match.PENDING]
-    for job in sorted({job for job, match in tally.matches if match in settled}):
+    for job in sorted({job for job, match in store.finished if match in settled}):
         for match in settled:
-            amount = tally.matches.get((job, match), 0)
+            amount = store.finished[job, match]
             collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
 
 

@@ -361,6 +361,7 @@ class Pipeline:
             )
         self._limits.refresh()
         self._series.set_limits(self._limits.series_limit)
+        self._detection.regroup()
         self._grouped_at_ns = now_ns
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
@@ -573,7 +574,7 @@ class Pipeline:
             self._set_limits(matched_at)
             self._series.count_measured(table.first + matched_at)
             self._series.count_compared(table.first + matched_at)
-        table.rows["finished"][at] = True
+        self.store.finish(at)
 
     def _set_limits(self, at: NDArray[np.intp]) -> None:
         """Sets what the operations at these places can be held against."""

@@ -318,6 +318,8 @@ class Store:
     """Those of them to which it gave another kernel, or one where there is none."""
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by the reason they were skipped."""
+    finished: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    """Operations of which nothing more will be learnt, by job and rows.Match, those that were forgotten included."""
     inspector_records: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Records of NCCL Inspector by job and what became of them: "with_operation", "without_operation",
     "not_gpu_timed"."""
@@ -338,6 +340,16 @@ class Store:
     def listed_communicators(self) -> list[Communicator]:
         """All communicators but those that were absorbed by another."""
         return [each for each in self.communicators if each.absorbed_by is None]
+
+    def finish(self, at: NDArray[np.intp]) -> None:
+        """Nothing more will be learnt of the operations at these places, each of which is finished once."""
+        table = self.operations.rows
+        table["finished"][at] = True
+        states = len(rows.Match)
+        keys = table["process"][at].astype(np.int64) * states + table["match"][at]
+        for key, amount in enumerate(np.bincount(keys).tolist()):
+            if amount:
+                self.finished[self.process_job[key // states], key % states] += amount
 
     def new_launches(self, amount: int) -> Ids:
         """So many launch ids that are not in use yet."""

@@ -1,4 +1,4 @@
-"""Totals since the start over rows that the store forgets: collectives by histogram, operations by match.
+"""Totals since the start over rows that the store forgets: collectives by histogram.
 
 The store keeps a window; a counter must not fall when old rows leave it. So each row is counted once, when it
 is final, and `feed` must be called before the rows are dropped (rows dropped uncounted are themselves counted).
@@ -6,14 +6,17 @@ is final, and `feed` must be called before the rows are dropped (rows dropped un
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
+from ncclscope_service.distinct import groups
 from ncclscope_service.metric_table import METRICS, Kind
-from ncclscope_service.rows import SIZE_CLASSES, Match
+from ncclscope_service.rows import SIZE_CLASSES
 from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATIONS
@@ -63,8 +66,8 @@ class Histogram:
         buckets = np.searchsorted(self.bounds, values, side="left")
         self.counts += np.bincount(buckets, minlength=len(self.counts))
         self.sum += float(values.sum())
-        newest = {int(bucket): position for position, bucket in enumerate(buckets)}
-        for bucket, position in newest.items():
+        found, from_the_end = np.unique(buckets[::-1], return_index=True)
+        for bucket, position in zip(found.tolist(), (len(buckets) - 1 - from_the_end).tolist(), strict=True):
             self.exemplars[bucket] = Exemplar(
                 communicator=int(collectives["communicator"][position]),
                 coll_seq=int(collectives["coll_seq"][position]),
@@ -78,69 +81,37 @@ def operation_name(code: int) -> str:
 
 
 class Tally:
-    """Counts each joined collective and each settled operation exactly once.
-
-    Memory: one byte per operation in the store's window, and the totals.
-    """
+    """Counts each joined collective exactly once."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, dict[HistogramLabels, Histogram]] = {name: {} for name in _BOUNDS}
         """By metric and labels."""
-        self.matches: dict[tuple[str, Match], int] = {}
-        """Settled operations by job and match."""
         self.missed = 0
         """Rows that left the store before they were counted."""
         self._next_collective = 0
-        self._first_operation = 0
-        self._counted: NDArray[np.bool_] = np.zeros(0, np.bool_)
 
     def feed(self, store: Store) -> None:
         """Counts what has become final since the last call; rows of `collectives` are final when appended."""
-        self._feed_collectives(store)
-        self._feed_operations(store)
-
-    def _feed_collectives(self, store: Store) -> None:
         table = store.collectives
         self.missed += max(0, table.first - self._next_collective)
         new = table.rows[max(0, self._next_collective - table.first) :]
         self._next_collective = table.next_id
         # Sends and receives are no collectives: the histograms are named after what they count.
-        measured = new[(new["ranks_seen"] > 0) & (new["coll_seq"] >= 0)]
-        for communicator_op in np.unique(_communicator_and_op(measured)).tolist():
+        measured = whole_rows.kept(new, (new["ranks_seen"] > 0) & (new["coll_seq"] >= 0))
+        by_labels: defaultdict[HistogramLabels, list[NDArray[np.intp]]] = defaultdict(list)
+        for communicator_op, mine in groups(_communicator_and_op(measured)):
             communicator, op = divmod(communicator_op, 256)
-            chosen = measured[_communicator_and_op(measured) == communicator_op]
-            self._add(store, communicator, op, chosen)
+            known = store.communicators[communicator]
+            labels = HistogramLabels(job=known.job, parallelism=known.parallelism or _UNKNOWN, op=operation_name(op))
+            by_labels[labels].append(mine)
+        for labels, places in by_labels.items():
+            self._add(labels, whole_rows.taken(measured, np.concatenate(places)))
 
-    def _add(self, store: Store, communicator: int, op: int, collectives: Columns) -> None:
-        known = store.communicators[communicator]
-        labels = HistogramLabels(job=known.job, parallelism=known.parallelism or _UNKNOWN, op=operation_name(op))
+    def _add(self, labels: HistogramLabels, collectives: Columns) -> None:
         for name, (values, is_counted) in _measures(collectives).items():
             if is_counted.any():
                 histogram = self.histograms[name].setdefault(labels, Histogram(_BOUNDS[name]))
                 histogram.add(values[is_counted], collectives[is_counted])
-
-    def _feed_operations(self, store: Store) -> None:
-        self._follow_window(store)
-        operations = store.operations.rows
-        new = np.flatnonzero(operations["finished"] & ~self._counted)
-        if not len(new):
-            return
-        self._counted[new] = True
-        names, job_of_process = np.unique(np.asarray(store.process_job, dtype=object), return_inverse=True)
-        states = len(Match)
-        keys = job_of_process[operations["process"][new]] * states + operations["match"][new]
-        for key, amount in enumerate(np.bincount(keys).tolist()):
-            if amount:
-                label = (str(names[key // states]), Match(key % states))
-                self.matches[label] = self.matches.get(label, 0) + amount
-
-    def _follow_window(self, store: Store) -> None:
-        """Makes `_counted` cover exactly the operations that the store has now."""
-        gone = store.operations.first - self._first_operation
-        self.missed += int(np.count_nonzero(~self._counted[:gone])) + max(0, gone - len(self._counted))
-        kept = self._counted[gone:]
-        self._counted = np.concatenate([kept, np.zeros(len(store.operations) - len(kept), np.bool_)])
-        self._first_operation = store.operations.first
 
 
 def _measures(collectives: Columns) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:

@@ -264,7 +264,8 @@ class StoreMaker:
                 self._add_iteration(rows, int(np.flatnonzero(seen)[0]))
         rows["match"][-2:] = Match.PENDING
         rows["finished"][-2:] = False
-        self.store.operations.append(rows)
+        finished = rows["finished"].copy()
+        self.store.finish(self.store.operations.at(self.store.operations.append(rows)[finished]))
 
     def _add_iteration(self, rows: np.ndarray[tuple[int], np.dtype[np.void]], at: int) -> None:
         """One whole iteration of a rank, with a kernel of 5 ms of which computation hides 2 ms."""

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.clock_check import OTHER_HOST_SIGMA_NS
+from ncclscope_service.distinct import distinct
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +80,13 @@ class Context:
                 }
             )
         )
+
+    def global_ranks_of(self, rows: Columns) -> NDArray[np.int64]:
+        """Of each row, by its `communicator` (one of `groups`) and `rank`; NO_NUMBER where not known."""
+        found, inverse = distinct(rows["communicator"])
+        of = [self.groups[communicator].global_ranks for communicator in found.tolist()]
+        sizes = np.asarray([len(ranks) for ranks in of], np.int64)
+        every = np.fromiter(chain(*of, (NO_NUMBER,)), np.int64)
+        is_known = (rows["rank"] >= 0) & (rows["rank"] < sizes[inverse])
+        begins = np.cumsum(sizes) - sizes
+        return every[np.where(is_known, begins[inverse] + rows["rank"], len(every) - 1)]

@@ -41,7 +41,7 @@ class Detectors:
         self._below_limit.feed(windows, self._bandwidth_drop.with_links(context))
 
     def feed_progress(self, progress: Columns, context: Context) -> None:
-        """How far each rank has come (`hang.PROGRESS`), about once a second."""
+        """How far each rank has come (`board.PROGRESS`), about once a second."""
         self._hang.feed(progress, context)
         self._stopped_logging.feed(progress, context)
         self._mismatch.know(context)

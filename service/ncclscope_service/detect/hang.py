@@ -17,7 +17,7 @@ Send/Recv are counted per ordered pair: the sends of one rank to another against
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -25,23 +25,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from ncclscope_service import whole_rows
+from ncclscope_service.detect.board import Board
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, duration_text, names_of_ranks
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
-
-PROGRESS: Final = np.dtype(
-    [
-        ("communicator", "<i4"),
-        ("sender", "<i4"),  # communicator ranks of an ordered pair; NO_NUMBER for collectives
-        ("receiver", "<i4"),
-        ("rank", "<i4"),  # the communicator rank that counted
-        ("operations", "<i8"),  # enqueued so far on this channel
-        ("last_ns", "<i8"),  # when the newest of them was logged, or observed where lines have no stamp
-    ]
-)
-"""How far each rank has come on each channel: a communicator's collectives, or one ordered pair of Send and Recv."""
 
 _LEAST_SILENCE_NS: Final = 5_000_000_000
 _INSIDE_SILENCE_NS: Final = 8_000_000_000
@@ -76,10 +66,10 @@ class _Channel(NamedTuple):
 
 @dataclass(slots=True)
 class _State:
-    counts: dict[int, int] = field(default_factory=dict[int, int])
-    """By communicator rank."""
-    least_lag: dict[int, int] = field(default_factory=dict[int, int])
-    """The smallest distance to the front that a rank ever had: what was lost before we looked, not lateness."""
+    ranks: int = 0
+    """How many have counted."""
+    begin: int = 0
+    """Where the counts of its ranks begin on the board."""
     last_ns: int = 0
     front: int = 0
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque[tuple[int, int, int]](maxlen=_GAPS_KEPT))
@@ -88,16 +78,15 @@ class _State:
     """Whether those who are furthest behind had just ended a step when last looked at."""
     longest_rest_ns: int = 0
 
-    def behind(self) -> dict[int, int]:
-        """How many operations each rank is missing."""
-        front = max(self.counts.values())
-        return {rank: front - count - self.least_lag.get(rank, 0) for rank, count in self.counts.items()}
-
-    def last_ranks(self) -> list[int]:
-        """Those who are furthest behind; all, where nobody is."""
-        behind = self.behind()
-        most = max(behind.values())
-        return [rank for rank, lag in behind.items() if lag == most]
+    def look(self, newest_ns: int, front: int) -> None:
+        """Takes the time of the newest operation of any rank, and how far the first rank has come."""
+        if newest_ns <= self.last_ns:
+            return
+        if self.last_ns and self.is_resting:
+            self.longest_rest_ns = max(self.longest_rest_ns, newest_ns - self.last_ns)
+        elif self.last_ns:
+            self.gaps.append((newest_ns, newest_ns - self.last_ns, max(1, front - self.front)))
+        self.last_ns, self.front = newest_ns, max(front, self.front)
 
     def patience_ns(self) -> int:
         """How long a silence is ordinary."""
@@ -137,7 +126,8 @@ class Hang:
     """Feeds on counts of one job's logs; needs no captures."""
 
     def __init__(self) -> None:
-        self._channels: dict[_Channel, _State] = defaultdict(_State)
+        self._channels: dict[_Channel, _State] = {}
+        self._board = Board()
         self._active_ns: dict[int, int] = {}
         """By global rank: when it last logged anything."""
         self._last_on: dict[int, int] = {}
@@ -153,19 +143,17 @@ class Hang:
     def feed(self, progress: Columns, context: Context) -> None:
         """Takes the present counts (`PROGRESS`), as often as there are news; call it about once a second."""
         self._context = context
-        order = np.lexsort((progress["receiver"], progress["sender"], progress["communicator"]))
-        rows = progress[order]
-        begins = np.flatnonzero(
-            np.concatenate([[True], np.any([np.diff(rows[name]) != 0 for name in _Channel._fields], axis=0)])
-            if len(rows)
-            else np.zeros(0, dtype=np.bool_)
-        )
-        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(rows)], strict=True):
-            first = rows[begin]
-            group = context.groups.get(int(first["communicator"]))
-            if group is not None:
-                channel = _Channel(int(first["communicator"]), int(first["sender"]), int(first["receiver"]))
-                self._advance(channel, rows[begin:end], group, context)
+        fed = whole_rows.kept(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
+        self._board.put(fed)
+        self._note_active(fed, context)
+        known = self._board.channels(context)
+        for key, begin, ranks, newest_ns, front, is_resting in known:
+            state = self._channels.get(key)
+            if state is None:
+                state = self._channels[_Channel(*key)] = _State()
+            state.begin, state.ranks = begin, ranks
+            state.look(newest_ns, front)
+            state.is_resting = is_resting
 
     def findings(
         self,
@@ -210,52 +198,36 @@ class Hang:
         elif self._ledger.is_open("hang"):
             self._ledger.close("hang", now_ns)
 
-    def _advance(self, channel: _Channel, rows: Columns, group: Group, context: Context) -> None:
-        state = self._channels[channel]
-        newest, front = int(rows["last_ns"].max()), int(rows["operations"].max())
-        if newest > state.last_ns:
-            if state.last_ns and state.is_resting:
-                state.longest_rest_ns = max(state.longest_rest_ns, newest - state.last_ns)
-            elif state.last_ns:
-                state.gaps.append((newest, newest - state.last_ns, max(1, front - state.front)))
-            state.last_ns, state.front = newest, max(front, state.front)
-        for rank, count, last in zip(
-            rows["rank"].tolist(), rows["operations"].tolist(), rows["last_ns"].tolist(), strict=True
-        ):
-            state.counts[rank] = count
-            if rank < len(group.global_ranks) and group.global_ranks[rank] != NO_NUMBER:
-                name = group.global_ranks[rank]
-                if last >= self._active_ns.get(name, 0):
-                    self._active_ns[name], self._last_on[name] = last, channel.communicator
-        front = max(state.counts.values())
-        least = state.least_lag
-        for rank, count in state.counts.items():
-            lag = front - count
-            if lag < least.get(rank, lag + 1):
-                least[rank] = lag
-        last_ranks = self._named(state.last_ranks(), group)
-        state.is_resting = bool(last_ranks) and context.resting_ranks.issuperset(last_ranks)
+    def _note_active(self, rows: Columns, context: Context) -> None:
+        """Where each rank logged last; of several places at one time, on the last communicator."""
+        names = context.global_ranks_of(rows)
+        order = np.lexsort((rows["receiver"], rows["sender"], rows["communicator"], rows["last_ns"], names))
+        is_last = np.append(np.diff(names[order]) != 0, True)[: len(order)]
+        chosen = order[is_last & (names[order] != NO_NUMBER)]
+        columns = names[chosen], rows["last_ns"][chosen], rows["communicator"][chosen]
+        for name, last, communicator in zip(*(column.tolist() for column in columns), strict=True):
+            if last >= self._active_ns.get(name, 0):
+                self._active_ns[name], self._last_on[name] = last, communicator
 
     def _stuck(self, channel: _Channel, now_ns: int, context: Context, doubted: frozenset[int]) -> _Stuck | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
         if now_ns - state.last_ns <= min(_LEAST_SILENCE_NS, _REST_NS):
             return None  # no patience is shorter
-        if group is None or len(state.counts) < 2 or max(state.counts.values()) < _LEAST_OPERATIONS:
+        if group is None or state.ranks < 2:
             return None
+        front, behind = self._board.standing(state.begin, state.ranks)
         patience = state.patience_ns()
-        if now_ns - state.last_ns <= patience:
+        if front < _LEAST_OPERATIONS or now_ns - state.last_ns <= patience:
             return None
-        behind = state.behind()
         is_doubted = not doubted.isdisjoint(group.global_ranks)
         is_even = is_doubted or max(behind.values()) == 0
-        missing = () if is_even else self._named(state.last_ranks(), group)
+        missing = () if is_even else self._named(_furthest(behind), group)
         waiting = self._named([rank for rank, lag in behind.items() if lag == 0 or is_doubted], group)
         if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
         unheard = context.silent_hosts | context.lossy_hosts
         if any(host in unheard for host in context.hosts_of(missing or waiting)):
             return None
-        front = max(state.counts.values())
         return _Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
 
     def _waiting_for_resting(self, now_ns: int, context: Context) -> set[int]:
@@ -265,7 +237,7 @@ class Hang:
             group, silence = context.groups.get(channel.communicator), now_ns - state.last_ns
             if group is None or not state.is_resting or not _LEAST_SILENCE_NS < silence <= state.patience_ns():
                 continue
-            behind = state.behind()
+            _, behind = self._board.standing(state.begin, state.ranks)
             if max(behind.values()) > 0:
                 excused.update(self._named([rank for rank, lag in behind.items() if lag == 0], group))
         return excused
@@ -303,6 +275,12 @@ class Hang:
     def _named(self, ranks: list[int], group: Group) -> tuple[int, ...]:
         known = [group.global_ranks[rank] for rank in ranks if rank < len(group.global_ranks)]
         return tuple(sorted(rank for rank in known if rank != NO_NUMBER))
+
+
+def _furthest(behind: dict[int, int]) -> list[int]:
+    """Those who are furthest behind; all, where nobody is."""
+    most = max(behind.values())
+    return [rank for rank, lag in behind.items() if lag == most]
 
 
 def _missing_finding(

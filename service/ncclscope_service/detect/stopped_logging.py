@@ -13,8 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service import whole_rows
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.findings import Ledger, duration_text, names_of_ranks
+from ncclscope_service.distinct import distinct
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
@@ -41,7 +43,7 @@ class StoppedLogging:
         """By global rank whose log has stopped: its last time, the newest of the others, collectives between them."""
 
     def feed(self, progress: Columns, context: Context) -> None:
-        """Takes the present counts (`hang.PROGRESS`)."""
+        """Takes the present counts (`board.PROGRESS`)."""
         self._context = context
         if not len(progress):
             return
@@ -50,23 +52,7 @@ class StoppedLogging:
             self._first_ns = self._newest_ns = newest
         self._longest_gap_ns = max(self._longest_gap_ns, newest - self._newest_ns)
         self._newest_ns = max(self._newest_ns, newest)
-        collective = progress[progress["sender"] == NO_NUMBER]
-        last_of: dict[int, int] = {}
-        behind: dict[int, tuple[int, int, int]] = {}
-        for communicator in np.unique(collective["communicator"]).tolist():
-            group = context.groups.get(communicator)
-            if group is None:
-                continue
-            rows = collective[collective["communicator"] == communicator]
-            front, newest = int(rows["operations"].max()), int(rows["last_ns"].max())
-            for rank, count, last in zip(
-                *(rows[name].tolist() for name in ("rank", "operations", "last_ns")), strict=True
-            ):
-                name = group.global_ranks[rank] if rank < len(group.global_ranks) else NO_NUMBER
-                last_of[name] = max(last_of.get(name, 0), last)
-                if name >= 0 and front - count >= _LEAST_BEHIND:
-                    behind[name] = (last, newest, front - count)
-        self._behind = {name: (last_of[name], newest, lag) for name, (_, newest, lag) in behind.items()}
+        self._behind = _behind(progress, context)
 
     def findings(self, now_ns: int, *, is_stuck: bool) -> list[Finding]:
         """All findings so far; `is_stuck`: a hang is open, which explains why a job is silent."""
@@ -125,6 +111,26 @@ class StoppedLogging:
             ),
             evidence={"silent_ns": silent, "longest_gap_before_ns": self._longest_gap_ns},
         )
+
+
+def _behind(progress: Columns, context: Context) -> dict[int, tuple[int, int, int]]:
+    """As `StoppedLogging._behind`, from the present counts."""
+    is_known = np.isin(progress["communicator"], np.fromiter(context.groups, np.int64))
+    rows = whole_rows.kept(progress, is_known & (progress["sender"] == NO_NUMBER))
+    communicators, inverse = distinct(rows["communicator"])
+    front, newest = np.zeros((2, len(communicators)), np.int64)
+    np.maximum.at(front, inverse, rows["operations"])
+    np.maximum.at(newest, inverse, rows["last_ns"])
+    lags = front[inverse] - rows["operations"]
+    if not (lags >= _LEAST_BEHIND).any():
+        return {}
+    names = context.global_ranks_of(rows)
+    found: dict[int, tuple[int, int, int]] = {}
+    late = np.flatnonzero((lags >= _LEAST_BEHIND) & (names >= 0))
+    for at in late[np.argsort(inverse[late], kind="stable")].tolist():
+        name = int(names[at])
+        found[name] = (int(rows["last_ns"][names == name].max()), int(newest[inverse[at]]), int(lags[at]))
+    return found
 
 
 def _finding(since_ns: int, context: Context) -> Finding:

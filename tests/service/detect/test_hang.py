@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from service.detect.simulated_job import Job, Simulation
 
+from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.hang import PROGRESS, Hang
+from ncclscope_service.detect.hang import Hang
 from ncclscope_service.rows import Finding, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.hang import PROGRESS
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.rows import Finding
 from ncclscope_wire.batch import Columns
