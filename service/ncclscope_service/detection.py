@@ -23,7 +23,7 @@ from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.detect.mismatch import CALL
 from ncclscope_service.detect.reported import Said
-from ncclscope_service.detect.rests import Rest
+from ncclscope_service.detect.rests import Rests
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
 from ncclscope_service.periods import Periods
 from ncclscope_service.progress import Progress
@@ -71,8 +71,9 @@ class Detection:
         """`periods` tells where steps end; without it no pause is held for one between steps."""
         self._store = known
         self._periods = periods
-        self._rests: defaultdict[int, dict[int, Rest]] = defaultdict(dict[int, Rest])
-        """By process, each of its ranks."""
+        self._rests = Rests()
+        self._process_of_lane: dict[int, int] = {}
+        """Of each rank that `_rests` knows by its number."""
         self._jobs: defaultdict[str, _Job] = defaultdict(lambda: _Job(make_detectors()))
         self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
         self._groups: dict[int, Group] = {}
@@ -264,20 +265,22 @@ class Detection:
     def _note_rests(self, rows: Columns, times: NDArray[np.int64]) -> None:
         if self._periods is None:
             return
-        for key, mine, phases, marks in self._periods.phases(rows["template"]):
-            process = int(rows["process"][mine[0]])
-            self._rests[process].setdefault(key, Rest()).feed(phases, marks, times[mine])
+        steps = self._periods.steps(rows["template"])
+        self._rests.feed(steps.lanes, steps.phases, steps.marks, times[steps.operations])
+        begins = np.flatnonzero(np.diff(steps.lanes, prepend=NO_NUMBER))
+        processes = rows["process"][steps.operations[begins]]
+        self._process_of_lane.update(zip(steps.lanes[begins].tolist(), processes.tolist(), strict=True))
 
     def _resting_ranks(self, processes: set[int]) -> tuple[frozenset[int], bool]:
         """Global ranks that stand between two steps, and whether that is known of all of these processes."""
-        resting = {
-            process
-            for process in processes
-            if (rests := self._rests.get(process)) and all(rest.is_resting for rest in rests.values())
-        }
-        known = all((rests := self._rests.get(each)) and all(r.is_known for r in rests.values()) for each in processes)
+        lanes, is_known, is_resting = self._rests.lanes()
+        of_lane = [self._process_of_lane[lane] for lane in lanes.tolist()]
+        unknown = {process for process, known in zip(of_lane, is_known.tolist(), strict=True) if not known}
+        moving = {process for process, rests in zip(of_lane, is_resting.tolist(), strict=True) if not rests}
+        resting = (processes & set(of_lane)) - moving
+        known = processes <= set(of_lane) - unknown
         ranks = {of.global_rank for of in self._store.members if of.process in resting and of.global_rank is not None}
-        return frozenset(ranks), bool(known) and bool(processes)
+        return frozenset(ranks), known and bool(processes)
 
     def _note_progress(self, rows: Columns, times: NDArray[np.int64]) -> None:
         templates = self._store.templates_of(rows, "op", "root")

@@ -60,6 +60,8 @@ class Iterations:
         self._read_upto = 0
         self._number_of_text: dict[int, int | None] = {}
         self._marks: dict[int, _Marks] = {}
+        self._steps_ns: dict[int, int] = {}
+        """By process, where its marks tell it."""
 
     def assign(self, operations: Ids) -> None:
         """Sets `iteration` of these operations where a mark tells it."""
@@ -92,8 +94,7 @@ class Iterations:
 
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None without marks, where `periods` tells."""
-        steps = [step for marks in self._marks.values() if (step := marks.step_ns()) is not None]
-        return int(np.median(steps)) if steps else None
+        return int(np.median(list(self._steps_ns.values()))) if self._steps_ns else None
 
     def _enqueued_at(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
         """Host time of the launch call, else of the log line."""
@@ -113,8 +114,8 @@ class Iterations:
         numbers = np.asarray([self._number(text) for text in texts.tolist()], np.int64)[inverse]
         marked = new[numbers != NO_NUMBER]
         numbers = numbers[numbers != NO_NUMBER]
-        for process in np.unique(marked["process"]).tolist():
-            self._add(process, marked[marked["process"] == process], numbers[marked["process"] == process])
+        for process, mine in groups(marked["process"]):
+            self._add(process, marked[mine], numbers[mine])
 
     def _number(self, text: int) -> int:
         if text not in self._number_of_text:
@@ -133,4 +134,9 @@ class Iterations:
             all_ends = np.concatenate([old.ends_ns, all_ends])
             all_numbers = np.concatenate([old.numbers, all_numbers])
         order = np.argsort(starts, kind="stable")
-        self._marks[process] = _Marks(starts[order], all_ends[order], all_numbers[order])
+        marks = self._marks[process] = _Marks(starts[order], all_ends[order], all_numbers[order])
+        step_ns = marks.step_ns()
+        if step_ns is None:
+            self._steps_ns.pop(process, None)
+        else:
+            self._steps_ns[process] = step_ns

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ncclscope_service.distinct import groups
+from ncclscope_service.distinct import distinct
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -42,9 +42,12 @@ class Lives:
     def hear_operations(self, rows: Columns, now_ns: int) -> None:
         """Operations (process, logged_at_ns, observed_at_ns of rows.OPERATION) that came by `now_ns`."""
         times = np.where(rows["logged_at_ns"] == NO_TIME_NS, rows["observed_at_ns"], rows["logged_at_ns"])
-        for process, mine in groups(rows["process"]):
+        processes, inverse = distinct(rows["process"])
+        newest = np.full(len(processes), NO_TIME_NS, np.int64)
+        np.maximum.at(newest, inverse, times)
+        for process, newest_ns in zip(processes.tolist(), newest.tolist(), strict=True):
             life = self._hear(process, now_ns)
-            life.last_line_ns = max(life.last_line_ns, int(times[mine].max()))
+            life.last_line_ns = max(life.last_line_ns, newest_ns)
 
     def hear_capture(self, process: int, end_ns: int, now_ns: int) -> None:
         """A capture of a process up to `end_ns` of its host's clock."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth
-from ncclscope_service.distinct import groups
+from ncclscope_service.distinct import distinct, groups
 from ncclscope_service.period import (
     Calls,
     Cycle,
@@ -93,16 +93,45 @@ class _Learnt:
     roles: NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Operations rank by rank, those of each in the order of its log; columns of equal length."""
+
+    operations: NDArray[np.intp]
+    """Which of those that were asked for."""
+    lanes: Integers
+    """Of which rank each is: a number of its own."""
+    phases: Integers
+    """Its place among the marks of a step; -1: none."""
+    marks: Integers
+    """How many marks a step of that rank has."""
+
+
 class Periods:
     """Follows the periods of a store's ranks."""
 
     def __init__(self, known: Store) -> None:
         self._store = known
         self._lanes: defaultdict[int, _Lane] = defaultdict(_Lane)
+        self._fed: list[Ids] = []
+        self.settled_before = 0
+        """All operations with a smaller id are numbered, as far as they can be."""
+        self._lane_of_template: Integers = np.empty(0, np.int64)
         self._phases: NDArray[np.int32] = np.empty(0, np.int32)
         """Of each template, its place among the marks of its rank's iteration; -1."""
         self._roles: NDArray[np.uint8] = np.empty(0, np.uint8)
         """Of each template, `_REDUCES` and `_BEGINS` of its rank's iteration."""
+
+    def feed(self, operations: Ids) -> None:
+        """Takes operations that were just read, in the order of their log; they are numbered when there are many."""
+        self._fed.append(operations)
+
+    def settle(self) -> None:
+        """Numbers what was fed: a rank costs as much as a hundred of its operations."""
+        fed, self._fed = self._fed, []
+        self.settled_before = self._store.operations.next_id
+        operations = np.concatenate([np.empty(0, np.int64), *fed])
+        self.number(operations[operations >= self._store.operations.first])
 
     def number(self, operations: Ids) -> None:
         """Numbers operations that were just read, in the order of their log."""
@@ -117,6 +146,7 @@ class Periods:
 
     def learn(self, *, final: bool) -> None:
         """Looks for the period of ranks that have none, a bounded number at a time; of all ranks when `final`."""
+        self.settle()
         anew = final and self._store.operations.first == 0
         due = [key for key, lane in self._lanes.items() if anew or _is_due(lane)]
         for key, operations in self._operations_of(due if final else due[:_AT_ONCE]):
@@ -139,15 +169,18 @@ class Periods:
         else:
             lane.place = Place(iteration=lane.place.iteration + 1)
 
-    def phases(self, templates: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp], Integers, int]]:
-        """By rank (a number of its own): which of these operations are its, their place among the marks of a step (-1:
-        none), and how many marks a step has; without ranks whose period is not known.
-        """
+    def steps(self, templates: NDArray[np.int32]) -> Steps:
+        """Where in the steps of their ranks these operations are; those of ranks whose period is not known left out."""
         self._reserve()
-        for key, mine in groups(self._lane_of(templates)):
-            cycle = self._lanes[key].cycle
-            if cycle is not None:
-                yield key, mine, self._phases[templates[mine]].astype(np.int64), len(cycle.kinds)
+        lanes, inverse = distinct(self._lane_of_template[templates])
+        known = [self._lanes.get(lane) for lane in lanes.tolist()]
+        marks = np.asarray([len(of.cycle.kinds) if of is not None and of.cycle else 0 for of in known], np.int64)
+        # Few values fit the 16 bits that numpy sorts by counting.
+        order = np.argsort(inverse.astype(np.uint16) if len(lanes) < 2**16 else inverse, kind="stable")
+        order = order[marks[inverse[order]] > 0]
+        of = inverse[order]
+        phases = self._phases[templates[order]].astype(np.int64)
+        return Steps(operations=order, phases=phases, lanes=lanes[of].astype(np.int64), marks=marks[of])
 
     def iterations(self) -> dict[str, int]:
         """How many iterations each job has done, the median of its ranks; without jobs of which that is unknown."""
@@ -278,19 +311,24 @@ class Periods:
 
     def _operations_of(self, lanes: list[int]) -> Iterator[tuple[int, Ids]]:
         """What is in memory of each of these ranks, in the order of its log."""
+        if not lanes:
+            return
         table = self._store.operations
-        chosen = np.isin(self._lane_of(table.rows["template"]), lanes)
-        at = np.flatnonzero(chosen)
+        self._reserve()
+        is_theirs = np.isin(self._lane_of_template, lanes)
+        at = np.flatnonzero(is_theirs[table.rows["template"]])
         for key, mine in groups(self._lane_of(table.rows["template"][at])):
             yield key, table.first + at[mine]
 
     def _lane_of(self, templates: NDArray[np.int32]) -> Integers:
-        rows = self._store.operation_templates.rows
-        devices = rows["device"][templates].astype(np.int64) & 0xFF
-        return rows["process"][templates].astype(np.int64) << 8 | devices
+        return self._lane_of_template[templates]
 
     def _reserve(self) -> None:
         amount = len(self._store.operation_templates)
+        new = self._store.operation_templates.rows[len(self._lane_of_template) :]
+        if len(new):
+            lanes = new["process"].astype(np.int64) << 8 | (new["device"].astype(np.int64) & 0xFF)
+            self._lane_of_template = np.concatenate([self._lane_of_template, lanes])
         if amount > len(self._phases):
             grown = max(amount, 2 * len(self._phases))
             self._roles = np.concatenate([self._roles, np.zeros(grown - len(self._roles), np.uint8)])

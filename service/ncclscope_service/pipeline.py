@@ -75,6 +75,7 @@ _GIVEN_UP_EVERY_NS: Final = 5 * _SECOND_NS
 """All aligners have to be asked for that, who have nothing to do otherwise."""
 _SETTLED_AT_ONCE: Final = 65_536
 """Operations that are numbered and counted in one go at most: 20 MB of rows."""
+_LOOKED_AT_ONCE: Final = 4096
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
@@ -257,9 +258,9 @@ class Pipeline:
         table = self.store.operations
         limit = self._out_of_window(now_ns).operations
         limit = max(limit, table.next_id - self.settings.window_operations)
-        prefix = table.rows["finished"][: max(0, limit - table.first)]
-        unfinished = np.flatnonzero(~prefix)
-        length = int(unfinished[0]) if len(unfinished) else len(prefix)
+        length = _length_of_true(table.rows["finished"][: max(0, limit - table.first)])
+        if table.first + length > self._periods.settled_before:
+            self._periods.settle()
         return np.arange(table.first, table.first + length, dtype=np.int64)
 
     def forget(self, operations: Ids, now_ns: int) -> None:
@@ -322,7 +323,7 @@ class Pipeline:
         self._series.count_logged(ids)
         self._contents.count_logged(ids)
         self._patterns.count_logged(operations["member"], templates["op"], templates["root"])
-        self._periods.number(ids)
+        self._periods.feed(ids)
         return ids
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
@@ -588,6 +589,15 @@ class Pipeline:
         self._limits.fill(limited)
         for name in ("limit", "limit_reference", "bottleneck"):
             rows[name][at] = limited[name]
+
+
+def _length_of_true(flags: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not: most often it is among the first."""
+    for begin in range(0, len(flags), _LOOKED_AT_ONCE):
+        part = flags[begin : begin + _LOOKED_AT_ONCE]
+        if not part.all():
+            return begin + int(part.argmin())
+    return len(flags)
 
 
 def _is_plain(batch: Batch) -> bool:

@@ -24,6 +24,9 @@ from ncclscope_wire.terms import NO_NUMBER, OPERATIONS, UNKNOWN_OPERATION
 _LOOK_BACK: Final = 256
 """Operations of a process that may wait for their TUNING line: a group is planned, and printed, as a whole."""
 
+_FRESH: Final = 250_000
+"""Operations that are sorted by process in one go."""
+
 _NONE: Final = np.empty(0, np.int64)
 
 _CANDIDATE: Final = np.dtype([("line", "<i8"), ("tid", "<u4"), ("op", "<u1"), ("bytes", "<u8"), ("share_bytes", "<u8")])
@@ -36,6 +39,9 @@ class TuningJoin:
     def __init__(self, known: Store) -> None:
         self._store = known
         self._waiting: dict[int, Ids] = {}
+        self._fresh: list[Ids] = []
+        """Operations since lines last came; most jobs print none."""
+        self._fresh_rows = 0
         self.unattached = 0
         """TUNING lines that fitted no operation."""
         self._copied: list[Ids] = []
@@ -47,6 +53,14 @@ class TuningJoin:
 
     def feed(self, operations: Ids, tunings: Columns) -> None:
         """New operations (store rows, one source, line order) and the TUNING lines of the same batch."""
+        self._fresh.append(operations)
+        self._fresh_rows += len(operations)
+        if len(tunings) or self._fresh_rows > _FRESH:
+            self._sort_in(np.concatenate(self._fresh), tunings)
+            self._fresh, self._fresh_rows = [], 0
+
+    def _sort_in(self, operations: Ids, tunings: Columns) -> None:
+        operations = operations[operations >= self._store.operations.first]
         processes = self._store.operations.take(operations, "process")["process"]
         added = {process: operations[at] for process, at in groups(processes)}
         said = {process: whole_rows.taken(tunings, at) for process, at in groups(tunings["process"])}

@@ -146,11 +146,8 @@ class Hang:
         fed = whole_rows.kept(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
         self._board.put(fed)
         self._note_active(fed, context)
-        known = self._board.channels(context)
-        for key, begin, ranks, newest_ns, front, is_resting in known:
-            state = self._channels.get(key)
-            if state is None:
-                state = self._channels[_Channel(*key)] = _State()
+        for key, begin, ranks, newest_ns, front, is_resting in self._board.channels(context):
+            state = self._channels.setdefault(_Channel(*key), _State())
             state.begin, state.ranks = begin, ranks
             state.look(newest_ns, front)
             state.is_resting = is_resting

@@ -59,24 +59,70 @@ class _Dispute:
     """Of the first two ranks that differed: what they called from there on, by its place."""
 
 
+class _Places:
+    """What the first rank to come there called at each of the last places, of all sequences side by side."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.calls: NDArray[np.int64] = np.empty((0, _WINDOW), np.int64)
+        self.seqs: NDArray[np.int64] = np.empty((0, _WINDOW), np.int64)
+        self.first_rank: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
+        self.agreeing: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
+
+    def add(self) -> int:
+        """One more sequence; gives its number."""
+        if self.sequences == len(self.calls):
+            more = max(8, len(self.calls) // 2), _WINDOW
+            self.calls = np.concatenate([self.calls, np.full(more, _UNSEEN, np.int64)])
+            self.seqs = np.concatenate([self.seqs, np.full(more, _UNSEEN, np.int64)])
+            self.first_rank = np.concatenate([self.first_rank, np.full(more, NO_NUMBER, np.int32)])
+            self.agreeing = np.concatenate([self.agreeing, np.zeros(more, np.int32)])
+        self.sequences += 1
+        return self.sequences - 1
+
+
 @dataclass(slots=True)
 class _Sequence:
-    """What the first rank to come there called at each of the last places, and the places where ranks differ."""
+    """What the ranks of one communicator called at each of the last places, and the places where they differ."""
 
-    calls: NDArray[np.int64] = field(default_factory=lambda: np.full(_WINDOW, _UNSEEN, dtype=np.int64))
-    seqs: NDArray[np.int64] = field(default_factory=lambda: np.full(_WINDOW, _UNSEEN, dtype=np.int64))
-    first_rank: NDArray[np.int32] = field(default_factory=lambda: np.full(_WINDOW, NO_NUMBER, dtype=np.int32))
-    agreeing: NDArray[np.int32] = field(default_factory=lambda: np.zeros(_WINDOW, dtype=np.int32))
+    places: _Places
+    number: int
+    """Among those of `places`."""
     disputes: dict[int, _Dispute] = field(default_factory=dict[int, _Dispute])
     has_losses: bool = False
     """Lines were lost: places of different ranks are not the same collectives."""
+
+    @property
+    def calls(self) -> NDArray[np.int64]:
+        """What was called at each of the last places."""
+        own: NDArray[np.int64] = self.places.calls[self.number]
+        return own
+
+    @property
+    def seqs(self) -> NDArray[np.int64]:
+        """Which place of the whole sequence it is."""
+        own: NDArray[np.int64] = self.places.seqs[self.number]
+        return own
+
+    @property
+    def first_rank(self) -> NDArray[np.int32]:
+        """The rank that came there first."""
+        own: NDArray[np.int32] = self.places.first_rank[self.number]
+        return own
+
+    @property
+    def agreeing(self) -> NDArray[np.int32]:
+        """How many ranks called the same."""
+        own: NDArray[np.int32] = self.places.agreeing[self.number]
+        return own
 
 
 class Mismatch:
     """Feeds on the collectives that one job's logs name; needs no captures."""
 
     def __init__(self) -> None:
-        self._sequences: dict[int, _Sequence] = defaultdict(_Sequence)
+        self._places = _Places()
+        self._sequences: dict[int, _Sequence] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
 
@@ -84,11 +130,23 @@ class Mismatch:
         """Takes collectives as they were called (`CALL`); of each rank in order."""
         if self._context is None:
             self._context = context
-        for communicator, mine in groups(calls["communicator"]):
+        communicators, inverse = distinct(calls["communicator"])
+        sequences = [self._sequence(communicator) for communicator in communicators.tolist()]
+        is_taken = _agree(self._places, sequences, inverse, calls)
+        if is_taken.all():
+            return
+        for communicator, mine in groups(np.where(is_taken[inverse], NO_NUMBER, calls["communicator"])):
+            if communicator == NO_NUMBER:
+                continue
             rows = whole_rows.taken(calls, mine)
-            if not _agree(self._sequences[communicator], rows):
-                for _, own in groups(rows["rank"]):
-                    self._compare(whole_rows.taken(rows, own))
+            for _, own in groups(rows["rank"]):
+                self._compare(whole_rows.taken(rows, own))
+
+    def _sequence(self, communicator: int) -> _Sequence:
+        sequence = self._sequences.get(communicator)
+        if sequence is None:
+            sequence = self._sequences[communicator] = _Sequence(self._places, self._places.add())
+        return sequence
 
     def know(self, context: Context) -> None:
         """Takes the job as it stands now: communicators that it lacks have ended."""
@@ -161,37 +219,45 @@ class Mismatch:
         dispute.ranks_by_call[call].add(rank)
 
 
-def _agree(sequence: _Sequence, rows: Columns) -> bool:
-    """Takes calls of one communicator where all ranks agree, as they do in a healthy job: of all ranks in one go.
+def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp], calls: Columns) -> NDArray[np.bool_]:
+    """Takes calls of communicators where all ranks agree, as they do in a healthy job: of all ranks in one go.
 
-    False, and nothing is taken, where they do not, or where only their order can tell.
+    `inverse`: of which of these sequences each call is. Gives for each sequence whether its calls were taken: none of
+    one whose ranks do not agree, or where only their order can tell.
     """
-    seqs, inverse = distinct(rows["coll_seq"])
-    if (
-        sequence.disputes
-        or sequence.has_losses
-        or int(seqs[-1] - seqs[0]) >= _WINDOW
-        or (rows["message_bytes"] < 0).any()
-    ):
-        return False
-    calls = rows["message_bytes"] * _CODES + rows["op"]
-    first = np.full(len(seqs), np.iinfo(np.int32).max, np.int32)
-    np.minimum.at(first, inverse, rows["rank"])
-    places = seqs % _WINDOW
-    is_new = sequence.seqs[places] < seqs
-    is_known = sequence.seqs[places] == seqs
-    expected = np.where(is_known, sequence.calls[places], _UNSEEN)
-    of_first = rows["rank"] == first[inverse]
-    expected[inverse[of_first & is_new[inverse]]] = calls[of_first & is_new[inverse]]
-    if ((calls != expected[inverse]) & (is_new | is_known)[inverse]).any():
-        return False
-    fresh = places[is_new]
-    sequence.seqs[fresh], sequence.calls[fresh] = seqs[is_new], expected[is_new]
-    sequence.first_rank[fresh], sequence.agreeing[fresh] = first[is_new], 0
-    amounts = np.bincount(inverse, minlength=len(seqs)).astype(np.int32)
-    taken = is_new | is_known
-    sequence.agreeing[places[taken]] += amounts[taken]
-    return True
+    if not len(calls):
+        return np.ones(len(sequences), np.bool_)
+    seqs, ranks = calls["coll_seq"].astype(np.int64), calls["rank"]
+    newest, oldest = np.full(len(sequences), np.iinfo(np.int64).min), np.full(len(sequences), np.iinfo(np.int64).max)
+    np.maximum.at(newest, inverse, seqs)
+    np.minimum.at(oldest, inverse, seqs)
+    is_taken = np.asarray([not (of.disputes or of.has_losses) for of in sequences])
+    is_taken &= newest - oldest < _WINDOW
+    is_taken[inverse[calls["message_bytes"] < 0]] = False
+    numbers = np.asarray([of.number for of in sequences], np.int64)
+    place = numbers[inverse] * _WINDOW + seqs % _WINDOW
+    # Of each place the lowest rank first: what it calls there counts where nobody has come before.
+    usable = np.flatnonzero(is_taken[inverse])
+    order = usable[np.argsort(place[usable] << 32 | ranks[usable])]
+    begins = np.flatnonzero(np.diff(place[order], prepend=-1))
+    if not len(begins):
+        return is_taken
+    called = (calls["message_bytes"] * _CODES + calls["op"])[order]
+    own, own_seq = place[order[begins]], seqs[order[begins]]
+    known_seq = places.seqs.reshape(-1)[own]
+    is_new, is_known = known_seq < own_seq, known_seq == own_seq
+    expected = np.where(is_known, places.calls.reshape(-1)[own], called[begins])
+    amounts = np.diff(np.append(begins, len(order)))
+    differs = (called != np.repeat(expected, amounts)) & np.repeat(is_new | is_known, amounts)
+    is_taken[inverse[order[differs]]] = False
+    is_kept = is_taken[inverse[order[begins]]]
+    fresh = is_new & is_kept
+    places.seqs.reshape(-1)[own[fresh]], places.calls.reshape(-1)[own[fresh]] = own_seq[fresh], expected[fresh]
+    places.first_rank.reshape(-1)[own[fresh]] = ranks[order[begins]][fresh]
+    places.agreeing.reshape(-1)[own[fresh]] = 0
+    met = is_kept & (is_new | is_known)
+    places.agreeing.reshape(-1)[own[met]] += amounts[met].astype(np.int32)
+    return is_taken
 
 
 def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, dict[int, int]]:
