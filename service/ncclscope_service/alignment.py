@@ -21,14 +21,19 @@ from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.exact_join import ExactJoin
 from ncclscope_service.graph_replays import GraphReplays
 from ncclscope_service.kernel_name import parse_kernel_name
-from ncclscope_service.rows import Match
-from ncclscope_service.store import API_CALL, Ids, Store, Table
+from ncclscope_service.rows import OPERATION, Match
+from ncclscope_service.store import API_CALL, OPERATION_TEMPLATE, Ids, Store, Table
 from ncclscope_service.verdicts import Verdicts
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen
 from ncclscope_wire.terms import NO_NUMBER
 
 _Column = NDArray[np.generic]
+_ALIGNED: Final = ("template", *(name for name in ALIGN_OPERATION.names or () if name in (OPERATION.names or ())))
+_ALIGNED_TEMPLATE: Final = tuple(
+    name for name in ALIGN_OPERATION.names or () if name in (OPERATION_TEMPLATE.names or ()) and name != "device"
+)
+"""Columns that an aligner needs of an operation, and of its template."""
 
 _PLANS_LIMIT: Final = 65_536
 """Further kernels of a process's launches that wait for their first ones."""
@@ -212,19 +217,20 @@ class Alignment:
                 aligner.withdraw(captured)
             self._exact.setdefault(process, ExactJoin())
             self._verdicts[process] = Verdicts()
-            for waiting in self._not_captured.pop(process, ()):
-                self._feed(process, self.graphs.without_captured(waiting))
+            waiting = self._not_captured.pop(process, None)
+            if waiting:
+                self._feed(process, self.graphs.without_captured(np.concatenate(waiting)))
         return aligner
 
     def _feed(self, process: int, operations: Ids) -> None:
-        columns = self._operation_columns(operations, self._store.operations.take(operations))
+        columns = self._operation_columns(operations, self._store.operations.take(operations, *_ALIGNED))
         self._aligners[process].feed_operations(columns)
         if (exact := self._exact[process]) is not None:
             exact.feed_operations(columns)
         self._touched.add(process)
 
     def _operation_columns(self, operations: Ids, rows: Columns) -> Columns:
-        templates = self._store.templates_of(rows)
+        templates = self._store.templates_of(rows, *_ALIGNED_TEMPLATE)
         computed: dict[str, _Column] = {
             "id": operations,
             "one_rank": templates["nranks"] == 1,

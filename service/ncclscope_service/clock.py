@@ -62,6 +62,8 @@ class ClockEstimator:
     _kept: dict[int, tuple[int, dict[int, float]]] = field(default_factory=dict[int, tuple[int, dict[int, float]]])
     """By host whose clock was set: when, and the rates that all had before."""
     _feeds: int = 0
+    changes: int = 0
+    """How often something was added or forgotten: between two estimates of one number, nothing changes."""
 
     def add(self, hosts: Sequence[int], starts_ns: Times, ends_ns: Times, transfer_ns: NDArray[np.int64]) -> None:
         """Takes K operations of one communicator.
@@ -82,6 +84,7 @@ class ClockEstimator:
             group = self._groups[added.hosts] = added
         else:
             group.add(added)
+        self.changes += 1
         group.last_used = self._feeds
         group.thin(self.window_ns, self.per_bin)
 
@@ -100,6 +103,7 @@ class ClockEstimator:
             way = HostMessages(np.concatenate([known.sent, sent_ns]), np.concatenate([known.received, received_ns]))
         way.thin(self.window_ns)
         self._ways[sender, receiver] = way
+        self.changes += 1
 
     def estimate(self, reference: int) -> dict[int, HostClock]:
         """The clock of every host that operations tie to `reference`, and `check` renewed.
@@ -192,6 +196,7 @@ class ClockEstimator:
 
     def _forget_before_steps(self, reference: int) -> None:
         for host, when in find_steps(list(self._groups.values()), reference).items():
+            self.changes += 1
             known = self._steps.setdefault(host, [])
             if not known or abs(known[-1] - when) > _SAME_STEP_NS:
                 known.append(when)

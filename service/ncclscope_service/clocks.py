@@ -57,6 +57,10 @@ class Clocks:
         self._estimator = estimator or ClockEstimator()
         self._estimated_at_ns: int | None = None
         self._by_host: dict[int, HostClock] = {}
+        self._told: dict[int, HostClock] = {}
+        """What operations told of the clocks when they were last asked."""
+        self._solved: tuple[int, int] | None = None
+        """Of which reference that was, and after how many changes."""
         self._priors: Mapping[str, ClockPrior] = {}
 
     def believe(self, priors: Mapping[str, ClockPrior]) -> None:
@@ -105,16 +109,24 @@ class Clocks:
         self._estimated_at_ns = now_ns
         self._hosts.of_processes()
         reference = self._reference()
-        told = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
+        self._solve(reference)
         believed = clocks_by_prior(self._priors, self._hosts.names[reference], now_ns)
         self._by_host = {
             self._hosts.names.index(name): believed[name] for name in self._hosts.names if name in believed
         }
-        self._by_host |= told
+        self._by_host |= self._told
         self._store.clock_reference = self._hosts.names[reference]
         self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
         self._store.clocks_are_trusted = self.is_trusted()
+
+    def _solve(self, reference: int) -> None:
+        """What operations tell of the clocks, where that is not what they told the last time."""
+        solved = reference, self._estimator.changes
+        if solved == self._solved:
+            return
+        self._told = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
+        self._solved = solved
 
     def correct(self, operations: Ids, table: Table | None = None) -> None:
         """Sets the times on the reference clock of these operations, where they have a kernel and a clock.
