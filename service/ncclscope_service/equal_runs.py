@@ -12,7 +12,7 @@ D(b) D(e) / D(b + 1 + e).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -34,67 +34,92 @@ _STEPS: Final = 8
 _NEGLIGIBLE: Final = 1e-8
 """Smaller x make no run of a length that is looked at doubtful."""
 
+_PARTS: Final = 1 << 20
+"""Expected losses are summed up in such parts of one, so that sums do not depend on how the data were cut."""
+
 _DOUBTFUL: Final = 0.002
 """A run is looked at if x times its length squared, which is about what it is expected to hide, is more."""
 
 
 @dataclass(slots=True)
 class EqualRuns:
-    """The run that one thread's straight pairs are in, and what all of them may hide since that was last asked."""
+    """The run that the last items of one thread were in, and what those since it was last asked may hide."""
 
     _symbol: int = -1
     _length: int = 0
-    _hidden: float = 0.0
+    _hidden: int = 0
+    """In units of 1 / _PARTS."""
 
-    def take(self, symbols: NDArray[np.int32], begin: int, count: int, both_lost: float) -> Floats | None:
-        """How sure each of the next straight pairs is, all else aside; None: as sure as can be.
-
-        `symbols`: of the launches, of which `count` from `begin` on are paired; those behind tell where a run ends.
-        `both_lost`: what a lost line and a lost kernel are worth beside a pair.
-        """
-        own = symbols[begin : begin + count]
-        starts = np.concatenate([[0], np.flatnonzero(own[1:] != own[:-1]) + 1])
-        before = self._length if int(own[0]) == self._symbol else 0
+    def ahead(self, symbols: NDArray[np.int32]) -> RunsAhead:
+        """The runs of what comes next."""
+        count = len(symbols)
+        starts = np.concatenate([[0], np.flatnonzero(symbols[1:] != symbols[:-1]) + 1]) if count else np.empty(0, int)
         lengths = np.diff(np.append(starts, count))
-        lengths[0] += before
-        self._symbol, self._length = int(own[-1]), int(lengths[-1])
-        if both_lost < _NEGLIGIBLE:
-            return None
-        behind = symbols[begin + count : begin + count + LONGEST + 1]
-        lengths[-1] += int((behind != own[-1]).argmax()) if (behind != own[-1]).any() else len(behind)
-        doubtful = np.flatnonzero(lengths * lengths * both_lost > _DOUBTFUL)
-        if len(doubtful) == 0:
-            return None
-        known = _known(round(_STEPS * float(np.log2(both_lost))))
-        sure = np.ones(count)
-        for run in doubtful.tolist():
-            first = int(starts[run])
-            last = int(starts[run + 1]) if run + 1 < len(starts) else count
-            place = np.arange(last - first) + (before if run == 0 else 0)
-            self._hidden += float(known.hidden[np.minimum(place, LONGEST - 1)].sum())
-            sure[first:last] = known.sure(place, int(lengths[run]))
-        return sure
+        place = np.arange(count) - np.repeat(starts, lengths)
+        if count and int(symbols[0]) == self._symbol:
+            place[: lengths[0]] += self._length
+            lengths[0] += self._length
+        return RunsAhead(symbols, place, np.repeat(lengths, np.diff(np.append(starts, count))))
+
+    def hide(self, hidden: int) -> None:
+        """Items were taken that are expected to hide so much."""
+        self._hidden += hidden
 
     def hidden(self) -> float:
         """Launches and kernels of each side that are expected to be lost unseen since this was asked."""
-        hidden, self._hidden = self._hidden, 0.0
-        return hidden
+        hidden, self._hidden = self._hidden, 0
+        return hidden / _PARTS
 
-    def end(self) -> None:
-        """What comes next begins where nothing is in doubt."""
-        self._symbol, self._length = -1, 0
+    def go_on(self, ahead: RunsAhead, used: int) -> None:
+        """So many items of what was ahead are decided."""
+        if used:
+            self._symbol, self._length = int(ahead.symbols[used - 1]), int(ahead.place[used - 1]) + 1
 
 
-def expected_hidden(symbols: NDArray[np.int32], both_lost: float) -> float:
-    """Launches and kernels of each side that runs of these symbols are expected to have lost unseen."""
-    if both_lost < _NEGLIGIBLE or len(symbols) == 0:
-        return 0.0
-    starts = np.concatenate([[0], np.flatnonzero(symbols[1:] != symbols[:-1]) + 1])
-    lengths = np.diff(np.append(starts, len(symbols)))
-    lengths = np.minimum(lengths[lengths * lengths * both_lost > _DOUBTFUL], LONGEST)
-    if len(lengths) == 0:
-        return 0.0
-    return float(_known(round(_STEPS * float(np.log2(both_lost)))).hidden.cumsum()[lengths - 1].sum())
+@dataclass(slots=True)
+class RunsAhead:
+    """The runs of a sequence of symbols, of which items are paired one by one."""
+
+    symbols: NDArray[np.int32]
+    place: NDArray[np.int64]
+    """How many items of its run are before each."""
+    length: NDArray[np.int64]
+    """Of the run that each is in, as far as it is seen."""
+    _told: dict[int, Doubts | None] = field(default_factory=dict[int, "Doubts | None"])
+
+    def doubts(self, both_lost: float) -> Doubts | None:
+        """What the runs make of pairs; None: all are as sure as can be.
+
+        `both_lost`: what a lost line and a lost kernel are worth beside a pair.
+        """
+        if both_lost < _NEGLIGIBLE:
+            return None
+        step = round(_STEPS * float(np.log2(both_lost)))
+        if step not in self._told:
+            self._told[step] = self._doubts(step)
+        return self._told[step]
+
+    def _doubts(self, step: int) -> Doubts | None:
+        lengths = np.minimum(self.length, LONGEST + 1)
+        doubtful = np.flatnonzero(lengths * lengths * 2.0 ** (step / _STEPS) > _DOUBTFUL)
+        if len(doubtful) == 0:
+            return None
+        known = _known(step)
+        place, lengths = self.place[doubtful], lengths[doubtful]
+        sure, hidden = np.ones(len(self.symbols)), np.zeros(len(self.symbols) + 1, dtype=np.int64)
+        sure[doubtful] = known.sure(place, lengths)
+        hidden[doubtful + 1] = np.rint(known.hidden[np.minimum(place, LONGEST - 1)] * _PARTS)
+        return Doubts(sure, np.cumsum(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What runs of equal items make of pairs, for one answer to how much is lost."""
+
+    sure: Floats
+    """How sure the pair of each item is, all else aside."""
+    hidden_before: NDArray[np.int64]
+    """Losses of each side that all items before each are expected to hide, in units of 1 / _PARTS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +133,12 @@ class _Known:
     hidden: Floats
     """Losses of each side that a run is expected to hide more for having one more item behind so many."""
 
-    def sure(self, place: NDArray[np.int64], length: int) -> Floats:
-        """How sure the pairs at these places of a run are."""
+    def sure(self, place: NDArray[np.int64], length: NDArray[np.int64]) -> Floats:
+        """How sure the pairs at these places of runs of these lengths are."""
+        behind = np.where(length > LONGEST, 0, length - 1 - place)
         place = np.minimum(place, _FARTHEST)
-        if length > LONGEST:
-            sure: Floats = np.exp(self.ways[place] - self.growth * (place + 1))
-        else:
-            sure = np.exp(self.ways[place] + self.ways[length - 1 - place] - self.ways[length])
+        all_ways = np.where(length > LONGEST, self.growth * (place + 1), self.ways[np.minimum(length, LONGEST)])
+        sure: Floats = np.exp(self.ways[place] + self.ways[behind] - all_ways)
         return sure
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from ncclscope_service.dirty import LONG, SHORT_WINDOW, WINDOW, Found, LargeWindow, Learnt, decide_large
-from ncclscope_service.equal_runs import EqualRuns, expected_hidden
+from ncclscope_service.equal_runs import Doubts, EqualRuns
+from ncclscope_service.pair_hmm import Floats
 from ncclscope_service.small_windows import SmallWindow, decide_small
 from ncclscope_wire.batch import Columns
 
@@ -55,6 +55,20 @@ _NEAR_GAP: Final = 8
 
 _RESUMES: Final = (12, 40)
 """So many items must agree then; more, where with fewer there are several ways."""
+
+_FAR: Final = 128
+_SHIFTED: Final = 8
+_FAR_RESUMES: Final = 24
+"""Several gaps near each other end so far away, with the sides shifted so little, where so many items agree."""
+
+_AHEAD: Final = _FAR + _SHIFTED + _FAR_RESUMES
+"""Items beyond what agrees that must be there before a gap is looked for."""
+
+_PER_LOSS: Final = 12
+"""Items that must not agree for as long before a place counts as much as one more item lost."""
+
+FAR_AWAY: Final = 1 << 40
+"""An item that never comes."""
 
 _SEED: Final = 12
 _REACH: Final = 65536
@@ -122,6 +136,12 @@ class Pairing:
         self._skipped = self._reach = 0
         """Launches left out in the open window, and how far from its straight line."""
         self._small: list[SmallWindow] = []
+        self._straight: list[tuple[int, int, int, Doubts | None]] = []
+        """Stretches that agree: where on both sides, how long, and what their runs make of them."""
+        self._runs_ahead = experience.runs.ahead(self._left)
+        self._next_change, self._last_change = _changes(self._left)
+        self._agrees = (0, 0, 0)
+        """The last comparison: by how much the kernels were shifted, from where on, and up to where items agree."""
         self.decided = Decided()
 
     @property
@@ -150,7 +170,9 @@ class Pairing:
         while (self._at[0] < stop or self._opened is not None) and self._is_pending():
             if not self._step(compatible, stop, final=final, is_closed=is_closed):
                 break
+        self._give_straight()
         self._decide_small(compatible)
+        self._experience.runs.go_on(self._runs_ahead, (self._opened or self._at)[0])
         self.decided.launches_used, self.decided.kernels_used = self.launches_used, self.kernels_used
 
     def _is_pending(self) -> bool:
@@ -164,10 +186,10 @@ class Pairing:
         if are_few is None:
             return False
         if are_few:
-            agreeing = _agreeing(left, right, compatible)
-            if self._take_agreeing(left, agreeing, stop, is_over=final and agreeing == shorter):
+            agreeing = self._agreeing(compatible)
+            if self._take_agreeing(agreeing, stop, is_over=final and agreeing == shorter):
                 return True
-            if agreeing == shorter or (not final and shorter < _GAP + _RESUMES[-1] + agreeing):
+            if agreeing == shorter or (not final and shorter < _AHEAD + agreeing):
                 return False
             if self._skip_gap(left, right, compatible, agreeing):
                 return True
@@ -188,33 +210,74 @@ class Pairing:
 
     # where both agree
 
-    def _take_agreeing(self, left: Symbols, agreeing: int, stop: int, *, is_over: bool) -> bool:
+    def _agreeing(self, compatible: Compatible) -> int:
+        """How many of the next items agree one by one."""
+        at, to = self._at
+        shift, begin, end = self._agrees
+        if to - at != shift or not begin <= at < end:
+            end = at + _agreeing(self._left[at:], self._right[to:], compatible)
+            self._agrees = to - at, at, end
+        return end - at
+
+    def _take_agreeing(self, agreeing: int, stop: int, *, is_over: bool) -> bool:
         """Closes the dirty window, or takes what agrees; False if neither can be done yet."""
         if self._opened is not None:
-            behind = _closing(left, agreeing, is_over=is_over)
+            behind = self._closing(agreeing, is_over=is_over)
             if behind:
                 self._close(behind)
             return behind > 0
-        settled = min(agreeing if is_over else _settled(left, agreeing), stop - self._at[0])
-        if settled:
+        settled = min(agreeing if is_over else self._settled(agreeing), stop - self._at[0])
+        if settled > 0:
             self._take_straight(settled)
         return settled > 0
+
+    def _settled(self, agreeing: int) -> int:
+        """How many of the agreeing items are final: with enough behind them, up to the end of a run of one symbol."""
+        known = agreeing - LOOKAHEAD
+        if known <= 0:
+            return 0
+        return max(0, known - LONGEST_WAIT, int(self._last_change[self._at[0] + known]) - self._at[0])
+
+    def _closing(self, agreeing: int, *, is_over: bool) -> int:
+        """Items after which a dirty window is closed: enough agree on both sides of a change; 0: not yet."""
+        if agreeing >= 2 * _MARGIN:
+            change = int(self._next_change[self._at[0] + _MARGIN]) - self._at[0]
+            if change <= min(agreeing - _MARGIN, LONGEST_WAIT):
+                return change
+        if agreeing >= LONGEST_WAIT + LOOKAHEAD:
+            return LONGEST_WAIT
+        return agreeing if is_over else 0
 
     def _take_straight(self, count: int) -> None:
         at, to = self._at
         experience = self._experience
-        sure = experience.runs.take(self._left, at, count, experience.learnt.losses.both)
-        self.decided.pairs.append(
-            Found(
-                self._items[at : at + count],
-                np.diff(self._items[at : at + count + 1]),
-                self._runs[to : to + count],
-                np.diff(self._runs[to : to + count + 1]),
-                np.full(count, CERTAIN) if sure is None else CERTAIN * sure,
-            )
-        )
+        doubts = self._runs_ahead.doubts(experience.learnt.losses.both)
+        if doubts is not None:
+            experience.runs.hide(int(doubts.hidden_before[at + count] - doubts.hidden_before[at]))
+        self._straight.append((at, to, count, doubts))
         self._at = at + count, to + count
         experience.straight += count
+
+    def _give_straight(self) -> None:
+        """Gives out the stretches that agree."""
+        if not self._straight:
+            return
+        at, to, counts = np.array([stretch[:3] for stretch in self._straight]).T
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        launches, kernels = np.repeat(at, counts) + within, np.repeat(to, counts) + within
+        confidence = np.full(len(launches), CERTAIN)
+        end = 0
+        for begin, _, count, doubts in self._straight:
+            if doubts is not None:
+                confidence[end : end + count] *= doubts.sure[begin : begin + count]
+            end += count
+        self.decided.pairs.append(self._found(launches, kernels, confidence))
+        self._straight = []
+
+    def _found(self, items: NDArray[np.int64], runs: NDArray[np.int64], confidence: Floats) -> Found:
+        """Pairs of items as pairs of stretches of launches and of kernels."""
+        first, to = self._items[items], self._runs[runs]
+        return Found(first, self._items[items + 1] - first, to, self._runs[runs + 1] - to, confidence)
 
     def _look_ahead(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
         """Whether the first items agree but for a few small gaps; None if more data must come first."""
@@ -246,7 +309,8 @@ class Pairing:
         begun = self._opened or self._at
         if self._at[0] + agreeing - begun[0] > _LONGEST_SMALL:
             return False
-        skipped = _resync(left[agreeing:], right[agreeing:], compatible)
+        left, right = left[agreeing:], right[agreeing:]
+        skipped = _resync(left, right, compatible) or _far_resync(left, right, compatible)
         if skipped is None:
             return False
         self._opened = begun
@@ -263,9 +327,10 @@ class Pairing:
         end = at + behind, until + behind
         launches, straight = end[0] - first, self._experience.straight
         losses, runs = self._experience.learnt.losses, self._experience.runs
-        hidden = runs.hidden() + expected_hidden(self._left[first : end[0]], losses.both)
-        pairs = straight + max(min(launches - self._skipped, end[1] - to) - hidden, 0)
-        runs.end()
+        doubts = self._runs_ahead.doubts(losses.both)
+        if doubts is not None:
+            runs.hide(int(doubts.hidden_before[end[0]] - doubts.hidden_before[first]))
+        pairs = straight + max(min(launches - self._skipped, end[1] - to) - runs.hidden(), 0)
         losses.learn(straight + launches, straight + end[1] - to, pairs)
         self._small.append(SmallWindow((first, end[0]), (to, end[1]), self._reach, losses.rates()))
         self._experience.straight = self._skipped = self._reach = 0
@@ -273,15 +338,7 @@ class Pairing:
 
     def _decide_small(self, compatible: Compatible) -> None:
         for found in decide_small(self._small, self._left, self._right, compatible):
-            self.decided.pairs.append(
-                Found(
-                    self._items[found.launches],
-                    self._items[found.launches + 1] - self._items[found.launches],
-                    self._runs[found.kernels],
-                    self._runs[found.kernels + 1] - self._runs[found.kernels],
-                    found.confidence,
-                )
-            )
+            self.decided.pairs.append(self._found(found.launches, found.kernels, found.confidence))
         self._small = []
 
     # where losses are many
@@ -315,7 +372,9 @@ class Pairing:
             self._experience.starts, self._experience.has_begun = large.starts, True
         large.learn()
         self._experience.straight = 0
-        self._experience.runs = EqualRuns()
+        self._experience.runs.hidden()
+        self._give_straight()
+        self._decide_small(compatible)
         self.decided.pairs.append(large.found.moved(first, to))
         self._begin_at(begin, first + large.launches_used, to + large.kernels_used)
         return True
@@ -351,9 +410,27 @@ class Pairing:
         return True
 
 
-_SHIFTS: Final = np.subtract.outer(np.arange(_GAP + 1), np.arange(_GAP + 1))
-_COSTS: Final = np.abs(_SHIFTS) + np.minimum.outer(np.arange(_GAP + 1), np.arange(_GAP + 1)) / 2
-"""Items that are lost at least, and half of those that may have been."""
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """Gaps of up to so many items on either side, side by side."""
+
+    size: int
+    costs: Floats
+    """Items that are lost at least, and half of those that may have been."""
+    shifts: NDArray[np.int64]
+
+    @classmethod
+    def up_to(cls, size: int) -> _Gaps:
+        """All of them, ascending by the items of the first side."""
+        one = np.arange(size + 1)
+        shifts = np.subtract.outer(one, one)
+        return cls(size, (np.abs(shifts) + np.minimum.outer(one, one) / 2).ravel(), shifts.ravel())
+
+
+_NEAR_GAPS: Final = _Gaps.up_to(_NEAR_GAP)
+_GAPS: Final = _Gaps.up_to(_GAP)
+_NEAR_COST: Final = (_NEAR_GAP + 1) / 2 - 1
+"""Behind a gap that costs less no larger one is looked for."""
 
 
 def _resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
@@ -361,25 +438,69 @@ def _resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int,
     for agreeing in _RESUMES:
         if min(len(left), len(right)) < _GAP + agreeing:
             return None
-        costs = _gap_costs(left, right, compatible, _NEAR_GAP, agreeing)
-        if costs.min() >= _COSTS[_NEAR_GAP + 1, _NEAR_GAP + 1] - 1:
-            costs = _gap_costs(left, right, compatible, _GAP, agreeing)
-        cost = float(costs.min())
-        if cost == np.inf:
+        gaps, agree = _NEAR_GAPS, _agree_behind(left, right, compatible, _NEAR_GAPS, agreeing)
+        if len(agree) == 0 or gaps.costs[agree].min() >= _NEAR_COST:
+            gaps, agree = _GAPS, _agree_behind(left, right, compatible, _GAPS, agreeing)
+        if len(agree) == 0:
             return None
-        found = divmod(int(costs.argmin()), len(costs))
-        if not np.any((costs <= cost + 1) & (found[0] - found[1] != _SHIFTS[: len(costs), : len(costs)])):
-            return found
+        costs = gaps.costs[agree]
+        cheapest = int(costs.argmin())
+        shifts = gaps.shifts[agree]
+        if not np.any((costs <= costs[cheapest] + 1) & (shifts != shifts[cheapest])):
+            return divmod(int(agree[cheapest]), gaps.size + 1)
     return None
 
 
-def _gap_costs(left: Symbols, right: Symbols, compatible: Compatible, gap: int, agreeing: int) -> NDArray[np.float64]:
-    """What it costs to leave out so many items of each side, up to a gap; infinity where the rest does not agree."""
-    size = gap + agreeing
-    block = compatible[left[:size, None], right[None, :size]]
-    row, column = block.strides
-    diagonals = as_strided(block, (gap + 1, gap + 1, agreeing), (row, column, row + column), writeable=False)
-    return np.where(diagonals.all(axis=2), _COSTS[: gap + 1, : gap + 1], np.inf)
+def _agree_behind(
+    left: Symbols, right: Symbols, compatible: Compatible, gaps: _Gaps, agreeing: int
+) -> NDArray[np.intp]:
+    """The gaps behind which so many items agree."""
+    size = gaps.size + agreeing
+    agree = _in_a_row(compatible[left[:size, None], right[None, :size]], agreeing)
+    return np.flatnonzero(agree[: gaps.size + 1, : gaps.size + 1])
+
+
+def _in_a_row(cells: NDArray[np.bool_], amount: int) -> NDArray[np.bool_]:
+    """Where so many cells, one after the other down the diagonal, are true."""
+    have = 1
+    while have < amount:
+        step = min(have, amount - have)
+        cells = cells[:-step, :-step] & cells[step:, step:]
+        have += step
+    return cells
+
+
+def _far_resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
+    """The same where there are several gaps near each other: a longer stretch agrees further away."""
+    size = _FAR + _FAR_RESUMES
+    if min(len(left), len(right)) < size + _SHIFTED:
+        return None
+    places = np.arange(size)
+    shifts = np.arange(-_SHIFTED, _SHIFTED + 1)[:, None]
+    agree = compatible[left[places + np.maximum(-shifts, 0)], right[places + np.maximum(shifts, 0)]]
+    have = 1
+    while have < _FAR_RESUMES:
+        step = min(have, _FAR_RESUMES - have)
+        agree = agree[:, :-step] & agree[:, step:]
+        have += step
+    first = agree.argmax(axis=1)
+    costs = np.where(agree.any(axis=1), np.abs(shifts[:, 0]) + first / _PER_LOSS, np.inf)
+    best = int(costs.argmin())
+    if costs[best] == np.inf or np.count_nonzero(costs <= costs[best] + 1) > 1:
+        return None
+    shift, place = best - _SHIFTED, int(first[best])
+    return place + max(-shift, 0), place + max(shift, 0)
+
+
+def _changes(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each item and the end, the next item that differs from the one before it, and the last one so far."""
+    count = len(symbols)
+    is_change = np.zeros(count + 1, dtype=bool)
+    is_change[1:count] = symbols[1:] != symbols[:-1]
+    places = np.arange(count + 1)
+    last = np.maximum.accumulate(np.where(is_change, places, 0))
+    following = np.where(is_change, places, FAR_AWAY)
+    return np.minimum.accumulate(following[::-1])[::-1], last
 
 
 def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
@@ -393,28 +514,6 @@ def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
             return begin + int(differs.argmax())
         begin, size = end, min(4 * size, _BLOCK)
     return count
-
-
-def _settled(left: Symbols, agreeing: int) -> int:
-    """How many of the agreeing items are final: with enough behind them, and up to the end of a run of one symbol."""
-    known = agreeing - LOOKAHEAD
-    if known <= 0:
-        return 0
-    tail = left[max(0, known - LONGEST_WAIT) : known + 1]
-    changes = np.flatnonzero(tail[1:] != tail[:-1])
-    if len(changes):
-        return max(0, known - len(tail) + 1) + int(changes[-1]) + 1
-    return max(0, known - LONGEST_WAIT)
-
-
-def _closing(left: Symbols, agreeing: int, *, is_over: bool) -> int:
-    """Items after which a dirty window is closed: enough agree on both sides of a change; 0: not yet."""
-    changes = np.flatnonzero(left[_MARGIN : agreeing - _MARGIN + 1] != left[_MARGIN - 1 : agreeing - _MARGIN])
-    if len(changes) and changes[0] + _MARGIN <= LONGEST_WAIT:
-        return _MARGIN + int(changes[0])
-    if agreeing >= LONGEST_WAIT + LOOKAHEAD:
-        return LONGEST_WAIT
-    return agreeing if is_over else 0
 
 
 def _find(text: Symbols, pattern: Symbols) -> tuple[int, int] | None:

@@ -26,9 +26,14 @@ from ncclscope_service.pair_hmm import TINY, Floats
 _PRICE: Final = 0.45
 """What a pair must be worth to be given out."""
 
-_MARGIN: Final = 5
-_NARROWEST: Final = 8
-"""A band reaches so far beyond what makes both sides agree again, and at least so far; then four times as far."""
+_MARGIN: Final = 3
+_WIDE_MARGIN: Final = 5
+_NARROWEST: Final = 4
+_WIDENED: Final = 4
+"""A band reaches so far beyond what makes both sides agree again, and at least so far; then so many times as far."""
+
+_HIDES_LITTLE: Final = 0.1
+"""The wider margin is for windows that would be expected to hide more losses of both sides, were all launches alike."""
 
 _CELLS: Final = 500_000
 """Cells that are worked on at once."""
@@ -52,9 +57,12 @@ class SmallWindow:
     @property
     def width(self) -> int:
         """How far the band reaches to either side."""
+        launches, (kernels_lost, lines_lost) = self.launches[1] - self.launches[0], self.rates
+        hides_little = launches * launches * kernels_lost * lines_lost < _HIDES_LITTLE
+        margin = _MARGIN if hides_little else _WIDE_MARGIN
         width = _NARROWEST
-        while width < self.reach + _MARGIN:
-            width *= 4
+        while width < self.reach + margin:
+            width *= _WIDENED
         return width
 
 
@@ -97,41 +105,67 @@ def _decide(
 ) -> Found:
     first_launch, launches = np.array([(one.launches[0], one.launches[1] - one.launches[0]) for one in windows]).T
     first_kernel, kernels = np.array([(one.kernels[0], one.kernels[1] - one.kernels[0]) for one in windows]).T
-    rows = np.arange(launches[0])[:, None]
-    columns = np.arange(-width, launches[0] + width)[:, None]
-    # One more symbol stands for what is outside of a window, and fits nothing.
-    left = np.where(rows < launches, symbols[0].take(first_launch + rows, mode="clip"), -1)
-    is_inside = (columns >= 0) & (columns < kernels)
-    right = np.where(is_inside, symbols[1].take(first_kernel + columns, mode="clip"), -1)
-    table = np.pad(compatible, (0, 1))
-    fits = table[left[:, None, :], right[None, :, :]]
-    share = fits.sum(axis=1, dtype=np.int32) / kernels
-    rates = np.array([one.rates for one in windows]).prod(axis=1)
-    batch = _Batch(
-        width,
-        launches,
-        np.append(np.count_nonzero(rows < launches, axis=1), 0),
-        kernels - launches + width,
-        _band(fits, width).astype(np.float64),
-        rates * np.where(share > 0, share, 1.0),
-    )
-    pairs = _posterior(batch)
+    rates = np.array([one.rates for one in windows])
+    batch = _batch((first_launch, launches), (first_kernel, kernels), width, symbols, compatible, rates)
+    pairs = _pairs(batch)
     window, launch, place = _most_accurate(batch, pairs)
     kernel = launch + place - width + first_kernel[window]
     return Found.one_by_one(launch + first_launch[window], kernel, pairs[launch, place, window])
 
 
-def _band(cells: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
-    """(launches, band, windows) of (launches, kernels from -width on, windows)."""
-    row, column, window = cells.strides
-    return as_strided(cells, (len(cells), 2 * width + 1, cells.shape[2]), (row + column, column, window))
+def _batch(
+    left: tuple[NDArray[np.intp], NDArray[np.intp]],
+    right: tuple[NDArray[np.intp], NDArray[np.intp]],
+    width: int,
+    symbols: tuple[NDArray[np.int32], NDArray[np.int32]],
+    compatible: NDArray[np.bool_],
+    rates: NDArray[np.float64],
+) -> _Batch:
+    """Windows of these first launches and kernels, and so many of each, at these rates (windows, 2)."""
+    (first_launch, launches), (first_kernel, kernels) = left, right
+    rows = np.arange(launches[0])[:, None]
+    columns = np.arange(-width, launches[0] + width)[:, None]
+    # One more symbol stands for what is outside of a window, and fits nothing.
+    table = np.pad(compatible, (0, 1))
+    own = np.where(rows < launches, symbols[0].take(first_launch + rows, mode="clip"), len(compatible))
+    is_inside = (columns >= 0) & (columns < kernels)
+    other = np.where(is_inside, symbols[1].take(first_kernel + columns, mode="clip"), compatible.shape[1])
+    fits = table.ravel().take((own * table.shape[1])[:, None, :] + _banded(other, width))
+    share = _share_that_fits(own, other, table, kernels)
+    return _Batch(
+        width,
+        launches,
+        np.append(np.count_nonzero(rows < launches, axis=1), 0),
+        kernels - launches + width,
+        fits.astype(np.float64),
+        rates.prod(axis=1) * np.where(share > 0, share, 1.0),
+    )
+
+
+def _banded(columns: NDArray[np.int32], width: int) -> NDArray[np.int32]:
+    """(launches, band, windows) of (kernels from -width on to width behind the last launch, windows)."""
+    column, window = columns.strides
+    shape = len(columns) - 2 * width, 2 * width + 1, columns.shape[1]
+    return as_strided(columns, shape, (column, column, window), writeable=False)
+
+
+def _share_that_fits(
+    left: NDArray[np.int32], right: NDArray[np.int32], table: NDArray[np.bool_], kernels: NDArray[np.intp]
+) -> Floats:
+    """(launches, windows): the share of its window's kernels that each launch may be."""
+    launch_symbols, kernel_symbols = table.shape
+    windows = np.arange(right.shape[1])
+    amounts = np.bincount((right + windows * kernel_symbols).ravel(), minlength=len(windows) * kernel_symbols)
+    fitting = table @ (amounts.reshape(len(windows), kernel_symbols) / kernels[:, None]).T
+    share: Floats = fitting[np.minimum(left, launch_symbols - 1), windows]
+    return share
 
 
 def _forward(batch: _Batch) -> tuple[Floats, Floats]:
     """Sums over all alignments up to each cell, and the logarithm of what those of each row were divided by."""
     launches, band, windows = batch.fits.shape
-    sums, scales = np.empty((launches + 1, band, windows)), np.zeros((launches + 1, windows))
-    sums[0, : batch.width], sums[0, batch.width :] = 0.0, 1.0
+    sums, scales = np.zeros((launches + 1, band, windows)), np.zeros((launches + 1, windows))
+    sums[0, batch.width :] = 1.0
     for row in range(launches):
         amount = batch.amounts[row]
         before, own = sums[row, :, :amount], sums[row + 1, :, :amount]
@@ -151,31 +185,34 @@ def _rescaled(own: Floats) -> Floats:
     return logarithms
 
 
-def _posterior(batch: _Batch) -> Floats:
-    """(launches, band, windows): the probability of each pair."""
-    sums, scales = _forward(batch)
+def _backward(batch: _Batch) -> tuple[Floats, Floats]:
+    """Sums over all alignments from each cell on, likewise."""
     launches, band, windows = batch.fits.shape
-    every = np.arange(windows)
-    last = batch.lengths, batch.ends, every
-    likelihood = np.log(np.maximum(sums[last], TINY)) + scales[batch.lengths, every]
-    pairs = np.zeros((launches, band, windows))
-    behind, scale = np.zeros((band, windows)), np.zeros(windows)
+    sums, scales = np.zeros((launches + 1, band, windows)), np.zeros((launches + 1, windows))
     for row in range(launches - 1, -1, -1):
         amount, begun = batch.amounts[row], batch.amounts[row + 1]
         if amount > begun:
             # These end behind this launch: kernels that are left then have lost their lines.
-            behind[:, begun:amount] = np.arange(band)[:, None] <= batch.ends[begun:amount]
-        own, fits = behind[:, :amount], batch.fits[row, :, :amount]
-        found = pairs[row, :, :amount]
-        np.multiply(sums[row, :, :amount], fits, out=found)
-        found *= own
-        found *= np.exp(scales[row, :amount] + scale[:amount] - likelihood[:amount])
-        alone = own[:-1] * batch.lost[row, :amount]
-        own *= fits
-        own[1:] += alone
+            sums[row + 1, :, begun:amount] = np.arange(band)[:, None] <= batch.ends[begun:amount]
+        after, own = sums[row + 1, :, :amount], sums[row, :, :amount]
+        np.multiply(after, batch.fits[row, :, :amount], out=own)
+        own[1:] += after[:-1] * batch.lost[row, :amount]
         np.add.accumulate(own[::-1], axis=0, out=own[::-1])
+        scales[row] = scales[row + 1]
         if row % _RESCALED == 0:
-            scale[:amount] += _rescaled(own)
+            scales[row, :amount] += _rescaled(own)
+    return sums, scales
+
+
+def _pairs(batch: _Batch) -> Floats:
+    """(launches, band, windows): the probability of each pair."""
+    (ahead, scales), (behind, scaled) = _forward(batch), _backward(batch)
+    every = np.arange(batch.fits.shape[2])
+    whole = ahead[batch.lengths, batch.ends, every]
+    likelihood = np.log(np.maximum(whole, TINY)) + scales[batch.lengths, every]
+    pairs = ahead[:-1] * batch.fits
+    pairs *= behind[1:]
+    pairs *= np.exp(scales[:-1] + scaled[1:] - likelihood)[:, None]
     return pairs
 
 
