@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.detect import late_rank, margin, siblings, wires
-from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropWatch, SteadyWatch
+from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropWatch
 
 _SERIES: Final = 4
 _GROUPS, _RANKS = 4, 4
@@ -41,7 +41,6 @@ DELAYS_HEADER: Final = """\
 |---|---|---:|---:|---:|---:|"""
 
 Series = NDArray[np.float64]
-_Watch = DropWatch | SteadyWatch
 
 
 def print_false_alarms(days: int) -> None:
@@ -63,7 +62,7 @@ def print_delays(trials: int) -> None:
     print(f"\n{DELAYS_HEADER}")
     baselines = (
         ("an hour of 10 s", STEADY.baseline, _steady, _WINDOW, 1),
-        ("the same, four groups that share wires", STEADY.baseline, _shared, _WINDOW, _SERIES),
+        ("the same, four groups that share wires", STEADY.baseline, _steady, _WINDOW, _SERIES),
         ("60 s of 1 s", QUICK.baseline, _quick, 1, 1),
         ("the same, four groups that share wires", QUICK.baseline, _quick, 1, _SERIES),
     )
@@ -110,7 +109,7 @@ def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counte
         quick=sum(_drops(_quick(), column.tolist()) for column in seconds[:_HOUR].T),
         steady=sum(_drops(_steady(), column.tolist()) for column in windows.T),
         wires=sum(_drops(_quick(), column.tolist()) for column in _together(seconds[:_HOUR], days).T)
-        + sum(_drops(_shared(), column.tolist()) for column in _together(windows, days).T),
+        + sum(_drops(_steady(), column.tolist()) for column in _together(windows, days).T),
         drift=sum(_drifts(column.tolist()) for column in windows.T),
         siblings=sum(_slow_siblings(of_job) for of_job in np.split(seconds, days, axis=1)),
     )
@@ -128,19 +127,15 @@ def _together(levels: Series, jobs: int) -> Series:
     return together
 
 
-def _quick() -> _Watch:
+def _quick() -> DropWatch:
     return DropWatch(QUICK)
 
 
-def _steady() -> _Watch:
+def _steady() -> DropWatch:
     return DropWatch(STEADY)
 
 
-def _shared() -> _Watch:
-    return SteadyWatch()
-
-
-def _drops(watch: _Watch, levels: list[float]) -> int:
+def _drops(watch: DropWatch, levels: list[float]) -> int:
     alarms, was_on = 0, False
     for at, level in enumerate(levels):
         watch.feed(at, level)
@@ -196,7 +191,7 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
 
 
 def _delays(
-    watching: Callable[[], _Watch],
+    watching: Callable[[], DropWatch],
     before: int,
     seconds: int,
     trials: tuple[int, int],

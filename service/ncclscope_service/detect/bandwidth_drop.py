@@ -10,7 +10,7 @@ from typing import Final
 
 from ncclscope_service.detect import drop, slow_link
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch, SteadyWatch
+from ncclscope_service.detect.drop import DriftWatch, Drop, DropWatch
 from ncclscope_service.detect.findings import Ledger
 from ncclscope_service.detect.levels import Levels, Sample, Shape
 from ncclscope_service.detect.links import Links
@@ -42,7 +42,7 @@ class _Series:
     """One shape under both rules: the quick one guards until the steady one knows an hour."""
 
     quick: DropWatch = field(default_factory=lambda: DropWatch(drop.QUICK))
-    steady: DropWatch | SteadyWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
+    steady: DropWatch = field(default_factory=lambda: DropWatch(drop.STEADY))
     drift: DriftWatch = field(default_factory=DriftWatch)
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
@@ -75,7 +75,7 @@ class _Series:
         return self._watch.is_unsuspicious and self.drop is None
 
     @property
-    def _watch(self) -> DropWatch | SteadyWatch:
+    def _watch(self) -> DropWatch:
         return self.steady if self.steady.is_ready else self.quick
 
 
@@ -122,7 +122,7 @@ class BandwidthDrop:
                 recent = self._worst.setdefault(sample.shape.communicator, deque(maxlen=_WINDOWS_SHOWN))
                 recent.append((sample.level, sample.worst_seq))
         for shared in self._wires.feed(samples, context):
-            self._together.setdefault(shared.wires, _Series(steady=SteadyWatch())).feed(shared.at_ns, shared.level)
+            self._together.setdefault(shared.wires, _Series()).feed(shared.at_ns, shared.level)
         return samples
 
     def findings(self, now_ns: int) -> list[Finding]:
