@@ -58,9 +58,10 @@ def notification_options(command: Callable[P, R]) -> Callable[P, R]:
         kwargs["notifications"] = Notifications(**given)  # type: ignore[arg-type]  # click has checked the types
         return command(*args, **kwargs)
 
+    decorated: Callable[P, R] = with_notifications
     for option in reversed(_OPTIONS):
-        with_notifications = option(with_notifications)
-    return with_notifications
+        decorated = option(decorated)
+    return decorated
 
 
 def _checked(_: click.Context, option: click.Parameter, given: str | tuple[str, ...] | None) -> object:
@@ -70,6 +71,12 @@ def _checked(_: click.Context, option: click.Parameter, given: str | tuple[str, 
             # The address is not repeated: it may hold a secret.
             raise click.BadParameter("an address begins with http:// or https:// and has a host", param=option)
     return given
+
+
+def _limit(
+    flag: str, name: str, bounds: click.IntRange | click.FloatRange, default: float, unit: str, text: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    return click.option(flag, name, type=bounds, default=default, show_default=True, metavar=unit, help=text)
 
 
 _OPTIONS = (
@@ -99,23 +106,21 @@ _OPTIONS = (
         show_default=True,
         help="Findings that hurry less are not told.",
     ),
-    click.option(
+    _limit(
         "--webhook-timeout",
         "timeout_seconds",
-        type=click.FloatRange(min=0.1, max=300),
-        default=10.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Patience with one attempt to deliver.",
+        click.FloatRange(min=0.1, max=300),
+        10.0,
+        "SECONDS",
+        "Patience with one attempt to deliver.",
     ),
-    click.option(
+    _limit(
         "--webhook-attempts",
         "attempts",
-        type=click.IntRange(min=1, max=100),
-        default=8,
-        show_default=True,
-        metavar="N",
-        help="Attempts before a notification is given up, with doubling pauses from 1 s to 60 s.",
+        click.IntRange(min=1, max=100),
+        8,
+        "N",
+        "Attempts before a notification is given up, with doubling pauses from 1 s to 60 s.",
     ),
     click.option(
         "--public-url",
