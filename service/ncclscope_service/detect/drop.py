@@ -21,6 +21,8 @@ from ncclscope_service.detect.noise import Noise, evidence, noise_of
 
 _WINSOR: Final = 3.0
 _REFIT_EVERY: Final = 10
+_DOUBT: Final = 6.0
+"""Windows at which the CUSUM is higher are not learnt: they may belong to a loss."""
 _DRIFT_WEIGHT: Final = 0.02
 _DRIFT_GATE: Final = 0.05
 _DRIFT_ERRORS: Final = 5.0
@@ -51,8 +53,8 @@ class DropRule:
 
 
 QUICK: Final = DropRule(baseline=30, baseline_kept=900, h=24.0, recent=10)
-"""One-second windows, guards the first hour: short baselines are uncertain, so it wants twice the evidence."""
-STEADY: Final = DropRule(baseline=360, baseline_kept=720, h=12.0, recent=5)
+"""One-second windows, guards the first hour: short baselines are uncertain, so it wants nearly twice the evidence."""
+STEADY: Final = DropRule(baseline=360, baseline_kept=720, h=13.0, recent=5)
 """Ten-second windows against an hour. A false alarm comes about every e^h windows."""
 
 
@@ -117,7 +119,7 @@ class DropWatch:
         self._recent.append(level)
         self._weigh(at_ns, level, last, self._noise)
         self._decide(self._noise)
-        if self.drop is None and self._cusum < self.rule.h / 2:
+        if self.drop is None and self._cusum < _DOUBT:
             self._learn(level)
 
     def _weigh(self, at_ns: int, level: float, last: float, noise: Noise) -> None:

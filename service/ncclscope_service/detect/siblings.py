@@ -22,7 +22,7 @@ _STILL_SLOW: Final = 0.12
 """One that was slow stays so until its median has come this near: no flapping at the border."""
 _HEALTHY: Final = 0.08
 SPREADS: Final = 6.0
-NOISES: Final = 7.0
+NOISES: Final = 6.5
 """Times how much single windows scatter: medians of four of a correlated series scatter nearly as much."""
 _LEAST_GROUPS: Final = 3
 LEAST_HEALTHY: Final = 2
