@@ -1,13 +1,11 @@
-"""The bytes of a spool's files: records with a mark and a checksum, so that damage costs only what it hit.
+"""The bytes of a spool's files: records that prove themselves (`record.py`), so that damage costs only what it hit.
 
-    record    mark 4, CRC-32 4, length 4, kind 1, then the body; little-endian; the checksum is over what follows it
     HEADER    first in every file: a msgpack map of `Header`
     FRAME     entries 4 (records of dictionaries up to this one), then the payload of the batch as it goes on the wire
     POSITIONS 4 unused, then a msgpack map of source keys to `Position`: where readers are, of batches that are not here
     ENTRIES   number 4, then a batch with only new dictionary entries, as a message with the frame's sequence number
 
-A record that was cut, or in which a bit flipped, is passed over: the next one is found by its mark and believed for
-its checksum.
+Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -17,19 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
-from zlib import crc32
 
 import msgspec
 
 from ncclscope_wire.frame import MAX_FRAME_BYTES
 from ncclscope_wire.messages import Position
+from ncclscope_wire.record import encode_record, whole_records
 
 FORMAT_VERSION: Final = 1
 """Of these files; grows with every change that an older agent would misread."""
 
-_MARK: Final = b"\xf5NS\x0a"
-_RECORD: Final = struct.Struct("<4sIIB")
-_COVERED: Final = struct.Struct("<IB")
 _NUMBER: Final = struct.Struct("<I")
 _MAX_BODY_BYTES: Final = MAX_FRAME_BYTES + 4096
 
@@ -130,22 +125,22 @@ _PACK: Final = msgspec.msgpack.Encoder()
 
 def header_record(header: Header) -> bytes:
     """The bytes of a header."""
-    return _record(RecordKind.HEADER, b"", _PACK.encode(header))
+    return encode_record(RecordKind.HEADER, _PACK.encode(header))
 
 
 def frame_record(payload: bytes, *, entries: int) -> bytes:
     """The bytes of a batch, given as the payload of its frame on the wire."""
-    return _record(RecordKind.FRAME, _NUMBER.pack(entries), payload)
+    return encode_record(RecordKind.FRAME, _NUMBER.pack(entries), payload)
 
 
 def entries_record(payload: bytes, *, number: int) -> bytes:
     """The bytes of new dictionary entries; they are numbered from 1 in each session."""
-    return _record(RecordKind.ENTRIES, _NUMBER.pack(number), payload)
+    return encode_record(RecordKind.ENTRIES, _NUMBER.pack(number), payload)
 
 
 def positions_record(positions: Mapping[str, Position]) -> bytes:
     """The bytes of positions, by source key."""
-    return _record(RecordKind.POSITIONS, _NUMBER.pack(0), _PACK.encode(positions))
+    return encode_record(RecordKind.POSITIONS, _NUMBER.pack(0), _PACK.encode(positions))
 
 
 def scan(data: bytes) -> Scanned:
@@ -154,16 +149,13 @@ def scan(data: bytes) -> Scanned:
     frames: list[Frame] = []
     entries: list[Entries] = []
     positions: list[dict[str, Position]] = []
-    at = whole = damaged = 0
-    while at < len(data):
-        end = _record_end(data, at)
-        read = None if end is None else _read(data[at + 12], data[at + _RECORD.size : end])
-        if end is None or read is None:
-            found = data.find(_MARK, at + 1)
-            after = len(data) if found < 0 else found
-            damaged += after - at
-            at = after
+    whole = damaged = 0
+    for record in whole_records(data, max_body_bytes=_MAX_BODY_BYTES):
+        read = _read(record.kind, record.body(data))
+        if read is None:
             continue
+        damaged += record.begin - whole
+        whole = record.end
         if isinstance(read, Header):
             header = header or read
         elif isinstance(read, Frame):
@@ -172,32 +164,14 @@ def scan(data: bytes) -> Scanned:
             entries.append(read)
         else:
             positions.append(read)
-        at = whole = end
     return Scanned(
         header=header,
         frames=tuple(frames),
         entries=tuple(entries),
         positions=tuple(positions),
-        damaged_bytes=damaged,
+        damaged_bytes=damaged + len(data) - whole,
         whole_bytes=whole,
     )
-
-
-def _record(kind: RecordKind, number: bytes, content: bytes) -> bytes:
-    covered = _COVERED.pack(len(number) + len(content), kind)
-    checksum = crc32(content, crc32(number, crc32(covered)))
-    return b"".join((_MARK, checksum.to_bytes(4, "little"), covered, number, content))
-
-
-def _record_end(data: bytes, at: int) -> int | None:
-    """Where the record that begins here ends; None where none does."""
-    if at + _RECORD.size > len(data):
-        return None
-    mark, checksum, length, _ = _RECORD.unpack_from(data, at)
-    end = at + _RECORD.size + length
-    if mark != _MARK or length > _MAX_BODY_BYTES or end > len(data):
-        return None
-    return int(end) if crc32(memoryview(data)[at + 8 : end]) == checksum else None
 
 
 def _read(kind: int, body: bytes) -> Header | Frame | Entries | dict[str, Position] | None:

@@ -1,9 +1,7 @@
 """The bytes of a journal: segments of records that prove themselves, and what can be read of damaged ones.
 
-A segment is a header and records; a record is a mark of four bytes, the length of its content, a checksum, its number
-and the content. Numbers count on over all segments. What a crash cut off, and what the disk turned over, is told from
-what is whole by checksum: reading goes on at the next mark behind which a whole record follows. So any cut gives the
-records before it, and any damage all records that it did not touch, in order and none invented.
+A segment is a header and records (`ncclscope_wire.record`), as in the agent's spool; the body of a record is its number
+(8 bytes, little-endian) and the content. Numbers count on over all segments.
 """
 
 from __future__ import annotations
@@ -13,19 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
-MARK: Final = b"\xf1\x9cNJ"
-"""Begins a record. Not UTF-8, and no msgpack map begins so: content rarely holds it, and where it does, the
-checksum tells."""
-_RECORD: Final = struct.Struct(">4sIIQ")
-"""Mark, length of the content, checksum of number and content, number."""
-_NUMBER: Final = struct.Struct(">Q")
-RECORD_BYTES: Final = _RECORD.size
+from ncclscope_wire import record
+
+_ENTRY: Final = 1
+"""The kind of all records of a journal."""
+_NUMBER: Final = struct.Struct("<Q")
+RECORD_BYTES: Final = record.RECORD_BYTES + _NUMBER.size
 """What a record costs beside its content."""
 _HEADER: Final = struct.Struct(">16sIQ24sI")
 """Magic, format, first number, era, checksum of what is before."""
 HEADER_BYTES: Final = _HEADER.size
 _MAGIC: Final = b"ncclscopejournal"
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""1 had records of a form of its own."""
 MAX_CONTENT_BYTES: Final = 32 * 1024 * 1024
 """Twice the longest frame."""
 ERA_BYTES: Final = 24
@@ -76,7 +74,7 @@ def encode_header(header: SegmentHeader) -> bytes:
 
 def encode_record(number: int, content: bytes) -> bytes:
     """One record."""
-    return _RECORD.pack(MARK, len(content), _checksum(number, content), number) + content
+    return record.encode_record(_ENTRY, _NUMBER.pack(number), content)
 
 
 def read_segment(data: bytes) -> SegmentRead:
@@ -85,17 +83,18 @@ def read_segment(data: bytes) -> SegmentRead:
     if len(data) < HEADER_BYTES:
         return SegmentRead(header=None, records=(), damaged=0, end=0, torn_bytes=len(data))
     records: list[Record] = []
-    at = end = HEADER_BYTES
+    end = HEADER_BYTES
     damaged = 0
-    while (record := _record_at(data, at)) is not None or (at := data.find(MARK, at + 1)) >= 0:
-        if record is None:
+    for found in record.whole_records(data, at=HEADER_BYTES, max_body_bytes=_NUMBER.size + MAX_CONTENT_BYTES):
+        if found.kind != _ENTRY or found.end - found.begin < RECORD_BYTES:
             continue
-        if records and record.number <= records[-1].number:
-            at += 1  # bytes of an older record that were content
-            continue
-        damaged += at != end
-        records.append(record)
-        at = end = at + RECORD_BYTES + len(record.content)
+        body = found.body(data)
+        number: int = _NUMBER.unpack_from(body)[0]
+        if records and number <= records[-1].number:
+            continue  # bytes of an older record that were content
+        damaged += found.begin != end
+        records.append(Record(number, body[_NUMBER.size :]))
+        end = found.end
     return SegmentRead(header=header, records=tuple(records), damaged=damaged, end=end, torn_bytes=len(data) - end)
 
 
@@ -106,19 +105,3 @@ def _header_of(data: bytes) -> SegmentHeader | None:
     if magic != _MAGIC or checksum != crc32(data[: HEADER_BYTES - 4]):
         return None
     return SegmentHeader(format=version, first=first, era=era.rstrip(b"\0").decode("ascii", "replace"))
-
-
-def _record_at(data: bytes, at: int) -> Record | None:
-    """The whole record that begins there; None where none does."""
-    begin = at + RECORD_BYTES
-    if begin > len(data):
-        return None
-    mark, length, checksum, number = _RECORD.unpack_from(data, at)
-    if mark != MARK or length > MAX_CONTENT_BYTES or begin + length > len(data):
-        return None
-    content = data[begin : begin + length]
-    return Record(number, content) if checksum == _checksum(number, content) else None
-
-
-def _checksum(number: int, content: bytes) -> int:
-    return crc32(content, crc32(_NUMBER.pack(number)))

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ncclscope_service.journal_segment import (
     FORMAT,
     HEADER_BYTES,
-    MARK,
     RECORD_BYTES,
     Record,
     SegmentHeader,
@@ -16,6 +15,7 @@ from ncclscope_service.journal_segment import (
     encode_record,
     read_segment,
 )
+from ncclscope_wire.record import MARK
 
 _HEADER = SegmentHeader(format=FORMAT, first=7, era="2026")
 _contents = st.lists(st.binary(max_size=40) | st.binary(max_size=9).map(lambda it: it + MARK + it), max_size=12)

@@ -17,7 +17,7 @@ from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.intake import empty_operations
 from ncclscope_service.journal import JournalSettings
 from ncclscope_service.journal_entry import Entry, Told
-from ncclscope_service.journal_segment import read_segment
+from ncclscope_service.journal_segment import FORMAT, SegmentHeader, encode_header, read_segment
 from ncclscope_service.kept import Kept
 from ncclscope_service.outbox import Answer, Outbox
 from ncclscope_service.persistence import Persistence, PersistenceSettings
@@ -232,6 +232,22 @@ def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
     assert again.send(batches[:3], session="s2") == 3
     again.kill()
     assert _Life(tmp_path).kept.agents["a"].acknowledged == 3
+
+
+def test_a_journal_of_another_format_is_set_aside_and_the_service_begins_anew(
+    batches: list[Batch], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path)
+    life.send(batches[:3])
+    life.kill()
+    (segment,) = (tmp_path / "journal").iterdir()
+    older = encode_header(SegmentHeader(format=FORMAT - 1, first=1, era="2026"))
+    segment.write_bytes(older + segment.read_bytes()[len(older) :])
+    again = _Life(tmp_path)
+    assert again.kept.agents == {}
+    assert [path.name for path in (tmp_path / "aside").glob("*/journal/*")] == [segment.name]
+    assert again.send(batches[:3]) == 3
+    again.kill()
 
 
 def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tmp_path: Path) -> None:
