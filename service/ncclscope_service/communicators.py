@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,9 @@ from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
 from ncclscope_wire.terms import NO_NUMBER
+
+MAX_RANKS: Final = 1 << 17
+"""Of one communicator: each rank has its place in memory, and a line or an agent may announce 2**31 of them."""
 
 
 class _Device(TypedDict):
@@ -228,7 +231,7 @@ class Communicators:
                     index=index,
                     job=job,
                     comm_id=name,
-                    size=size,
+                    size=min(size, MAX_RANKS),
                     identity=identity,
                     identity_confidence=identity_confidence,
                     parent_comm_id=parent_comm_id,

@@ -13,6 +13,7 @@ from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
 from wire.sample_batches import log_batch
 
 from ncclscope_service import state_reader
+from ncclscope_service.communicators import MAX_RANKS
 from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.intake import empty_operations
 from ncclscope_service.journal import JournalSettings
@@ -30,6 +31,7 @@ from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import encode_frame
 from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello
+from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
 
 _JOB = SimulationConfig(iterations=4, nodes=1, gpus=2, tp=2, pp=1, dp=1)
 _SETTINGS = PersistenceSettings(journal=JournalSettings(sync=False, segment_bytes=20_000))
@@ -350,6 +352,19 @@ def test_what_follows_a_failed_batch_in_its_session_is_not_misread_and_its_agent
     assert again.kept.pipeline.store.operations.rows["op_count"].tolist() == [1, 5]
     assert again.kept.pipeline.store.skipped["internal_error"] == 3
     again.kill()
+
+
+def test_a_communicator_that_is_said_to_have_two_billion_ranks_takes_no_memory_for_them(tmp_path: Path) -> None:
+    event = CommunicatorEvent(
+        kind=CommunicatorEventKind.INIT_COMPLETE, host="h", pid=0, tid=0, line=1, pointer=0, rank=0, nranks=2**31 - 1,
+        comm_id=5,
+    )  # fmt: skip
+    batch = log_batch(0, 10, strings=("h",), templates=1, operations=((0, 2),))
+    life = _Life(tmp_path)
+    life.send([replace(batch, communicators=(event,))])
+    assert [known.size for known in life.kept.pipeline.store.communicators] == [MAX_RANKS]
+    assert not life.kept.pipeline.store.skipped
+    life.kill()
 
 
 def test_operations_that_cannot_be_numbered_are_lost_and_counted_and_those_after_them_are_not(tmp_path: Path) -> None:
