@@ -12,7 +12,7 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -34,7 +34,7 @@ class _Timed(Pipeline):
     own_seconds: float = 0.0
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _timed(self) -> Generator[None, None, None]:
         began = time.process_time()
         yield
         self.own_seconds += time.process_time() - began
