@@ -8,9 +8,12 @@ delay is from before a line's write to the receipt of its batch.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +32,7 @@ TEMPLATES = 64
 WRITES_PER_SECOND = 100
 WARM_UP_SECONDS = 6
 """It starts, too."""
+LAST_WORDS_SECONDS = 10
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ async def measure(folder: Path, port: int, receiver: Receiver, seen: Seen, given
     writer = Writer(folder, seen, files=given.files, rate=given.rate)
     agent = [sys.executable, "-m", "ncclscope", "agent", "--logs", f"{folder}/*.log"]
     agent += ["--spool", f"{folder}/spool"] if given.spool else []
-    async with await anyio.open_process([*agent, "--connect", f"127.0.0.1:{port}"]) as process:
+    async with running([*agent, "--connect", f"127.0.0.1:{port}"]):
         await writer.run(WARM_UP_SECONDS)
         before = health_of(receiver)
         bytes_before, operations_before = receiver.statistics().bytes_total, seen.operations
@@ -94,7 +98,6 @@ async def measure(folder: Path, port: int, receiver: Receiver, seen: Seen, given
         writer.close()
         await anyio.sleep(1.2)
         after = health_of(receiver)
-        process.terminate()
     sent_bytes = receiver.statistics().bytes_total - bytes_before
     delays = np.percentile(seen.delays_ns, [50, 99]) / 1e6
     return (
@@ -102,6 +105,21 @@ async def measure(folder: Path, port: int, receiver: Receiver, seen: Seen, given
         f"| {after.rss_bytes / 1e6:.0f} | {sent_bytes / max(1, seen.operations - operations_before):.1f} "
         f"| {delays[0]:.0f} | {delays[1]:.0f} | {writer.written - seen.operations} |"
     )
+
+
+@asynccontextmanager
+async def running(command: Sequence[str]) -> AsyncGenerator[None, None]:
+    """A process that is ended whatever happens: anyio's own block would wait for it for ever."""
+    process = await anyio.open_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(LAST_WORDS_SECONDS):
+                await process.wait()
+            process.kill()
+            await process.wait()
 
 
 def health_of(receiver: Receiver) -> AgentHealth:

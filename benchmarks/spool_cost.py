@@ -14,10 +14,13 @@ import time
 from pathlib import Path
 
 import anyio
-from benchmarks.agent_load import WARM_UP_SECONDS, Seen, Writer, health_of
+from benchmarks.agent_load import WARM_UP_SECONDS, Seen, Writer, health_of, running
 
 from ncclscope_service.listen import Listener, ListenSettings
 from ncclscope_service.receive import Receiver
+
+HAND_OVER_SECONDS = 60
+"""An agent that has not handed over by then never does."""
 
 
 class Side:
@@ -52,11 +55,10 @@ async def measure(folder: Path, sides: tuple[Side, Side], given: argparse.Namesp
     agent = [sys.executable, "-m", "ncclscope", "agent", "--logs", f"{logs}/*.log", "--retry-seconds", "0.25"]
     connects = [["--connect", f"127.0.0.1:{side.port}"] for side in sides]
     spool = ["--spool", f"{folder}/spool"]
-    async with (
-        await anyio.open_process([*agent, *connects[0]]) as plain,
-        await anyio.open_process([*agent, *connects[1], *spool]) as spooling,
-    ):
+    async with running([*agent, *connects[0]]), running([*agent, *connects[1], *spool]):
         await writer.run(WARM_UP_SECONDS)
+        while any(not side.receiver.agents() or side.receiver.agents()[0].health is None for side in sides):
+            await writer.run(1)  # on a busy machine they start slowly
         before = [health_of(side.receiver).cpu_seconds for side in sides]
         seconds = await writer.run(given.seconds)
         await anyio.sleep(1.2)
@@ -64,8 +66,6 @@ async def measure(folder: Path, sides: tuple[Side, Side], given: argparse.Namesp
         shares = [100 * (now.cpu_seconds - then) / seconds for now, then in zip(after, before, strict=True)]
         kept, rate = await outage(writer, sides[1], given, tasks)
         writer.close()
-        plain.terminate()
-        spooling.terminate()
     return (
         f"| {given.rate} | {given.files} | {shares[0]:.2f} | {shares[1]:.2f} | {_more(shares):+.0f} "
         f"| {after[0].rss_bytes / 1e6:.0f} | {after[1].rss_bytes / 1e6:.0f} | {kept} | {rate:,.0f} |"
@@ -87,7 +87,12 @@ async def outage(
     kept = writer.written - kept
     await side.start(tasks)
     began = time.monotonic()
-    while side.seen.operations < writer.written:  # noqa: ASYNC110  (what counts is not ours to change)
+    while side.seen.operations < writer.written:  # (what counts is not ours to change)
+        if time.monotonic() - began > HAND_OVER_SECONDS:
+            missing = writer.written - side.seen.operations
+            raise SystemExit(
+                f"{missing} of {writer.written} operations have not come {HAND_OVER_SECONDS} s after the outage"
+            )
         await anyio.sleep(0.01)
     return kept, kept / (time.monotonic() - began)
 

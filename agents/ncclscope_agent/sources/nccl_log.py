@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ncclscope_agent.sources import log_lines, log_records, log_stamp
-from ncclscope_agent.sources.known_lines import KnownLines
+from ncclscope_agent.sources.known_lines import KnownHead, KnownLines
 from ncclscope_agent.sources.launcher_wrapping import Unwrapped, Unwrapper
 from ncclscope_agent.sources.line_cutter import HOLE
 from ncclscope_agent.sources.line_reader import LineReader
@@ -155,10 +155,14 @@ class NcclLogReader(LineReader):
         skip = self._records.stamp_length
         stamp, behind_stamp = slice(skip), slice(skip, None)
         first = self._line + 1
+        head: KnownHead | None = None
+        latest = b""
+        """The bytes of `head`: the next line's are compared with them sooner than they are looked up."""
         for text in lines:
             before, mark, after = text.partition(b": opCount ")
             if mark:
-                head = find_head(before[behind_stamp])
+                if (beginning := before[behind_stamp]) != latest or head is None:
+                    head, latest = find_head(beginning), beginning
                 if head is not None:
                     op_count, _, tail = after.partition(b" ")
                     template = head.templates.get(tail)
