@@ -114,12 +114,14 @@ async def running(command: Sequence[str]) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(LAST_WORDS_SECONDS):
                 await process.wait()
-            process.kill()
-            await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 def health_of(receiver: Receiver) -> AgentHealth:
