@@ -388,8 +388,14 @@ def remarks_on_logs(version: NcclVersion | None, looks: Sequence[LogLook]) -> li
     """
     with_nccl = [look for look in looks if look.nccl_lines]
     remarks = list(
-        _on_some(looks, lambda look: not look.nccl_lines, Verdict.NOTE, "no line of NCCL in the part looked at")
+        _on_some(
+            looks,
+            lambda look: not look.nccl_lines and look.size_bytes > 0,
+            Verdict.NOTE,
+            "no line of NCCL in the part looked at: is it a log of NCCL, of a job with NCCL_DEBUG=INFO?",
+        )
     )
+    remarks += _on_some(looks, lambda look: look.size_bytes == 0, Verdict.NOTE, "empty so far")
     remarks += _on_some(
         with_nccl,
         lambda look: not look.operations,

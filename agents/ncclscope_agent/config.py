@@ -381,7 +381,7 @@ def _truth(text: str) -> bool:
 def _number(default: object, about: Setting, given: object) -> float:
     number = _parsed(str(given), whole=isinstance(default, int))
     if not (about.low is None or number >= about.low) or not (about.high is None or number <= about.high):
-        raise ValueError(f"{number} is not between {about.low:.10g} and {about.high:.10g} {about.unit}")
+        raise ValueError(f"{number} is not between {about.low:.10g} and {about.high:.10g} {about.unit}".rstrip())
     return number
 
 

@@ -32,7 +32,10 @@ class SpoolDirectory:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(f"--spool: {path} cannot be used: {error.strerror or error}") from error
+            raise ConfigError(
+                f"--spool: {path} cannot be used: {error.strerror or error}: "
+                "name a folder that this user may make or write to"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

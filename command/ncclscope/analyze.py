@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from ncclscope_service.pipeline import PipelineSettings
 
 _NOTHING_READABLE = 3
+_WHY = {
+    "not_read_empty": "empty",
+    "not_read_nccl_tests": "with tables of nccl-tests only (those are for --baseline)",
+    "not_read_unknown": "of another kind",
+    "unreadable": "that cannot be read (may this user read them?)",
+    "duplicate": "equal to others",
+}
+"""Reasons for which files are left out, in words."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -144,9 +152,10 @@ def _bounds(text: str | None) -> tuple[int, int] | None:
 
 
 def _why_nothing(run: OfflineRun) -> str:
-    skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(run.skipped.items())) or "no files at all"
+    skipped = ", ".join(f"{count} {_WHY.get(reason, reason)}" for reason, count in sorted(run.skipped.items()))
+    why = f"of the files, {skipped}" if skipped else "no files at all"
     return (
-        f"nothing readable: {skipped}. ncclscope reads NCCL logs (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS naming COLL) "
+        f"nothing readable: {why}. ncclscope reads NCCL logs (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS naming COLL) "
         "and Nsight Systems exports (.sqlite)"
     )
 

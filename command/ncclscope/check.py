@@ -32,6 +32,7 @@ from ncclscope_wire.messages import PROTOCOL_VERSION
 _GB: Final = 1e9
 _FULL_HOURS: Final = 24.0
 """A disk that the logs fill within a day is told."""
+_NO_LOGS: Final = "is it quoted, and the folder of NCCL_DEBUG_FILE? Logs appear when a job makes its first communicator"
 _TOLERATED_OFFSET_SECONDS: Final = 1.0
 
 
@@ -117,6 +118,7 @@ def check(
 
 
 def _look_at_logs(checked: Checked, patterns: Sequence[str], observe_seconds: float) -> None:
+    checked.asked_for_logs = True
     checked.logs = node.look_at_logs(patterns, observe_seconds=observe_seconds)
     checked.processes = by_process(checked.logs)
     checked.nodes = by_node(checked.processes)
@@ -169,7 +171,7 @@ def _check_logs(checked: Checked, patterns: Sequence[str], most_bytes_per_hour: 
         )
         checked.say(Verdict.CHANGE, "logs", text)
     if not checked.logs:
-        checked.say(Verdict.CHANGE, "logs", f"no readable file matches {', '.join(patterns)}")
+        checked.say(Verdict.CHANGE, "logs", f"no readable file matches {', '.join(patterns)}: {_NO_LOGS}")
         return
     looks = [look for look, _ in checked.logs]
     checked.remarks += remarks_on_logs(checked.version, looks)

@@ -28,6 +28,7 @@ class Checked:
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """To set for logs."""
     variables_with_calls: dict[str, str] = field(default_factory=dict[str, str])
+    asked_for_logs: bool = False
     logs: list[tuple[LogLook, Rate | None]] = field(default_factory=list[tuple[LogLook, Rate | None]])
     processes: list[Volume] = field(default_factory=list[Volume])
     nodes: list[Volume] = field(default_factory=list[Volume])
@@ -63,7 +64,9 @@ def _levels(checked: Checked) -> list[_Level]:
     """The three levels, and what this node has of each."""
     operations = sum(look.operations for look, _ in checked.logs)
     logs = f"yes: operations are in {sum(bool(look.operations) for look, _ in checked.logs)} logs" if operations else (
-        "not yet: no operation in the logs" if checked.logs else "not looked at: give --logs")  # fmt: skip
+        "not yet: no operation in the logs" if checked.logs
+        else "not yet: no log is there" if checked.asked_for_logs
+        else "not looked at: give --logs")  # fmt: skip
     exports = [remark for remark in checked.remarks if remark.about == "exports"]
     has_exports = any(remark.verdict is Verdict.RIGHT for remark in exports)
     nsys = "yes: " if has_exports else "possible: " if checked.nsys else "not on this node: "
@@ -114,7 +117,7 @@ def report(checked: Checked) -> Iterator[str]:
             yield title
             yield from (f"  {_about(remark)}: {remark.text}" for remark in remarks)
             yield ""
-    if checked.logs:
+    if checked.processes:
         yield from _volume_table(checked)
     yield "What each level gives, and whether this node has it"
     yield from (f"  {level.name}: {level.gives}. {level.state}" for level in _levels(checked))

@@ -147,8 +147,11 @@ def config_option(table: str) -> click.Option:
 
 
 def _text(path: Path) -> str:
-    with path.open("rb") as stream:
-        content = stream.read(MOST_BYTES + 1)
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: name a TOML file that this user may read") from error
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{path}: has over {MOST_BYTES} bytes: is it the right file?")
     try:

@@ -260,7 +260,10 @@ def ask_service(host: str, port: int, credentials: Credentials | None = None) ->
             f"does not answer within {_SERVICE_SECONDS:g} s: is it the port for agents, and not the page's?"
         )
     except OSError as error:
-        return _no_answer(f"cannot be reached: {error.strerror or error}")
+        why = error.strerror or error
+        return _no_answer(
+            f"cannot be reached: {why}: does `ncclscope serve --listen` run there, and does the network let through?"
+        )
     except ProtocolError as error:
         return _no_answer(f"something else than ncclscope's port for agents is there: {error}")
     if not isinstance(answer, Refused):

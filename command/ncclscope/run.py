@@ -43,6 +43,8 @@ _NEWEST: Final = NcclVersion(2, 30, 7)
 _STRICTEST_MODE: Final = 0o700
 _LOCK: Final = ".ncclscope-run"
 _AGENT_SECONDS: Final = 20.0
+_WRONG_SETTINGS: Final = 2
+"""Exit status of an agent that does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,14 +177,23 @@ def _run_beside_agent(
         job = watch.start(command, environment)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
-        status = (127 if isinstance(error, FileNotFoundError) else 126) << 8
-        linger = 0.0
+        if agent is not None:
+            _drop_agent(watch, agent)  # there is nothing to hand over
+        return (127 if isinstance(error, FileNotFoundError) else 126) << 8
     else:
         status = watch.wait(job, lambda: job) or 0
     if agent is not None:
         _wait_for_others(watch, locked, linger)
         _end_agent(watch, agent, environment, log_file, exports)
     return status
+
+
+def _drop_agent(watch: Watch, agent: int) -> None:
+    """Ends an agent that has read nothing."""
+    watch.reap()
+    if watch.status(agent) is None:
+        os.kill(agent, signal.SIGKILL)
+        watch.wait(agent, lambda: None)
 
 
 def _agent_command(log_file: str, exports: tuple[str, ...], *more: str) -> list[str]:
@@ -194,14 +205,17 @@ def _start_agent(
     watch: Watch, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...], *more: str
 ) -> int | None:
     """The agent's process; it writes beside the logs, since the job's output is the job's."""
-    host = socket.gethostname().partition(".")[0]
-    told = Path(log_file).parent / f"ncclscope-agent.{host}.log"
     try:
-        with told.open("ab") as output:
+        with _told_by_agent(log_file).open("ab") as output:
             return watch.start_apart(_agent_command(log_file, exports, *more), environment, output.fileno())
     except OSError as error:
         _say(f"no agent: {error.strerror}: the job runs without")
         return None
+
+
+def _told_by_agent(log_file: str) -> Path:
+    host = socket.gethostname().partition(".")[0]
+    return Path(log_file).parent / f"ncclscope-agent.{host}.log"
 
 
 def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
@@ -235,14 +249,20 @@ def _end_agent(
     One that ended before, or before it could begin, is followed by one that reads the rest and ends.
     """
     watch.reap()
-    if watch.status(agent) is None:
+    status = watch.status(agent)
+    if status is None:
         os.kill(agent, signal.SIGTERM)
-        if _ended_within(watch, agent) == 0:
+        status = _ended_within(watch, agent)
+        if status == 0:
             return
-    late = ("--once", "--once-seconds", f"{_AGENT_SECONDS:g}")
-    again = _start_agent(watch, environment, log_file, exports, *late)
-    if again is not None:
-        _ended_within(watch, again)
+    if status != _WRONG_SETTINGS << 8:
+        late = ("--once", "--once-seconds", f"{_AGENT_SECONDS:g}")
+        again = _start_agent(watch, environment, log_file, exports, *late)
+        status = None if again is None else _ended_within(watch, again)
+    if status == _WRONG_SETTINGS << 8:
+        _say(f"the agent did not start, and nothing was sent: {_told_by_agent(log_file)} says why")
+    elif status != 0:
+        _say(f"the service does not have everything of this job: {_told_by_agent(log_file)} says why")
 
 
 def _ended_within(watch: Watch, agent: int) -> int | None:

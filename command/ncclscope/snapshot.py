@@ -68,6 +68,8 @@ def snapshot(
         for path in write_stopped(data, out, job=job, minutes=minutes, with_perfetto=trace_format == "perfetto"):
             click.echo(path)
         return
+    if not service.startswith(("http://", "https://")):
+        raise click.UsageError(f"--service: {service!r} is not an address such as http://127.0.0.1:9798")
     asked = None if trace_format == "json" else trace_format
     credentials = Credentials(tls_ca=str(ca or ""), token_file=str(token_file or ""))
     for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked, credentials=credentials):
@@ -131,9 +133,16 @@ def fetch_snapshot(
         ) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise click.ClickException(
-            f"no service answers at {service}: {error}. Start one with `ncclscope serve`, or name it with --service"
+            f"no service answers at {service}: {_cause(error)}. "
+            "Start one with `ncclscope serve`, or name it with --service"
         ) from error
     return _unpack(packed, out)
+
+
+def _cause(error: Exception) -> str:
+    """What the system says, without the words of the libraries on the way."""
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    return str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

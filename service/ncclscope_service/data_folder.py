@@ -24,6 +24,14 @@ _STATES_KEPT: Final = 2
 _ASIDE_KEPT: Final = 2
 
 
+class FolderInUseError(ConfigError):
+    """A service runs on the folder; `said` is that without any advice."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"{said}; stop it, or give this one a folder of its own with --data DIR")
+        self.said = said
+
+
 class DataFolder:
     """Takes the folder for one service.
 
@@ -45,9 +53,8 @@ class DataFolder:
         except OSError as error:
             owner = os.pread(self._lock, 20, 0).decode("ascii", "replace").strip()
             os.close(self._lock)
-            raise ConfigError(
-                f"--data {path}: another service{f' (process {owner})' if owner else ''} uses this folder; "
-                "stop it, or give this one a folder of its own with --data DIR"
+            raise FolderInUseError(
+                f"--data {path}: another service{f' (process {owner})' if owner else ''} uses this folder"
             ) from error
         try:
             os.ftruncate(self._lock, 0)

@@ -203,9 +203,7 @@ class Limits:
             if found is None:
                 return None
             if narrowest is None or found.bytes_per_second < narrowest.bytes_per_second:
-                narrowest = Bottleneck(
-                    bytes_per_second=found.bytes_per_second, name=f"{found.name} on node {part.host}"
-                )
+                narrowest = Bottleneck(bytes_per_second=found.bytes_per_second, name=f"{found.name} on {part.host}")
         return narrowest
 
     def _pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:

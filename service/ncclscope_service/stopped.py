@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ncclscope_service.data_folder import DataFolder
+from ncclscope_service.data_folder import DataFolder, FolderInUseError
 from ncclscope_service.kept import Kept
 from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_wire.errors import ConfigError
@@ -30,7 +30,10 @@ def read_stopped(data: Path) -> Kept:
         )
     with tempfile.TemporaryDirectory(prefix="ncclscope-stopped-") as temporary:
         copied = Path(temporary)
-        locked = DataFolder(data)
+        try:
+            locked = DataFolder(data)
+        except FolderInUseError as error:
+            raise ConfigError(f"{error.said}; ask it for a snapshot with --service, or stop it first") from error
         try:
             for part in _PARTS:
                 shutil.copytree(data / part, copied / part)

@@ -174,6 +174,15 @@ def test_a_pattern_without_a_file_must_change(tmp_path: Path) -> None:
     result = run("--nccl", "2.27.5", "--logs", str(tmp_path / "*.log"))
     assert result.exit_code == 1
     assert "no readable file matches" in result.output
+    assert "not yet: no log is there" in result.output, "it was looked for"
+
+
+def test_a_log_that_is_empty_is_told_so_without_an_empty_table(tmp_path: Path) -> None:
+    (tmp_path / "a.log").touch()
+    output = run("--nccl", "2.27.5", "--logs", str(tmp_path / "*.log")).output
+    assert "a.log): empty so far" in output
+    assert "no line of NCCL" not in output
+    assert "Log volume" not in output
 
 
 def test_exports_are_looked_for(tmp_path: Path) -> None:

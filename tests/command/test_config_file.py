@@ -31,6 +31,13 @@ def faults_of(path: Path, table: str = "agent") -> list[str]:
     return [line.removeprefix(str(path)) for line in str(caught.value).splitlines()]
 
 
+@pytest.mark.parametrize("command", ["agent", "serve"])
+def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path, command: str) -> None:
+    done = CliRunner().invoke(main, [command, "--config", str(tmp_path / "none.toml")])
+    assert done.exit_code == 2
+    assert f"{tmp_path / 'none.toml'}: No such file or directory: name a TOML file" in done.output
+
+
 def test_a_flag_wins_over_a_variable_that_over_the_file_and_that_over_the_default(tmp_path: Path) -> None:
     path = written(tmp_path, '[agent]\nlogs = ["/a:b/*.log", "c"]\nname = "file"\njob = "file"\nwindow-batches = 7\n')
     file = read_table(path, "agent", keys_of_agent())

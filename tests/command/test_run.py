@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,16 @@ def test_a_process_that_is_not_the_first_becomes_the_job(tmp_path: Path) -> None
 def test_the_job_ends_as_it_would_alone_without_any_service(tmp_path: Path, command: tuple[str, ...]) -> None:
     done = _run("--", *command, variables={"TMPDIR": str(tmp_path), "NCCLSCOPE_FLUSH_SECONDS": "0"})
     assert done.returncode == (7 if len(command) > 1 else 127)
+    is_told = "the service does not have everything of this job" in done.stderr
+    assert is_told == (len(command) > 1), "a job that did not start has nothing to hand over"
+
+
+def test_an_agent_whose_settings_are_wrong_is_told_after_the_job(tmp_path: Path) -> None:
+    told = tmp_path / "logs" / f"ncclscope-agent.{socket.gethostname().partition('.')[0]}.log"
+    waits = f"until grep -q HOST:PORT {told}; do sleep 0.1; done"
+    done = _run("--connect", "nowhere", "--log-file", str(tmp_path / "logs" / "%h.%p"), "--", "sh", "-c", waits)
+    assert done.returncode == 0
+    assert f"the agent did not start, and nothing was sent: {told} says why" in done.stderr
 
 
 def test_the_job_runs_where_the_folder_for_logs_cannot_be_made(tmp_path: Path) -> None:

@@ -102,9 +102,15 @@ def test_what_a_service_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_an_address_without_its_scheme_is_a_usage_error(tmp_path: Path) -> None:
+    done = CliRunner().invoke(snapshot, ["--out", str(tmp_path), "--service", "127.0.0.1:9798"])
+    assert done.exit_code == 2
+    assert "'127.0.0.1:9798' is not an address such as http://127.0.0.1:9798" in done.output
+
+
 @pytest.mark.parametrize("service", ["http://127.0.0.1:1", "ftp-like://127.0.0.1:1"])
 def test_without_a_service_the_error_says_what_to_do(tmp_path: Path, service: str) -> None:
-    with pytest.raises(click.ClickException, match=r"no service answers.*ncclscope serve"):
+    with pytest.raises(click.ClickException, match=r"no service answers at [^<]*ncclscope serve"):
         fetch_snapshot(service, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

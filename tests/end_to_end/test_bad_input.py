@@ -47,7 +47,7 @@ def test_nothing_readable_ends_with_status_3_and_says_what_is_read(tmp_path: Pat
     (tmp_path / "notes.txt").write_text("nothing to see here")
     done = run_command("analyze", str(tmp_path), "--out", str(tmp_path / "out"))
     assert done.returncode == 3
-    assert "nothing readable" in done.stderr
+    assert "nothing readable: of the files, 1 of another kind. ncclscope reads" in done.stderr
 
 
 def test_wrong_usage_ends_with_status_2(tmp_path: Path) -> None:

@@ -110,15 +110,15 @@ def test_one_gpu_per_node_across_nodes_is_bound_by_the_cards_pci_link() -> None:
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
     job.communicator(2, [("node01", 0), ("node02", 0)])
     store = job.store()
-    assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1 on node node01")
-    assert _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node node01")
+    assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1 on node01")
+    assert _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node01")
 
 
 def test_the_worst_node_is_named() -> None:
     slow = TWO_PAIRS.replace("PCI[12.0]", "PCI[10.0]")
     job = _Job()
     job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": TWO_PAIRS, "node02": slow})
-    assert _limit(job.store(), 1) == (10, "PCI 10.0 GB/s of NIC 0-c2000 on node node02")
+    assert _limit(job.store(), 1) == (10, "PCI 10.0 GB/s of NIC 0-c2000 on node02")
 
 
 def test_groups_of_one_kind_that_run_at_once_share_a_card() -> None:
@@ -130,12 +130,12 @@ def test_groups_of_one_kind_that_run_at_once_share_a_card() -> None:
     for number in range(2, 6):
         _named(store, number).parallelism = "DP"
     Limits(store).refresh()
-    assert _limit(store, 2) == (6, "PCI 12.0 GB/s of NIC 0-c2000, shared by 2 groups on node node01")
-    assert _limit(store, 3) == (6, "PCI 12.0 GB/s of NIC 0-c3000, shared by 2 groups on node node01")
+    assert _limit(store, 2) == (6, "PCI 12.0 GB/s of NIC 0-c2000, shared by 2 groups on node01")
+    assert _limit(store, 3) == (6, "PCI 12.0 GB/s of NIC 0-c3000, shared by 2 groups on node01")
     _named(store, 4).parallelism = None  # what it does when is not known
     Limits(store).refresh()
-    assert _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node node01")
-    assert _limit(store, 3) == (6, "PCI 12.0 GB/s of NIC 0-c3000, shared by 2 groups on node node01")
+    assert _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node01")
+    assert _limit(store, 3) == (6, "PCI 12.0 GB/s of NIC 0-c3000, shared by 2 groups on node01")
 
 
 def test_the_same_group_made_again_shares_nothing_with_itself() -> None:
@@ -146,7 +146,7 @@ def test_the_same_group_made_again_shares_nothing_with_itself() -> None:
     for number in (1, 2):
         _named(store, number).parallelism = "DP"
     Limits(store).refresh()
-    assert _limit(store, 1) == _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node node01")
+    assert _limit(store, 1) == _limit(store, 2) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node01")
 
 
 def test_the_first_of_several_blocks_counts() -> None:
@@ -169,7 +169,7 @@ def test_across_nodes_a_block_without_network_ports_tells_nothing() -> None:
     job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": inside, "node02": inside})
     assert _limit(job.store(), 1) is None
     job.communicator(2, _places("node01", "node02"), blocks=_BOTH)
-    assert _limit(job.store(), 1) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node node01")
+    assert _limit(job.store(), 1) == (12, "PCI 12.0 GB/s of NIC 0-c2000 on node01")
 
 
 def test_a_communicator_of_which_a_rank_was_not_seen_has_no_limit() -> None:
@@ -327,5 +327,5 @@ def test_hosts_that_are_alike_are_searched_once_and_many_ranks_take_no_time() ->
     store = job.store()
     limits = Limits(store)
     limits.refresh()
-    assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1 on node node000")
+    assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1 on node000")
     assert sum(len(seen) for seen in store.topologies.values()) == 64

@@ -448,8 +448,8 @@ def _finding(rank: int, cases: list[_Accusation], context: Context) -> Finding:
         confidence=round(max(one.confidence for one in cases), 3),
         summary=(
             f"rank {rank}{f' ({hosts[0]})' if hosts else ''} arrives {how_late} late in "
-            f"{100 * case.hits / max(1, case.operations):.0f} of 100 {operation} of {case.group.name}; "
-            f"{waiters} {100 * case.wait_share:.0f} % of the time"
+            f"{100 * case.hits / max(1, case.operations):.0f} % of {operation} of {case.group.name}; "
+            f"{waiters} for it {100 * case.wait_share:.0f} % of each step"
         ),
         evidence={
             "blame_per_operation_ns": round(case.per_operation_ns),

@@ -45,8 +45,8 @@ def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> N
     _, _, history = run(Job(late_rank=5, late_ns=2e6), 20)
     (finding,) = history[-1][1]
     assert re.fullmatch(
-        r"rank 5 \(node2\) arrives (1\.9|2\.0|2\.1) ms late in (100|99|98) of 100 AllReduce of TP group tp2; "
-        r"the other rank waits [56] % of the time",
+        r"rank 5 \(node2\) arrives (1\.9|2\.0|2\.1) ms late in (100|99|98) % of AllReduce of TP group tp2; "
+        r"the other rank waits for it [56] % of each step",
         finding.summary,
     )
     assert finding.severity is Severity.WARNING
