@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -116,7 +117,7 @@ def fetch_snapshot(
     """
     given = (("job", job), ("minutes", minutes), ("trace_format", trace_format))
     asked = {name: str(value) for name, value in given if value is not None}
-    url = f"{service.rstrip('/')}/api/snapshot?{urllib.parse.urlencode(asked)}"
+    url = f"{service.rstrip('/')}/api/snapshot" + (f"?{urllib.parse.urlencode(asked)}" if asked else "")
     known = credentials or Credentials()
     token, context = known.token(), known.context()
     request = urllib.request.Request(url, method="POST")
@@ -126,12 +127,19 @@ def fetch_snapshot(
         with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS, context=context) as answer:
             packed = io.BytesIO(answer.read())
     except urllib.error.HTTPError as error:
-        raise click.ClickException(f"{url}: {_reason(error)}") from error
+        advice = " (--token-file FILE)" if error.code in (401, 403) else ""
+        raise click.ClickException(f"{url}: {_reason(error)}{advice}") from error
     except http.client.HTTPException as error:
         raise click.ClickException(
-            f"{service} does not speak HTTP: is it the port for agents? Name the service's HTTP address with --service"
+            f"{service} does not speak HTTP: is it the port for agents, or one with TLS (https://)? Name the service's "
+            "HTTP address with --service"
         ) from error
     except (urllib.error.URLError, OSError, ValueError) as error:
+        if isinstance(error, urllib.error.URLError) and isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise click.ClickException(
+                f"{service} has a certificate that is refused: {error.reason.verify_message}; --tls-ca names who may "
+                "sign it"
+            ) from error
         raise click.ClickException(
             f"no service answers at {service}: {_cause(error)}. "
             "Start one with `ncclscope serve`, or name it with --service"

@@ -95,6 +95,11 @@ def test_what_a_service_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     refusal = json.dumps({"error": "no job is called x"}).encode()
     with _service(refusal, status=404) as (url, _), pytest.raises(click.ClickException, match="no job is called x"):
         fetch_snapshot(url, tmp_path / "out")
+    with (
+        _service(refusal, status=401) as (url, _),
+        pytest.raises(click.ClickException, match=r"/api/snapshot: no job is called x \(--token-file FILE\)"),
+    ):
+        fetch_snapshot(url, tmp_path / "out")
     with _service(b"", status=503) as (url, _), pytest.raises(click.ClickException, match="HTTP 503"):
         fetch_snapshot(url, tmp_path / "out")
     with _service(b"gone fishing", status=500) as (url, _), pytest.raises(click.ClickException, match="gone fishing"):
