@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -36,12 +38,15 @@ _ADVICE: Final = {
 }
 """What to do about an error of the operating system, by its class."""
 
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Said of a disk in the middle of a file, whose name is not told then."""
+
 
 class _Commands(click.Group):
     """Imports a subcommand when it is asked for, and turns what a user can mend into a sentence and exit code 1.
 
-    That is every NcclscopeError, and every OSError that names a file, alone or in groups of such. Anything else is a
-    bug and shows where it happened.
+    That is every NcclscopeError, and every OSError that names a file or tells of a full disk, alone or in groups of
+    such. Anything else is a bug and shows where it happened.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -83,6 +88,8 @@ def _sentence(error: Exception) -> str | None:
     """What is wrong, where, and what to do; None for a bug."""
     if isinstance(error, NcclscopeError):
         return str(error)
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+        return f"{os.strerror(error.errno)}: free space there, or name another folder to write to"
     if not isinstance(error, OSError) or error.filename is None:
         return None
     advice = _ADVICE.get(type(error).__name__, "mend that, or name another path")

@@ -54,6 +54,10 @@ def _missing(name: str) -> OSError:
         (ConfigError("--x is wrong"), "Error: --x is wrong\n"),
         (_missing("/a/b"), "Error: /a/b: No such file or directory: make its folder, or name another path\n"),
         (OSError(errno.ENOSPC, "No space left", "/a"), "Error: /a: No space left: mend that, or name another path\n"),
+        (
+            OSError(errno.ENOSPC, "written 0 of 5 bytes"),
+            "Error: No space left on device: free space there, or name another folder to write to\n",
+        ),
         (ExceptionGroup("", [ExceptionGroup("", [ConfigError("--x is wrong")])]), "Error: --x is wrong\n"),
         (ExceptionGroup("", [ConfigError("one"), ConfigError("two"), ConfigError("one")]), "Error: one; two\n"),
     ],
