@@ -16,9 +16,9 @@ accuse nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.findings import Ledger, duration_text
 from ncclscope_service.detect.lateness import Occasion, Occasions
 from ncclscope_service.detect.margin import Blames
+from ncclscope_service.detect.pooled import Firmness, Pooled
 from ncclscope_service.detect.spent import Spent
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
@@ -63,6 +64,14 @@ _HANDS_ON: Final = frozenset({"TP", "CP", "EP", "PP"})
 _NOT_SURE: Final = frozenset({"WORLD", None})
 _LEAST_CONFIDENCE: Final = 0.5
 _ROOTED: Final = frozenset(OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter"))
+
+
+_BlamesByOp: TypeAlias = dict[int | None, Blames]
+"""By operation; None: all of them."""
+_Kind: TypeAlias = tuple[str | None, int, int | None]
+"""Parallelism and size of groups, and the operation, None for all of them."""
+_Pooled: TypeAlias = Mapping[tuple[int, int | None], Firmness]
+"""By communicator and operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,7 @@ class LateRank:
         self._bin_ns = lateness.DEFAULT_STEP_NS
         self._step_changed_for = 0
         self._spent = Spent()
+        self._pooled: dict[_Kind, Pooled] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
         self._excused_for: dict[int, int] = {}
@@ -163,10 +173,16 @@ class LateRank:
             for communicator, occasions in self._occasions.items()
             if communicator in context.groups and _is_judged(context.groups[communicator], context)
         }
+        blames = {
+            c: _blames(mine, len(context.groups[c].global_ranks))
+            for c, all_of_it in recent.items()
+            if (mine := _whole(all_of_it, context))
+        }
+        pooled = self._pooled_firmness(blames, context)
         accusations = [
             accusation
-            for communicator, occasions in recent.items()
-            if (accusation := self._accuse(communicator, occasions, context)) is not None
+            for communicator, mine in blames.items()
+            if (accusation := self._accuse(communicator, recent[communicator], mine, pooled, context)) is not None
         ]
         sure = {case.global_rank for case in accusations if case.firmness >= FIRM}
         sure |= {key for key in self._ledger.open_keys() if isinstance(key, int)}
@@ -205,19 +221,40 @@ class LateRank:
                     return False
         return True
 
-    def _accuse(self, communicator: int, recent: list[Occasion], context: Context) -> _Accusation | None:
-        per_window = _per_window(context)
+    def _pooled_firmness(self, blames: Mapping[int, _BlamesByOp], context: Context) -> _Pooled:
+        """Of the ranks of each communicator, against the scatter of all groups of its parallelism and size."""
+        kinds: dict[_Kind, dict[int, Blames]] = {}
+        for communicator, by_op in blames.items():
+            group = context.groups[communicator]
+            for op, mine in by_op.items():
+                if len(group.global_ranks) > 1:
+                    kinds.setdefault((group.parallelism, len(group.global_ranks), op), {})[communicator] = mine
+        return {
+            (communicator, kind[2]): firmness
+            for kind, mine in kinds.items()
+            for communicator, firmness in self._pooled.setdefault(kind, Pooled()).firmness(mine).items()
+        }
+
+    def _accuse(
+        self,
+        communicator: int,
+        recent: list[Occasion],
+        by_op: _BlamesByOp,
+        pooled: _Pooled,
+        context: Context,
+    ) -> _Accusation | None:
         group = context.groups[communicator]
-        usable = recent[len(recent) % per_window :]
-        if len(usable) < _WINDOWS_BAD * per_window:
-            return None
+        usable = _whole(recent, context)
         ranks = range(len(group.global_ranks))
-        sums = np.array([[occasion.blame_ns.get(rank, 0) for rank in ranks] for occasion in usable], np.float64)
         largest = np.array([[occasion.usual_largest(rank) for rank in ranks] for occasion in usable], np.float64)
         cases = [
             case
-            for op, blames in ((None, sums), (None, largest), *_by_operation(usable, len(ranks)))
-            if (case := self._case(communicator, op, blames, sums, largest, usable, context)) is not None
+            for op, blames in (
+                (None, by_op[None]),
+                (None, largest),
+                *(each for each in by_op.items() if each[0] is not None),
+            )
+            if (case := self._case(communicator, op, blames, by_op[None], largest, usable, pooled, context)) is not None
             and _is_considerable(case, group, context)
         ]
         return max(cases, key=lambda case: case.firmness, default=None)
@@ -230,6 +267,7 @@ class LateRank:
         sums: Blames,
         largest: Blames,
         considered: list[Occasion],
+        pooled: _Pooled,
         context: Context,
     ) -> _Accusation | None:
         """The case against whom these blames (occasion by rank; of one operation or all) accuse most, if any."""
@@ -237,6 +275,9 @@ class LateRank:
         margins = margin.over_others(blames)
         rank = int(np.median(margins, axis=0).argmax())
         own = margins[:, rank]
+        against_all = (
+            float(pooled[communicator, op][rank]) if blames is not largest and (communicator, op) in pooled else 0.0
+        )
         windows = np.median(own.reshape(-1, _per_window(context)), axis=1)
         if np.count_nonzero(windows > 0) < min(_WINDOWS_BAD, len(windows)) or group.global_ranks[rank] == NO_NUMBER:
             return None
@@ -247,7 +288,8 @@ class LateRank:
         times = np.array([occasion.at_ns for occasion in considered])
         usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(lateness.DEFAULT_STEP_NS)
         usual_largest = float(np.median(largest[:, rank]))
-        per_step = max(in_all, float(np.median(own)) * (lateness.LARGEST if blames is largest else 1))
+        places = min(lateness.LARGEST, int(np.median([occasion.operations for occasion in considered])))
+        per_step = max(in_all, float(np.median(own)) * (places if blames is largest else 1))
         worst = sorted((blame for occasion in last for blame in occasion.largest.get(rank, ())), reverse=True)
         return _Accusation(
             communicator=communicator,
@@ -257,7 +299,7 @@ class LateRank:
             per_operation_ns=float(np.median([o.blame_ns[rank] / o.hits[rank] for o in last if o.hits.get(rank)])),
             share=len(last) / len(considered),
             largest_ns=usual_largest,
-            firmness=float(margin.firmness(own)),
+            firmness=max(float(margin.firmness(own)), against_all),
             steps=len(considered),
             operations=sum(occasion.operations for occasion in considered),
             hits=sum(occasion.hits.get(rank, 0) for occasion in considered),
@@ -278,6 +320,21 @@ def _by_operation(considered: list[Occasion], ranks: int) -> list[tuple[int, Bla
             if op not in _ROOTED and rank < ranks:
                 found.setdefault(op, np.zeros((len(considered), ranks)))[place, rank] = blame_ns
     return list(found.items()) if len(found) > 1 else []
+
+
+def _whole(recent: list[Occasion], context: Context) -> list[Occasion]:
+    """The newest occasions that make whole windows; none where they are too few."""
+    per_window = _per_window(context)
+    usable = recent[len(recent) % per_window :]
+    return usable if len(usable) >= _WINDOWS_BAD * per_window else []
+
+
+def _blames(occasions: list[Occasion], ranks: int) -> _BlamesByOp:
+    """Blames (occasion by rank) of all operations together, and of each kind of them where there are several."""
+    together = np.array(
+        [[occasion.blame_ns.get(rank, 0) for rank in range(ranks)] for occasion in occasions], np.float64
+    )
+    return {None: together, **dict(_by_operation(occasions, ranks))}
 
 
 def _per_window(context: Context) -> int:
