@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.coalesced import KERNELS_SEEN, LAUNCHES_SEEN, divided, is_regular
+from ncclscope_service.items import are_p2p, items_of
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.pending import Choice
 from ncclscope_service.segment import Divider, Kind
@@ -44,6 +45,8 @@ class OrderedTrack:
     _votes: GroupVotes = field(default_factory=GroupVotes)
     _experience: Experience = field(default_factory=Experience)
     _divider: Divider = field(default_factory=Divider)
+    _coalesces: bool | None = None
+    """Whether equal collectives that follow each other are launched together; None until that is seen."""
 
     def pair(
         self,
@@ -62,7 +65,11 @@ class OrderedTrack:
         `may_coalesce`: collectives may have been launched together without the log telling. With `is_closed` the
         kernels are all there are before a hole, though there are more launches.
         """
-        items, runs = items_of(launches, kernels, collapse=collapse, final=final)
+        if self._coalesces is None:
+            self._coalesces = may_coalesce and self._is_coalesced(launches, kernels, collapse=collapse, final=final)
+            if self._coalesces is None:
+                return Choice.of_none(0)
+        items, runs = self.items(launches, kernels, collapse=collapse, final=final)
         decided = self._paired(launches, kernels, (items, runs), is_closed=is_closed, final=final)
         kernel, confidence = self._spread(launches, decided, kinds)
         used = decided.launches_used
@@ -74,6 +81,36 @@ class OrderedTrack:
             self._coalesce(launches[:used], kernel, confidence, is_divided=collapse)
         self._used += used
         return Choice(kernel, confidence, is_hole, decided.kernels_used)
+
+    def items(
+        self, launches: Columns, kernels: Columns, *, collapse: bool, final: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`items_of` as this thread launches."""
+        return items_of(launches, kernels, collapse=collapse, coalesce=self._coalesces is True, final=final)
+
+    def _is_coalesced(self, launches: Columns, kernels: Columns, *, collapse: bool, final: bool) -> bool | None:
+        """Whether the first kernels are runs of collectives launched together; None if more data must come first."""
+        if not final and min(len(launches), len(kernels)) < KERNELS_SEEN:
+            return None
+        is_over = final and len(launches) <= LAUNCHES_SEEN and len(kernels) <= KERNELS_SEEN
+        launches, kernels = launches[:LAUNCHES_SEEN], kernels[:KERNELS_SEEN]
+        left, right = self.lanes.launch_symbols.number(launches), self.lanes.kernel_symbols.number(kernels)
+        compatible = self.lanes.compatible()
+        shorter = min(len(left), len(right))
+        if compatible[left[:shorter], right[:shorter]].all():
+            return False
+        items, runs = items_of(launches, kernels, collapse=collapse, coalesce=True, final=is_over)
+        if not final and len(items) < len(runs) and len(launches) < LAUNCHES_SEEN:
+            return None
+        # The last run may have been cut.
+        amount = min(len(items), len(runs)) - 2
+        if amount <= 0:
+            return False
+        first, to = items[:amount], runs[:amount]
+        if not compatible[left[first], right[to]].all():
+            return False
+        are_collectives = ~are_p2p(launches[first])
+        return is_regular(items[: amount + 1], runs[: amount + 1], left[first], are_collectives)
 
     def begin_with_log(self) -> None:
         """The first launch pairs with the first kernel, but for losses."""
@@ -131,8 +168,11 @@ class OrderedTrack:
             confidence[found.launches[single]] = found.confidence[single]
             for index in np.flatnonzero(~single).tolist():
                 begin, first = int(found.launches[index]), int(found.kernels[index])
-                kinds = _kinds_of(rows[begin : begin + int(found.launch_counts[index])], signatures)
-                groups, how_sure = self._divider.divide(kinds, int(found.kernel_counts[index]))
+                run, amount = rows[begin : begin + int(found.launch_counts[index])], int(found.kernel_counts[index])
+                if are_p2p(run[:1]).any():
+                    groups, how_sure = self._divider.divide(_kinds_of(run, signatures), amount)
+                else:
+                    groups, how_sure = divided(tuple(run["signature"].tolist()), amount)
                 kernel[begin : begin + len(groups)] = first + groups
                 confidence[begin : begin + len(groups)] = how_sure * found.confidence[index] / CERTAIN
         return kernel, confidence
@@ -174,31 +214,6 @@ class OrderedTrack:
         kernel[after[joined]] = kernel[before[joined]]
         confidence[after[joined]] = share[joined]
         confidence[before[joined]] = np.maximum(confidence[before[joined]], share[joined])
-
-
-def items_of(
-    launches: Columns, kernels: Columns, *, collapse: bool, final: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each item begins, on both sides, with the end appended: one launch, or a run of Send and Receive."""
-    if not collapse:
-        return np.arange(len(launches) + 1), np.arange(len(kernels) + 1)
-    is_p2p = launches["classes"] & (1 << int(KernelClass.SEND_RECV)) != 0
-    is_kernel_p2p = kernels["kernel_class"] == KernelClass.SEND_RECV
-    return (
-        _runs(launches["lane"], is_p2p, final=final),
-        _runs(kernels["lane"], is_kernel_p2p, final=final),
-    )
-
-
-def _runs(lanes: NDArray[np.int32], is_p2p: NDArray[np.bool_], *, final: bool) -> NDArray[np.int64]:
-    """Where each item begins, with the end appended; a run at the end is left out while it may still grow."""
-    if len(lanes) == 0:
-        return np.zeros(1, dtype=np.int64)
-    goes_on = is_p2p[1:] & is_p2p[:-1] & (lanes[1:] == lanes[:-1])
-    begins = np.concatenate([[0], np.flatnonzero(~goes_on) + 1])
-    if is_p2p[-1] and not final:
-        return begins.astype(np.int64)
-    return np.append(begins, len(lanes)).astype(np.int64)
 
 
 def _kinds_of(rows: Columns, signatures: Columns) -> tuple[Kind, ...]:

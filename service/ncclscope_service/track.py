@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.coverage import Coverage
+from ncclscope_service.items import items_of
 from ncclscope_service.landmarks import Landmarks, between
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
-from ncclscope_service.ordered import OrderedTrack, items_of
+from ncclscope_service.ordered import OrderedTrack
 from ncclscope_service.pending import Choice, Outcome, Pending, spread
 from ncclscope_service.plans import Plans, plans_of
 from ncclscope_service.resumption import ENOUGH_BEHIND, Behind, Resumed, Resumption
@@ -227,7 +228,7 @@ class Track:
     def _resume(self, rows: Columns, *, collapse: bool, coverage: Coverage, may_ask: bool, final: bool) -> Outcome:
         """Skips the launches of a hole in what was recorded; none while more must come first."""
         behind, is_over = self._resumes.next_border(self.kernels, coverage, final=True, is_behind=True)
-        items, runs = items_of(rows, self.kernels[:behind], collapse=collapse, final=final)
+        items, runs = self._ordered.items(rows, self.kernels[:behind], collapse=collapse, final=final)
         self.lanes.kernel_symbols.number(self.kernels)
         left, right = self._symbols(rows[items[:-1]], self.kernels[runs[:-1]])
         operations, kernels = rows["first_op"][items[:-1]], self.kernels[runs[:-1]]
