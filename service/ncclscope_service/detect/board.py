@@ -82,6 +82,11 @@ class Board:
         behind = front - rows["operations"] - self._least_lag[begin : begin + ranks]
         return front, dict(zip(rows["rank"].tolist(), behind.tolist(), strict=True))
 
+    def last_ns(self, begin: int, ranks: int) -> dict[int, int]:
+        """Of one channel: when each rank enqueued its newest operation there."""
+        rows = self._rows[begin : begin + ranks]
+        return dict(zip(rows["rank"].tolist(), rows["last_ns"].tolist(), strict=True))
+
     def _fronts(self) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Where each channel begins; and for each row how far the first of its channel has come."""
         begins = _begins(self._rows, _CHANNEL)

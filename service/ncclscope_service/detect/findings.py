@@ -49,12 +49,12 @@ class Ledger:
         """The faults that are open, oldest first."""
         return tuple(self._open)
 
-    def update(self, key: Hashable, finding: Finding) -> None:
-        """Opens a fault, or renews what is said of one that is open; its first `since_ns` stays."""
+    def update(self, key: Hashable, finding: Finding, *, keeps_since: bool = True) -> None:
+        """Opens a fault, or renews what is said of one that is open; its first `since_ns` stays, if that is kept."""
         known = self._open.get(key)
         if known is None:
             known = self._reopened(key, finding)
-        if known is not None:
+        if known is not None and keeps_since:
             finding = replace(finding, since_ns=min(known.since_ns, finding.since_ns))
         self._open[key] = replace(finding, until_ns=None)
 

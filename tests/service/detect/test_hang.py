@@ -90,6 +90,84 @@ def test_blame_is_not_put_on_a_rank_that_waits_elsewhere() -> None:
     assert finding.evidence["waiting_ranks"] == [4, 6]
 
 
+def channels_that_stop(
+    counts: dict[tuple[int, int, int], dict[int, int]], seconds: int, *, slow: frozenset[int] = frozenset()
+) -> list[Finding]:
+    """By (communicator, sender, receiver): operations more that each communicator rank enqueues after 60 s.
+
+    Communicators that are `slow` enqueue one operation in 5 s, the others 40 in a second.
+    """
+    detector = Hang()
+    for second in range(1, seconds):
+        now = min(second, 60)
+        rows = []
+        for (index, sender, receiver), more in counts.items():
+            moved = now // 5 if index in slow else now * 40
+            last = now // 5 * 5 if index in slow else now
+            rows += [
+                (index, sender, receiver, rank, moved + (extra if second > 60 else 0), last * SECOND)
+                for rank, extra in more.items()
+            ]
+        detector.feed(np.array(rows, dtype=PROGRESS), CONTEXT)
+        detector.findings(second * SECOND)
+    return detector.findings(seconds * SECOND)
+
+
+def test_blame_goes_on_along_sends_and_receives_whose_own_patience_is_not_over() -> None:
+    pipeline = next(index for index, group in GROUPS.items() if group.global_ranks == (0, 4))
+    first, second = (
+        next(index for index, group in GROUPS.items() if group.global_ranks == ranks) for ranks in ((0, 1), (4, 5))
+    )
+    # Rank 1 stops: rank 0 waits for it, so that it does not send to rank 4, which rank 5 waits for.
+    counts = {
+        (first, -1, -1): {0: 1, 1: 0},
+        (pipeline, 0, 1): {0: 0, 1: 1},
+        (second, -1, -1): {0: 0, 1: 1},
+    }
+    for seconds in (67, 70, 120):
+        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({pipeline}))
+        assert finding.ranks == (1,)
+        assert finding.comm_id == GROUPS[first].comm_id
+        assert finding.evidence["waiting_ranks"] == [0, 4, 5]
+
+
+def test_nobody_is_named_while_the_root_of_it_still_has_time() -> None:
+    pipeline = next(index for index, group in GROUPS.items() if group.global_ranks == (0, 4))
+    second = next(index for index, group in GROUPS.items() if group.global_ranks == (4, 5))
+    counts = {(pipeline, 0, 1): {0: 0, 1: 1}, (second, -1, -1): {0: 0, 1: 1}}
+    assert channels_that_stop(counts, 70, slow=frozenset({pipeline})) == []
+    (finding,) = channels_that_stop(counts, 78, slow=frozenset({pipeline}))
+    assert finding.ranks == (0,)
+
+
+def test_the_operation_at_which_a_rank_stopped_stays_named_when_a_smaller_group_waits_for_it_later() -> None:
+    world = next(index for index, group in GROUPS.items() if group.parallelism == "WORLD")
+    data = next(index for index, group in GROUPS.items() if group.global_ranks == (5, 7))
+    counts = {
+        (world, -1, -1): {rank: int(rank != 5) for rank in range(8)},
+        (data, -1, -1): {0: 0, 1: 1},
+    }
+    for seconds in (67, 90, 180):
+        (finding,) = channels_that_stop(counts, seconds, slow=frozenset({data}))
+        stopped_at = f"has not enqueued operation 2401 of WORLD group {GROUPS[world].comm_id}"
+        assert stopped_at in finding.summary
+
+
+def test_the_sentence_says_the_same_duration_as_since_also_of_a_job_that_went_on_and_stopped_again() -> None:
+    detector, counts = Hang(), Counters({5: 60.0})
+    for second in range(1, 91):
+        detector.feed(counts.at(float(second)), CONTEXT)
+        detector.findings(second * SECOND)
+    again = Counters({5: 100.0})
+    for second in range(91, 201):
+        detector.feed(again.at(float(second)), CONTEXT)
+        detector.findings(second * SECOND)
+    (finding,) = detector.findings(201 * SECOND)
+    assert finding.since_ns >= 100 * SECOND
+    assert f"for {(201 * SECOND - finding.since_ns) / SECOND:.1f} s" in finding.summary
+    assert finding.evidence["silent_ns"] == 201 * SECOND - finding.since_ns
+
+
 def test_a_missing_send_names_its_sender() -> None:
     pipeline = next(index for index, group in GROUPS.items() if group.parallelism == "PP")
     sender, receiver = GROUPS[pipeline].global_ranks
