@@ -26,6 +26,7 @@ SHAPES: Final[dict[str, SimulationConfig]] = {
     "64: tp8 pp4 dp2": replace(_JOB, nodes=8, gpus=8, tp=8, pp=4, dp=2, microbatches=2, sequence_parallel=False),
     "32: tp4 pp2 dp4 sp": replace(_JOB, nodes=4, gpus=8, tp=4, pp=2, dp=4, microbatches=2),
     "64: tp8 pp4 dp2 sp": replace(_JOB, nodes=8, gpus=8, tp=8, pp=4, dp=2, microbatches=2),
+    "32: tp8 dp4": replace(_JOB, nodes=4, gpus=8, tp=8, pp=1, dp=4, hidden=2048, step_seconds=2.0),
     "8: demo": replace(
         _JOB, nodes=4, gpus=2, tp=2, pp=2, dp=2, order="tp-pp-dp", layers=2, hidden=2048, step_seconds=0.4
     ),
@@ -203,6 +204,13 @@ def _late() -> Iterator[_Draft]:
                     family=f"late rank, {ms:g} ms, jitter {jitter}", shape=shape, noise=noise, faults=faults,
                     expected=expected, steps=50,
                 )  # fmt: skip
+    # groups within hosts are seen as soon as their host is, those across hosts with the last of theirs
+    faults = ("late_rank:rank=13,ms=20,from=10,every=layer",)
+    for lagging in ({}, {"node04": 11.0}, {"node01": 7.0, "node03": 13.0}, {"node01": 22.0}):
+        yield _Draft(
+            family="late rank, 20 ms, exports of 10 s", shape="32: tp8 dp4", faults=faults, steps=50,
+            chunk_seconds=10.0, lagging=lagging, expected=Expected(kinds=_LATE, ranks=(13,)),
+        )  # fmt: skip
     for shape in ("8: fsdp", *shapes[:3]):  # of the first pipeline stage: the others wait for it anyway
         faults = ("late_rank:rank=1,ms=30,from=20",)
         expected = Expected(kinds=_LATE, ranks=(1,), within=20.0)

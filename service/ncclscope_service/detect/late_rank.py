@@ -6,7 +6,8 @@ last four windows. The margin is taken over all of a step, over each kind of its
 operations for which the rank is latest.
 An accused rank that had itself been kept waiting in another group passes the blame on; so does one that spent so much
 longer in sends, receives and transfers of other groups than the group's others did (it waited for a late rank, or for
-a slow link), and one whose pipeline holds a rank that is late inside its tensor-parallel group. What is left is named,
+a slow link), and one whose pipeline or tensor-parallel group holds a rank that is late inside the latter. Groups within
+a host are seen before those across hosts, and are remembered until these explain themselves. What is left is named,
 once the groups through which blame may have come were seen over the same time; a name is taken back when the blame
 turns out to have been handed on.
 
@@ -36,6 +37,11 @@ from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES, OPERATIONS
 _WINDOW_NS: Final = 4_000_000_000
 _WINDOWS: Final = 4
 _WINDOWS_BAD: Final = 3
+_REMEMBERED_NS: Final = 64_000_000_000
+"""How long ago a group may have been seen to explain the lateness in others: a group across hosts is seen when the last
+of its hosts is, one within a host at once."""
+_MOST_REMEMBERED: Final = 128
+"""Occasions of a group, where those in which ranks are judged are fewer."""
 _SAME_HOST_FLOOR_NS: Final = 5_000
 _OTHER_HOST_FLOOR_NS: Final = 30_000
 """Three times the skew with which hosts end a collective."""
@@ -139,12 +145,13 @@ class LateRank:
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
         self._settle_step(context)
         keep = _WINDOWS * _per_window(context) + 2
+        remembered = max(keep, min(_REMEMBERED_NS // self._bin_ns, _MOST_REMEMBERED))
         self._spent.feed(collectives[known & (collectives["rank"] >= 0)], self._bin_ns, keep)
         for tally in lateness.tallies(collectives[usable], self._bin_ns):
             occasions = self._occasions.setdefault(tally.communicator, Occasions())
             occasions.at(tally.at_ns).add(tally)
             occasions.last_op = tally.op
-            occasions.forget_all_but(keep)
+            occasions.forget_all_but(remembered)
 
     def _settle_step(self, context: Context) -> None:
         """Occasions are cut by one length of step, which must not follow every tremor of the measured one."""
@@ -187,7 +194,10 @@ class LateRank:
         sure = {case.global_rank for case in accusations if case.firmness >= FIRM}
         sure |= {key for key in self._ledger.open_keys() if isinstance(key, int)}
         accusations = [case for case in accusations if case.global_rank in sure]
-        named = _origins(accusations, recent, self._spent, self._convicted, context)
+        known = (
+            {communicator: self._occasions[communicator].all_over() for communicator in recent} if accusations else {}
+        )
+        named = _origins(accusations, known, self._spent, self._convicted, context)
         self._convicted |= named
         memory_ns = 2 * _WINDOWS * _per_window(context) * (context.step_ns or lateness.DEFAULT_STEP_NS)
         newest = max((occasions[-1].at_ns for occasions in recent.values() if occasions), default=0)
@@ -366,7 +376,7 @@ def _is_considerable(case: _Accusation, group: Group, context: Context) -> bool:
 
 def _origins(
     accusations: list[_Accusation],
-    recent: dict[int, list[Occasion]],
+    known: dict[int, list[Occasion]],
     spent: Spent,
     convicted: dict[int, list[_Accusation]],
     context: Context,
@@ -375,10 +385,10 @@ def _origins(
     delayed_by: dict[int, set[int]] = {}
     kept: dict[int, list[_Accusation]] = {}
     for case in accusations:
-        received = _received(case, recent, context)
+        received = _received(case, known, context)
         if sum(received.values()) >= _EXPLAINED * case.per_step_ns * case.steps:
             delayed_by.setdefault(max(received, key=lambda rank: received[rank]), set()).add(case.global_rank)
-        elif _handed_on(case, recent, spent, context) < _EXPLAINED * case.at_once_ns:
+        elif _handed_on(case, known, spent, context) < _EXPLAINED * case.at_once_ns:
             kept.setdefault(case.global_rank, []).append(case)
     for cases in kept.values():
         cases.sort(key=lambda case: (case.is_inner, case.wait_share), reverse=True)
@@ -393,10 +403,10 @@ def _origins(
     return named
 
 
-def _received(case: _Accusation, recent: dict[int, list[Occasion]], context: Context) -> dict[int, float]:
+def _received(case: _Accusation, known: dict[int, list[Occasion]], context: Context) -> dict[int, float]:
     """By global rank: how long the accused itself was kept waiting by it in other groups, over the same time."""
     received: dict[int, float] = {}
-    for communicator, occasions in recent.items():
+    for communicator, occasions in known.items():
         group = context.groups[communicator]
         if communicator == case.communicator or case.global_rank not in group.global_ranks:
             continue
@@ -410,7 +420,7 @@ def _received(case: _Accusation, recent: dict[int, list[Occasion]], context: Con
     return {guilty: blame for guilty, blame in received.items() if blame > 0}
 
 
-def _handed_on(case: _Accusation, recent: dict[int, list[Occasion]], spent: Spent, context: Context) -> float:
+def _handed_on(case: _Accusation, known: dict[int, list[Occasion]], spent: Spent, context: Context) -> float:
     """How much longer than others of its group the accused was in other groups' sends, receives and transfers in a
     step, in ns: waiting for its peers there, or for slow links."""
     times: dict[int, dict[int, int]] = {rank: {} for rank in case.group.global_ranks}
@@ -420,7 +430,7 @@ def _handed_on(case: _Accusation, recent: dict[int, list[Occasion]], spent: Spen
         for own, rank in enumerate(group.global_ranks):
             if rank in times:
                 seen = [(at_ns, ns) for at_ns, ns in spent.of(communicator, own).items()]
-                seen += [(occasion.at_ns, occasion.transfer_ns) for occasion in recent.get(communicator, ())]
+                seen += [(occasion.at_ns, occasion.transfer_ns) for occasion in known.get(communicator, ())]
                 for at_ns, ns in seen:
                     if case.since_ns <= at_ns <= case.last_ns:
                         times[rank][at_ns] = times[rank].get(at_ns, 0) + ns
@@ -440,12 +450,15 @@ def _is_upstream(
     delayed_by: dict[int, set[int]],
     context: Context,
 ) -> bool:
-    """Whether the lateness of `rank` came to it through a pipeline from `origin`, who is already named."""
+    """Whether the lateness of `rank` came to it from `origin`, who is already named: as its peer, or by a pipeline."""
     if cases[0].is_inner:
         return False  # late inside its own group: a fault of its own
+    peers = _peers(origin, context)
+    if origin_cases[0].is_inner and rank in peers and _worst(cases) * _EXPLAINED <= _worst(origin_cases):
+        return True  # what its peers waited for, the groups of each of them wait for
     if _worst(cases) * _EXPLAINED > _worst(origin_cases) * (_AMPLIFIED if origin_cases[0].is_inner else 1.0):
         return False
-    sources = {origin} | delayed_by.get(origin, set()) | _peers(origin, context)
+    sources = {origin} | delayed_by.get(origin, set()) | peers
     return any(
         rank in group.global_ranks and not sources.isdisjoint(group.global_ranks)
         for group in context.groups.values()

@@ -101,6 +101,10 @@ class Occasions:
         whole = [occasion for occasion in over if occasion.operations >= _WHOLE * usual]
         return [occasion for occasion in whole[-count:] if not occasion.is_early]
 
+    def all_over(self) -> list[Occasion]:
+        """As `newest`, of all that are remembered."""
+        return self.newest(len(self._by_time))
+
     def times(self) -> Set[int]:
         """When each of them begins."""
         return self._by_time.keys()

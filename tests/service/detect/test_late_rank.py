@@ -173,6 +173,24 @@ def test_nobody_is_named_in_place_of_a_rank_whose_host_is_seen_later_than_others
     assert named == {(1,)}
 
 
+@pytest.mark.parametrize("lag_seconds", [11, 22, 40])
+def test_peers_of_a_late_rank_are_not_named_where_groups_across_hosts_are_seen_later(lag_seconds: int) -> None:
+    job = Job(
+        tensor=8, data=4, pipeline=1, gpus_per_host=8, step_ns=2e9, late_rank=13, late_ns=20e6, fault_from_step=10
+    )
+    simulation, detector = Simulation(job), LateRank()
+    across = [index for index, group in simulation.groups.items() if len(set(group.hosts)) > 1]
+    held: list[Columns] = []
+    named = set()
+    for collectives in simulation.seconds(160):
+        is_across = np.isin(collectives["communicator"], across)
+        held.append(collectives[is_across])
+        seen = held.pop(0) if len(held) > lag_seconds else held[0][:0]
+        detector.feed(np.concatenate([collectives[~is_across], seen]), simulation.context)
+        named |= {finding.ranks for finding in detector.findings(0)}
+    assert named == {(13,)}
+
+
 def test_a_name_is_taken_back_when_its_blame_turns_out_to_have_been_handed_on() -> None:
     simulation, detector = Simulation(replace(BEHIND_A_SLOW_LINK, slow_share=0.8)), LateRank()
     history = []
