@@ -211,7 +211,7 @@ class Detection:
             global_ranks=tuple(ranks),
             hosts=tuple(hosts),
             limit=None if communicator.bottleneck is None else communicator.bottleneck.bytes_per_second,
-            limit_name="" if communicator.bottleneck is None else communicator.bottleneck.name,
+            limit_name="" if communicator.bottleneck is None else communicator.bottleneck.told,
         )
 
     def _of_the_living(self, context: Context) -> Context:

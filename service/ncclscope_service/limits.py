@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -202,7 +202,9 @@ class Limits:
             found = part.machine.bottleneck_outwards(part.gpus, part.ports, sharing=sharing)
             if found is None:
                 return None
-            if narrowest is None or found.bytes_per_second < narrowest.bytes_per_second:
+            if narrowest is not None and found.bytes_per_second == narrowest.bytes_per_second:
+                narrowest = replace(narrowest, is_alike=True)
+            elif narrowest is None or found.bytes_per_second < narrowest.bytes_per_second:
                 narrowest = Bottleneck(bytes_per_second=found.bytes_per_second, name=f"{found.name} on {part.host}")
         return narrowest
 

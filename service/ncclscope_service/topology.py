@@ -50,6 +50,16 @@ class Bottleneck:
     """Per direction; comparable with busbw."""
     name: str
     """What is narrow, for a person: "NVL 80.0 GB/s between GPU 0-1000 and GPU 0-25000"."""
+    is_alike: bool = False
+    """Whether it is as narrow on several hosts: the named one is no more to blame than the others."""
+
+    @property
+    def told(self) -> str:
+        """How a sentence calls it, without accusing one of several hosts that are alike."""
+        if not self.is_alike:
+            return self.name
+        is_card = any(f"{kind.value} " in self.name for kind in _CARDS)
+        return "the network cards of its hosts" if is_card else "the links inside its hosts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,26 @@ def test_a_group_inside_a_node_is_bound_by_what_lies_between_its_gpus() -> None:
     assert _limit(store, 3) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1")
 
 
+def test_a_sentence_about_a_limit_names_a_host_only_where_the_others_are_wider() -> None:
+    job = _Job()
+    job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
+    job.communicator(2, [("node01", 0), ("node02", 0)])
+    store = job.store()
+    alike = _named(store, 2).bottleneck
+    assert alike is not None
+    assert alike.told == "the network cards of its hosts"
+    inside = _named(store, 1).bottleneck
+    assert inside is not None
+    assert inside.told == "the links inside its hosts"
+    assert "on node01" in alike.name
+    other = _Job()
+    slow = TWO_PAIRS.replace("PCI[12.0]", "PCI[10.0]")
+    other.communicator(2, [("node01", 0), ("node02", 0)], blocks={"node01": TWO_PAIRS, "node02": slow})
+    alone = _named(other.store(), 2).bottleneck
+    assert alone is not None
+    assert alone.told == alone.name == "PCI 10.0 GB/s of NIC 0-c2000 on node02"
+
+
 def test_one_gpu_per_node_across_nodes_is_bound_by_the_cards_pci_link() -> None:
     job = _Job()
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
