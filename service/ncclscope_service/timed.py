@@ -379,7 +379,11 @@ class TimedTrack:
 def _first_kernel_of_key(
     launches: Columns, launch_burst: NDArray[np.int64], kernels: Columns, kernel_burst: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Index of the first kernel in the burst and lane of each launch that may be its, or NO_NUMBER."""
+    """Index of the first kernel in the burst and lane of each launch that may be its, or NO_NUMBER.
+
+    Kernels that may not be its are passed over only to one right behind them, as one group's are: else the line of such a
+    kernel was rather lost, and the next one may be anyone's.
+    """
     if len(kernels) == 0:
         return np.full(len(launches), NO_NUMBER, dtype=np.int64)
     kernel_keys = kernel_burst << 20 | kernels["lane"].astype(np.int64) + 1
@@ -394,8 +398,11 @@ def _first_kernel_of_key(
         fits = _agree(launches[left], kernels, tried)
         found[left[fits]] = tried[fits]
         left = left[~fits]
+        passed = order[places[left]]
         places[left] += 1
-        left = left[ordered[places[left]] == keys[left]]
+        is_there = ordered[places[left]] == keys[left]
+        left, passed = left[is_there], passed[is_there]
+        left = left[kernels["time_ns"][order[places[left]]] - kernels["time_ns"][passed] <= GROUP_GAP_NS]
     return found
 
 
