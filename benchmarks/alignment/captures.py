@@ -39,7 +39,7 @@ class Shape:
 _STAGES: Final = {"nodes": 1, "pp": 4, "dp": 1}
 _INTERLEAVED: Final = {**_STAGES, "interleave": 2, "microbatches": 8}
 
-_CUT: Final = {"coalesce": True, "zero1": True, "layers": 6}
+_SIX: Final = {"coalesce": True, "zero1": True, "layers": 6}
 
 SHAPES: Final = (
     Shape("2 nodes, TP=2 PP=2 DP=2", ALL),
@@ -49,14 +49,15 @@ SHAPES: Final = (
     Shape("one process for all GPUs of a node", SOME, {"process_per_node": True}),
     Shape("opCount stuck by a live graph", ("2.13", "2.18", "2.23"), {"nodes": 1, "gpus": 8, "stuck_op_count": True}),
     Shape("gradients in one group (coalesced)", SOME, {"coalesce": True, "zero1": True}),
-    Shape("groups of several kernels, work FIFO of 8", ("2.13", "2.18", "2.21"), {**_CUT, "work_fifo": 8}),
+    Shape("1 node, gradients of six layers in one group", ("2.28", "2.30"), {**_SIX, "nodes": 1, "gpus": 4, "tp": 1}),
+    Shape("groups of several kernels, work FIFO of 8", ("2.13", "2.18", "2.21"), {**_SIX, "work_fifo": 8}),
     Shape(
         "groups of several kernels, work FIFO of 384 bytes",
         ("2.22", "2.26", "2.28", "2.30"),
-        {**_CUT, "work_fifo": 384},
+        {**_SIX, "work_fifo": 384},
     ),
     Shape(
-        "groups of Broadcasts, AllGatherV from 2.29", ("2.26", "2.28", "2.30"), {**_CUT, "broadcast_parameters": True}
+        "groups of Broadcasts, AllGatherV from 2.29", ("2.26", "2.28", "2.30"), {**_SIX, "broadcast_parameters": True}
     ),
     Shape("PP=4 interleaved, TP=1", SOME, {**_INTERLEAVED, "tp": 1}),
     Shape("PP=4 interleaved, TP=2", SOME, {**_INTERLEAVED, "gpus": 8}),

@@ -381,8 +381,8 @@ def _first_kernel_of_key(
 ) -> NDArray[np.int64]:
     """Index of the first kernel in the burst and lane of each launch that may be its, or NO_NUMBER.
 
-    Kernels that may not be its are passed over only to one right behind them, as one group's are: else the line of such a
-    kernel was rather lost, and the next one may be anyone's.
+    Kernels that may not be its are passed over only to one right behind them, as one group's are: else the line of
+    such a kernel was rather lost, and the next one may be anyone's.
     """
     if len(kernels) == 0:
         return np.full(len(launches), NO_NUMBER, dtype=np.int64)
