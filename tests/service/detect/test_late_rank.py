@@ -158,18 +158,27 @@ def test_a_late_rank_and_a_slow_link_at_once_name_the_rank_and_no_victim_of_eith
         assert {finding.ranks for _, found in history for finding in found} == {(1,)}
 
 
+def named_where_seen_later(
+    simulation: Simulation, communicators: list[int], lag_seconds: int, *, seconds: int
+) -> set[tuple[int, ...]]:
+    """Who is named where the collectives of some communicators are seen so much later than the others'."""
+    detector = LateRank()
+    held: list[Columns] = []
+    named: set[tuple[int, ...]] = set()
+    for collectives in simulation.seconds(seconds):
+        is_late = np.isin(collectives["communicator"], communicators)
+        held.append(collectives[is_late])
+        seen = held.pop(0) if len(held) > lag_seconds else held[0][:0]
+        detector.feed(np.concatenate([collectives[~is_late], seen]), simulation.context)
+        named |= {finding.ranks for finding in detector.findings(0)}
+    return named
+
+
 @pytest.mark.parametrize("lag_seconds", [3, 8, 20])
 def test_nobody_is_named_in_place_of_a_rank_whose_host_is_seen_later_than_others(lag_seconds: int) -> None:
-    simulation, detector = Simulation(replace(BEHIND_A_SLOW_LINK, late_rank=1, late_ns=2e6)), LateRank()
+    simulation = Simulation(replace(BEHIND_A_SLOW_LINK, late_rank=1, late_ns=2e6))
     lagging = [index for index, group in simulation.groups.items() if "node0" in group.hosts]
-    held: list[Columns] = []
-    named = set()
-    for collectives in simulation.seconds(50):
-        late = np.isin(collectives["communicator"], lagging)
-        held.append(collectives[late])
-        seen = held.pop(0) if len(held) > lag_seconds else held[0][:0]
-        detector.feed(np.concatenate([collectives[~late], seen]), simulation.context)
-        named |= {finding.ranks for finding in detector.findings(0)}
+    named = named_where_seen_later(simulation, lagging, lag_seconds, seconds=50)
     assert named == {(1,)}
 
 
@@ -178,16 +187,9 @@ def test_peers_of_a_late_rank_are_not_named_where_groups_across_hosts_are_seen_l
     job = Job(
         tensor=8, data=4, pipeline=1, gpus_per_host=8, step_ns=2e9, late_rank=13, late_ns=20e6, fault_from_step=10
     )
-    simulation, detector = Simulation(job), LateRank()
+    simulation = Simulation(job)
     across = [index for index, group in simulation.groups.items() if len(set(group.hosts)) > 1]
-    held: list[Columns] = []
-    named = set()
-    for collectives in simulation.seconds(160):
-        is_across = np.isin(collectives["communicator"], across)
-        held.append(collectives[is_across])
-        seen = held.pop(0) if len(held) > lag_seconds else held[0][:0]
-        detector.feed(np.concatenate([collectives[~is_across], seen]), simulation.context)
-        named |= {finding.ranks for finding in detector.findings(0)}
+    named = named_where_seen_later(simulation, across, lag_seconds, seconds=160)
     assert named == {(13,)}
 
 
