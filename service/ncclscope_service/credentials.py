@@ -150,7 +150,12 @@ def _context(files: CredentialFiles) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(files.cert, files.key)
     except OSError as error:
-        raise ConfigError(f"{files.cert}: {_why(error)}: name a PEM certificate and its key") from error
+        key = (
+            "; its key is looked for in it: give --tls-key FILE too"
+            if files.key is None
+            else f" and its key, {files.key}"
+        )
+        raise ConfigError(f"{files.cert}: {_why(error)}: name a PEM certificate{key}") from error
     if files.client_ca is not None:
         try:
             context.load_verify_locations(files.client_ca)

@@ -193,6 +193,8 @@ async def test_files_that_are_wrong_at_the_start_are_named(authority: Authority,
     ):
         with pytest.raises(ConfigError, match=r"missing|x: |certificates of clients need TLS"):
             Credentials(files, what="agents")
+    with pytest.raises(ConfigError, match="give --tls-key FILE too"):
+        Credentials(CredentialFiles(cert=cert), what="agents")
     with pytest.raises(ConfigError, match="--tls-ca"):
         AgentCredentials(tls_ca=str(tmp_path / "x")).check()
     with pytest.raises(ConfigError, match=r"--token-file .*missing"):
