@@ -218,27 +218,38 @@ class Journal:
     # In a thread: one at a time.
 
     def _write(self, group: Sequence[tuple[int, bytes]]) -> None:
-        size = sum(len(record) for _, record in group)
-        if self._bytes + size > self._settings.max_bytes:
-            raise OSError(errno.EDQUOT, f"it has reached its limit of {self._settings.max_bytes >> 20} MiB")
+        before = [each for each in group if each[0] <= self._cut]
+        parts = [part for part in (before, group[len(before) :]) if part]
+        self._check_room(parts)
         try:
-            before = [each for each in group if each[0] <= self._cut]
-            for part in (before, group[len(before) :]):
-                if part:
-                    self._segment_for(part[0][0]).append(b"".join(record for _, record in part), self._settings.sync)
+            for part in parts:
+                self._segment_for(part[0][0]).append(b"".join(record for _, record in part), self._settings.sync)
         except OSError:
             self._close_segment()
             raise
-        self._bytes += size
+        self._bytes += sum(len(record) for _, record in group)
+
+    def _check_room(self, parts: Sequence[Sequence[tuple[int, bytes]]]) -> None:
+        """Raises OSError where the parts, and the headers of segments that they begin, are more than the limit."""
+        size = sum(len(record) for part in parts for _, record in part)
+        size += sum(len(self._header(part[0][0])) for part in parts if self._begins_segment(part[0][0]))
+        if self._bytes + size > self._settings.max_bytes:
+            raise OSError(errno.EDQUOT, f"it has reached its limit of {self._settings.max_bytes >> 20} MiB")
+
+    def _begins_segment(self, number: int) -> bool:
+        known = self._segment
+        return known is None or known.size >= self._settings.segment_bytes or known.first <= self._cut < number
 
     def _segment_for(self, number: int) -> _Segment:
         known = self._segment
-        is_over = known is None or known.size >= self._settings.segment_bytes or known.first <= self._cut < number
-        if known is None or is_over:
+        if known is None or self._begins_segment(number):
             self._close_segment()
-            known = self._segment = _Segment(self._folder, number, self._era)
+            known = self._segment = _Segment(self._folder, number, self._header(number))
             self._bytes += known.size
         return known
+
+    def _header(self, number: int) -> bytes:
+        return encode_header(SegmentHeader(format=FORMAT, first=number, era=self._era))
 
     def _close_segment(self) -> None:
         if self._segment is not None:
@@ -249,14 +260,14 @@ class Journal:
 class _Segment:
     """One file, open for appending. Its size is what is known to be whole."""
 
-    def __init__(self, folder: Path, first: int, era: str) -> None:
+    def __init__(self, folder: Path, first: int, header: bytes) -> None:
         self.first = first
         path = folder / f"{first:016d}.journal"
         # One of that name holds no whole entry: else the number would have been taken.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self.size = 0
         try:
-            self.append(encode_header(SegmentHeader(format=FORMAT, first=first, era=era)), sync=True)
+            self.append(header, sync=True)
             sync_folder(folder)
         except OSError:
             self.close()

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from ncclscope_service.journal import Journal, JournalSettings
-from ncclscope_service.journal_entry import Ticked, decode_entry
-from ncclscope_service.journal_segment import read_segment
+from ncclscope_service.journal_entry import Ticked, decode_entry, encode_entry
+from ncclscope_service.journal_segment import encode_record, read_segment
 
 pytestmark = pytest.mark.asyncio
 
@@ -54,6 +54,10 @@ def _times(folder: Path) -> list[int]:
             assert isinstance(entry, Ticked)
             found.append(entry.at_ns)
     return found
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _segments(folder: Path) -> int:
@@ -108,8 +112,20 @@ async def test_at_its_limit_the_journal_keeps_nothing_until_old_segments_go(tmp_
         assert "has reached its limit" in journal.statistics().trouble
         stuck = kept.number
         assert journal.statistics().bytes <= 400
+        assert _bytes(tmp_path) == journal.statistics().bytes
         journal.drop_until(stuck - 1)
         await kept.reach(stuck + 1)
+
+
+async def test_at_its_limit_a_segment_is_not_begun_where_only_the_entry_would_fit(tmp_path: Path) -> None:
+    entry = len(encode_record(1, encode_entry(Ticked(at_ns=1))))
+    settings = JournalSettings(group_seconds=0, max_bytes=entry + 1)
+    async with _running(tmp_path, settings) as (journal, kept):
+        journal.append(Ticked(at_ns=1))
+        with anyio.fail_after(20):
+            while not journal.statistics().trouble:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        assert (kept.number, _bytes(tmp_path), journal.statistics().bytes) == (0, 0, 0)
 
 
 async def test_who_appends_waits_while_more_than_the_limit_waits_in_memory(tmp_path: Path) -> None:
