@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,6 +171,20 @@ def align_whole(version: str | None, sample: Sample) -> Columns:
     aligner.feed_operations(sample.operations)
     aligner.feed_kernels(sample.kernels)
     return np.sort(aligner.advance(final=True), order="operation")
+
+
+def feed_portions(aligner: ProcessAligner, sample: Sample, rng: np.random.Generator, most_rows: int) -> Generator[None]:
+    """Feeds rows in the order of the sample, operations or kernels by chance; yields after each portion."""
+    operations, kernels = sample.operations, sample.kernels
+    while len(operations) or len(kernels):
+        amount = int(rng.integers(1, most_rows))
+        if rng.random() < 0.5:
+            aligner.feed_operations(operations[:amount])
+            operations = operations[amount:]
+        else:
+            aligner.feed_kernels(kernels[:amount])
+            kernels = kernels[amount:]
+        yield
 
 
 def f1(sample: Sample, matches: Columns) -> float:

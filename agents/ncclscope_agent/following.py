@@ -159,29 +159,11 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
     followed: list[Followed] = []
     if settings.logs:
         logs = FollowedLogs(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
-        resources.enter_context(logs.watch)
-        followed.append(
-            Followed(
-                follower=logs,
-                tick_min_seconds=settings.tick_min_seconds,
-                tick_max_seconds=settings.tick_max_seconds,
-                look=logs.look,
-                gather_seconds=settings.gather_seconds,
-                release=logs.release if settings.release_logs else None,
-            )
-        )
+        known = _text_follower(logs, settings, resources)
+        followed.append(replace(known, release=logs.release) if settings.release_logs else known)
     if settings.inspector:
         dumps = FollowedLogs(settings.inspector, kind=SourceKind.INSPECTOR)
-        resources.enter_context(dumps.watch)
-        followed.append(
-            Followed(
-                follower=dumps,
-                tick_min_seconds=settings.tick_min_seconds,
-                tick_max_seconds=settings.tick_max_seconds,
-                look=dumps.look,
-                gather_seconds=settings.gather_seconds,
-            )
-        )
+        followed.append(_text_follower(dumps, settings, resources))
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
@@ -189,6 +171,17 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
         tick = settings.export_tick_seconds
         followed.append(Followed(follower=exports, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
     return followed
+
+
+def _text_follower(files: FollowedLogs, settings: AgentSettings, resources: ExitStack) -> Followed:
+    resources.enter_context(files.watch)
+    return Followed(
+        follower=files,
+        tick_min_seconds=settings.tick_min_seconds,
+        tick_max_seconds=settings.tick_max_seconds,
+        look=files.look,
+        gather_seconds=settings.gather_seconds,
+    )
 
 
 def watched_directories(patterns: Iterable[str]) -> list[Path]:

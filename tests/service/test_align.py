@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from align_samples import Call, Recorder, Sample, align_whole, f1, lose, training
+from align_samples import Call, Recorder, Sample, align_whole, f1, feed_portions, lose, training
 
 from ncclscope_service.align import ProcessAligner
 from ncclscope_service.rows import Match
@@ -23,18 +25,10 @@ def align_in_portions(version: str, sample: Sample, seed: int) -> Columns:
     """Rows in random portions, kernels in order of their starts, with results asked for in between."""
     rng = np.random.default_rng(seed)
     aligner = ProcessAligner(version)
-    operations, kernels = sample.operations, np.sort(sample.kernels, order="start_ns", kind="stable")
-    results = []
-    while len(operations) or len(kernels):
-        amount = int(rng.integers(1, 200))
-        if rng.random() < 0.5:
-            aligner.feed_operations(operations[:amount])
-            operations = operations[amount:]
-        else:
-            aligner.feed_kernels(kernels[:amount])
-            kernels = kernels[amount:]
-        if rng.random() < 0.7:
-            results.append(aligner.advance(final=False))
+    in_order = replace(sample, kernels=np.sort(sample.kernels, order="start_ns", kind="stable"))
+    results = [
+        aligner.advance(final=False) for _ in feed_portions(aligner, in_order, rng, most_rows=200) if rng.random() < 0.7
+    ]
     results.append(aligner.advance(final=True))
     return np.sort(np.concatenate(results), order="operation")
 

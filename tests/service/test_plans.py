@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from align_samples import Call, Recorder, Sample, align_whole, f1, lose
+from align_samples import Call, Recorder, Sample, align_whole, f1, feed_portions, lose
 
 from ncclscope_service.align import ProcessAligner
 from ncclscope_service.plan_counts import PlanCounts, plans_of_roots
@@ -34,22 +34,15 @@ def job(*, counts: bool, iterations: int = 12, plans: tuple[int, int] = (3, 2)) 
 
 def aligned(version: str, sample: Sample, seed: int | None = None) -> tuple[Columns, dict[int, int]]:
     """Matches by operation, and the first kernel of each further one; with a seed in random portions."""
-    rng = np.random.default_rng(seed)
     aligner = ProcessAligner(version)
-    operations, kernels = sample.operations, sample.kernels
     matches, plans = [], []
-    while seed is not None and len(operations) + len(kernels):
-        amount = int(rng.integers(1, 150))
-        if rng.random() < 0.5:
-            aligner.feed_operations(operations[:amount])
-            operations = operations[amount:]
-        else:
-            aligner.feed_kernels(kernels[:amount])
-            kernels = kernels[amount:]
-        matches.append(aligner.advance(final=False))
-        plans.append(aligner.take_plans())
-    aligner.feed_operations(operations)
-    aligner.feed_kernels(kernels)
+    if seed is None:
+        aligner.feed_operations(sample.operations)
+        aligner.feed_kernels(sample.kernels)
+    else:
+        for _ in feed_portions(aligner, sample, np.random.default_rng(seed), most_rows=150):
+            matches.append(aligner.advance(final=False))
+            plans.append(aligner.take_plans())
     matches.append(aligner.advance(final=True))
     plans.append(aligner.take_plans())
     every = np.concatenate(plans)
