@@ -61,12 +61,17 @@ def true_plans(sample: Sample) -> dict[int, int]:
 TOLD = {"opCount": (True, False, False), "CALL lines": (False, True, False), "stamps": (False, False, True)}
 
 
-@pytest.mark.parametrize("told", TOLD)
-@pytest.mark.parametrize("version", ["2.13.4", "2.21.5", "2.26.2", "2.28.3", "2.30.7"])
+VERSIONS = ["2.13.4", "2.21.5", "2.26.2", "2.28.3", "2.30.7"]
+STANDING = ["2.28.3", "2.30.7"]
+"""Versions whose opCount stands still."""
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(version, told) for version in VERSIONS for told in TOLD if told != "opCount" or version not in STANDING],
+)
 def test_all_kernels_of_a_group_are_its_launch(version: str, told: str) -> None:
     counts, groups, stamps = TOLD[told]
-    if counts and version > "2.27":
-        pytest.skip("opCount stands still there")
     sample = job(counts=counts).sample(stamps=stamps, groups=groups)
     matches, plans = aligned(version, sample)
     assert f1(sample, matches) == 1.0
