@@ -74,7 +74,7 @@ class Replay:
         """The batch; None where this version cannot read it, its dictionaries are lost, or it cannot be divided."""
         if frame.entries > self._known_entries:
             return None
-        batch = _batch_of(frame.payload)
+        batch = _batch_of(bytes(frame.payload))
         if batch is None or (batch.source.kind is SourceKind.NSYS and frame.begin < position.end):
             return None
         return batch

@@ -201,7 +201,7 @@ class Spool:
         if is_noteworthy and (at_once or now_ns - self._noted_ns >= self._limits.note_ns):
             return self._write_job(self._waiting.take(self._limits.file_bytes, only_loose=True), now_ns)
         is_due = self._is_dirty and self._shelf.current is not None and now_ns - self._synced_ns >= self._limits.sync_ns
-        syncs = self._shelf.names_to_sync() if is_due and not self._shelf.is_all_acknowledged else ()
+        syncs = self._shelf.names_to_sync() if is_due and self._shelf.has_wanted else ()
         if not syncs and not self._shelf.removes:
             return None
         self._flying = _Flying(syncs=bool(syncs), removes=tuple(self._shelf.removes))
@@ -320,7 +320,7 @@ class Spool:
         is_fit = current is not None and current.chapter == chapter.number and current.size < self._limits.file_bytes
         if is_fit and current is not None and now_ns - current.begun_ns < self._limits.max_age_ns // _ROLLS_PER_AGE:
             return (), None
-        is_wanted = current is not None and not self._shelf.is_all_acknowledged
+        is_wanted = current is not None and self._shelf.has_wanted
         return self._shelf.names_to_sync() if is_wanted else (), self._shelf.new_file(chapter, now_ns)
 
     def _count_written(self, flying: _Flying, now_ns: int) -> None:

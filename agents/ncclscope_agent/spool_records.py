@@ -67,7 +67,8 @@ class Frame:
     observed_at_ns: int | None
     entries: int
     """Records of dictionaries that its session had up to this batch, its own one included."""
-    payload: bytes
+    payload: bytes | memoryview
+    """A view where the frame as it is sent is kept besides: one copy is enough."""
 
     @property
     def position(self) -> Position:
@@ -128,7 +129,7 @@ def header_record(header: Header) -> bytes:
     return encode_record(RecordKind.HEADER, _PACK.encode(header))
 
 
-def frame_record(payload: bytes, *, entries: int) -> bytes:
+def frame_record(payload: bytes | memoryview, *, entries: int) -> bytes:
     """The bytes of a batch, given as the payload of its frame on the wire."""
     return encode_record(RecordKind.FRAME, _NUMBER.pack(entries), payload)
 

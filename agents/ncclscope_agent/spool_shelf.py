@@ -54,9 +54,9 @@ class Shelf:
         self._next_file = self._next_chapter = 1
 
     @property
-    def is_all_acknowledged(self) -> bool:
-        """Nothing in it is wanted any more."""
-        return all(chapter.is_done for chapter in self.chapters.values())
+    def has_wanted(self) -> bool:
+        """Something in the files is not acknowledged."""
+        return self.oldest_ns is not None
 
     @property
     def oldest_ns(self) -> int | None:

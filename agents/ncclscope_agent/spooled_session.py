@@ -92,7 +92,7 @@ class SpooledSession(Session):
             self._go_to_first()
             return False
         sequence = self._live.last + 1
-        payload = self._payload(batch, sequence)
+        framed = self._framed(self._payload(batch, sequence))
         source = batch.source.key
         frame = Frame(
             sequence,
@@ -103,7 +103,7 @@ class SpooledSession(Session):
             batch.is_last,
             batch.observed_at_ns,
             0,
-            payload,
+            memoryview(framed)[HEADER_BYTES:],
         )
         new = entries_only(batch)
         entries = None if new is None else encode_message(BatchMessage(sequence=sequence, batch=new))
@@ -111,7 +111,7 @@ class SpooledSession(Session):
         self._batches += 1
         if self._loaded == sequence - 1 and self._queue[0] is self._live and self._is_roomy():
             self._loaded = sequence
-            self._hold(payload, frame)
+            self._hold(framed, frame)
         return True
 
     # What the disk gives
@@ -187,23 +187,26 @@ class SpooledSession(Session):
 
     def _take_up_frame(self, frame: Frame) -> None:
         if self._replay is None:
-            self._hold(frame.payload, frame)
+            self._hold(self._framed(frame.payload), frame)
             return
         lost = self._replay.lost.total()
         for batch in self._replay.feed(frame):
-            self._hold(self._payload(batch, self._next), frame)
+            self._hold(self._framed(self._payload(batch, self._next)), frame)
         if self._replay.lost.total() > lost:
             self.spool.lose("unusable")
 
-    def _hold(self, payload: bytes, frame: Frame) -> None:
+    def _framed(self, payload: bytes | memoryview) -> bytes:
+        return encode_frame(payload, max_frame_bytes=self._limits.max_frame_bytes)
+
+    def _hold(self, framed: bytes, frame: Frame) -> None:
         """Adds a batch to the window; `frame` is what of the spool is done with when it is acknowledged."""
         number = self._next
-        self._frames[number] = encode_frame(payload, max_frame_bytes=self._limits.max_frame_bytes)
+        self._frames[number] = framed
         self._observed_at_ns[number] = frame.observed_at_ns
         self._reached[number] = frame.key, None if frame.is_last else frame.end
         self._marks[number] = frame.sequence, frame.end
         self._next += 1
-        self._window_bytes += len(payload)
+        self._window_bytes += len(framed) - HEADER_BYTES
         self._peak_window_bytes = max(self._peak_window_bytes, self._window_bytes)
 
     def _is_roomy(self, *, share: int = 1) -> bool:

@@ -6,6 +6,7 @@
     ├── SourceError      this file cannot be read now; it is tried again or skipped, and counted
     ├── FormatError      this record is skipped and counted
     └── StateError       this snapshot cannot be made or is of no use; the program starts without it
+        └── OtherVersionError   another version of the program wrote it
 
 Anything else that is raised is a bug: please report it.
 """
@@ -38,6 +39,10 @@ class SourceError(NcclscopeError):
 
 class StateError(NcclscopeError):
     """The state of a machine cannot be kept, or a snapshot of it cannot be restored: says why."""
+
+
+class OtherVersionError(StateError):
+    """The snapshot is whole, and of another version of the program."""
 
 
 class FormatError(NcclscopeError):

@@ -23,7 +23,7 @@ _TLS_ALERT: Final = b"\x15\x03"
 """How TLS answers who does not speak it. *Source:* RFC 8446, section 5.1."""
 
 
-def encode_frame(payload: bytes, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+def encode_frame(payload: bytes | memoryview, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """The payload with its length before it.
 
     Raises:
@@ -31,7 +31,7 @@ def encode_frame(payload: bytes, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> b
     """
     if len(payload) > max_frame_bytes:
         raise ProtocolError(f"a frame of {len(payload)} bytes cannot be sent: the limit is {max_frame_bytes} bytes")
-    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+    return b"".join((len(payload).to_bytes(HEADER_BYTES, "big"), payload))
 
 
 class Deframer:

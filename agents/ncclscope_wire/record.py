@@ -38,7 +38,7 @@ class WholeRecord:
         return data[self.begin + RECORD_BYTES : self.end]
 
 
-def encode_record(kind: int, *parts: bytes) -> bytes:
+def encode_record(kind: int, *parts: bytes | memoryview) -> bytes:
     """One record; its body are these parts, one after the other."""
     covered = _COVERED.pack(sum(map(len, parts)), kind)
     checksum = crc32(covered)

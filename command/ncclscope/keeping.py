@@ -40,6 +40,7 @@ class Keeping:
                 group_seconds=_UNSYNCED_SECONDS if group_seconds is None else group_seconds,
                 sync=group_seconds is not None,
                 max_bytes=max_bytes,
+                kept_bytes=max_bytes // 2,
             ),
             state_every_seconds=60 * self.state_every,
             state_every_bytes=max_bytes // _STATES_PER_JOURNAL,

@@ -18,7 +18,7 @@ from typing import Final
 
 from ncclscope_service.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
 from ncclscope_service.state import Part
-from ncclscope_wire.errors import ConfigError, StateError
+from ncclscope_wire.errors import ConfigError, OtherVersionError, StateError
 
 _STATES_KEPT: Final = 2
 _ASIDE_KEPT: Final = 2
@@ -90,7 +90,7 @@ class DataFolder:
         if header is None:
             raise StateError("the state file has no whole header")
         if header.format != FORMAT:
-            raise StateError(f"the state file has format {header.format}, this program reads {FORMAT}")
+            raise OtherVersionError(f"the state file has format {header.format}, this program reads {FORMAT}")
         return header, memoryview(data)[HEADER_BYTES:]
 
     def write_state(self, number: int, era: str, parts: Iterable[Part]) -> int:

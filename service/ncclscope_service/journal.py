@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -44,6 +45,9 @@ class JournalSettings:
     segment_bytes: int = 32 * 1024 * 1024
     max_bytes: int = 1024 * 1024 * 1024
     """Of all segments: beyond it nothing is acknowledged until a state file allows to let go of some."""
+    kept_bytes: int = 0
+    """As much is kept of what a restart does not need any more, for a newer build that cannot read the state
+    (`whole_agents.py`); it goes where there is no room."""
     max_waiting_bytes: int = 64 * 1024 * 1024
     """Of entries in memory that the disk does not take: beyond it agents are not read."""
     slow_seconds: float = 2.0
@@ -89,6 +93,9 @@ class Journal:
         self._segment: _Segment | None = None
         self._cut = 0
         """Entries behind this one begin a segment of their own."""
+        self._unneeded = 0
+        """The last entry that a restart does not need."""
+        self._dropping = threading.Lock()
         self._arrival = anyio.Event()
         self._room = anyio.Event()
         self._room.set()
@@ -125,10 +132,20 @@ class Journal:
         return self._cut
 
     def drop_until(self, number: int) -> None:
-        """Deletes the segments that hold no entry behind this one. Blocks for the time of the deletions."""
-        paths = sorted(self._folder.glob("*.journal"))
-        for path, following in pairwise(paths):
-            if first_of(following) <= number + 1:
+        """A restart needs no entry up to this one: deletes the oldest segments of such entries, but for `kept_bytes`.
+
+        Blocks for the time of the deletions.
+        """
+        self._unneeded = number
+        self._drop(self._settings.kept_bytes)
+
+    def _drop(self, kept_bytes: int) -> None:
+        """Deletes segments that are not needed until no more than so much is there. In any thread."""
+        with self._dropping:
+            paths = sorted(self._folder.glob("*.journal"))
+            for path, following in pairwise(paths):
+                if self._bytes <= kept_bytes or first_of(following) > self._unneeded + 1:
+                    break
                 self._bytes -= path.stat().st_size
                 path.unlink()
 
@@ -226,6 +243,7 @@ class Journal:
                 self._segment_for(part[0][0]).append(b"".join(record for _, record in part), self._settings.sync)
         except OSError:
             self._close_segment()
+            self._drop(0)
             raise
         self._bytes += sum(len(record) for _, record in group)
 
@@ -233,6 +251,8 @@ class Journal:
         """Raises OSError where the parts, and the headers of segments that they begin, are more than the limit."""
         size = sum(len(record) for part in parts for _, record in part)
         size += sum(len(self._header(part[0][0])) for part in parts if self._begins_segment(part[0][0]))
+        if self._bytes + size > self._settings.max_bytes:
+            self._drop(0)
         if self._bytes + size > self._settings.max_bytes:
             raise OSError(errno.EDQUOT, f"it has reached its limit of {self._settings.max_bytes >> 20} MiB")
 

@@ -21,6 +21,8 @@ class HelloSaid(msgspec.Struct, frozen=True, kw_only=True, tag="hello", omit_def
     at_ns: int
     forgotten: str | None = None
     """The agent that was forgotten to make room."""
+    is_new: bool = False
+    """The agent was not known: it gives its files from their beginning. Entries of older builds do not tell."""
 
 
 class BatchTaken(msgspec.Struct, frozen=True, kw_only=True, tag="batch", omit_defaults=True):
@@ -33,6 +35,8 @@ class BatchTaken(msgspec.Struct, frozen=True, kw_only=True, tag="batch", omit_de
     at_ns: int
     is_restricted: bool = False
     """Its agent may speak of some hosts only: what strings it sent decides what it may send next."""
+    job: str = ""
+    """As its agent's Hello said, which the journal may have no more. Entries of older builds do not tell."""
 
 
 class SessionForgotten(msgspec.Struct, frozen=True, kw_only=True, tag="forgotten"):

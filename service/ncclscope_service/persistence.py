@@ -1,13 +1,15 @@
 """Keeps the service's state over crashes: restores it at the start, writes the journal and, now and then, the state.
 
-The newest state file that is whole is restored, and what the journal holds behind it is applied again. What another
-version wrote is set aside: the service begins anew, and agents read on from the beginning of what they still have.
+The newest state file that is whole is restored, and what the journal holds behind it is applied again. Where another
+version wrote the state, the whole journal is applied where it goes back to the beginning; else what it has of jobs that
+it has whole (`whole_agents.py`), and the agents of all others read their files again from the beginning. Where the
+journal is of no use either, both are set aside, and all agents do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +21,7 @@ from ncclscope_service.archive import Archive
 from ncclscope_service.data_folder import DataFolder
 from ncclscope_service.health import JournalHealth
 from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
-from ncclscope_service.journal_entry import decode_entry
+from ncclscope_service.journal_entry import BatchTaken, decode_entry
 from ncclscope_service.journal_segment import FORMAT, Record, read_segment
 from ncclscope_service.kept import Kept, Replayed
 from ncclscope_service.outbox import Outbox
@@ -27,10 +29,12 @@ from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
 from ncclscope_service.state import Frozen
 from ncclscope_service.store import Ids, Store
-from ncclscope_wire.errors import ProtocolError, StateError
+from ncclscope_service.whole_agents import WholeAgents
+from ncclscope_wire.errors import OtherVersionError, ProtocolError, StateError
 
 _log = structlog.get_logger(__name__)
 
+_MOST_NAMED: Final = 8
 _PIECE_OPERATIONS: Final = 100_000
 _ERA_FORMAT: Final = "%Y-%m-%dT%H%M%SZ"
 
@@ -56,6 +60,8 @@ class _Restored:
     """Entries that the journal lacks."""
     torn_bytes: int = 0
     states_refused: int = 0
+    is_foreign: bool = False
+    """Another version wrote the state: the journal alone was applied."""
     journal_bytes: int = 0
     seconds: float = 0.0
 
@@ -119,6 +125,8 @@ class Persistence:
             on_kept=on_kept,
         )
         self._journal_bytes_at_state = self.journal.statistics().bytes - self._restored.journal_bytes
+        if self._restored.is_foreign and (frozen := self._freeze(kept)) is not None:
+            self._write_state(frozen, self.journal.cut())
         self._restored.seconds = time.monotonic() - began
         self._tell()
         return kept
@@ -192,6 +200,8 @@ class Persistence:
 
     def _restore(self, settings: PipelineSettings | None, outboxes: dict[str, Outbox]) -> tuple[Kept, int]:
         kept, number = self._newest_state(settings)
+        if kept is None:
+            return self._restore_whole_agents(settings, outboxes)
         for name, new in outboxes.items():
             outboxes[name] = kept.outboxes.get(name, new)
             outboxes[name] = replace(outboxes[name], least=new.least, limits=new.limits)
@@ -202,28 +212,62 @@ class Persistence:
             number = record.number
         return kept, number
 
-    def _newest_state(self, settings: PipelineSettings | None) -> tuple[Kept, int]:
-        """The state of the newest file that is whole, and the number of the last entry in it."""
+    def _restore_whole_agents(self, settings: PipelineSettings | None, outboxes: dict[str, Outbox]) -> tuple[Kept, int]:
+        """What the journal alone gives, which does not go back to the beginning.
+
+        Receivers of notifications come in at the end: they were told by the build before.
+        """
+        begin, whole = first_of(self._folder.segments()[0]) - 1, WholeAgents()
+        refused = self._restored.states_refused
+        for record in self._records(begin):
+            whole.feed(record.number, decode_entry(record.content))
+        agents = whole.agents()
+        if not agents:
+            raise StateError("another version wrote the state, and the journal holds no job from its beginning")
+        self._restored = _Restored(states_refused=refused, is_foreign=True)
+        kept, number = Kept(settings), begin
+        receiver = Receiver(agents=kept.agents)
+        for record in self._records(begin):
+            number, entry = record.number, decode_entry(record.content)
+            if whole.takes(agents, number, entry):
+                kept.replay(entry, receiver, self.archive, self._restored.replayed)
+            elif isinstance(entry, BatchTaken):
+                self._restored.replayed.left_out += 1
+                self._restored.replayed.agents.add(entry.agent)
+        kept.outboxes = outboxes
+        return kept, number
+
+    def _newest_state(self, settings: PipelineSettings | None) -> tuple[Kept | None, int]:
+        """The state of the newest file that is whole, and the number of the last entry in it.
+
+        None where another version wrote it, and the journal does not go back to the beginning.
+        """
         why: str | None = None
+        is_foreign = False
         for path in self._folder.states():
             try:
                 header, snapshot = self._folder.read_state(path)
                 kept = Kept.restore(snapshot, settings)
             except StateError as error:
                 why = f"{path.name}: {error}"
+                is_foreign |= isinstance(error, OtherVersionError)
                 self._restored.states_refused += 1
                 _log.warning("state_refused", file=path.name, why=str(error))
-                self._folder.spoil(path)
+                if not isinstance(error, OtherVersionError):  # of use to that version still
+                    self._folder.spoil(path)
                 continue
             self._begin_era(header.era)
             self._entries_at_state = header.first
             return kept, header.first
         segments = self._folder.segments()
-        if segments and first_of(segments[0]) != 1:
+        is_partial = bool(segments) and first_of(segments[0]) != 1
+        if is_partial and not is_foreign:
             raise StateError(why or "the journal has lost its beginning, and there is no state file")
-        first = read_segment(segments[0].read_bytes()).header if segments else None
+        # Another build may number operations otherwise: those that it has finished are not to be taken for ours.
+        first = read_segment(segments[0].read_bytes()).header if segments and not is_foreign else None
         self._begin_era(first.era if first is not None else time.strftime(_ERA_FORMAT, time.gmtime()))
-        return Kept(settings), 0
+        self._restored.is_foreign = is_foreign and bool(segments)
+        return None if is_partial else Kept(settings), 0
 
     def _records(self, number: int) -> Iterator[Record]:
         """The entries behind that number, in order."""
@@ -269,6 +313,8 @@ class Persistence:
                 "restored",
                 batches=found.replayed.batches,
                 left_out=found.replayed.left_out,
+                **({"from": "the journal alone: another version wrote the state"} if found.is_foreign else {}),
+                **({"read_again": _some(found.replayed.agents)} if found.is_foreign else {}),
                 damaged=found.damaged,
                 missing=found.missing,
                 torn_bytes=found.torn_bytes,
@@ -313,6 +359,12 @@ class Persistence:
         if why and not self._archive_trouble:
             _log.warning("operations_not_archived", why=why)
         self._archive_trouble = why
+
+
+def _some(agents: Collection[str]) -> str:
+    """The first names of many, and how many there are."""
+    named = ", ".join(sorted(agents)[:_MOST_NAMED])
+    return named if len(agents) <= _MOST_NAMED else f"{named} and {len(agents) - _MOST_NAMED} more"
 
 
 def _cut(path: Path, end: int) -> None:

@@ -422,6 +422,7 @@ class Receiver:
             payload=payload,
             at_ns=now_ns,
             is_restricted=agent.strings is not None,
+            job=hello.job,
         )
         number = self._write(taken)
         if number is None:
@@ -463,7 +464,8 @@ class Receiver:
         agent.connection, connection.agent = connection.number, agent
         welcome = agent.on_hello(hello)
         connection.heard = welcome.acknowledged
-        self._write(HelloSaid(payload=encode_message(hello), at_ns=now_ns, forgotten=forgotten))
+        said = HelloSaid(payload=encode_message(hello), at_ns=now_ns, forgotten=forgotten, is_new=not is_known)
+        self._write(said)
         connection.arrival = Arrival(agent=agent.record(), is_known=is_known, replaces=replaces)
         return welcome
 

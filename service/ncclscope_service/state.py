@@ -20,7 +20,7 @@ import msgspec
 from ncclscope_service.state_classes import classes_of, name_of
 from ncclscope_service.state_reader import Reader
 from ncclscope_service.state_writer import Writer
-from ncclscope_wire.errors import StateError
+from ncclscope_wire.errors import OtherVersionError, StateError
 
 _Machine = TypeVar("_Machine")
 _Classes = list[tuple[str, str, list[str]]]
@@ -93,7 +93,7 @@ def _opened(data: memoryview, name: str) -> tuple[_Classes, Any, list[memoryview
     if magic != _MAGIC:
         raise StateError("this is no snapshot")
     if version != _FORMAT:
-        raise StateError(f"the snapshot has format {version}, this program reads {_FORMAT}")
+        raise OtherVersionError(f"the snapshot has format {version}, this program reads {_FORMAT}")
     if kind != name:
         raise StateError(f"the snapshot is of {kind}, not of {name}")
     if not sizes or min(sizes) < 0 or begin + sum(sizes) != len(data):

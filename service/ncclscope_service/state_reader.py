@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.state_classes import fingerprint_of, is_frozen, name_of
 from ncclscope_service.state_graph import BUILTINS, Tag
-from ncclscope_wire.errors import StateError
+from ncclscope_wire.errors import OtherVersionError, StateError
 
 _Value = TypeVar("_Value")
 _Rest = list[Any]
@@ -149,13 +149,13 @@ class Reader:
     def _named(self, name: str) -> type:
         kind = BUILTINS.get(name) or self._allowed.get(name)
         if kind is None:
-            raise StateError(f"the snapshot holds a {name}, which this program does not know")
+            raise OtherVersionError(f"the snapshot holds a {name}, which this program does not know")
         return kind
 
     def _checked(self, name: str, fingerprint: str) -> type:
         kind = self._named(name)
         if fingerprint != fingerprint_of(kind):
-            raise StateError(f"the snapshot is of another version: {name} has changed since")
+            raise OtherVersionError(f"the snapshot is of another version: {name} has changed since")
         return kind
 
 
@@ -167,7 +167,7 @@ def _dtype(description: str | list[Any]) -> np.dtype[Any]:
 
 def _with_same_columns(dtype: np.dtype[Any], like: object) -> np.dtype[Any]:
     if isinstance(like, np.dtype) and like.names is not None and dtype != like:
-        raise StateError("the snapshot is of another version: the columns of a table have changed since")
+        raise OtherVersionError("the snapshot is of another version: the columns of a table have changed since")
     return dtype
 
 

@@ -199,6 +199,18 @@ def test_files_are_synced_when_full_and_now_and_then_while_something_waits_to_be
     assert disk.synced == before
 
 
+def test_nothing_is_synced_while_all_that_is_on_disk_is_acknowledged_whatever_waits_in_memory() -> None:
+    spool, disk = begun(SpoolLimits(sync_ns=SECOND)), Disk()
+    append(spool, 1, entries=True)
+    acknowledge(spool, 1)
+    write_all(spool, disk)
+    append(spool, 2)
+    assert spool.take_job(2 * SECOND, at_once=False) is None
+    assert disk.synced == {}
+    write_all(spool, disk, 2 * SECOND)
+    assert disk.synced == {name: len(data) for name, data in disk.files.items()}
+
+
 @pytest.mark.parametrize("agent_id", ["a", "b"])
 def test_files_of_others_are_left_alone_and_counted(agent_id: str) -> None:
     spool, disk = begun(), Disk()

@@ -117,6 +117,19 @@ async def test_at_its_limit_the_journal_keeps_nothing_until_old_segments_go(tmp_
         await kept.reach(stuck + 1)
 
 
+async def test_what_is_kept_for_an_upgrade_makes_room_where_it_is_needed(tmp_path: Path) -> None:
+    settings = JournalSettings(group_seconds=0, segment_bytes=100, max_bytes=400, kept_bytes=400)
+    async with _running(tmp_path, settings) as (journal, kept):
+        most = 0
+        for at in range(30):
+            await kept.reach(journal.append(Ticked(at_ns=at)))
+            journal.drop_until(journal.last)
+            most = max(most, journal.statistics().bytes)
+        assert 300 < most <= 400
+        assert journal.statistics().errors_total == 0
+        assert _bytes(tmp_path) == journal.statistics().bytes
+
+
 async def test_at_its_limit_a_segment_is_not_begun_where_only_the_entry_would_fit(tmp_path: Path) -> None:
     entry = len(encode_record(1, encode_entry(Ticked(at_ns=1))))
     settings = JournalSettings(group_seconds=0, max_bytes=entry + 1)

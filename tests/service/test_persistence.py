@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+import msgspec
 import pytest
 from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
 from wire.sample_batches import log_batch
@@ -18,7 +20,7 @@ from ncclscope_service.finding_news import FindingEvent
 from ncclscope_service.intake import empty_operations
 from ncclscope_service.journal import JournalSettings
 from ncclscope_service.journal_entry import Entry, Told
-from ncclscope_service.journal_segment import FORMAT, SegmentHeader, encode_header, read_segment
+from ncclscope_service.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
 from ncclscope_service.kept import Kept
 from ncclscope_service.outbox import Answer, Outbox
 from ncclscope_service.persistence import Persistence, PersistenceSettings
@@ -63,12 +65,12 @@ class _Life:
         self.persistence.journal.close()
         self.persistence.journal._waiting.clear()  # pyright: ignore[reportPrivateUsage]
 
-    def send(self, batches: list[Batch], *, session: str = "s", agent: str = "a") -> int:
+    def send(self, batches: list[Batch], *, session: str = "s", agent: str = "a", job: str = "j") -> int:
         """An agent with these batches connects, and sends what is not acknowledged; gives how many that were."""
         self._connections += 1
         self.receiver.open(self._connections)
         hello = Hello(
-            protocol_version=PROTOCOL_VERSION, agent_id=agent, session_id=session, name=agent, host="h", job="j",
+            protocol_version=PROTOCOL_VERSION, agent_id=agent, session_id=session, name=agent, host="h", job=job,
             software_version="1", pid=1,
         )  # fmt: skip
         assert self.say(hello) is None
@@ -234,6 +236,127 @@ def test_the_state_of_another_version_is_set_aside_and_the_service_begins_anew(
     assert again.send(batches[:3], session="s2") == 3
     again.kill()
     assert _Life(tmp_path).kept.agents["a"].acknowledged == 3
+
+
+def _upgrade(folder: Path) -> None:
+    """The state files become those of a build whose classes are others: a new one cannot read them."""
+    for path in (folder / "state").glob("*.state"):
+        data = path.read_bytes()
+        begin = HEADER_BYTES + 8 + int.from_bytes(data[HEADER_BYTES : HEADER_BYTES + 8], "big")
+        magic, version, name, _, sizes = msgspec.msgpack.decode(data[HEADER_BYTES + 8 : begin])
+        body = data[begin : begin + sizes[0]]
+        first_fingerprint = msgspec.msgpack.decode(body)[0][0][1].encode()
+        body = body.replace(first_fingerprint, b"0" * len(first_fingerprint), 1)
+        rest = data[begin + sizes[0] :]
+        digest = hashlib.blake2b(body + rest, digest_size=16).digest()
+        header = msgspec.msgpack.encode((magic, version, name, digest, sizes))
+        path.write_bytes(data[:HEADER_BYTES] + len(header).to_bytes(8, "big") + header + body + rest)
+
+
+_KEEPING = PersistenceSettings(journal=JournalSettings(sync=False, segment_bytes=2_000, kept_bytes=1 << 20))
+
+
+def _first_kept(folder: Path) -> int:
+    return int(min((folder / "journal").iterdir()).stem)
+
+
+def test_after_an_upgrade_a_whole_journal_gives_the_state_again(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path / "data", _KEEPING)
+    for cut in (3, 6, 9):
+        life.send(batches[:cut])
+        life.persistence.close(life.kept)
+    life.kill()
+    _upgrade(tmp_path / "data")
+    for replayed in (9, 0):  # the second start finds the state that the first one wrote
+        again = _Life(tmp_path / "data", _KEEPING)
+        assert again.persistence.health().replayed_batches == replayed
+        assert _state(again.kept) == whole(9)
+        again.kill()
+    assert again.kept.agents["a"].acknowledged == 9
+    assert not (tmp_path / "data" / "aside").exists()
+
+
+def test_after_an_upgrade_jobs_that_began_within_the_journal_go_on_and_agents_of_others_read_again(
+    batches: list[Batch], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path)
+    for cut in (2, 4, 6):
+        life.send(batches[:cut], agent="old", job="long")
+        life.persistence.close(life.kept)
+    life.send(batches[:8], agent="new", job="short")
+    life.send(batches[:3], agent="late", job="long")
+    life.send(batches[:7], agent="old", job="long")
+    life.kill()
+    assert _first_kept(tmp_path) > 1
+    _upgrade(tmp_path)
+    again = _Life(tmp_path)
+    assert {name: agent.acknowledged for name, agent in again.kept.agents.items()} == {"new": 8}
+    assert len(again.kept.pipeline.store.operations) == _operations(batches[:8])
+    health = again.persistence.health()
+    assert (health.replayed_batches, health.missing) == (8, 3 + 3)
+    assert again.send(batches[:8], agent="new", job="short") == 0
+    assert again.send(batches[:7], agent="old", session="s2", job="long") == 7
+    again.kill()
+    assert {name: agent.acknowledged for name, agent in _Life(tmp_path).kept.agents.items()} == {"new": 8, "old": 7}
+
+
+def test_an_agent_that_reads_again_after_an_upgrade_is_whole_from_then_on(batches: list[Batch], tmp_path: Path) -> None:
+    life = _Life(tmp_path)
+    for cut in (2, 4, 6):
+        life.send(batches[:cut], agent="old", job="long")
+        life.persistence.close(life.kept)
+    life.send(batches[:2], agent="new", job="short")
+    life.kill()
+    _upgrade(tmp_path)
+    again = _Life(tmp_path, _KEEPING)
+    assert again.send(batches[:5], agent="old", session="s2", job="long") == 5
+    again.persistence.close(again.kept)
+    again.kill()
+    _upgrade(tmp_path)
+    third = _Life(tmp_path, _KEEPING)
+    assert {name: agent.acknowledged for name, agent in third.kept.agents.items()} == {"new": 2, "old": 5}
+    assert len(third.kept.pipeline.store.operations) == _operations(batches[:2]) + _operations(batches[:5])
+    third.kill()
+
+
+def test_after_an_upgrade_findings_that_were_told_are_not_told_again(tmp_path: Path) -> None:
+    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
+    write(hang, tmp_path / "job")
+    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
+    end_ns = hang.start_ns + 60 * SECOND_NS
+    life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+    for cut in (1, 2, 3):
+        life.send([log_batch(10 * at, 10 * at + 10) for at in range(cut)], agent="old", job="long")
+        life.persistence.close(life.kept)
+    life.send(batches)
+    for at in range(3):
+        life.tick(end_ns + at * SECOND_NS)
+    assert [told.split()[0] for told in life.tell("hooks")] == ["opened"]
+    life.kill()
+    _upgrade(tmp_path / "data")
+    again = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+    assert list(again.kept.agents) == ["a"]
+    again.tick(end_ns + 10 * SECOND_NS)
+    assert [each.kind for each in again.kept.findings() if each.until_ns is None] == ["hang"]
+    assert not [told for told in again.tell("hooks") if told.startswith("opened")]
+    again.kill()
+
+
+def test_as_much_of_the_journal_is_kept_for_an_upgrade_as_is_asked_for(batches: list[Batch], tmp_path: Path) -> None:
+    def kept_after_three_states(kept_bytes: int, folder: str) -> int:
+        settings = JournalSettings(sync=False, segment_bytes=2_000, kept_bytes=kept_bytes)
+        life = _Life(tmp_path / folder, PersistenceSettings(journal=settings))
+        for cut in (3, 6, 9):
+            life.send(batches[:cut])
+            life.persistence.close(life.kept)
+        life.kill()
+        return _first_kept(tmp_path / folder)
+
+    assert kept_after_three_states(0, "none") > 1
+    assert kept_after_three_states(1 << 20, "all") == 1
+    assert kept_after_three_states(30_000, "some") > 1
 
 
 def test_a_journal_of_another_format_is_set_aside_and_the_service_begins_anew(
