@@ -20,6 +20,8 @@ from service.fake_service import JOB
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 _PATIENCE_MS = 20_000
+_CUT_TILES = """[...document.querySelectorAll("#tiles dd")]
+  .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"""
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def wait_for_port(port: int) -> None:
     pytest.fail(f"nothing listens on port {port}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (390, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (1110, "light"), (390, "light")])
 def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path, width: int, scheme: str) -> None:
     port = free_port()
     with fake_service(repository, port):
@@ -89,6 +91,7 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         for chart in ("traffic", "sizes", "timeline"):
             expect(page.locator(f"#{chart} .js-plotly-plot")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing runs over the side"
+        assert page.evaluate(_CUT_TILES) == []
         shots = os.environ.get("NCCLSCOPE_SCREENSHOTS")
         if shots:
             page.screenshot(path=Path(shots) / f"page-{width}-{scheme}.png", full_page=True)
@@ -207,9 +210,14 @@ def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repos
     port = free_port()
     with fake_service(repository, port):
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/rank/99999")
-        expect(page.locator("#rank-missing")).to_contain_text("has no rank 99999")
+        expect(page.locator("#rank-missing")).to_contain_text("has no rank 99999: unknown, or gone.")
+        refused = list[str]()
+        page.on("response", lambda answer: refused.append(answer.url) if answer.status == 404 else None)
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/none-1")
-        expect(page.locator("#communicator-missing")).to_contain_text("no communicator 'none-1'")
+        expect(page.locator("#communicator-missing")).to_contain_text("no communicator 'none-1': unknown, or gone.")
+        began_ms = page.evaluate("performance.now()")
+        page.wait_for_function("(began) => performance.now() > began + 6000", arg=began_ms, timeout=_PATIENCE_MS)
+        assert len(refused) == len({url.partition("?")[0] for url in refused}), "what is not there is asked once"
         page.goto(f"http://127.0.0.1:{port}/#/job/no%20such%20job")
         expect(page.locator("#empty")).to_contain_text("There is no job no such job")
 

@@ -2,13 +2,13 @@
 
 import { drawBandwidth, drawWaits } from "./charts.js";
 import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
-import { ask, askAgain } from "./details.js";
+import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawTiles } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
-const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false };
+const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false, extent: "" };
 const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
 
 // Findings that show in a communicator's own bandwidth.
@@ -42,6 +42,9 @@ const draw = () => {
   const title = { fleet: "Fleet", health: "Health", communicator: route.alias, rank: `rank ${route.rank}` }[route.view];
   document.title = `${open.length ? `(${open.length}) ` : ""}${[title, route.view === "fleet" || route.view === "health" ? null : job?.name, "ncclscope"].filter(Boolean).join(" · ")}`;
   askFor(route, job);
+  const extent = job === null ? "" : `${job.processes} ${job.communicators_known}`;
+  if (extent !== state.extent) askForMissing();
+  state.extent = extent;
   if (route.view === "fleet" && !isEmpty) drawFleet(overview);
   if (route.view === "health") {
     drawClocks(overview);

@@ -20,9 +20,16 @@ export const askAgain = (path, replacement) => {
   look();
 };
 
+// What was not there is not asked again before this: there is more in the job than there was then.
+export const askForMissing = () => {
+  for (const each of asked) each.isMissing = false;
+};
+
 const look = () => {
   if (document.hidden) return;
-  for (const each of asked) if (!each.isBusy && !each.isPaused?.() && performance.now() >= each.due) fetchOne(each, generation);
+  for (const each of asked) {
+    if (!each.isBusy && !each.isMissing && !each.isPaused?.() && performance.now() >= each.due) fetchOne(each, generation);
+  }
 };
 
 const fetchOne = async (each, born) => {
@@ -34,6 +41,7 @@ const fetchOne = async (each, born) => {
     if (born !== generation || path !== each.path) return;
     if (answer.ok) each.draw(body);
     else each.fail?.(body.error);
+    each.isMissing = answer.status === 404;
   } catch (error) {
     // The service is away, which the event stream shows; what was drawn stays. Anything else is a mistake of ours.
     if (!(error instanceof TypeError && /fetch|network/i.test(error.message)) && !(error instanceof SyntaxError)) throw error;

@@ -23,7 +23,7 @@ export const drawTiles = (overview, job) => {
       hint: "Logged by all ranks, over the last half minute" }),
     tile("Aligned", shown(matched, percent), { tone: isKnown(matched) && matched < 0.95 ? "warn" : null,
       hint: "Of the operations inside a capture: those whose kernel was found" }),
-    tile("Captured", shown(captured, percent), { detail: isKnown(captured) ? "of the time" : "",
+    tile("Captured", shown(captured, percent), { detail: isKnown(captured) ? "of time" : "",
       hint: "Share of the last five minutes in which kernels were recorded" }),
     tile("Clocks agree to", job.hosts === 1 ? "one clock" : shown(job.clock_sigma_seconds, (sigma) => `±${duration(sigma)}`),
       { tone: overview.clock_violation_ratio > 0.01 ? "warn" : null, hint: "Largest uncertainty of any host's clock" }),

@@ -125,5 +125,5 @@ const ordinal = (number) => {
 export const drawMissing = (view, text) => {
   const parent = byId(`${view}-missing`);
   parent.hidden = false;
-  parent.textContent = text;
+  parent.textContent = `${capitalised(text)}: unknown, or gone.`;
 };
