@@ -95,7 +95,7 @@ class Journal:
         """Entries behind this one begin a segment of their own."""
         self._unneeded = 0
         """The last entry that a restart does not need."""
-        self._dropping = threading.Lock()
+        self._dropping, self._counting = threading.Lock(), threading.Lock()
         self._arrival = anyio.Event()
         self._room = anyio.Event()
         self._room.set()
@@ -146,8 +146,13 @@ class Journal:
             for path, following in pairwise(paths):
                 if self._bytes <= kept_bytes or first_of(following) > self._unneeded + 1:
                     break
-                self._bytes -= path.stat().st_size
+                self._count(-path.stat().st_size)
                 path.unlink()
+
+    def _count(self, size: int) -> None:
+        """Segments are written and deleted in different threads."""
+        with self._counting:
+            self._bytes += size
 
     async def run(self) -> None:
         """Writes what is appended, until it is cancelled; call `close` then."""
@@ -245,7 +250,7 @@ class Journal:
             self._close_segment()
             self._drop(0)
             raise
-        self._bytes += sum(len(record) for _, record in group)
+        self._count(sum(len(record) for _, record in group))
 
     def _check_room(self, parts: Sequence[Sequence[tuple[int, bytes]]]) -> None:
         """Raises OSError where the parts, and the headers of segments that they begin, are more than the limit."""
@@ -265,7 +270,7 @@ class Journal:
         if known is None or self._begins_segment(number):
             self._close_segment()
             known = self._segment = _Segment(self._folder, number, self._header(number))
-            self._bytes += known.size
+            self._count(known.size)
         return known
 
     def _header(self, number: int) -> bytes:
