@@ -20,7 +20,7 @@ import msgpack
 import msgspec
 import numpy as np
 
-from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns, no_rows
+from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.facts import FACT_TYPES, Fact
 from ncclscope_wire.messages import (
@@ -238,9 +238,7 @@ def _batch_of_map(content: _BatchMap) -> Batch:
     for name in content.tables:
         if name not in _TABLES:
             raise ProtocolError(f"batch: unknown table {name[:40]!r}")
-
-    def table(name: str) -> Columns:
-        return _columns(name, content.tables.get(name))
+    filled = {name: _columns(name, sent) for name, sent in content.tables.items()}
 
     return Batch(
         source=content.source,
@@ -250,18 +248,6 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         is_last=content.is_last,
         observed_at_ns=content.observed_at_ns,
         strings=content.strings,
-        threads=table("threads"),
-        operation_templates=table("operation_templates"),
-        kernel_templates=table("kernel_templates"),
-        range_templates=table("range_templates"),
-        inspected_ranks=table("inspected_ranks"),
-        operations=table("operations"),
-        tunings=table("tunings"),
-        call_marks=table("call_marks"),
-        kernels=table("kernels"),
-        ranges=table("ranges"),
-        busy=table("busy"),
-        inspected=table("inspected"),
         communicators=content.communicators,
         versions=content.versions,
         captures=content.captures,
@@ -270,6 +256,7 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         tuning_tables=tuple(unpacked_table(sent) for sent in content.tuning_tables),
         gaps=content.gaps,
         counts=content.counts,
+        **filled,
     )
 
 
@@ -285,10 +272,8 @@ def _fact(name: str, content: dict[str, object]) -> Fact:
     return _convert(content, record, name)
 
 
-def _columns(name: str, sent: tuple[int, bytes] | None) -> Columns:
+def _columns(name: str, sent: tuple[int, bytes]) -> Columns:
     dtype = _TABLES[name]
-    if sent is None:
-        return no_rows(dtype)
     layout, data = sent
     if layout != _LAYOUTS[name]:
         raise ProtocolError(f"batch: table {name} has layout {layout:#x}, and {_LAYOUTS[name]:#x} is expected")

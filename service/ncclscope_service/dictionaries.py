@@ -5,8 +5,9 @@ Only sizes are kept: the entries themselves are the intake's. A source has new d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +50,26 @@ _DICTIONARIES: Final = (
     "inspected_ranks",
 )
 
-_CODES: Final = (
-    ("operation_templates", "op", len(OPERATIONS), UNKNOWN_OPERATION),
-    ("tunings", "op", len(OPERATIONS), UNKNOWN_OPERATION),
-    ("tunings", "algorithm", len(ALGORITHMS), NO_NUMBER),
-    ("tunings", "protocol", len(PROTOCOLS), NO_NUMBER),
-    ("call_marks", "kind", CALL_MARK_KINDS, CALLS_BEGIN),
-    ("inspected", "op", len(OPERATIONS), UNKNOWN_OPERATION),
-    ("inspected", "timing", len(INSPECTOR_TIMINGS), UNKNOWN_TIMING),
-    ("inspected", "algorithm", len(ALGORITHMS), NO_NUMBER),
-    ("inspected", "protocol", len(PROTOCOLS), NO_NUMBER),
-)
-"""Columns that index a tuple of terms.py: table, column, length of the tuple, and the value that means none."""
+_CODES: Final[Mapping[str, Sequence[tuple[str, int, int]]]] = {
+    "operation_templates": (("op", len(OPERATIONS), UNKNOWN_OPERATION),),
+    "tunings": (
+        ("op", len(OPERATIONS), UNKNOWN_OPERATION),
+        ("algorithm", len(ALGORITHMS), NO_NUMBER),
+        ("protocol", len(PROTOCOLS), NO_NUMBER),
+    ),
+    "call_marks": (("kind", CALL_MARK_KINDS, CALLS_BEGIN),),
+    "inspected": (
+        ("op", len(OPERATIONS), UNKNOWN_OPERATION),
+        ("timing", len(INSPECTOR_TIMINGS), UNKNOWN_TIMING),
+        ("algorithm", len(ALGORITHMS), NO_NUMBER),
+        ("protocol", len(PROTOCOLS), NO_NUMBER),
+    ),
+}
+"""Table to the columns of it that index a tuple of terms.py: column, length of the tuple, and the value that means
+none."""
+
+_tables_of: Final[Callable[[Batch], tuple[Columns, ...]]] = attrgetter(*_REFERENCES)
+"""The tables of a batch that have indices, in the order of `_REFERENCES`."""
 
 MAX_ENTRIES: Final[Mapping[str, int]] = {
     "strings": 1 << 20,
@@ -93,45 +102,33 @@ class Dictionaries:
             DictionaryFullError: there are too many entries.
             ProtocolError: one points outside; nothing was added.
         """
-        sizes = {name: size + len(_sized(batch, name)) for name, size in self._sizes.items()}
+        # Most tables of most batches are empty, and batches are many: only what is there is looked at.
+        filled = [(name, rows) for name, rows in zip(_REFERENCES, _tables_of(batch), strict=True) if len(rows)]
+        added = {name: len(rows) for name, rows in filled if name in self._sizes}
+        sizes = {**self._sizes, "strings": self._sizes["strings"] + len(batch.strings)}
+        for name, amount in added.items():
+            sizes[name] += amount
+        for name in ("strings", *added):
+            if sizes[name] > MAX_ENTRIES[name]:
+                raise DictionaryFullError(f"{name} has {sizes[name]} entries, and {MAX_ENTRIES[name]} is the limit")
         characters = self._characters + sum(map(len, batch.strings))
-        for name, size in sizes.items():
-            if size > MAX_ENTRIES[name]:
-                raise DictionaryFullError(f"{name} has {size} entries, and {MAX_ENTRIES[name]} is the limit")
         if characters > MAX_STRING_CHARACTERS:
             raise DictionaryFullError(f"strings have {characters} characters, and {MAX_STRING_CHARACTERS} is the limit")
-        for table, column, dictionary in _reference_columns():
-            _check_indices(_column(batch, table, column), sizes[dictionary], f"{table}.{column}", dictionary)
-        for table, column, length, none in _CODES:
-            _check_codes(_column(batch, table, column), length, none, f"{table}.{column}")
+        for table, rows in filled:
+            for column, dictionary in _REFERENCES[table].items():
+                _check_indices(rows[column], sizes[dictionary], f"{table}.{column}", dictionary)
+            for column, length, none in _CODES.get(table, ()):
+                _check_codes(rows[column], length, none, f"{table}.{column}")
         self._sizes, self._characters = sizes, characters
 
 
-def _reference_columns() -> Iterator[tuple[str, str, str]]:
-    for table, columns in _REFERENCES.items():
-        for column, dictionary in columns.items():
-            yield table, column, dictionary
-
-
-def _sized(batch: Batch, name: str) -> Columns | tuple[str, ...]:
-    return cast("Columns | tuple[str, ...]", getattr(batch, name))
-
-
-def _column(batch: Batch, table: str, column: str) -> NDArray[np.integer]:
-    rows = cast(Columns, getattr(batch, table))
-    values: NDArray[np.integer] = rows[column]
-    return values
-
-
 def _check_indices(indices: NDArray[np.integer], size: int, where: str, dictionary: str) -> None:
-    if len(indices) and int(indices.max()) >= size:
+    if int(indices.max()) >= size:
         row = int(indices.argmax())
         raise ProtocolError(f"row {row}: {where} is {int(indices[row])}, and {dictionary} has {size} entries")
 
 
 def _check_codes(codes: NDArray[np.integer], length: int, none: int, where: str) -> None:
-    if not len(codes):
-        return
     wrong = ((codes < 0) | (codes >= length)) & (codes != none)
     if wrong.any():
         row = int(wrong.argmax())
