@@ -188,11 +188,15 @@ class Table:
     def _reserve(self, amount: int) -> None:
         if self._end + amount <= len(self._rows):
             return
-        kept = self._end - self._begin
-        capacity = max(_FIRST_CAPACITY, 2 * (kept + amount))
-        grown = np.empty(capacity, dtype=self.dtype)
-        whole_rows.put(grown, 0, self.rows)
-        self._rows, self._begin, self._end = grown, 0, kept
+        kept, capacity = self._end - self._begin, len(self._rows)
+        needed = kept + amount
+        if capacity < 1.5 * needed or capacity > max(_FIRST_CAPACITY, 8 * needed):
+            # Memory that is asked for anew costs more than the rows that are written to it.
+            moved = np.empty(max(_FIRST_CAPACITY, 2 * needed), dtype=self.dtype)
+        else:
+            moved = self._rows
+        whole_rows.put(moved, 0, self.rows)
+        self._rows, self._begin, self._end = moved, 0, kept
 
 
 class Interner:
