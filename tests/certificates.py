@@ -55,4 +55,4 @@ def _key(path: Path) -> None:
 
 
 def _openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=120)

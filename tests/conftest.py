@@ -6,8 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+
+# No limit in wall-clock time: how long an example takes is a matter of who else uses the machine. And the same examples
+# in every run, so that a run fails for what was changed; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("search"), derandomize=True)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

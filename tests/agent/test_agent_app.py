@@ -37,7 +37,7 @@ def agent_to(
     *followers: FakeFollower,
     in_thread: bool = False,
     window: int = 64,
-    flush: float = 1.0,
+    flush: float = 60.0,
     look: Callable[[int], bool] | None = None,
 ) -> tuple[Agent, Session]:
     session = Session(
@@ -67,17 +67,17 @@ async def test_once_sends_everything_waits_for_the_acknowledgement_and_ends(in_t
     with anyio.fail_after(60):
         async with service.listening() as port:
             agent, _ = agent_to(port, follower, in_thread=in_thread)
-            assert await agent.run(once_seconds=50)
+            assert await agent.run(once_seconds=60)
+            await service.wait_for_goodbyes()
     assert service.lines(follower.source.key) == list(range(200))
     assert follower.closed
-    (record,) = service.receiver.agents()
-    assert record.said_goodbye
+    assert len(service.receiver.agents()) == 1
 
 
 @pytest.mark.asyncio
 async def test_stop_takes_a_last_look_and_hands_over_what_it_finds() -> None:
     service, follower = Service(), FakeFollower(20)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with service.listening() as port, anyio.create_task_group() as tasks:
             agent, _ = agent_to(port, follower)
             tasks.start_soon(agent.run)
@@ -93,7 +93,7 @@ async def test_an_agent_that_never_reached_the_service_stops_all_the_same() -> N
     service, follower = Service(), FakeFollower(20)
     async with service.listening() as port:
         pass
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             agent, _ = agent_to(port, follower)
             tasks.start_soon(agent.run)
@@ -106,7 +106,7 @@ async def test_a_service_that_does_not_take_the_rest_ends_the_stop_at_its_deadli
     service, follower = Service(), FakeFollower(1000)
     service.gate = anyio.sleep_forever
     results: list[bool] = []
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with service.listening() as port, anyio.create_task_group() as tasks:
             agent, session = agent_to(port, follower, window=4, flush=0.1)
 
@@ -130,7 +130,7 @@ async def test_readers_wait_while_the_service_is_slow() -> None:
         await release.wait()
 
     service.gate = gate
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with service.listening() as port, anyio.create_task_group() as tasks:
             agent, session = agent_to(port, follower, window=16)
             tasks.start_soon(agent.run)
@@ -151,7 +151,7 @@ async def test_readers_wait_while_the_service_is_slow() -> None:
 async def test_rows_arrive_once_though_agent_and_connections_start_anew() -> None:
     service, rows = Service(), 3000
     key, port = FakeFollower(0).source.key, 0
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         for part in range(1, 4):
             async with anyio.create_task_group() as tasks:
                 async with service.listening(ListenSettings(port=port)) as bound:
@@ -164,14 +164,14 @@ async def test_rows_arrive_once_though_agent_and_connections_start_anew() -> Non
                     tasks.cancel_scope.cancel()
         async with service.listening(ListenSettings(port=port)):
             last, _ = agent_to(port, FakeFollower(rows))
-            assert await last.run(once_seconds=10)
+            assert await last.run(once_seconds=60)
     assert service.lines(key) == list(range(rows))
 
 
 @pytest.mark.asyncio
 async def test_a_service_that_lost_everything_gets_everything_again() -> None:
     first, second, follower = Service(), Service(), FakeFollower(100)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             async with first.listening() as port:
                 agent, _ = agent_to(port, follower)
@@ -246,7 +246,7 @@ async def test_looks_are_made_at_each_tick_until_one_asks_for_a_poll_or_enough_i
     asks: int, looks: int
 ) -> None:
     service, follower = Service(), BusyFollower(asks=asks)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with service.listening() as port, anyio.create_task_group() as tasks:
             agent, _ = agent_to(port, follower, look=follower.look)
             tasks.start_soon(agent.run)

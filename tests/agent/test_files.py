@@ -363,7 +363,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(steps=_STEPS)
 def test_every_line_comes_once_whatever_happens_to_the_file(
     tmp_path_factory: pytest.TempPathFactory, steps: list[str]

@@ -39,7 +39,7 @@ def agent_for(settings: AgentSettings, port: int, resources: ExitStack, *, start
     )
     link = LinkSettings(host="127.0.0.1", port=port, first_retry_seconds=0.01, last_retry_seconds=0.02)
     followed = followers(settings, resources, host="node1", now_wall_ns=0)
-    return Agent(Session(hello), link, followed, flush_seconds=5)
+    return Agent(Session(hello), link, followed, flush_seconds=60)
 
 
 def settings_for(**given: object) -> AgentSettings:
@@ -72,7 +72,7 @@ async def test_a_log_written_in_pieces_arrives_once_though_the_agent_is_killed(t
     pieces = [content[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True)]
     log = tmp_path / "nccl.node1.log"
     service, written = Service(), 0
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with service.listening() as port:
             for start in range(1, 4):
                 with ExitStack() as resources:
@@ -95,7 +95,7 @@ async def test_a_log_written_in_pieces_arrives_once_though_the_agent_is_killed(t
 @pytest.mark.asyncio
 async def test_an_export_that_appears_is_read_once_though_the_agent_starts_anew(tmp_path: Path) -> None:
     service = Service()
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with service.listening() as port:
             for start in range(1, 3):
                 with ExitStack() as resources:
@@ -118,10 +118,10 @@ async def test_an_export_that_appears_is_read_once_though_the_agent_starts_anew(
 async def test_once_waits_for_an_export_that_has_just_been_written(tmp_path: Path) -> None:
     service = Service()
     write_export(tmp_path / "chunk.sqlite", correlation_id=3)
-    with anyio.fail_after(30), ExitStack() as resources:
+    with anyio.fail_after(60), ExitStack() as resources:
         async with service.listening() as port:
             agent = agent_for(settings_for(exports=(str(tmp_path),)), port, resources)
-            assert await agent.run(once_seconds=20)
+            assert await agent.run(once_seconds=60)
     assert [received.batch.is_last for received in service.received][-1]
 
 

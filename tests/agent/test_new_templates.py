@@ -36,7 +36,7 @@ def read_each_alone(lines: list[bytes]) -> ReadLog:
     return together
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tails=st.lists(TAILS, min_size=1, max_size=12), limit=st.integers(1, 8))
 @example([("0x1", "0x2", "", "3", "1", ""), ("0x3", "(nil)", "", "9" * 20, "1", "")], 8)
 def test_lines_read_together_say_what_each_alone_says(tails: list[Tail], limit: int) -> None:

@@ -231,7 +231,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, st.integers(0, 2000))
 def test_whatever_happens_all_that_is_not_acknowledged_is_there_once_and_in_order(steps: list[str], cut: int) -> None:
     limits = SpoolLimits(file_bytes=900, retry_ns=0)

@@ -58,7 +58,7 @@ def test_a_keeper_writes_in_its_thread_and_the_next_start_finds_it(tmp_path: Pat
             keeper.spool.begin(f"s{number}")
             for sequence in range(1, 3):
                 keeper.spool.append(frame(sequence), None)
-            assert keeper.flush(10.0)
+            assert keeper.flush(60.0)
             assert keeper.spool.statistics().pending_bytes == 0
 
 

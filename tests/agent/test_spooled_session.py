@@ -205,7 +205,7 @@ def act(world: World, step: tuple[str, int, int]) -> None:
             world.fail_to_connect()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS)
 def test_whatever_happens_to_agent_service_and_disk_no_line_of_a_log_that_is_there_is_lost(
     steps: list[tuple[str, int, int]],
@@ -218,7 +218,7 @@ def test_whatever_happens_to_agent_service_and_disk_no_line_of_a_log_that_is_the
     assert not world.applied.gaps
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS, STEPS)
 def test_what_was_spooled_of_a_log_arrives_though_the_log_is_gone(
     before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]

@@ -189,7 +189,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=_STEPS)
 def test_what_is_read_is_a_prefix_of_each_content_and_never_a_mixture(steps: list[tuple[str, int]]) -> None:
     file = Modelled()

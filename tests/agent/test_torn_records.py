@@ -139,7 +139,7 @@ def _interleaved(draw: st.DrawFn) -> tuple[list[str], bytes]:
     return texts, bytes(data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_interleaved())
 def test_whatever_is_torn_no_value_is_invented(made: tuple[list[str], bytes]) -> None:
     texts, data = made

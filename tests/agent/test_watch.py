@@ -9,7 +9,7 @@ import pytest
 from ncclscope_agent import watch
 from ncclscope_agent.watch import DirectoryWatch
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def heard_of(directory: Path, act: Callable[[], object], **options: bool) -> bool:

@@ -8,12 +8,15 @@ is appended to `calls` in that folder.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 _STATE = Path(os.environ["FAKE_NSYS_STATE"])
@@ -36,6 +39,14 @@ def main(arguments: list[str]) -> int:
         "sessions": sessions,
         "shutdown": shutdown,
     }[arguments[0]](arguments[1:])
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Nobody else begins or ends a recording or a session meanwhile."""
+    with (_STATE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def option(arguments: list[str], name: str) -> str:
@@ -63,10 +74,10 @@ def launch(arguments: list[str]) -> int:
     tee = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     target = subprocess.Popen(arguments[at:], stdout=tee.stdin, stderr=tee.stdin, close_fds=False)
     status = target.wait()
-    if (folder / "recording").exists():
-        finish(folder)
-    (folder / "recording").unlink(missing_ok=True)
-    folder.rmdir()
+    with alone():
+        if (folder / "recording").exists():
+            finish(folder)
+        folder.rmdir()
     return 128 - status if status < 0 else status
 
 
@@ -75,8 +86,9 @@ def start(arguments: list[str]) -> int:
         print("Configuring is not allowed in this state.", file=sys.stderr)
         return 1
     folder = _STATE / option(arguments, "--session")
-    folder.mkdir(exist_ok=True)  # a session that is not there is made
-    (folder / "recording").write_text(option(arguments, "--output"))
+    with alone():
+        folder.mkdir(exist_ok=True)  # a session that is not there is made
+        (folder / "recording").write_text(option(arguments, "--output"))
     return 0
 
 
@@ -89,10 +101,11 @@ def stop(arguments: list[str]) -> int:
     folder = _STATE / option(arguments, "--session")
     if "stop_fails" in _FAULTS:
         return 1
-    if not (folder / "recording").exists():
-        print("There are no active sessions.", file=sys.stderr)
-        return 1
-    finish(folder)
+    with alone():
+        if not (folder / "recording").exists():
+            print("There are no active sessions.", file=sys.stderr)
+            return 1
+        finish(folder)
     return 0
 
 

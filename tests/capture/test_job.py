@@ -55,13 +55,13 @@ def line(process: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_the_exit_code_is_the_jobs(code: int) -> None:
     with started("sh", "-c", f"exit {code}") as process:
-        assert process.wait(20) == code
+        assert process.wait(120) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
 def test_a_job_that_a_signal_ends_ends_us_by_the_same_signal(number: int) -> None:
     with started("sh", "-c", f"kill -{int(number)} $$") as process:
-        assert process.wait(20) == -number
+        assert process.wait(120) == -number
 
 
 def _to_us(process: subprocess.Popen[str], number: int) -> None:
@@ -82,7 +82,7 @@ def test_the_job_gets_every_signal_once_whether_it_went_to_us_or_to_the_whole_gr
         assert line(process) == "SIGUSR1"
         send(process, signal.SIGTERM)
         assert line(process) == "SIGUSR1 SIGTERM"
-        assert process.wait(20) == 3
+        assert process.wait(120) == 3
         assert line(process) == "", "and nothing came twice"
 
 
@@ -90,14 +90,14 @@ def test_the_job_has_no_signal_blocked_or_ignored_that_it_would_not_have_alone()
     show = "import re; print(re.findall('Sig(?:Blk|Ign):.*', open('/proc/self/status').read()))"
     with started(sys.executable, "-c", show) as process:
         through_us = line(process)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     alone = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True)
     assert through_us == alone.stdout.strip()
 
 
 def test_a_program_that_is_not_there_is_told_by_an_error_of_the_system() -> None:
     with started("no such program") as process:
-        assert process.wait(20) == 1
+        assert process.wait(120) == 1
 
 
 def test_nobody_stays_behind_when_we_are_killed_but_the_job(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_nobody_stays_behind_when_we_are_killed_but_the_job(tmp_path: Path) -> N
         assert line(process) == "ready"
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.kill()
-        process.wait(20)
+        process.wait(120)
         try:
             assert len(children) == 2
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while (left := [pid for pid in children if _runs(pid)]) and len(left) > 1:
                 assert time.monotonic() < until, "the canary stayed"
             assert _command(left[0])[2] == _COUNTS

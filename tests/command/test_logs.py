@@ -19,7 +19,7 @@ _TELL = (
 
 def told(form: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", _TELL.format(form=form)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _TELL.format(form=form)], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout == ""
     return done.stderr.splitlines()

@@ -30,7 +30,7 @@ def _run(*arguments: str, variables: dict[str, str] | None = None) -> subprocess
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

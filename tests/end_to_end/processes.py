@@ -64,7 +64,7 @@ def fetch_json(url: str) -> object:
     return json.loads(fetch(url))
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, within: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, within: float = 120) -> None:
     """Waits until a condition holds; fails with what was waited for. A condition that cannot be asked yet is False."""
     until = time.monotonic() + within
     pause = 0.02

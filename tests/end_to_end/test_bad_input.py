@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgpack
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import fetch, fetch_json, run_command, running, wait_for
+from end_to_end.processes import end, fetch, fetch_json, run_command, running, wait_for
 
 _LINE = (
     "node1:10:11 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f00 recvbuff 0x7f00 count 1024 datatype 7 op 0 "
@@ -72,7 +72,7 @@ def _refused(web: int) -> dict[str, float]:
 
 def _send(port: int, data: bytes) -> bytes:
     """What the service answers before it closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         answer = b""
@@ -116,7 +116,7 @@ def test_a_port_that_is_taken_ends_the_service_with_a_sentence(tmp_path: Path, o
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         other = "--http" if option == "--listen" else "--listen"
-        done = run_command("serve", option, address, other, "127.0.0.1:0", "--data", str(tmp_path), timeout=60)
+        done = run_command("serve", option, address, other, "127.0.0.1:0", "--data", str(tmp_path))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     error = done.stderr.splitlines()[-1]
@@ -127,7 +127,7 @@ def test_a_port_that_is_taken_ends_the_service_with_a_sentence(tmp_path: Path, o
 
 def test_an_agent_that_finds_nothing_to_follow_says_so_once(tmp_path: Path) -> None:
     pattern, missing = str(tmp_path / "nothing.*.log"), tmp_path / "missing"
-    done = run_command("agent", "--print", "--once", "--logs", pattern, "--exports", str(missing), timeout=60)
+    done = run_command("agent", "--print", "--once", "--logs", pattern, "--exports", str(missing))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count(f"no file matches {pattern} yet") == 1
     assert done.stderr.count(f"directory {missing} does not exist yet") == 1
@@ -143,19 +143,16 @@ def test_an_agent_at_the_port_of_the_page_is_told_so_and_its_coming_and_going_is
         *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
     ):
         wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
-        wrong = run_command(
-            *("agent", "--once", "--once-seconds", "2", "--connect", f"127.0.0.1:{web}", "--logs", log), timeout=60
-        )
-        assert wrong.returncode == 1
-        assert "this is an HTTP port" in wrong.stderr
+        said = tmp_path / "agent.log"
+        with running(said, "agent", "--flush-seconds", "0", "--connect", f"127.0.0.1:{web}", "--logs", log) as wrong:
+            wait_for(lambda: "this is an HTTP port" in said.read_text(), "the sentence")
+            assert end(wrong) == 1
         assert b"this port is for agents" in _send(agents, b"GET / HTTP/1.1\r\nHost: service\r\n\r\n")
         snapshot = run_command("snapshot", "--service", f"http://127.0.0.1:{agents}", "--out", str(tmp_path / "out"))
         assert snapshot.returncode == 1
         assert "Traceback" not in snapshot.stderr
         assert "--service" in snapshot.stderr
-        right = run_command(
-            *("agent", "--once", "--name", "node7", "--connect", f"127.0.0.1:{agents}", "--logs", log), timeout=60
-        )
+        right = run_command(*("agent", "--once", "--name", "node7", "--connect", f"127.0.0.1:{agents}", "--logs", log))
         assert right.returncode == 0, right.stderr
         wait_for(lambda: "agent_lost" in service_log.read_text(), "the end of the agent in the log")
     told = [line for line in service_log.read_text().splitlines() if "node7" in line]

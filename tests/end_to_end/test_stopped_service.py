@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
-import pytest
 from benchmarks.ports import free_port
 from end_to_end.processes import fetch_json, run_command, running, wait_for
-
-pytestmark = pytest.mark.timeout(180)
 
 
 def _operations(web: int) -> int:

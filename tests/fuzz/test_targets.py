@@ -38,7 +38,6 @@ def test_mutations_of_good_input_are_taken_or_refused_and_never_a_mistake_of_our
 
     @settings(
         max_examples=_EXAMPLES.get(name, 150),
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(st.sampled_from(range(len(seeds))), st.randoms(use_true_random=False))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
+import anyio.lowlevel
+from benchmarks.ports import free_port
 
 from ncclscope_service.credentials import Credentials
 from ncclscope_service.listen import Listener, ListenSettings
@@ -46,15 +49,25 @@ class Service:
             self.arrived = anyio.Event()
             await self.arrived.wait()
 
+    async def wait_for_goodbyes(self) -> None:
+        """Returns when every agent has said goodbye: its last words are on their way when it has ended."""
+        while not all(agent.said_goodbye for agent in self.receiver.agents()):
+            await anyio.lowlevel.checkpoint()
+
     @asynccontextmanager
     async def listening(
         self, settings: ListenSettings | None = None, *, credentials: Credentials | None = None
     ) -> AsyncGenerator[int]:
-        """Serves on a free port (or that of the settings) inside the block."""
+        """Serves on a free port (or that of the settings) inside the block.
+
+        Not on one that the system gives to whoever asks for any: tests leave a port and come back to it, or go on
+        connecting to it, and meanwhile nobody else, nor the connection itself, may have it.
+        """
+        given = settings or ListenSettings(port=0)
         self.listener = Listener(
             self.receiver,
             self.deliver,
-            settings or ListenSettings(port=0),
+            given if given.port else replace(given, port=free_port()),
             credentials=credentials,
             wait_for_turn=self._turn,
         )

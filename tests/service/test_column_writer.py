@@ -94,7 +94,7 @@ def views(draw: st.DrawFn) -> MetricsView:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(views(), min_size=1, max_size=3))
 def test_one_writer_says_what_the_library_says_of_view_after_view(some: list[MetricsView]) -> None:
     writer = ColumnWriter()

@@ -68,7 +68,7 @@ async def sent(port: int, credentials: AgentCredentials) -> str | None:
         host="127.0.0.1", port=port, credentials=credentials, first_retry_seconds=60, last_retry_seconds=60
     )
     link = Link(known, settings, health=AgentHealth, jitter=lambda: 1.0)
-    with capture_logs() as logs, anyio.fail_after(10):
+    with capture_logs() as logs, anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             while known.state is not SessionState.STREAMING and not any("why" in line for line in logs):

@@ -163,7 +163,7 @@ def test_where_nothing_agrees_nothing_is_paired(length: int) -> None:
     missing=st.sets(st.integers(0, 199), max_size=60),
     cuts=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200)), max_size=6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_portions_give_what_one_pass_gives(lost: set[int], missing: set[int], cuts: list[tuple[int, int]]) -> None:
     logged = [SIZES[number] for number in range(200) if number not in lost]
     told = [number for number in range(200) if number not in missing]

@@ -28,7 +28,7 @@ class _Kept:
         self.changed = anyio.Event()
 
     async def reach(self, number: int) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while self.number < number:
                 await self.changed.wait()
 
@@ -90,7 +90,7 @@ async def test_a_disk_that_takes_nothing_is_told_and_nothing_is_lost_when_it_doe
         folder.rename(away)
         for turn in range(1, 6):
             journal.append(Ticked(at_ns=turn))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not journal.statistics().trouble:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         assert "No such file or directory" in journal.statistics().trouble
@@ -135,7 +135,7 @@ async def test_at_its_limit_a_segment_is_not_begun_where_only_the_entry_would_fi
     settings = JournalSettings(group_seconds=0, max_bytes=entry + 1)
     async with _running(tmp_path, settings) as (journal, kept):
         journal.append(Ticked(at_ns=1))
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not journal.statistics().trouble:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
         assert (kept.number, _bytes(tmp_path), journal.statistics().bytes) == (0, 0, 0)
@@ -149,7 +149,7 @@ async def test_who_appends_waits_while_more_than_the_limit_waits_in_memory(tmp_p
         with anyio.move_on_after(0) as at_once:
             await journal.wait_for_room()
         assert at_once.cancelled_caught
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await journal.wait_for_room()
         assert journal.statistics().waiting_bytes <= 100
 

@@ -55,7 +55,9 @@ async def test_silence_is_broken_by_a_heartbeat() -> None:
         assert await anext(events) == RETRY
         assert await anext(events) == HEARTBEAT
         hub.publish_nowait(event(b"news"))
-        assert b"news" in {data_of(await anext(events)), data_of(await anext(events))}
+        with anyio.fail_after(60):
+            while b"news" not in await anext(events):
+                pass
 
 
 async def test_closing_ends_every_stream_after_what_it_holds() -> None:
@@ -94,7 +96,7 @@ async def test_who_waits_for_a_client_wakes_when_one_comes() -> None:
         assert not came.is_set()
         async with aclosing(hub.listen()) as events:
             await anext(events)
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await came.wait()
 
 

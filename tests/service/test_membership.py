@@ -182,7 +182,7 @@ def test_scatter_is_not_known_from_a_few_operations() -> None:
     seed=st.integers(0, 2**16),
     missing=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_group_is_ever_wrong_when_times_are_known(amount: int, size: int, seed: int, missing: int) -> None:
     job = Job(seed)
     seats = np.random.default_rng(seed).permutation(amount * size).tolist()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wire.sample_batches import log_batch, log_source
 
@@ -392,7 +392,6 @@ def test_other_agents_go_on_while_one_sends_garbage() -> None:
 
 
 @given(pieces=st.lists(st.binary(max_size=60), max_size=6), after_hello=st.booleans())
-@settings(deadline=None)
 def test_any_bytes_end_in_an_answer_never_in_an_exception(pieces: list[bytes], after_hello: bool) -> None:
     receiver = Receiver()
     receiver.open(1)

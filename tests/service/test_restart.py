@@ -83,7 +83,7 @@ def test_a_restored_pipeline_goes_on_exactly(job: str, batches_of: Callable[[str
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(job=st.sampled_from(sorted(_JOBS)), places=st.sets(st.floats(0, 1), min_size=1, max_size=5))
 def test_restarts_anywhere_change_nothing(
     job: str, places: set[float], batches_of: Callable[[str], list[Batch]]

@@ -79,7 +79,7 @@ def test_a_message_comes_back_equal(message: Message) -> None:
 
 
 @given(batch=batches(), sequence=st.integers(1, 2**63 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_batch_comes_back_equal(batch: Batch, sequence: int) -> None:
     message = decode_message(encode_message(BatchMessage(sequence=sequence, batch=batch)))
     assert isinstance(message, BatchMessage)
@@ -101,14 +101,13 @@ def test_lone_surrogates_become_question_marks() -> None:
 
 
 @given(payload=st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_give_a_message_or_a_protocol_error(payload: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decode_message(payload)
 
 
 @given(batch=batches(), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_message_with_changed_bytes_gives_a_message_or_a_protocol_error(batch: Batch, data: st.DataObject) -> None:
     payload = bytearray(encode_message(BatchMessage(sequence=1, batch=batch)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -136,7 +135,6 @@ NESTED = st.recursive(
         NESTED,
     ),
 )
-@settings(deadline=None)
 def test_any_map_gives_a_message_or_a_protocol_error(kind: str, fields: dict[str, object]) -> None:
     with contextlib.suppress(ProtocolError):
         decode_message(packed({"kind": kind, **fields}))

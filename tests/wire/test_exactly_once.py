@@ -217,7 +217,7 @@ ACTIONS = st.lists(st.one_of(OFTEN, OFTEN, OFTEN, OFTEN, SELDOM), max_size=120)
     contents=st.lists(st.lists(st.sampled_from(WORDS), max_size=30), min_size=SOURCES, max_size=SOURCES),
     actions=ACTIONS,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_row_is_applied_exactly_once_whatever_breaks(
     contents: list[list[str]], actions: list[tuple[str, int, int]]
 ) -> None:

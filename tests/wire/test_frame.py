@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope_wire.errors import ProtocolError
@@ -14,7 +14,6 @@ from ncclscope_wire.frame import Deframer, encode_frame
 PAYLOADS = st.lists(st.binary(max_size=40), max_size=6)
 
 
-@settings(deadline=None)
 @given(payloads=PAYLOADS, cuts=st.lists(st.integers(0, 300), max_size=10))
 def test_frames_come_out_the_same_whole_by_bytes_and_in_random_cuts(payloads: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(payload) for payload in payloads)
