@@ -25,6 +25,7 @@ test-deploy: .venv/deploy
 
 fuzz: .venv/dev
 	tools/fuzz-log
+	.venv/bin/python -m pytest -n 2 -m "hypothesis and not slow and not deploy" --hypothesis-profile=search
 
 matrix: .venv/dev
 	tools/matrix

@@ -144,9 +144,11 @@ def test_an_agent_at_the_port_of_the_page_is_told_so_and_its_coming_and_going_is
     ):
         wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
         said = tmp_path / "agent.log"
-        with running(said, "agent", "--flush-seconds", "0", "--connect", f"127.0.0.1:{web}", "--logs", log) as wrong:
+        wrong = ("agent", "--connect", f"127.0.0.1:{web}", "--logs", log)
+        with running(said, *wrong) as process:
             wait_for(lambda: "this is an HTTP port" in said.read_text(), "the sentence")
-            assert end(wrong) == 1
+            assert end(process) == 0, "it has read nothing that it could not hand over"
+        assert run_command(*wrong, "--once", "--once-seconds", "0.5").returncode == 1
         assert b"this port is for agents" in _send(agents, b"GET / HTTP/1.1\r\nHost: service\r\n\r\n")
         snapshot = run_command("snapshot", "--service", f"http://127.0.0.1:{agents}", "--out", str(tmp_path / "out"))
         assert snapshot.returncode == 1
