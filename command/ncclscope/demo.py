@@ -7,6 +7,7 @@ them; a real service takes what they send. All are processes of their own, as th
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import socket
@@ -29,13 +30,18 @@ from ncclscope.extras import require_service, require_writable
 from ncclscope.simulate import configuration_of
 from ncclscope.snapshot import fetch_snapshot
 
-_START_SECONDS: Final = 30
-_STOP_SECONDS: Final = 30
+_START_SECONDS: Final = 180
+"""Far more than a busy machine takes; what has ended is told at once."""
+_STOP_SECONDS: Final = 60
 _SETTLE_SECONDS: Final = 60
 _STILL_SECONDS: Final = 2.0
 """Nothing is open and nothing came for so long: agents look for exports several times in it."""
 _STUCK_SECONDS: Final = 5.0
 """Something is open, but nothing came for so long: it will stay open."""
+_LOOK_SECONDS: Final = 1.0
+_PORTS: Final = range(12_000, 32_000)
+"""Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range), so that none of these takes a
+port between its choice and the start of the service."""
 DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,factor=0.5,from=120")
 """What the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes that
 degrades after three quarters of a minute, when it is known how fast it was."""
@@ -218,19 +224,23 @@ class Settling:
     """Watches a service work off what it was sent, from one look at its jobs to the next."""
 
     _seen: object = None
-    _since: float = 0.0
+    _looked: float = 0.0
+    _still: float = 0.0
 
     def is_over(self, jobs: Sequence[Mapping[str, Any]], now: float) -> bool:
         """Whether nothing is open any more, or what is open stays so. `now` in seconds, of any clock.
 
-        Nothing that is open does not suffice: what an agent has not read yet is not open either.
+        Nothing that is open does not suffice: what an agent has not read yet is not open either. Of the time between
+        two looks a second counts at most: on a machine that stood still the agents stood still too.
         """
+        passed, self._looked = min(now - self._looked, _LOOK_SECONDS), now
         progress = [(job.get("operations"), job.get("alignment")) for job in jobs]
         if progress != self._seen:
-            self._seen, self._since = progress, now
+            self._seen, self._still = progress, 0.0
             return False
+        self._still += passed
         is_open = not jobs or any(job["alignment"]["pending"] for job in jobs)
-        return now - self._since >= (_STUCK_SECONDS if is_open else _STILL_SECONDS)
+        return self._still >= (_STUCK_SECONDS if is_open else _STILL_SECONDS)
 
 
 @contextmanager
@@ -283,7 +293,7 @@ def _free_ports(wanted: int) -> tuple[int, int]:
 
 
 def _bound(wanted: int) -> socket.socket:
-    for port in (wanted, 0):
+    for port in [*([wanted] if wanted else []), *random.sample(_PORTS, 100)]:
         try:
             return socket.create_server(("127.0.0.1", port))
         except OSError:

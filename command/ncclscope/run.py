@@ -42,7 +42,6 @@ _NEWEST: Final = NcclVersion(2, 30, 7)
 """Where the version is not known, what is set is judged by the one that forgives least."""
 _STRICTEST_MODE: Final = 0o700
 _LOCK: Final = ".ncclscope-run"
-_AGENT_SECONDS: Final = 20.0
 _WRONG_SETTINGS: Final = 2
 """Exit status of an agent that does not start."""
 
@@ -55,6 +54,14 @@ class Prepared:
     log_file: str
     changed: tuple[str, ...]
     """What was set otherwise, and why that was replaced: a sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Patience:
+    """How long is waited when the job has ended, in seconds: for other processes, then for the agent."""
+
+    linger: float
+    hand_over: float
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
@@ -70,6 +77,8 @@ class Prepared:
               help="Start an agent here; auto: in the first process of each node.")  # fmt: skip
 @click.option("--linger", type=click.FloatRange(0, 3600), default=30.0, show_default=True, metavar="SECONDS",
               help="After the job's end, wait so long for others of this node; then end the agent.")  # fmt: skip
+@click.option("--hand-over", type=click.FloatRange(0, 3600), default=20.0, show_default=True, metavar="SECONDS",
+              help="How long the agent then has to send the rest.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def run(
     *,
@@ -81,6 +90,7 @@ def run(
     exports: tuple[str, ...],
     wants_agent: str,
     linger: float,
+    hand_over: float,
     command: tuple[str, ...],
 ) -> None:
     """Run a job with NCCL's variables set and an agent beside it: srun ncclscope run -- python train.py
@@ -102,7 +112,8 @@ def run(
         # The lock goes with the job, and tells the first process when the last of this node has ended.
         become(command, environment)
     with Watch() as watch:
-        status = _run_beside_agent(watch, command, environment, prepared.log_file, exports, locked, linger)
+        patience = _Patience(linger=linger, hand_over=hand_over)
+        status = _run_beside_agent(watch, command, environment, prepared.log_file, exports, locked, patience)
     end_as(status)
 
 
@@ -170,7 +181,7 @@ def _run_beside_agent(
     log_file: str,
     exports: tuple[str, ...],
     locked: int | None,
-    linger: float,
+    patience: _Patience,
 ) -> int:
     agent = _start_agent(watch, environment, log_file, exports)
     try:
@@ -183,8 +194,8 @@ def _run_beside_agent(
     else:
         status = watch.wait(job, lambda: job) or 0
     if agent is not None:
-        _wait_for_others(watch, locked, linger)
-        _end_agent(watch, agent, environment, log_file, exports)
+        _wait_for_others(watch, locked, patience.linger)
+        _end_agent(watch, agent, environment, log_file, exports, patience.hand_over)
     return status
 
 
@@ -242,7 +253,7 @@ def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
 
 
 def _end_agent(
-    watch: Watch, agent: int, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...]
+    watch: Watch, agent: int, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...], seconds: float
 ) -> None:
     """Lets the agent hand over what it read.
 
@@ -252,22 +263,22 @@ def _end_agent(
     status = watch.status(agent)
     if status is None:
         os.kill(agent, signal.SIGTERM)
-        status = _ended_within(watch, agent)
+        status = _ended_within(watch, agent, seconds)
         if status == 0:
             return
     if status != _WRONG_SETTINGS << 8:
-        late = ("--once", "--once-seconds", f"{_AGENT_SECONDS:g}")
+        late = ("--once", "--once-seconds", f"{seconds:g}")
         again = _start_agent(watch, environment, log_file, exports, *late)
-        status = None if again is None else _ended_within(watch, again)
+        status = None if again is None else _ended_within(watch, again, seconds)
     if status == _WRONG_SETTINGS << 8:
         _say(f"the agent did not start, and nothing was sent: {_told_by_agent(log_file)} says why")
     elif status != 0:
         _say(f"the service does not have everything of this job: {_told_by_agent(log_file)} says why")
 
 
-def _ended_within(watch: Watch, agent: int) -> int | None:
+def _ended_within(watch: Watch, agent: int, seconds: float) -> int | None:
     """The agent's wait status; None for one that had to be killed."""
-    status = watch.wait(agent, lambda: None, seconds=_AGENT_SECONDS)
+    status = watch.wait(agent, lambda: None, seconds=seconds)
     if status is None:
         os.kill(agent, signal.SIGKILL)
     return status

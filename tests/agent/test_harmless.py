@@ -13,9 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import Process
+from end_to_end.processes import PATIENCE_SECONDS
 from service.loopback import Service
 
-PATIENCE_SECONDS = 60
 LINES = 400
 
 _WRITE = """
@@ -114,7 +114,10 @@ async def test_a_writer_with_locks_is_read_and_never_waits(tmp_path: Path, deed:
 
 def good_log(path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-c", _WRITE, str(path), str(LINES), "keep"], stdin=subprocess.DEVNULL, check=True, timeout=60
+        [sys.executable, "-c", _WRITE, str(path), str(LINES), "keep"],
+        stdin=subprocess.DEVNULL,
+        check=True,
+        timeout=PATIENCE_SECONDS,
     )
 
 

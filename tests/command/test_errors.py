@@ -153,21 +153,30 @@ def _job(operations: int, pending: int) -> Sequence[dict[str, Any]]:
 def test_a_service_with_nothing_open_is_settled_when_nothing_came_for_a_moment() -> None:
     settling = Settling()
     assert not settling.is_over(_job(5, 0), 0.0)
-    assert not settling.is_over(_job(9, 0), 1.9)
-    assert not settling.is_over(_job(9, 0), 3.0)
-    assert settling.is_over(_job(9, 0), 3.9)
+    assert not settling.is_over(_job(9, 0), 1.0)
+    assert not settling.is_over(_job(9, 0), 2.0)
+    assert not settling.is_over(_job(9, 0), 2.75)
+    assert settling.is_over(_job(9, 0), 3.0)
 
 
 def test_what_is_open_is_waited_for_as_long_as_it_changes_and_then_a_while() -> None:
     settling = Settling()
     for second in range(20):
         assert not settling.is_over(_job(100, 80 - second), float(second))
-    assert not settling.is_over(_job(100, 61), 23.9)
+    for second in range(20, 24):
+        assert not settling.is_over(_job(100, 61), float(second))
     assert settling.is_over(_job(100, 61), 24.0)
+
+
+def test_a_machine_that_stood_still_is_given_time_to_go_on() -> None:
+    settling = Settling()
+    assert not settling.is_over(_job(100, 20), 0.0)
+    assert not settling.is_over(_job(100, 20), 60.0)
+    assert not settling.is_over(_job(120, 0), 60.5)
+    assert not settling.is_over(_job(120, 0), 61.5)
+    assert settling.is_over(_job(120, 0), 62.5)
 
 
 def test_a_service_that_does_not_answer_is_not_waited_for_without_end() -> None:
     settling = Settling()
-    assert not settling.is_over([], 0.0)
-    assert not settling.is_over([], 4.9)
-    assert settling.is_over([], 5.1)
+    assert [settling.is_over([], float(second)) for second in range(6)] == [False] * 5 + [True]

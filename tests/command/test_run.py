@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.ports import free_port
 from click.testing import CliRunner
-from end_to_end.processes import fetch_json, run_command, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, running, wait_for
 
 from ncclscope.cli import main
 from ncclscope.run import is_first_on_node, prepare
@@ -30,7 +30,7 @@ def _run(*arguments: str, variables: dict[str, str] | None = None) -> subprocess
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
 
 
@@ -118,7 +118,8 @@ def test_the_agent_hands_over_what_the_last_process_of_the_node_wrote_last(tmp_p
         *("serve", "--listen", listen, "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
     ):
         wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
-        options = ("--connect", listen, "--log-file", pattern, "--")
+        patience = ("--linger", f"{PATIENCE_SECONDS}", "--hand-over", f"{PATIENCE_SECONDS}")
+        options = ("--connect", listen, "--log-file", pattern, *patience, "--")
         # The other process of the node writes on for two seconds after the first has ended.
         late = f"sleep 2; cp {second} {tmp_path}/logs/nccl.n.2.log"
         with running(tmp_path / "late.log", "run", "--agent", "no", *options, "sh", "-c", late) as other:
@@ -132,4 +133,4 @@ def test_the_agent_hands_over_what_the_last_process_of_the_node_wrote_last(tmp_p
             jobs = fetch_json(f"http://127.0.0.1:{web}/api/overview")["jobs"]  # type: ignore[index]
             return sum(int(job["operations"]) for job in jobs)
 
-        wait_for(lambda: operations() == lines, f"{lines} operations", within=30)
+        wait_for(lambda: operations() == lines, f"{lines} operations")

@@ -12,7 +12,7 @@ from ncclscope.offline import run_offline
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.rows import Finding, FindingKind
 
-pytestmark = [pytest.mark.corpus, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 
 _TROUBLE = re.compile(
     rb"^[^#>`]{0,200}(?:Watchdog caught collective operation timeout: WorkNCCL"

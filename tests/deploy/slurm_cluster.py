@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import wait_for
+from end_to_end.processes import PATIENCE_SECONDS, wait_for
 
 PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sinfo")
 
@@ -46,7 +46,7 @@ class Cluster:
             capture_output=True,
             text=True,
             check=False,
-            timeout=180,
+            timeout=2 * PATIENCE_SECONDS,
         )
 
     def is_idle(self, daemons: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -100,6 +100,9 @@ SelectTypeParameters=CR_Core
 ReturnToService=2
 SchedulerParameters=sched_interval=1
 KillWait=5
+MessageTimeout=90
+TCPTimeout=60
+SlurmdTimeout=3600
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs=2 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs=2 State=UNKNOWN
 PartitionName=all Nodes=n1,n2 Default=YES State=UP
@@ -134,7 +137,7 @@ def _start(
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(15)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

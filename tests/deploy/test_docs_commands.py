@@ -154,7 +154,6 @@ _PORTS = (9797, 9798, 9090, 9093)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_new_user_gets_from_nothing_to_a_firing_alert_by_the_pages_commands_alone(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -206,7 +205,7 @@ def _bash(script: str, folder: Path, environment: dict[str, str], before: list[s
         start_new_session=True,
     )
     try:
-        printed, _ = process.communicate(timeout=420)
+        printed, _ = process.communicate(timeout=840)
     except subprocess.TimeoutExpired:
         logs = "".join(f"\n== {log.name}\n" + log.read_text()[-800:] for log in sorted(folder.glob("*.log")))
         pytest.fail("the page's commands did not come to their end" + logs)

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from benchmarks.ports import free_port
 from deploy.slurm_cluster import Cluster, missing_programs, slurm
-from end_to_end.processes import fetch_json, run_command, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, running, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 _RANKS = 4
+_PATIENT = f"--linger {PATIENCE_SECONDS} --hand-over {PATIENCE_SECONDS}"
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,14 @@ def test_srun_with_the_wrapper_brings_all_ranks_of_all_nodes_to_the_service_and_
     _needs_slurm()
     with stage(tmp_path) as made, slurm(tmp_path) as cluster:
         # A folder for each node: on a cluster each has its own disk.
-        wrapped = f"exec {made.program} run --log-file {tmp_path}/logs-$SLURMD_NODENAME/nccl.%h.%p.log -- {made.task}"
+        logs = f"{tmp_path}/logs-$SLURMD_NODENAME/nccl.%h.%p.log"
+        wrapped = f"exec {made.program} run {_PATIENT} --log-file {logs} -- {made.task}"
         variables = {"NCCLSCOPE_CONNECT": made.agents, "STATUS": "7"}
         (tmp_path / "go").touch()  # what is written last, while the agent may still be starting, counts too
         done = cluster.run("srun", "-N2", f"-n{_RANKS}", "sh", "-c", wrapped, variables=variables)
         assert done.returncode == 7, done.stderr
+        wait_for(lambda: list(made.jobs().values()) == [made.operations], f"{made.operations} operations")
         (job,) = made.jobs()
-        wait_for(lambda: made.jobs() == {job: made.operations}, f"{made.operations} operations")
         assert job.isdigit(), "the job is called as Slurm calls it"
         for node in ("n1", "n2"):
             assert len(list((tmp_path / f"logs-{node}").glob("ncclscope-agent.*.log"))) == 1
@@ -133,7 +135,7 @@ def test_prologs_and_epilog_follow_a_job_that_knows_nothing_of_ncclscope(tmp_pat
             step = threads.submit(cluster.run, "srun", "-N2", f"-n{_RANKS}", str(made.task))
             try:
                 arrived = f"{made.operations} operations"
-                wait_for(lambda: step.done() or list(made.jobs().values()) == [made.operations], arrived, within=150)
+                wait_for(lambda: step.done() or list(made.jobs().values()) == [made.operations], arrived)
             finally:
                 (tmp_path / "go").touch()
             done = step.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import signal
 import subprocess
@@ -11,9 +12,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Final
+
+PATIENCE_SECONDS: Final = 240.0
+"""What is waited for comes in a moment on a quiet machine; this is for one that is busy with much else."""
+PATIENCE_MS: Final = 1000 * PATIENCE_SECONDS
+"""The same for a browser."""
 
 
-def run_command(*arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, timeout: float = 3 * PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     """Runs `ncclscope ARGUMENTS` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "ncclscope", *arguments],
@@ -40,19 +47,19 @@ def running(log: Path, *arguments: str, has_children: bool = False) -> Generator
         if has_children and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
+                process.wait(PATIENCE_SECONDS)
         if process.poll() is None:
             process.kill()
         process.wait()
 
 
-def end(process: subprocess.Popen[bytes], *, within: float = 60) -> int:
+def end(process: subprocess.Popen[bytes], *, within: float = PATIENCE_SECONDS) -> int:
     """Asks a process to end, and gives its exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(within)
 
 
-def fetch(url: str, *, timeout: float = 30) -> bytes:
+def fetch(url: str, *, timeout: float = 60) -> bytes:
     """The body behind a URL."""
     with urllib.request.urlopen(url, timeout=timeout) as answer:
         body: bytes = answer.read()
@@ -64,12 +71,12 @@ def fetch_json(url: str) -> object:
     return json.loads(fetch(url))
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, within: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, within: float = PATIENCE_SECONDS) -> None:
     """Waits until a condition holds; fails with what was waited for. A condition that cannot be asked yet is False."""
     until = time.monotonic() + within
     pause = 0.02
     while True:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, http.client.HTTPException):
             if condition():
                 return
         assert time.monotonic() < until, f"waited {within:g} s in vain for {what}"

@@ -10,7 +10,6 @@ from benchmarks.alerting import missing_programs, run
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(480)
 def test_a_slow_link_reaches_the_webhooks_under_its_name_and_is_resolved_when_it_heals(tmp_path: Path) -> None:
     if missing := missing_programs():
         pytest.skip(f"needs {' and '.join(missing)} (Debian: apt install {' '.join(missing)})")

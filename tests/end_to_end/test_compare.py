@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from end_to_end.processes import PATIENCE_MS
 from playwright.sync_api import Browser, Page
 
 from ncclscope.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compared runs")]
 
 _SHAPE = ("--nodes", "2", "--gpus", "2", "--tp", "2", "--pp", "1", "--layers", "1", "--microbatches", "2")
 _JOB = (*_SHAPE, "--iterations", "24", "--seed", "3")
@@ -70,6 +71,7 @@ def _opened(browser: Browser, page_of: Path, width: int, scheme: str) -> tuple[P
         viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
     )
     page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []
     page.on("console", lambda message: faults.append(message.text) if message.type in {"error", "warning"} else None)
     page.on("pageerror", lambda error: faults.append(str(error)))

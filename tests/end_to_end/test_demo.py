@@ -15,7 +15,7 @@ from typing import Any, cast
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import end, fetch, fetch_json, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, end, fetch, fetch_json, running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -46,15 +46,14 @@ def _needs(program: str) -> str:
     return found
 
 
-@pytest.mark.timeout(180)
-def test_the_demo_shows_bandwidth_within_20_seconds_ends_by_itself_and_leaves_its_files(tmp_path: Path) -> None:
+def test_the_demo_shows_bandwidth_ends_by_itself_and_leaves_its_files(tmp_path: Path) -> None:
     web = free_port()
-    demo = ("demo", "--for", "30", "--http-port", str(web), "--fault", "none", "--snapshot", str(tmp_path / "out"))
+    demo = ("demo", "--for", "60", "--http-port", str(web), "--fault", "none", "--snapshot", str(tmp_path / "out"))
     with running(tmp_path / "demo.log", *demo, has_children=True) as process:
-        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=25)
+        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw")
         assert b"ncclscope" in fetch(f"http://127.0.0.1:{web}/")
         assert b"ncclscope_busbw_bytes_per_second{" in fetch(f"http://127.0.0.1:{web}/metrics")
-        assert process.wait(90) == 0, (tmp_path / "demo.log").read_text()
+        assert process.wait(PATIENCE_SECONDS) == 0, (tmp_path / "demo.log").read_text()
     for name in _OUTPUTS:
         assert (tmp_path / "out" / name).stat().st_size > 0
     matches = pq.read_table(tmp_path / "out" / "operations.parquet", columns=["match"])["match"].to_pylist()
@@ -62,7 +61,6 @@ def test_the_demo_shows_bandwidth_within_20_seconds_ends_by_itself_and_leaves_it
     assert json.loads((tmp_path / "out" / "findings.json").read_text()) == []
 
 
-@pytest.mark.timeout(180)
 def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
     prometheus, promtool = _needs("prometheus"), _needs("promtool")
     web, own = free_port(), free_port()
@@ -75,7 +73,7 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
         f"    static_configs: [{{targets: ['127.0.0.1:{web}']}}]\n"
     )
     with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
-        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw", within=40)
+        wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw")
         checked = subprocess.run(
             [promtool, "check", "metrics"],
             input=fetch(f"http://127.0.0.1:{web}/metrics"),
@@ -97,8 +95,8 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
                 stderr=subprocess.STDOUT,
             )
         try:
-            wait_for(lambda: _query(own, 'up{job="ncclscope"} == 1'), "a successful scrape", within=30)
-            wait_for(lambda: _query(own, "ncclscope_busbw_bytes_per_second > 0"), "bandwidth in Prometheus", within=30)
+            wait_for(lambda: _query(own, 'up{job="ncclscope"} == 1'), "a successful scrape")
+            wait_for(lambda: _query(own, "ncclscope_busbw_bytes_per_second > 0"), "bandwidth in Prometheus")
             assert _query(own, 'sum by (parallelism) (ncclscope_operations_total{job="demo"}) > 0')
             assert not _query(own, '{__name__=~"ncclscope_.*_created"}')
             labels = _exemplar(own, "ncclscope_collective_duration_seconds_bucket")
@@ -106,7 +104,7 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
             assert _query(own, f'ncclscope_communicator_info{{communicator="{labels["communicator"]}"}}')
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(PATIENCE_SECONDS)
         assert end(demo) == 0, (tmp_path / "demo.log").read_text()
 
 
@@ -130,13 +128,12 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to name the demo's processes")
-@pytest.mark.timeout(120)
 def test_a_demo_of_which_a_part_was_killed_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
     web = free_port()
     with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
-        wait_for(lambda: len(_children(demo.pid)) == 6, "service, cluster and four agents", within=40)
+        wait_for(lambda: len(_children(demo.pid)) == 6, "service, cluster and four agents")
         children = _children(demo.pid)
         os.kill(children[-1], signal.SIGKILL)
-        assert demo.wait(60) == 1
+        assert demo.wait(PATIENCE_SECONDS) == 1
     assert "agent-node04 was ended by SIGKILL" in (tmp_path / "demo.log").read_text()
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []

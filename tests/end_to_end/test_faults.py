@@ -10,7 +10,6 @@ from benchmarks.faults.matrix import run
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("fault", "times"),
     [

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ports import free_port
+from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, wait_for
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from service.fake_service import JOB
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
-_PATIENCE_MS = 20_000
 _CUT_TILES = """[...document.querySelectorAll("#tiles dd")]
   .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.textContent)"""
 
@@ -34,7 +34,7 @@ def fake_service(repository: Path, port: int, *options: str) -> Generator[None]:
         finally:
             process.send_signal(signal.SIGINT)
             try:
-                process.wait(10)
+                process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -47,7 +47,7 @@ def open_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
     )
     page = context.new_page()
-    page.set_default_timeout(_PATIENCE_MS)
+    page.set_default_timeout(PATIENCE_MS)
     complaints: list[str] = []
 
     def note(message: ConsoleMessage) -> None:
@@ -56,22 +56,15 @@ def open_page(
 
     page.on("console", note)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    wait_for_port(port)
+    wait_for(lambda: _is_listening(port), f"a service on port {port}")
     page.goto(f"http://127.0.0.1:{port}/{at}")
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=_PATIENCE_MS)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     return page, complaints
 
 
-def wait_for_port(port: int) -> None:
-    """Tries to connect until something listens."""
-    for _ in range(200):
-        with socket.socket() as attempt:
-            attempt.settimeout(1)
-            if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                return
-            attempt.setblocking(True)
-        signal.sigtimedwait([], 0.05)
-    pytest.fail(f"nothing listens on port {port}")
+def _is_listening(port: int) -> bool:
+    with socket.create_connection(("127.0.0.1", port)):
+        return True
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (1110, "light"), (390, "light")])
@@ -216,7 +209,7 @@ def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repos
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/none-1")
         expect(page.locator("#communicator-missing")).to_contain_text("no communicator 'none-1': unknown, or gone.")
         began_ms = page.evaluate("performance.now()")
-        page.wait_for_function("(began) => performance.now() > began + 6000", arg=began_ms, timeout=_PATIENCE_MS)
+        page.wait_for_function("(began) => performance.now() > began + 6000", arg=began_ms, timeout=PATIENCE_MS)
         assert len(refused) == len({url.partition("?")[0] for url in refused}), "what is not there is asked once"
         page.goto(f"http://127.0.0.1:{port}/#/job/no%20such%20job")
         expect(page.locator("#empty")).to_contain_text("There is no job no such job")
@@ -239,12 +232,12 @@ def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path)
     port = free_port()
     with fake_service(repository, port, "--nodes", "512", "--still"):
         page, complaints = open_page(browser, port)
-        expect(page.locator("#tiles")).to_contain_text("4,096", timeout=60_000)
+        expect(page.locator("#tiles")).to_contain_text("4,096")
         expect(page.locator("#waits-note")).to_contain_text("128 of 4,096 ranks")
-        expect(page.locator("#traffic-note")).to_contain_text("by hosts", timeout=60_000)
+        expect(page.locator("#traffic-note")).to_contain_text("by hosts")
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/rank/4000")
-        expect(page.locator("#rank-tiles")).to_contain_text("gpu-node500", timeout=60_000)
+        expect(page.locator("#rank-tiles")).to_contain_text("gpu-node500")
         assert complaints == []
 
 
@@ -263,10 +256,10 @@ def test_the_page_comes_back_when_the_service_does(browser: Browser, repository:
     with fake_service(repository, port):
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/communicator/dp-3")
         expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "lost", timeout=_PATIENCE_MS)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
     expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
     with fake_service(repository, port):
-        expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=_PATIENCE_MS)
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
         with page.expect_response("**/communicators/dp-3") as answer:
             pass
         assert answer.value.ok, "the view asks on"

@@ -14,7 +14,7 @@ from agent.log_samples import operation_line
 from benchmarks.ports import free_port
 from end_to_end.processes import end, fetch, fetch_json, running, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 def _ready(web: int) -> tuple[int, list[str]]:

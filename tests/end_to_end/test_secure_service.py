@@ -13,9 +13,9 @@ import pytest
 from agent.log_samples import operation_line
 from benchmarks.ports import free_port
 from certificates import Authority, make_authority
-from end_to_end.processes import end, run_command, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, end, run_command, running, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 _INIT = (
     "node1:10:10 [0] NCCL INFO comm 0x55d0c8b3e2a0 rank 0 nranks 1 cudaDev 0 busId 1000 commId 0x1 - Init COMPLETE\n"
@@ -59,7 +59,7 @@ class Client:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             request = urllib.request.Request(self._url + path, headers=headers)
-            with urllib.request.urlopen(request, timeout=30, context=self._context) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS, context=self._context) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:

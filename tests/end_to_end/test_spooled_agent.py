@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import end, run_command, running
+from end_to_end.processes import PATIENCE_SECONDS, end, run_command, running
 from service.loopback import Service
 
 from ncclscope_agent.spool_records import header_record, scan
@@ -101,11 +101,11 @@ class Node:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits a minute at most."""
-    for _ in range(3000):
-        if condition():
-            return
-        await anyio.sleep(0.02)
+    """Waits for a condition; fails with what was waited for."""
+    with anyio.move_on_after(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110  (files and other processes offer no event)
+            await anyio.sleep(0.02)
+        return
     raise AssertionError(f"waited in vain for {what}")
 
 
@@ -116,7 +116,7 @@ def node(tmp_path: Path) -> Node:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.asyncio
@@ -144,7 +144,7 @@ async def test_an_agent_that_is_stopped_without_a_service_leaves_what_it_has_in_
         first = node.agent(stack, "--flush-seconds", "0.3")
         await node.wait_until_spooled(0)
         node.logs.write(300)
-        assert end(first, within=20) == 0
+        assert end(first) == 0
         assert "kept_in_spool" in node.said.read_text()
         (node.logs.folder / "nccl.log").unlink()
         node.agent(stack)
@@ -268,7 +268,6 @@ async def test_agents_killed_at_random_moments_lose_nothing_and_send_nothing_twi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.asyncio
 async def test_a_hundred_agents_killed_at_random_moments_lose_nothing_and_send_nothing_twice(node: Node) -> None:
     await _kill_at_random(node, kills=100, seed=2)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import fetch, fetch_json, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, fetch, fetch_json, wait_for
 
 _CONFIGURATION: Final = """
 global: {{scrape_interval: 4s}}
@@ -69,4 +69,4 @@ def prometheus(folder: Path, *, scrapes: int) -> Generator[Prometheus]:
         yield server
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_SECONDS)

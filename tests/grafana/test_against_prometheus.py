@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, running, wait_for
 from grafana.asked import Asked, alert_queries, annotation_queries, judged, panel_queries, rule_group, variable_queries
 from grafana.prometheus_server import Prometheus, prometheus
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-_SECONDS = 75.0
-"""By then the demo has found its late rank, whose finding is what annotations draw."""
+# In one group: all of them ask about one demo.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scraped demo")]
 
 _NOTHING_TO_SAY = {
     "ncclscope_inspector_": "the demo runs no NCCL Inspector",
@@ -34,54 +32,93 @@ _NOTHING_TO_SAY = {
 """Metrics without series in a sound run, by reason."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scraped:
+    """What a real Prometheus has of a demo, which has ended."""
+
+    server: Prometheus
+    answered: frozenset[Asked]
+    """The questions that had data."""
+    late_rank: list[float]
+    """What the alert of the late rank asked for gave when it was first found."""
+
+
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """The demo runs until everything has data, however long its steps, scrapes and findings take."""
     folder = tmp_path_factory.mktemp("scraped")
     port = free_port()
     faults = ("--fault", "late_rank:rank=1,ms=8,from=5")
-    asked = ("demo", "--http-port", str(port), "--for", str(2 * _SECONDS), *faults)
-    demo = running(folder / "demo.log", *asked, has_children=True)
-    with demo, prometheus(folder, scrapes=port) as server:
-        began = time.monotonic()
-        late = 'ncclscope_findings{kind="late_rank"} > 0'
-        wait_for(lambda: bool(server.now(late)), "the demo to find its late rank", within=2 * _SECONDS)
-        wait_for(lambda: time.monotonic() - began > _SECONDS, "enough history", within=2 * _SECONDS)
-        yield server
+    asked = ("demo", "--http-port", str(port), "--for", str(3 * PATIENCE_SECONDS), *faults)
+    with prometheus(folder, scrapes=port) as server:
+        with running(folder / "demo.log", *asked, has_children=True):
+            presence = _presence_of_late_rank()
+            late: list[float] = []
+
+            def is_late() -> bool:
+                late[:] = [float(each["value"][1]) for each in server.now(presence)]
+                return bool(late)
+
+            wait_for(is_late, "the demo to find its late rank", within=2 * PATIENCE_SECONDS)
+            answered = frozenset(_answered(server))
+        yield Scraped(server=server, answered=answered, late_rank=late)
 
 
-def has_data(scraped: Prometheus, asked: Asked) -> bool:
+def _answered(server: Prometheus) -> set[Asked]:
+    """Asks all questions until none is left that should have data; gives up after a while, and a test says of which."""
+    asked = {*panel_queries(), *annotation_queries(), *variable_queries(), *map(_number, alert_queries())}
+    awaited = {each for each in asked if not _is_excused(each)}
+    until = time.monotonic() + PATIENCE_SECONDS
+    answered: set[Asked] = set()
+    while awaited - answered and time.monotonic() < until:
+        answered |= {each for each in awaited - answered if has_data(server, each)}
+        time.sleep(1)
+    return answered
+
+
+def has_data(server: Prometheus, asked: Asked) -> bool:
     """Whether a query gave anything within the last minute; on a busy machine single scrapes may fail."""
     now = time.time()
-    return bool(scraped.over(asked.filled(interval="20s"), begin=now - 60, end=now))
+    return bool(server.over(asked.filled(interval="20s"), begin=now - 60, end=now))
 
 
 def _is_excused(asked: Asked) -> bool:
     return any(name in asked.expr for name in _NOTHING_TO_SAY)
 
 
+def _number(alert: Asked) -> Asked:
+    """What an alert judges."""
+    return replace(alert, expr=judged(alert.expr))
+
+
+def _presence_of_late_rank() -> str:
+    """What the alert of late ranks asks for."""
+    rule = next(rule for rule in rule_group()["rules"] if rule["title"] == "NcclscopeLateRank")
+    expr: str = next(step for step in rule["data"] if step["refId"] == "A")["model"]["expr"]
+    return expr
+
+
 @pytest.mark.parametrize("asked", [*panel_queries(), *annotation_queries()], ids=lambda asked: asked.where)
-def test_a_panel_shows_data(scraped: Prometheus, asked: Asked) -> None:
-    assert has_data(scraped, asked) or _is_excused(asked), asked.expr
+def test_a_panel_shows_data(scraped: Scraped, asked: Asked) -> None:
+    assert asked in scraped.answered or _is_excused(asked), asked.expr
 
 
 @pytest.mark.parametrize("asked", variable_queries(), ids=lambda asked: asked.where)
-def test_a_variable_has_choices(scraped: Prometheus, asked: Asked) -> None:
-    assert has_data(scraped, asked)
+def test_a_variable_has_choices(scraped: Scraped, asked: Asked) -> None:
+    assert asked in scraped.answered
 
 
 @pytest.mark.parametrize("asked", alert_queries(), ids=lambda asked: asked.where)
-def test_an_alert_has_a_number_to_judge(scraped: Prometheus, asked: Asked) -> None:
-    scraped.now(asked.expr)
-    number = replace(asked, expr=judged(asked.expr))
-    assert has_data(scraped, number) or _is_excused(number), number.expr
+def test_an_alert_has_a_number_to_judge(scraped: Scraped, asked: Asked) -> None:
+    scraped.server.now(asked.expr)
+    number = _number(asked)
+    assert number in scraped.answered or _is_excused(number), number.expr
 
 
-def test_the_alert_of_the_demos_late_rank_fires(scraped: Prometheus) -> None:
-    rule = next(rule for rule in rule_group()["rules"] if rule["title"] == "NcclscopeLateRank")
-    presence = next(step for step in rule["data"] if step["refId"] == "A")["model"]["expr"]
-    wait_for(lambda: bool(scraped.now(presence)), "the finding to be scraped")
-    assert [float(each["value"][1]) for each in scraped.now(presence)] == [1.0]
+def test_the_alert_of_the_demos_late_rank_fires(scraped: Scraped) -> None:
+    assert scraped.late_rank == [1.0]
 
 
-def test_what_has_no_data_would_be_noticed(scraped: Prometheus) -> None:
-    assert not has_data(scraped, Asked(where="nowhere", expr="ncclscope_no_such_thing"))
+def test_what_has_no_data_would_be_noticed(scraped: Scraped) -> None:
+    assert has_data(scraped.server, Asked(where="scrapes", expr="up == 1"))
+    assert not has_data(scraped.server, Asked(where="nowhere", expr="ncclscope_no_such_thing"))

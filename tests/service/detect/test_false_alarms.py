@@ -99,7 +99,6 @@ def test_jittering_ranks_are_not_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_rate_of_false_drops(capsys: pytest.CaptureFixture[str]) -> None:
     lines, total = [], 0
     for rule, windows, day in (("quick", 3600, 86_400), ("steady", 2160, 8_640)):
@@ -116,7 +115,6 @@ def test_rate_of_false_drops(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_rate_of_false_names(capsys: pytest.CaptureFixture[str]) -> None:
     lines, total = [], 0
     for ranks in (2, 4, 8):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from end_to_end.processes import PATIENCE_MS
 from plotly.offline import get_plotlyjs
 from service.export.small_run import ALL_REDUCE_NAME, SEND_RECV_NAME, logs_only_run, small_run
 
@@ -254,8 +255,9 @@ def test_a_browser_opens_the_report_without_an_error(
     faults: list[str] = []
     asked: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"], timeout=PATIENCE_MS)
         page = browser.new_page(color_scheme=scheme)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
