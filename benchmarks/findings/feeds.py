@@ -104,7 +104,7 @@ class KeepingDetectors(Detectors):
         self._note("feed_sight", sight, context, now_ns)
         super().feed_sight(sight, context, now_ns)
 
-    def findings(self, now_ns: int) -> list[Finding]:
+    def findings(self, now_ns: int, *, watched_ns: int | None = None) -> list[Finding]:
         """As `Detectors`."""
         self._note("findings", now_ns)
-        return super().findings(now_ns)
+        return super().findings(now_ns, watched_ns=watched_ns)

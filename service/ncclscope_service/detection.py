@@ -24,6 +24,7 @@ from ncclscope_service.detect.findings import ordered
 from ncclscope_service.detect.mismatch import CALL
 from ncclscope_service.detect.reported import Said
 from ncclscope_service.detect.rests import Rests
+from ncclscope_service.detect.watched import Watched
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
 from ncclscope_service.periods import Periods
 from ncclscope_service.progress import Progress
@@ -79,6 +80,7 @@ class Detection:
         self._groups: dict[int, Group] = {}
         """By communicator, as they stood when `regroup` was last called."""
         self._newest_log_ns = NO_TIME_NS
+        self._watched = Watched()
         self._facts: defaultdict[str, list[tuple[Fact, str, int]]] = defaultdict(list[tuple[Fact, str, int]])
         """By job: (fact, name of its log, when) since the last `advance`."""
 
@@ -131,12 +133,13 @@ class Detection:
         silence after the newest line means nothing.
         """
         at_ns = self._newest_time(measured) if final else now_ns
+        watched_ns = at_ns if final else self._watched.at(now_ns, self._newest_log_ns)
         for job in sorted({*self._store.process_job, *self._facts}):
             context = replace(self._context(job, clocks, step_ns, silent_hosts), is_over=final)
             mine = whole_rows.kept(measured, np.isin(measured["communicator"], list(context.groups)))
             self._feed_job(self._jobs[job], context, mine, at_ns, clocks, final=final)
         self._store.findings = ordered(
-            finding for job in self._jobs.values() for finding in job.detectors.findings(at_ns)
+            finding for job in self._jobs.values() for finding in job.detectors.findings(at_ns, watched_ns=watched_ns)
         )
 
     def _feed_job(

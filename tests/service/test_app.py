@@ -36,11 +36,11 @@ def test_a_hang_that_a_tick_finds_waits_for_its_receiver_and_is_exposed_with_its
             service.pipeline.feed(batch, agent="a", session="s", job="train")
         service.tick(config.start_ns + half_seconds * SECOND_NS // 2)
     assert service.metrics().samples["ncclscope_notifications_queued"].values.tolist() == [0]
-    for seconds in (30, 31):
+    for seconds in range(10, 32):
         service.tick(config.start_ns + seconds * SECOND_NS)
     samples = service.metrics().samples
     assert samples["ncclscope_notifications_queued"].labels == [("hooks.example",)]
-    assert samples["ncclscope_notifications_queued"].values.tolist() == [1], "told once, though two ticks saw it"
+    assert samples["ncclscope_notifications_queued"].values.tolist() == [1], "told once, though several ticks saw it"
     (culprit,) = samples["ncclscope_finding_info"].labels
     assert (culprit[0], culprit[1], culprit[5]) == ("train", "hang", "0")
     assert [(each.kind, each.ranks) for each in service.findings()] == [("hang", (0,))]

@@ -61,6 +61,11 @@ class _Service:
             final=final,
         )
 
+    def look_on(self, begin: int, end: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
+        """Looks every four seconds while nothing comes."""
+        for second in range(begin, end, 4):
+            self.advance(second, silent_hosts=silent_hosts)
+
     def kinds(self) -> list[FindingKind]:
         return [finding.kind for finding in self.store.findings]
 
@@ -112,7 +117,7 @@ def test_a_rank_that_stops_while_others_go_on_is_named_as_hanging() -> None:
     service.log(0, *_calls(50, 51))
     service.advance(6)
     assert service.kinds() == []
-    service.advance(120)
+    service.look_on(8, 120)
     (finding,) = service.store.findings
     assert (finding.kind, finding.ranks) == (FindingKind.HANG, (1,))
 
@@ -125,10 +130,20 @@ def _stopped(service: _Service) -> None:
     service.log(0, *_calls(50, 51))
 
 
+def test_a_silence_in_which_the_service_itself_stood_still_is_no_hang() -> None:
+    service = _Service()
+    _stopped(service)
+    service.advance(6)
+    service.look_on(40, 44)
+    assert service.kinds() == []
+    service.look_on(44, 60)
+    assert service.kinds() == [FindingKind.HANG], "from then on it is watched again"
+
+
 def test_a_rank_whose_agent_is_out_of_reach_is_not_said_to_hang() -> None:
     service = _Service()
     _stopped(service)
-    service.advance(120, silent_hosts=frozenset({"node1"}))
+    service.look_on(8, 120, silent_hosts=frozenset({"node1"}))
     assert service.kinds() == []
 
 
@@ -137,7 +152,7 @@ def test_a_communicator_that_was_destroyed_does_not_hang() -> None:
     _stopped(service)
     destroyed = init(line=90, kind=CommunicatorEventKind.DESTROY, host="node0")
     service.reading.feed(log_batch([], host="node0", events=[destroyed]))
-    service.advance(120)
+    service.look_on(8, 120)
     assert service.kinds() == []
 
 
@@ -157,7 +172,7 @@ def test_operations_without_a_stamp_count_when_they_were_seen() -> None:
             service.feed(batch)
         service.advance(second)
     service.feed(replace(log_batch([Line(line=60)], host="node0"), observed_at_ns=BASE_NS + 5 * _SECOND))
-    service.advance(120)
+    service.look_on(8, 120)
     assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
 
 
@@ -176,7 +191,7 @@ def test_sends_that_no_receive_answers_hang_too() -> None:
             exchange(rank, begin, begin + 10)
         service.advance(0.1 * (begin + 10))
     exchange(0, 50, 51)
-    service.advance(120)
+    service.look_on(8, 120)
     assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
 
 

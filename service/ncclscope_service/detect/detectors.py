@@ -66,12 +66,15 @@ class Detectors:
         """What reached us from one host."""
         self._blind.feed(sight, context, now_ns)
 
-    def findings(self, now_ns: int) -> list[Finding]:
-        """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times."""
+    def findings(self, now_ns: int, *, watched_ns: int | None = None) -> list[Finding]:
+        """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.
+
+        `watched_ns`: the same without the time in which nobody looked (`watched.py`), where there was such a time.
+        """
         mismatches = self._mismatch.findings(now_ns)
         open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
         slow = self._bandwidth_drop.findings(now_ns)
-        hangs = self._hang.findings(now_ns, open_ones, self._mismatch.with_losses)
+        hangs = self._hang.findings(now_ns if watched_ns is None else watched_ns, open_ones, self._mismatch.with_losses)
         return ordered(
             [
                 *self._late_rank.findings(now_ns),

@@ -255,8 +255,11 @@ class LateRank:
     ) -> _Accusation | None:
         group = context.groups[communicator]
         usable = _whole(recent, context)
-        ranks = range(len(group.global_ranks))
-        largest = np.array([[occasion.usual_largest(rank) for rank in ranks] for occasion in usable], np.float64)
+        largest = np.zeros((len(usable), len(group.global_ranks)))
+        for place, occasion in enumerate(usable):
+            for rank in occasion.largest:
+                if rank < largest.shape[1]:
+                    largest[place, rank] = occasion.usual_largest(rank)
         cases = [
             case
             for op, blames in (
@@ -341,9 +344,11 @@ def _whole(recent: list[Occasion], context: Context) -> list[Occasion]:
 
 def _blames(occasions: list[Occasion], ranks: int) -> _BlamesByOp:
     """Blames (occasion by rank) of all operations together, and of each kind of them where there are several."""
-    together = np.array(
-        [[occasion.blame_ns.get(rank, 0) for rank in range(ranks)] for occasion in occasions], np.float64
-    )
+    together = np.zeros((len(occasions), ranks))
+    for place, occasion in enumerate(occasions):
+        for rank, blame_ns in occasion.blame_ns.items():
+            if rank < ranks:
+                together[place, rank] = blame_ns
     return {None: together, **dict(_by_operation(occasions, ranks))}
 
 
