@@ -123,7 +123,7 @@ def missing_programs() -> list[str]:
     return missing if _alertmanager() else [*missing, "prometheus-alertmanager"]
 
 
-def run(folder: Path, *, first: int, until: int, factor: float, patience_seconds: float = 180) -> Timeline:
+def run(folder: Path, *, first: int, until: int, factor: float, patience_seconds: float = 300) -> Timeline:
     """Lets the fault come and heal, in steps of 0.4 s, and waits so long after each for its message."""
     web, prometheus, alertmanager = free_port(), free_port(), free_port()
     (folder / "run").mkdir()
@@ -143,7 +143,7 @@ def run(folder: Path, *, first: int, until: int, factor: float, patience_seconds
         healed = time.time() + until * 0.4
         _wait(lambda: inbox.alert("firing") is not None, demo, healed + patience_seconds)
         _wait(lambda: inbox.alert("resolved") is not None, demo, healed + patience_seconds)
-        _wait(lambda: inbox.own("closed") is not None, demo, time.time() + 20)
+        _wait(lambda: inbox.own("closed") is not None, demo, time.time() + patience_seconds)
         if demo.poll() is not None:
             raise RuntimeError(f"the demo ended: {(folder / 'demo.log').read_text().strip()[-500:]}")
     return _timeline(folder / "run" / "cluster" / "truth", inbox, first=first, until=until)

@@ -119,7 +119,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 def wait_for_answer(web: int) -> None:
     """Waits until the service is ready."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 240
     while time.monotonic() < until:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{web}/readyz"):

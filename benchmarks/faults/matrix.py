@@ -219,7 +219,7 @@ def two_services(folder: Path, times: int) -> Result:
 
     def second(world: World) -> None:
         other = world.start_service()
-        world.wait_for(lambda: not other.is_running, 20)
+        world.wait_for(lambda: not other.is_running, 120)
         if other.status in (0, None):
             world.note += f" the second service ended with {other.status};"
             other.kill()

@@ -102,7 +102,7 @@ def two_agents_of_spool(folder: Path, times: int) -> Result:
 
     def second(world: World) -> None:
         other = world.start_agent()
-        world.wait_for(lambda: not other.is_running, 20)
+        world.wait_for(lambda: not other.is_running, 120)
         if other.status != 2:
             world.note += f" the second agent ended with {other.status};"
             other.kill()

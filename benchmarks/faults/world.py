@@ -184,7 +184,7 @@ class World:
         except OSError:
             return None
 
-    def recovered(self, within: float = 120) -> None:
+    def recovered(self, within: float = 300) -> None:
         """Notes how long it takes from now until all that is written now is shown."""
         began, written = time.monotonic(), self.writer.written
         if self.wait_for(lambda: self._has_shown(written), within):
@@ -248,7 +248,7 @@ class World:
 def repeated(world: World, times: int, fault: Callable[[World], None], least: float, most: float) -> Result:
     """Lets a fault happen so often, after pauses of `least` to `most` seconds, and counts what came through."""
     try:
-        world.wait_for(lambda: world.shown() > 0, 60)
+        world.wait_for(lambda: world.shown() > 0, 240)
         for turn in range(times):
             world.pause(least, most)
             fault(world)

@@ -35,7 +35,7 @@ _PER_HOST: Final = 8
 _OFFSET_MS: Final = 50
 """Clocks of the hosts are off by up to this much."""
 _BEGINS_AFTER_S: Final = 3.0
-_COUNTED_WITHIN_S: Final = 60.0
+_COUNTED_WITHIN_S: Final = 240.0
 
 
 @dataclass(slots=True)
@@ -200,6 +200,8 @@ def _print_phases(
         mine = [look for look in looks if begin_ns <= look.at_ns < end_ns]
         if len(mine) > 1:
             print(_row(phase, mine, looks, schedule, job, hosts, agents, begin_ns, end_ns))
+        else:
+            print(f"| {phase.name} | {phase.seconds:.0f} |" + " |" * 14)
         begin_ns = end_ns
 
 

@@ -57,7 +57,7 @@ def loaded(file: Path) -> Any:
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(command[0]) is None:
         pytest.skip(f"needs {command[0]} (Debian: apt install prometheus prometheus-alertmanager)")
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 
 def exposed() -> dict[str, Metric]:

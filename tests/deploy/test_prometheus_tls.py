@@ -33,7 +33,7 @@ def test_prometheus_takes_it(repository: Path, tmp_path: Path) -> None:
         cwd=tmp_path / "p",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -99,19 +98,13 @@ def test_jittering_ranks_are_not_named() -> None:
 
 
 @pytest.mark.slow
-def test_rate_of_false_drops(capsys: pytest.CaptureFixture[str]) -> None:
-    lines, total = [], 0
-    for rule, windows, day in (("quick", 3600, 86_400), ("steady", 2160, 8_640)):
-        for cv, phi, heavy in ((0.05, 0.0, False), (0.05, 0.6, True), (0.1, 0.6, False), (0.1, 0.6, True)):
-            series = 200
-            alarms = drop_alarms(rule, series, windows, cv, phi, heavy)
-            days = series * windows / day
-            tails = "t4" if heavy else "Gaussian"
-            lines.append(f"{rule:6} CV {cv:4.0%} AR {phi} {tails:8}: {alarms} in {days:.1f} series-days")
-            total += alarms if cv == 0.05 else 0
-    with capsys.disabled():
-        sys.stderr.write("\n" + "\n".join(lines) + "\n")
-    assert total == 0
+@pytest.mark.parametrize(
+    ("cv", "phi", "heavy"), [(0.05, 0.0, False), (0.05, 0.6, True), (0.1, 0.6, False), (0.1, 0.6, True)]
+)
+@pytest.mark.parametrize(("rule", "windows"), [("quick", 3600), ("steady", 2160)])
+def test_200_healthy_series_raise_no_alarm(rule: str, windows: int, cv: float, phi: float, heavy: bool) -> None:
+    """8.3 days of series by the quick rule, 50 by the steady one."""
+    assert drop_alarms(rule, 200, windows, cv, phi, heavy) == 0
 
 
 @pytest.mark.slow
