@@ -17,12 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ncclscope_simulator.actions import Act, Action
 from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import BFLOAT16, FLOAT32, INT64, SUM, DataType
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
 from ncclscope_simulator.operations import Buffers, Builder, Launch
-from ncclscope_simulator.program import Act, Action
 
 _LAYERS: Final = 4
 _TOKENS: Final = 1024 * 512

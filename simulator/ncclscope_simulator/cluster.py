@@ -76,6 +76,10 @@ class Worker:
     """The thread on which communicators are made. Source: NCCL src/group.cc ncclAsyncLaunch."""
     bus_id: int
 
+    def calling_tid(self, *, autograd: bool) -> int:
+        """The thread that calls NCCL or CUDA: autograd's or the main one."""
+        return self.autograd_tid if autograd else self.main_tid
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:

@@ -18,7 +18,7 @@ from ncclscope_simulator.config import INSPECTOR_FORMATS, SimulationConfig
 from ncclscope_simulator.data_types import bus_factor, message_bytes
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.operations import Operation
-from ncclscope_simulator.timing import Run, Step
+from ncclscope_simulator.runs import Run, Step
 
 _DUMP_NS: Final = 100_000_000
 """NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS."""

@@ -25,7 +25,7 @@ from ncclscope_simulator.groups import Endpoint, Group
 from ncclscope_simulator.kernel_names import all_gather_v, kernel_name
 from ncclscope_simulator.plans import Plan, capacity, cut, plans_of
 
-_POINTERS_OF = {"Send", "Recv"}
+_POINT_TO_POINT = {"Send", "Recv"}
 _THREADS = {"LL": 512, "LL128": 640, "SIMPLE": 544}
 _BYTES_PER_CHANNEL = 128 * 1024
 _CHANNELS_IN_NODE = 16
@@ -72,7 +72,7 @@ class Operation:
     @property
     def collective(self) -> bool:
         """Whether all ranks of the communicator take part."""
-        return self.op not in _POINTERS_OF
+        return self.op not in _POINT_TO_POINT
 
     @property
     def red_name(self) -> str | None:

@@ -12,17 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from ncclscope_simulator.actions import Action
 from ncclscope_simulator.capture import Capture, Windows
 from ncclscope_simulator.cluster import Cluster, build_cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
-from ncclscope_simulator.inspector import InspectorDumps
 from ncclscope_simulator.observation import Observer
-from ncclscope_simulator.program import Action, build_programs, wrong_programs
+from ncclscope_simulator.program import build_programs
+from ncclscope_simulator.runs import Step
 from ncclscope_simulator.startup import shut_down, start_up
-from ncclscope_simulator.timing import Step, Timeline
+from ncclscope_simulator.timeline import Timeline
 from ncclscope_simulator.truth import PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
+from ncclscope_simulator.wrong_program import wrong_programs
 
 Programs = Callable[[SimulationConfig, Cluster, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
 """What each rank does in a step, as `program.build_programs` gives it."""
@@ -81,13 +83,14 @@ class Player:
         self._groups = build_groups(config)
         self._endpoints = build_endpoints(config, self._cluster, self._groups)
         self._programs = programs(config, self._cluster, self._groups, self._endpoints)
-        own = self._programs if first is None else first(config, self._cluster, self._groups, self._endpoints)
-        wrong = wrong_programs(config, self._cluster, self._groups, self._endpoints)
-        self._timeline = Timeline(config, own, self._groups, wrong)
+        self._first = self._programs
+        if first is not None:
+            self._first = first(config, self._cluster, self._groups, self._endpoints)
+        self._wrong = wrong_programs(config, self._cluster, self._groups, self._endpoints)
+        self._timeline = Timeline(config, len(self._groups))
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]
-        dumps = None if config.inspector is None else InspectorDumps(config, self._cluster, self._groups)
-        self._observer = Observer(config, self._cluster, self._endpoints, self._captures, self._tally, dumps)
+        self._observer = Observer(config, self._cluster, self._groups, self._captures, self._tally)
         self._windows = Windows.of(config)
         self._logs: dict[str, _Log] = {}
         self._truth = RowsFile(out / "truth" / "operations.parquet")
@@ -168,23 +171,26 @@ class Player:
 
     def _step(self) -> None:
         self._step_clocks()
-        step = self._timeline.run_step(self._iteration)
-        lines, rows = self._observer.observe(step)
-        self._queue(lines)
-        self._truth.append(rows)
+        step = self._timeline.run_step(self._iteration, self._programs_of(self._iteration))
+        observed = self._observer.observe(step)
+        self._queue(observed.lines)
+        self._truth.append(observed.operations)
         if self._replays is not None:
-            self._replays.append(self._observer.replays(step))
+            self._replays.append(observed.replays)
         if self._plans is not None:
-            self._plans.append(self._observer.plans(step))
+            self._plans.append(observed.plans)
         self._last_event_ns = max(self._last_event_ns, _last_event(step))
         self._iteration += 1
-        self._timeline.programs = self._programs
         if step.stalled:
             self._stalled = True
             if self._config.iterations is not None:
                 self._end(self._last_event_ns + int(self._config.hang_seconds * 1e9))
         elif self._iteration == self._config.iterations:
             self._end(self._last_event_ns)
+
+    def _programs_of(self, iteration: int) -> list[list[Action]]:
+        programs = self._first if iteration == 0 else self._programs
+        return [self._wrong.get((rank, iteration), own) for rank, own in enumerate(programs)]
 
     def _step_clocks(self) -> None:
         for fault in self._config.of_kind("clock_step"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -124,6 +125,8 @@ PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 where there are such launches."""
 
 Cell = int | float | str | bool | None
+Row = dict[str, Cell]
+"""Column to value."""
 
 
 def size_class(size: int) -> str:
@@ -140,7 +143,7 @@ class RowsFile:
 
     path: Path
     columns: tuple[tuple[str, str], ...] = COLUMNS
-    _rows: list[tuple[Cell, ...]] = field(default_factory=list[tuple[Cell, ...]])
+    _rows: list[Row] = field(default_factory=list[Row])
     _writer: Any = None
     _arrow: Any = None
     _schema: Any = None
@@ -158,8 +161,8 @@ class RowsFile:
         self._schema = self._arrow.schema(fields)
         self._writer = parquet.ParquetWriter(str(self._temporary()), self._schema)
 
-    def append(self, rows: list[tuple[Cell, ...]]) -> None:
-        """Adds rows in the order of `columns`."""
+    def append(self, rows: list[Row]) -> None:
+        """Adds rows, each with a value for every one of `columns`."""
         self._rows.extend(rows)
         if len(self._rows) >= _FLUSH_ROWS:
             self._flush()
@@ -173,8 +176,7 @@ class RowsFile:
     def _flush(self) -> None:
         if self._rows:
             columns = [
-                self._arrow.array(values, type=kind.type)
-                for values, kind in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+                self._arrow.array([row[each.name] for row in self._rows], type=each.type) for each in self._schema
             ]
             self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
             self._rows.clear()
@@ -192,6 +194,10 @@ class Tally:
         default_factory=dict[tuple[str, str, str], deque[float]]
     )
     steps: deque[dict[str, int | None]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    def count_lines(self, lines: Mapping[str, Sized]) -> None:
+        """Counts the lines of some log files."""
+        self.counts["log_lines"] += sum(len(own) for own in lines.values())
 
     def bandwidth(self, comm_id: str, op: str, size: int, value: float) -> None:
         """Remembers the bus bandwidth of one launch."""

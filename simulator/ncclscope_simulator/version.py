@@ -87,8 +87,6 @@ class Traits:
     """ncclSend and ncclRecv open a group of their own, seen in CALL lines (up to 2.22)."""
     destroys: bool
     """Destroy lines exist (2.12)."""
-    system_ids: bool
-    """Topology ids are `system-local` (2.23)."""
     nvlink_switch: float
     """NVLink GB/s per GPU that NCCL assumes for the machine of that time. Source: src/graph/topo.h."""
 
@@ -141,7 +139,6 @@ def traits(text: str) -> Traits:
         calls=minor >= 13,
         nested_p2p_groups=minor < 23,
         destroys=version >= (2, 12, 7),
-        system_ids=minor >= 23,
         nvlink_switch=240.0 if minor < 18 else 370.8,
     )
 

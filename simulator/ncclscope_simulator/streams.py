@@ -1,0 +1,156 @@
+"""The streams of the communicators: when each launch starts, and when those that belong together end.
+
+Kernels of a communicator run in the order in which they were launched. One starts when it is ready and the stream is
+free. A collective ends for nobody before everybody has started, a Send and its Recv not before both have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.groups import Group
+from ncclscope_simulator.links import Links
+from ncclscope_simulator.noise import Noise
+from ncclscope_simulator.operations import Meeting
+from ncclscope_simulator.runs import STREAM_GAP_NS, Run
+
+_SKEW_IN_NODE_NS: Final = 3_000
+_SKEW_BETWEEN_NODES_NS: Final = 7_000
+
+
+class Streams:
+    """One CUDA stream for each communicator and rank, with what runs on it and waits there."""
+
+    def __init__(self, config: SimulationConfig, noise: Noise) -> None:
+        self._config, self._noise, self._links = config, noise, Links(config)
+        self._last: dict[tuple[int, int], Run] = {}
+        """By rank and group."""
+        self._met: dict[tuple[int, int], int] = {}
+        """By rank and group: how many collectives have started there."""
+        self._arrived: dict[tuple[int, int], list[Run]] = {}
+        """By group and place among its collectives: who has started."""
+        self._sends: dict[tuple[int, int, int], deque[Run]] = {}
+        """By group, sender and receiver: Sends that no Recv has met."""
+        self._receives: dict[tuple[int, int, int], deque[Run]] = {}
+
+    def last(self, rank: int, group: int) -> Run | None:
+        """What was launched last on a stream."""
+        return self._last.get((rank, group))
+
+    def enter(self, run: Run) -> list[Run]:
+        """Puts a run behind the last one of its stream; gives all runs that end by it, of whatever rank."""
+        key = (run.rank, run.launch.endpoint.group.index)
+        before, self._last[key] = self._last.get(key), run
+        if before is not None and before.end_ns is None:
+            before.following = run
+            return []
+        return self._start(run, None if before is None else before.end_ns)
+
+    def _start(self, run: Run, free_ns: int | None) -> list[Run]:
+        """Starts a run on a stream that is free since then; None: ever since."""
+        run.start_ns = run.ready_ns if free_ns is None else max(run.ready_ns, free_ns + STREAM_GAP_NS)
+        ended = self._meet_peers(run) if run.launch.meeting is Meeting.PEERS else self._meet_all(run)
+        return [each for over in ended for each in self._let_go(over)]
+
+    def _let_go(self, run: Run) -> list[Run]:
+        """Starts what waited for a run on its stream."""
+        if run.following is None:
+            return [run]
+        following, run.following = run.following, None
+        return [*self._start(following, run.end_ns), run]
+
+    def _meet_all(self, run: Run) -> list[Run]:
+        group = run.launch.endpoint.group
+        nth = self._met.get((run.rank, group.index), 0)
+        self._met[run.rank, group.index] = nth + 1
+        present = self._arrived.setdefault((group.index, nth), [])
+        present.append(run)
+        if len(present) < group.size:
+            return []
+        del self._arrived[group.index, nth]
+        if any(each.sticks for each in present):
+            return []
+        present.sort(key=lambda each: each.rank)
+        self._end_together(group, present, run.iteration)
+        return present
+
+    def _end_together(self, group: Group, present: list[Run], iteration: int) -> None:
+        """Ends a collective whose ranks are all there; a root's own end waits for nobody."""
+        moved = max(each.launch.bus_bytes for each in present)
+        factor = self._noise.transfer_factor(group.index)
+        modelled = int(self._links.collective_ns(group, moved, iteration) * factor)
+        apart = group.nodes if group.spans_nodes else ()
+        far = {node: self._noise.uniform() * _SKEW_BETWEEN_NODES_NS for node in apart}
+        meets = _meetings(present)
+        for each in present:
+            skew = int(self._noise.uniform() * _SKEW_IN_NODE_NS + far.get(each.rank // self._config.gpus, 0.0))
+            each.end_ns = meets[each.rank] + modelled + skew
+            each.modelled_ns = modelled
+        transfer = _transfer_ns(present, meets)
+        for each in present:
+            each.transfer_ns = transfer
+
+    def _meet_peers(self, run: Run) -> list[Run]:
+        run.open_pairs = len(run.launch.peers)
+        run.peers_start_ns = _started(run)
+        group = run.launch.endpoint.group.index
+        ended: list[Run] = []
+        for peer, sends, size in run.launch.peers:
+            key = (group, run.rank, peer) if sends else (group, peer, run.rank)
+            ours, theirs = (self._sends, self._receives) if sends else (self._receives, self._sends)
+            if not theirs.get(key):
+                ours.setdefault(key, deque()).append(run)
+                continue
+            other = theirs[key].popleft()
+            self._end_pair(run, other, size, group)
+            ended.extend(each for each in (other, run) if not each.open_pairs)
+        for each in ended:
+            self._end_exchange(each)
+        return ended
+
+    def _end_pair(self, run: Run, other: Run, size: int, group: int) -> None:
+        factor = self._noise.transfer_factor(group)
+        took = int(self._links.pair_ns(run.rank, other.rank, size, run.iteration) * factor)
+        last = max(_started(run), _started(other))
+        for each in (run, other):
+            each.open_pairs -= 1
+            each.pair_end_ns = max(each.pair_end_ns, last + took)
+            each.peers_start_ns = max(each.peers_start_ns, last)
+            each.modelled_ns = max(each.modelled_ns or 0, took)
+
+    def _end_exchange(self, run: Run) -> None:
+        """Ends a run whose last pair has met."""
+        skew = _SKEW_IN_NODE_NS + (_SKEW_BETWEEN_NODES_NS if run.launch.network else 0)
+        run.end_ns = run.pair_end_ns + int(self._noise.uniform() * skew)
+        run.transfer_ns = run.end_ns - run.peers_start_ns
+
+
+def _meetings(present: list[Run]) -> dict[int, int]:
+    """By rank, when its part of the transfer can begin: when all are there, or of a rooted one, it and the root."""
+    starts = {each.rank: _started(each) for each in present}
+    root, last = present[0].launch.root, max(starts.values())
+    return {rank: last if root is None else max(start, starts[root]) for rank, start in starts.items()}
+
+
+def _transfer_ns(present: list[Run], meets: dict[int, int]) -> int:
+    """The shortest time that it took any rank: its kernel, or of a rooted one what follows the root's start."""
+    root = present[0].launch.root
+    if root is None:
+        return min(_ended(each) - _started(each) for each in present)
+    # The root may leave before the others have all of it: the transfer is that of those who receive.
+    receivers = [each for each in present if each.rank != root] or present
+    return min(_ended(each) - meets[each.rank] for each in receivers)
+
+
+def _started(run: Run) -> int:
+    if run.start_ns is None:
+        raise AssertionError("a run that meets others has started")
+    return run.start_ns
+
+
+def _ended(run: Run) -> int:
+    if run.end_ns is None:
+        raise AssertionError("a run whose ranks have met has an end")
+    return run.end_ns
