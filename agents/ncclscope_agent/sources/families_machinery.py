@@ -1,30 +1,17 @@
 # ruff: noqa: E501  a pattern is as long as the line that it reads
-"""Lines of NCCL's machinery: proxies, memory, the RAS watcher, call stacks, trace builds; and of one fork.
+"""Lines of NCCL's machinery inside a process: its proxies and its memory.
 
-*Source:* NCCL `src/proxy.cc`, `src/include/alloc.h`, `src/misc/utils.cc`, `src/register/*.cc`, `src/ras/*.cc`,
-`src/include/checks.h` (call stacks), `src/debug.cc` (TRACE).
+*Source:* NCCL `src/proxy.cc`, `src/include/alloc.h`, `src/misc/utils.cc`, `src/register/*.cc`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-from ncclscope_agent.sources.log_family import POINTER, Family, Fields, form, numbers
+from ncclscope_agent.sources.log_family import FILE_AND_LINE, POINTER, Family, form
 from ncclscope_wire import facts
 
 _HEX: Final = r"0x[0-9a-f]{1,16}"
-_ADDRESS: Final = r"[\w.:%-]{1,100}<\d{1,5}>"
-_AT: Final = r"(?P<file>[\w/.-]{1,100}\.(?:cc|h|cu|c)):(?P<file_line>\d{1,6})"
-
-FRAME: Final = re.compile(rb"[\w/.-]{1,100}\.(?:cc|h|cu|c):\d{1,6} ")
-"""What calls, allocations and downgraded warnings put in front of their message."""
-
-
-def _ras_peer(fields: Fields) -> Fields:
-    fields["gpus"] = numbers(str(fields.pop("gpu_names")))
-    return fields
-
 
 PROXY: Final[tuple[Family, ...]] = (
     form(
@@ -158,7 +145,8 @@ MEMORY: Final[tuple[Family, ...]] = (
         "memory",
         facts.MemorySeen,
         "",
-        _AT + rf" (?P<step>Cuda Alloc|Cuda Host Alloc|Mem Alloc|Cuda CallocAsync|Cuda Calloc) Size (?P<size_bytes>\d+)"
+        FILE_AND_LINE
+        + rf" (?P<step>Cuda Alloc|Cuda Host Alloc|Mem Alloc|Cuda CallocAsync|Cuda Calloc) Size (?P<size_bytes>\d+)"
         rf" pointer (?P<pointer_hex>{POINTER})(?: memType (?P<memory_type>\d+))?",
         travels=False,
     ),
@@ -166,7 +154,7 @@ MEMORY: Final[tuple[Family, ...]] = (
         "memory",
         facts.MemorySeen,
         "",
-        _AT + r" (?P<step>memory stack hunk malloc)\((?P<size_bytes>\d+)\)",
+        FILE_AND_LINE + r" (?P<step>memory stack hunk malloc)\((?P<size_bytes>\d+)\)",
         travels=False,
         is_closed=True,
     ),
@@ -222,250 +210,5 @@ MEMORY: Final[tuple[Family, ...]] = (
     ),
 )
 
-RAS: Final[tuple[Family, ...]] = (
-    form("ras", facts.RasEvent, "RAS thread", r"RAS (?P<event>thread started|thread terminating)", is_closed=True),
-    form("ras", facts.RasEvent, "RAS handling", r"RAS (?P<event>handling local termination request)", is_closed=True),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS ",
-        rf"RAS (?P<event>client listening socket|network listening socket) at (?P<address>{_ADDRESS})",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS handling",
-        r"RAS (?P<event>handling local addRanks request) \(old nRasPeers (?P<peers>\d+)\)",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS finished",
-        r"RAS (?P<event>finished local processing of addRanks request) \(new nRasPeers (?P<peers>\d+), nRankPeers (?P<ranks>\d+)\)",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS peer ",
-        rf"RAS (?P<event>peer) (?P<peer>\d+): socket (?P<address>{_ADDRESS}), pid (?P<peer_pid>\d+), GPUs? (?P<gpu_names>\d+(?:,\d+)*)"
-        r"(?P<is_self_is> \[this process\])?",
-        finish=_ras_peer,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS peersHash",
-        rf"RAS (?P<event>peersHash) (?P<hash_hex>{_HEX})",
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS link",
-        rf"RAS link (?P<peer>-?\d+): (?P<event>opening new (?:primary|fallback) connection|calculated deferred (?:primary|fallback) connection)"
-        rf" with (?P<address>{_ADDRESS})",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS new",
-        rf"RAS (?P<event>new incoming socket connection) from (?P<address>{_ADDRESS})",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS handling",
-        rf"RAS (?P<event>handling connInit) from (?P<address>{_ADDRESS}) \(version (?P<version>\d+), listeningAddr {_ADDRESS},"
-        rf" peersHash (?P<hash_hex>{_HEX}), deadPeersHash (?P<dead_hash_hex>{_HEX})\)",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS handling",
-        rf"RAS (?P<event>handling connInitAck) from (?P<address>{_ADDRESS}) \(nack (?P<number>\d+)\)",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS established",
-        rf"RAS (?P<event>established connection) with (?P<address>{_ADDRESS}) \(sendQ (?:not )?empty, experiencingDelays (?P<number>\d),"
-        r" startRetryTime (?P<seconds>\d+\.\d+)s\)",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS current",
-        rf"RAS current socket connection with (?P<address>{_ADDRESS}) (?P<event>closed by peer on (?:receive|send)); terminating it",
-        is_closed=True,
-    ),
-    form(
-        "ras",
-        facts.RasEvent,
-        "RAS terminating",
-        rf"RAS (?P<event>terminating a connection) with (?P<address>{_ADDRESS})",
-        is_closed=True,
-    ),
-    form(
-        "ras_dead",
-        facts.RasEvent,
-        "RAS declaring",
-        rf"RAS declaring peer (?P<address>{_ADDRESS}) as (?P<event>DEAD); rasDeadPeersHash (?P<dead_hash_hex>{_HEX})",
-    ),
-    form(
-        "ras_timeout",
-        facts.RasEvent,
-        "RAS ",
-        r"RAS (?P<event>[a-z-]{1,20}(?: [a-z-]{1,20}){0,3}? timeout(?: warning| error)?) \((?P<seconds>[\d.e+]{1,20})s\)"
-        rf" on socket connection with (?P<address>{_ADDRESS})",
-        is_closed=True,
-    ),
-    form(
-        "ras_timeout",
-        facts.RasEvent,
-        "RAS trying",
-        rf"RAS (?P<event>trying to reconnect) with (?P<address>{_ADDRESS}) \(experiencingDelays (?P<number>\d),"
-        r" startRetryTime (?P<seconds>\d+\.\d+)s\)",
-        is_closed=True,
-    ),
-)
-
-STACK: Final[tuple[Family, ...]] = (
-    form(
-        "call_stack",
-        facts.CallFrame,
-        "",
-        _AT + r" (?:\((?P<function>[\w:~]{1,80})\) )?-> (?P<result>-?\d{1,5})(?: \[(?P<thread>[\w ]{1,40})\])?",
-    ),
-)
-
-FORK: Final[tuple[Family, ...]] = (
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "Link ",
-        r"(?P<step>Link) (?P<number>\d+): ID = (?P<second_number>-?\d+), Bandwidth = (?P<bandwidth>\d+\.\d+)",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "Node Type",
-        r"(?P<step>Node Type): (?P<name>[A-Z]{2,4}), ID: (?P<address>[0-9a-f:.]{1,32})",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "  -> Dest",
-        r"  -> (?P<step>Dest Type): (?P<name>[A-Z]{2,4})",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "     Total",
-        r"     (?P<step>Total Paths): (?P<number>\d+), BW: (?P<bandwidth>\d+\.\d+) GB/s, Type: (?P<path>PATH_\w{2,4})",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "     Hop",
-        r"     (?P<step>Hop) (?P<number>\d+): Type=(?P<path>PATH_\w{2,4}), BW=(?P<bandwidth>\d+\.\d+) GB/s, RemNodeType=(?P<name>[A-Z]{2,4}), id (?P<address>[0-9a-f:.]{1,32})",
-        fixed={"fork": "msccl"},
-    ),
-    form("fork_msccl", facts.ForkLine, "  Channel", r"  (?P<step>Channel) (?P<number>\d+):", fixed={"fork": "msccl"}),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "Intra-node",
-        r"(?P<step>Intra-node paths|Inter-node paths) \(nChannels=(?P<number>\d+)\):",
-        fixed={"fork": "msccl"},
-    ),
-    form("fork_msccl", facts.ForkLine, "", r"(?P<number>\d{1,6})", fixed={"fork": "msccl", "step": "rank"}),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "MSCCL",
-        r"MSCCL: (?P<step>No external scheduler found|Initialization finished|Teardown finished)(?:, using internal implementation)?",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "MSCCL",
-        r"MSCCL: (?P<step>Internal Scheduler) will use (?P<name>\S{1,400}) as algorithm directory and [\x20-\x7e]{1,900}",
-        fixed={"fork": "msccl"},
-    ),
-    form(
-        "fork_msccl",
-        facts.ForkLine,
-        "Using MSCCL",
-        r"Using (?P<step>MSCCL Algo files) from (?P<name>\S{1,400})",
-        fixed={"fork": "msccl"},
-    ),
-)
-"""msccl-like builds of 2.23: they print the paths that they compute. One line of it is a bare number."""
-
-_ARGUMENT: Final = r"(?:0x[0-9a-f]{1,16}|[0-9a-f]{1,16}|\(nil\))"
-
-
-def _arguments(fields: Fields) -> Fields:
-    texts = [text.strip() for text in str(fields.pop("list") or "").split(",") if text.strip()]
-    return {**fields, "arguments": [0 if text == "(nil)" else int(text, 16) for text in texts]}
-
-
-CALLS: Final[tuple[Family, ...]] = (
-    form("call", facts.ApiCall, "", r"(?P<function>ncclGroupStart|ncclGroupEnd)\(\)", is_closed=True, travels=False),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
-        r"(?P<function>nccl[A-Z]\w{1,40})\((?P<send_buffer_hex>(?:0x)?[0-9a-f]{1,16}),(?P<recv_buffer_hex>(?:0x)?[0-9a-f]{1,16}),"
-        r"(?P<count>\d{1,20}),(?P<data_type>\d+),(?P<reduction>\d+),(?P<root>-?\d+),"
-        rf"(?P<communicator_hex>{POINTER}),(?P<stream_hex>{POINTER})\)",
-        is_closed=True,
-        travels=False,
-    ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
-        r"(?P<function>ncclCommInitRank\w{0,20})\((?P<communicator_hex>0x[0-9a-f]{1,16}), (?P<nranks>\d+), (?P<comm_id_hex>0x[0-9a-f]{1,16}),"
-        r" (?P<rank>\d+), (?P<cuda_device>\d+)\)",
-        is_closed=True,
-        travels=False,
-    ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
-        rf"(?P<function>ncclCommSplit)\((?P<parent_hex>{POINTER}), (?P<color>-?\d+), (?P<key>-?\d+), (?P<communicator_hex>{POINTER}),"
-        r" (?P<rank>-?\d+), (?P<nranks>\d+)\)",
-        is_closed=True,
-        travels=False,
-    ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
-        rf"(?P<function>(?:p?nccl)[A-Z]\w{{1,60}})\((?P<list>(?:{_ARGUMENT}(?:, ?{_ARGUMENT}){{0,15}})?)\)",
-        finish=_arguments,
-        is_closed=True,
-        travels=False,
-    ),
-)
-"""What stands behind `NCCL CALL `. *Source:* NCCL `src/misc/argcheck.cc`, `src/collectives.cc`, `src/init.cc`."""
-
-TRACE: Final = re.compile(rb"(\d{1,15}\.\d{6}) ([\w:~]{1,80}):\d{1,6} ?")
-"""What stands between `[dev]` and `NCCL TRACE`: milliseconds since start, function, line."""
-
-FAMILIES: Final[tuple[Family, ...]] = (*PROXY, *MEMORY, *RAS, *STACK, *FORK)
+FAMILIES: Final[tuple[Family, ...]] = (*PROXY, *MEMORY)
 """Forms of the machinery, in the order in which they are tried."""

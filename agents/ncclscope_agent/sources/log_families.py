@@ -1,8 +1,9 @@
 """Every family of NCCL's lines beside operations, tuning, life cycle and calls: one table, one look-up.
 
-The forms stand by theme in `families_communicators.py`, `families_network.py`, `families_machinery.py` and
-`families_trouble.py`; system blocks and tuning tables, whose lines belong together, in `topology_lines.py` and
-`tuning_table.py`. What is understood is read into a record with checked fields (`ncclscope_wire/facts.py`).
+The forms stand by theme in `families_communicators.py`, `families_network.py`, `families_trouble.py`,
+`families_machinery.py`, `families_ras.py`, `families_calls.py` and `families_fork.py`; system blocks and tuning tables,
+whose lines belong together, in `topology_lines.py` and `tuning_table.py`. What is understood is read into a record with
+checked fields (`ncclscope_wire/facts.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import Final
 
 from ncclscope_agent.sources import (
     families_communicators,
+    families_fork,
     families_machinery,
     families_network,
+    families_ras,
     families_trouble,
 )
-from ncclscope_agent.sources.families_machinery import FRAME, TRACE
+from ncclscope_agent.sources.families_calls import CALLS, FRAME, STACK, TRACE
 from ncclscope_agent.sources.families_network import MATRIX_ROW
 from ncclscope_agent.sources.log_family import RECORD_BYTES, Family, FamilyIndex, FamilyRead, form
 from ncclscope_agent.sources.log_prefix import LogRecord, RecordEnd, Writer
@@ -47,17 +50,20 @@ FAMILIES: Final[tuple[Family, ...]] = (
     *SEARCH,
     *families_trouble.FAMILIES,
     *families_machinery.FAMILIES,
+    *families_ras.FAMILIES,
+    *STACK,
+    *families_fork.FAMILIES,
 )
 """All of them, in the order in which they are tried."""
 
 NAMES: Final[tuple[str, ...]] = tuple(
-    dict.fromkeys(family.name for family in (*FAMILIES, MATRIX_ROW, *families_machinery.CALLS, *families_trouble.TORCH))
+    dict.fromkeys(family.name for family in (*FAMILIES, MATRIX_ROW, *CALLS, *families_trouble.TORCH))
 )
 """The families' names, as they are counted."""
 
 _INDEX: Final = FamilyIndex(FAMILIES)
 _TORCH: Final = FamilyIndex(families_trouble.TORCH)
-_CALLS: Final = FamilyIndex(families_machinery.CALLS)
+_CALLS: Final = FamilyIndex(CALLS)
 _MATRIX: Final = FamilyIndex([MATRIX_ROW])
 
 _LOCATION: Final = re.compile(rb"([\w/.-]{1,100}\.(?:cc|h|cu|c)):(\d{1,6})(?: \([\w:~]{1,80}\))?")

@@ -19,6 +19,9 @@ from ncclscope_wire.facts import Fact
 Fields: TypeAlias = dict[str, object]
 """Fields of a record to be: texts and numbers by name."""
 
+FILE_AND_LINE: Final = r"(?P<file>[\w/.-]{1,100}\.(?:cc|h|cu|c)):(?P<file_line>\d{1,6})"
+"""Where in NCCL's source a line comes from, for the pattern of a form."""
+
 POINTER: Final = r"(?:0x[0-9a-f]{1,16}|\(nil\))"
 RECORD_BYTES: Final = "record_bytes"
 """Beside the fields of `Fact`: bytes of the whole record with its prefix, for lines that NCCL cuts."""
