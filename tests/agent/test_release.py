@@ -1,15 +1,14 @@
-"""Releasing what was applied of live logs: real files, real writers, and the refusals of a real system.
+"""Releasing what was applied of live logs: real files and real writers.
 
 Where the file system of the temporary directory cannot punch holes, the tests of holes say so and check the refusal.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -17,31 +16,36 @@ from pathlib import Path
 import anyio
 import pytest
 from agent.log_samples import SOURCE, operation_line, put_together
+from agent.released_logs import (
+    SECOND,
+    SMALL,
+    applied,
+    disk_bytes,
+    gaps,
+    lines,
+    op_counts,
+    punch_or_skip,
+    read_all,
+)
 from agent.test_session import said, streaming, welcome
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.loopback import Service
-from structlog.testing import capture_logs
 from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.agent import agent as agent_command
 from ncclscope_agent.app import Agent, Followed
 from ncclscope_agent.config import load
 from ncclscope_agent.files import LogFollower
-from ncclscope_agent.following import FollowedLogs, followers
+from ncclscope_agent.following import followers
 from ncclscope_agent.link import LinkSettings
-from ncclscope_agent.release import LogReleaser, data_after, punch_hole, refusal_of
-from ncclscope_agent.release_plan import ByteRange, ReleaseLimits, block_bytes, pieces, releasable
+from ncclscope_agent.release import LogReleaser, data_after
 from ncclscope_agent.session import Session
-from ncclscope_agent.sources.nccl_log import MAX_LINE_BYTES, NcclLogReader
+from ncclscope_agent.sources.nccl_log import NcclLogReader
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import Acknowledge, Position
-
-SMALL = ReleaseLimits(keep_bytes=64 << 10, step_bytes=128 << 10, piece_bytes=96 << 10)
-"""Below the defaults, so that files of some MB do for a test."""
-SECOND = 1_000_000_000
 
 WRITER = """
 import sys
@@ -54,14 +58,6 @@ with open(path, mode, buffering=1) as log:
         print("written", flush=True)
 """
 """Writes numbered lines one by one, as NCCL does from 2.27 on: its file is line-buffered (`src/debug.cc`)."""
-
-
-def numbered(number: int) -> str:
-    return operation_line(op_count=f"{number:x}")
-
-
-def lines(first: int, count: int) -> bytes:
-    return "".join(numbered(number) + "\n" for number in range(first, first + count)).encode()
 
 
 class Writer:
@@ -100,105 +96,6 @@ def start_writer() -> Iterator[Callable[[Path, str], Writer]]:
     yield start
     for writer in started:
         writer.end()
-
-
-def op_counts(batches: Sequence[Batch]) -> list[int]:
-    return [int(value) for batch in batches for value in batch.operations["op_count"]]
-
-
-def applied(batches: Sequence[Batch]) -> dict[str, int]:
-    return {batch.source.key: batch.end for batch in batches}
-
-
-def gaps(batches: Sequence[Batch]) -> list[tuple[str, int]]:
-    return [(gap.reason, gap.amount) for batch in batches for gap in batch.gaps]
-
-
-def disk_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
-def read_all(follower: LogFollower) -> list[Batch]:
-    batches = follower.poll(SECOND)
-    while follower.has_more:
-        batches += follower.poll(SECOND)
-    return batches
-
-
-def punch_or_skip(path: Path, begin: int, end: int) -> None:
-    """Punches a hole; where this file system cannot, checks that it says so, and skips."""
-    refused: OSError | None = None
-    handle = os.open(path, os.O_WRONLY)
-    try:
-        punch_hole(handle, ByteRange(begin=begin, end=end))
-    except OSError as error:
-        refused = error
-    finally:
-        os.close(handle)
-    if refused is not None:
-        assert refusal_of(refused).reason == "not_supported"
-        pytest.skip(f"the file system of {path} cannot punch holes: {refused}; its refusal was checked")
-
-
-@pytest.fixture
-def punchable(tmp_path: Path) -> Path:
-    """A directory whose file system can punch holes."""
-    probe = tmp_path / "probe"
-    probe.write_bytes(b"x" * 65_536)
-    punch_or_skip(probe, 4096, 8192)
-    return tmp_path
-
-
-# What may go
-
-
-@pytest.mark.parametrize(
-    ("applied_bytes", "size", "released", "wanted"),
-    [
-        (0, 10_000_000, 0, None),
-        (SMALL.keep_bytes + SMALL.step_bytes, 10_000_000, 0, None),  # the first block stays
-        (4096 + SMALL.keep_bytes + SMALL.step_bytes, 10_000_000, 0, (4096, 4096 + SMALL.step_bytes)),
-        (1_000_000, 1_000_000, 0, (4096, (1_000_000 - SMALL.keep_bytes) // 4096 * 4096)),
-        (1_000_000, 1_000_000, 900_000, None),  # too little since the last time
-        (1_000_000, 999_999, 0, None),  # shorter than what was read: another file
-    ],
-)
-def test_whole_blocks_go_from_the_second_one_to_a_margin_before_what_was_applied(
-    applied_bytes: int, size: int, released: int, wanted: tuple[int, int] | None
-) -> None:
-    found = releasable(applied=applied_bytes, size=size, released=released, block=4096, limits=SMALL)
-    assert (None if found is None else (found.begin, found.end)) == wanted
-
-
-@given(
-    applied_bytes=st.integers(0, 1 << 40),
-    beyond=st.integers(0, 1 << 30),
-    released=st.integers(0, 1 << 40),
-    block=st.sampled_from([4096, 12_288, 65_536, 1 << 20]),
-)
-def test_nothing_goes_that_is_in_the_first_block_or_not_applied(
-    applied_bytes: int, beyond: int, released: int, block: int
-) -> None:
-    limits = ReleaseLimits()
-    found = releasable(
-        applied=applied_bytes, size=applied_bytes + beyond, released=released, block=block, limits=limits
-    )
-    if found is not None:
-        assert found.begin % block == found.end % block == 0
-        assert max(block, released) <= found.begin <= found.end - limits.step_bytes
-        assert found.end <= applied_bytes - limits.keep_bytes
-        parts = pieces(found, limits)
-        assert [part.begin for part in parts] == [found.begin, *(part.end for part in parts[:-1])]
-        assert parts[-1].end == found.end
-        assert max(part.size for part in parts) <= limits.piece_bytes
-
-
-def test_a_block_is_one_of_the_file_system_and_whole_pages() -> None:
-    assert [block_bytes(told) for told in (4096, 512, 131_072, 0, 1 << 40)] == [4096, 4096, 131_072, 4096, 4096]
-
-
-def test_a_hole_is_always_longer_than_the_longest_line_so_that_it_is_no_piece_of_one() -> None:
-    assert ReleaseLimits().step_bytes > MAX_LINE_BYTES
 
 
 # The session says what was applied
@@ -423,126 +320,6 @@ def test_a_hole_anywhere_loses_the_lines_it_touches_and_invents_none(
     assert gaps(in_pieces) == gaps(batches)
 
 
-# Refusals
-
-
-def sealed_file(size: int) -> int:
-    """A real file that refuses to be punched, whoever asks: *Source:* fcntl(2), file sealing."""
-    handle = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
-    os.write(handle, b"x" * size)
-    fcntl = pytest.importorskip("fcntl")
-    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    return handle
-
-
-def test_a_refusal_is_told_once_counted_per_file_and_not_asked_for_again() -> None:
-    releaser, asked = LogReleaser(limits=SMALL), 0
-
-    def is_same() -> bool:
-        nonlocal asked
-        asked += 1
-        return True
-
-    handle = sealed_file(1_000_000)
-    with capture_logs() as told:
-        for key in ("a", "b", "a", "b"):
-            assert releaser.release(handle, key=key, name=f"{key}.log", applied=1_000_000, is_same=is_same) == 0
-    assert os.fstat(handle).st_blocks * 512 >= 1_000_000
-    os.close(handle)
-    assert releaser.statistics().refused == {"not_permitted": 2}
-    assert releaser.statistics().released_bytes_total == 0
-    assert [(entry["event"], entry["file"], entry["reason"]) for entry in told] == [
-        ("logs_not_released", "a.log", "not_permitted")
-    ]
-    assert asked == 2
-
-
-IN_A_NAMESPACE = """
-import os, sys
-from ncclscope_agent.files import LogFollower
-from ncclscope_agent.release import LogReleaser
-path = sys.argv[1]
-follower, releaser = LogFollower([path]), LogReleaser()
-batches = follower.poll(1)
-while follower.has_more:
-    batches += follower.poll(1)
-before = os.stat(path).st_blocks
-assert follower.release({batch.source.key: batch.end for batch in batches}, releaser) == 0
-assert os.stat(path).st_blocks == before
-print(releaser.statistics().refused)
-"""
-"""Run on a disk of its own: what a file system refuses."""
-
-
-@pytest.mark.parametrize(
-    ("mount", "reason"),
-    [
-        # ramfs has no fallocate at all.
-        ("mount -t ramfs none {at} && cp {log} {at}/nccl.log", "not_supported"),
-        ("mount --bind {of} {at} && mount -o remount,bind,ro {at}", "read_only"),
-    ],
-)
-def test_a_disk_that_cannot_or_may_not_release_refuses(tmp_path: Path, mount: str, reason: str) -> None:
-    disk, at = tmp_path / "disk", tmp_path / "at"
-    disk.mkdir()
-    at.mkdir()
-    log = disk / "nccl.log"
-    log.write_bytes(lines(0, 15_000))
-    script = mount.format(at=at, log=log, of=disk) + f' && exec {sys.executable} -c "$0" {at}/nccl.log'
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    try:
-        done = subprocess.run(
-            ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, IN_A_NAMESPACE],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-            check=False,
-        )
-    except FileNotFoundError:
-        pytest.skip("needs unshare(1) to mount a disk of its own")
-    if "Traceback" not in done.stderr and done.returncode != 0:
-        pytest.skip(f"this system lets nobody mount a disk of his own: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().splitlines()[-1] == str({reason: 1})
-
-
-def test_a_log_of_another_user_is_left_as_it_is(punchable: Path) -> None:
-    path = punchable / "nccl.log"
-    path.write_bytes(lines(0, 10_000))
-    path.chmod(0o444)
-    before = disk_bytes(path)
-    follower, releaser = LogFollower([str(path)]), LogReleaser(limits=SMALL)
-    batches = read_all(follower)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65_534)
-    try:
-        with capture_logs() as told:
-            assert follower.release(applied(batches), releaser) == 0
-    finally:
-        if is_root:
-            os.seteuid(0)
-    assert releaser.statistics().refused == {"not_permitted": 1}
-    assert "run it as the user of the job" in told[0]["why"]
-    assert disk_bytes(path) >= before
-
-
-@pytest.mark.parametrize(
-    ("number", "reason", "advice"),
-    [
-        (errno.EOPNOTSUPP, "not_supported", "write logs to ext4"),
-        (errno.EROFS, "read_only", "mount it read-write"),
-        (errno.EACCES, "not_permitted", "as the user of the job"),
-        (errno.EIO, "failed", "nothing more is released"),
-    ],
-)
-def test_a_refusal_says_what_to_do(number: int, reason: str, advice: str) -> None:
-    refusal = refusal_of(OSError(number, os.strerror(number)))
-    assert refusal.reason == reason
-    assert advice in str(refusal)
-
-
 def test_where_a_hole_ends_is_known_without_reading_it(punchable: Path) -> None:
     path = punchable / "file"
     path.write_bytes(b"x" * 1_000_000)
@@ -580,24 +357,3 @@ def test_the_flag_of_the_command_takes_no_value(tmp_path: Path) -> None:
     result = CliRunner().invoke(agent_command, ["--logs", str(path), "--release-logs", "--print", "--once"])
     assert result.exit_code == 0, result.output
     assert result.output.count("AllReduce") >= 3
-
-
-def test_refusals_are_among_what_the_agent_says_it_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "nccl.log"
-    path.write_bytes(lines(0, 20_000))
-    logs = FollowedLogs([str(path)])
-    with logs.watch:
-        batches = list(logs.poll(SECOND))
-        while logs.has_more:
-            batches += logs.poll(SECOND)
-    assert "release_not_permitted" not in logs.statistics().skipped
-    path.chmod(0o444)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65_534)
-    try:
-        logs.release(applied(batches))
-    finally:
-        if is_root:
-            os.seteuid(0)
-    assert logs.statistics().skipped["release_not_permitted"] == 1
