@@ -6,27 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from ncclscope_simulator.choices import CONTEXT_EXCHANGES, EXPERT_DISPATCHERS, captured_share
+from ncclscope_simulator.complaints import complaints
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import Stage
 from ncclscope_simulator.version import Traits, traits
-
-GRAPH_TRACES: Final = ("graph", "node")
-"""How nsys can trace CUDA graphs."""
-
-NSYS_VERSIONS: Final = ("2022.4", "2023.4", "2024.5", "2025.3", "2026.2")
-"""The nsys versions whose export schema can be written."""
-
-INSPECTOR_FORMATS: Final = ("v4.0", "v4.2", "v4.3")
-"""The formats in which the Inspector plug-in's dumps can be written."""
-
-ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
-"""How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
-
-EXPERT_DISPATCHERS: Final = ("alltoall", "allgather")
-"""How tokens reach their experts. Source: Megatron-LM `--moe-token-dispatcher-type`."""
-
-CONTEXT_EXCHANGES: Final = ("ring", "allgather")
-"""How attention gets the keys and values of other ranks. Source: Megatron-LM `--cp-comm-type` p2p and all_gather."""
 
 DEFAULT_START_NS: Final = 1_772_449_200_000_000_000
 """2026-03-02T11:00:00Z: where a job that is written at once begins, so that equal seeds give equal bytes."""
@@ -145,9 +129,9 @@ class SimulationConfig:
     """UTC on the reference clock when the job starts."""
 
     def __post_init__(self) -> None:
-        complaints = _complaints(self)
-        if complaints:
-            raise ValueError("; ".join(complaints))
+        wrong = complaints(self)
+        if wrong:
+            raise ValueError("; ".join(wrong))
 
     @cached_property
     def traits(self) -> Traits:
@@ -200,7 +184,7 @@ class SimulationConfig:
     @property
     def duty(self) -> float:
         """Share of the time that is captured: 1 for `full`, 0 for `none`."""
-        return {"full": 1.0, "none": 0.0}.get(self.capture) or _duty(self.capture) or 0.0
+        return captured_share(self.capture) or 0.0
 
     @property
     def chunk_ns(self) -> int | None:
@@ -212,155 +196,3 @@ class SimulationConfig:
     def of_kind(self, kind: str) -> list[Fault]:
         """The faults of one kind."""
         return [fault for fault in self.faults if fault.kind == kind]
-
-
-def _duty(text: str) -> float | None:
-    try:
-        share = float(text.removeprefix("duty:")) if text.startswith("duty:") else None
-    except ValueError:
-        return None
-    return share if share is not None and 0.0 < share <= 1.0 else None
-
-
-def _complaints(config: SimulationConfig) -> list[str]:
-    complaints = _shape_complaints(config)
-    if not complaints:
-        complaints += _fault_complaints(config)
-    try:
-        known = traits(config.nccl)
-    except ValueError as error:
-        return [*complaints, str(error)]
-    if config.timestamps and not known.timestamps:
-        complaints.append(f"NCCL {known.text} prints no time stamps: 2.26.2 is the first that does")
-    if config.split and not known.splits:
-        complaints.append(f"NCCL {known.text} has no ncclCommSplit: 2.18.1 is the first that has")
-    if config.work_fifo is not None and known.version < (2, 13, 0):
-        complaints.append(f"NCCL {known.text} has no work FIFO to set: 2.13 is the first that has")
-    if config.inspector and known.version < (2, 28, 0):
-        complaints.append(f"NCCL {known.text} has no Inspector plug-in: 2.28 is the first that has")
-    if config.calls and not known.calls:
-        complaints.append(f"NCCL {known.text} has no CALL lines: 2.13 is the first that has")
-    return complaints
-
-
-def _shape_complaints(config: SimulationConfig) -> list[str]:
-    sizes = ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp")
-    small = (*sizes, "replicate", "layers", "interleave", "microbatches", "hidden", "sequence")
-    complaints = [
-        f"{name} must be at least 1, not {getattr(config, name)}" for name in small if getattr(config, name) < 1
-    ]
-    if complaints:
-        return complaints
-    ranks = config.tp * config.pp * config.replicas
-    duty = config.capture in {"full", "none"} or _duty(config.capture) is not None
-    checks = (
-        (config.gpus <= 16, f"gpus per node must be at most 16, not {config.gpus}"),
-        (
-            config.iterations is None or config.iterations >= 1,
-            f"iterations must be at least 1, not {config.iterations}",
-        ),
-        (
-            config.world == ranks,
-            f"nodes x gpus = {config.world} ranks, but tp x pp x dp x cp = {ranks}; the two must be equal",
-        ),
-        (config.dp % config.ep == 0, f"ep={config.ep} does not divide dp={config.dp}"),
-        (
-            config.hidden % config.tp == 0 and config.sequence % (config.tp * config.cp) == 0,
-            f"hidden must be a multiple of tp={config.tp}, and sequence of tp x cp",
-        ),
-        (
-            config.interleave == 1 or (config.pp > 1 and config.layers % config.interleave == 0),
-            f"interleave={config.interleave} needs pp > 1 and must divide layers={config.layers}",
-        ),
-        (
-            config.interleave == 1 or config.microbatches % config.pp == 0,
-            f"with interleave, microbatches={config.microbatches} must be a multiple of pp={config.pp}",
-        ),
-        (
-            config.ep_dispatch in EXPERT_DISPATCHERS,
-            f"ep_dispatch {config.ep_dispatch!r} is none of {', '.join(EXPERT_DISPATCHERS)}",
-        ),
-        (
-            config.cp_exchange in CONTEXT_EXCHANGES,
-            f"cp_exchange {config.cp_exchange!r} is none of {', '.join(CONTEXT_EXCHANGES)}",
-        ),
-        (
-            config.zero1 + config.zero2 + config.fsdp + (config.deepspeed is not None) <= 1,
-            "zero1, zero2, fsdp and deepspeed exclude each other",
-        ),
-        (
-            not config.broadcast_parameters or ((config.zero1 or config.zero2) and config.cuda_graphs is None),
-            "broadcast_parameters needs zero1 or zero2, and no cuda_graphs",
-        ),
-        (
-            config.work_fifo is None or config.work_fifo >= 2,
-            f"work_fifo must be at least 2, not {config.work_fifo}",
-        ),
-        (config.deepspeed in {None, 1, 2, 3}, f"deepspeed must be 1, 2 or 3, not {config.deepspeed}"),
-        (
-            config.replicate == 1 or (config.fsdp and config.replicas % config.replicate == 0),
-            f"replicate={config.replicate} needs fsdp and must divide dp x cp = {config.replicas}",
-        ),
-        (config.order in ORDERS, f"order {config.order!r} is none of {', '.join(ORDERS)}"),
-        (config.nsys in NSYS_VERSIONS, f"nsys {config.nsys!r} is none of {', '.join(NSYS_VERSIONS)}"),
-        (
-            not config.nvtx_payload or (config.nvtx and config.nsys >= "2025"),
-            f"nvtx_payload needs nvtx and an nsys whose exports have binaryData (2025 on), not {config.nsys}",
-        ),
-        (duty, f"capture {config.capture!r} is not full, none or duty:F with F above 0 and at most 1"),
-        (
-            config.chunk_seconds is None or config.chunk_seconds >= 0.1,
-            f"chunk_seconds must be at least 0.1, not {config.chunk_seconds}",
-        ),
-        (
-            config.cuda_graphs is None or config.cuda_graphs >= 0,
-            f"cuda_graphs must not be negative, not {config.cuda_graphs}",
-        ),
-        (config.graphs_per_step >= 1, f"graphs_per_step must be at least 1, not {config.graphs_per_step}"),
-        (
-            config.recapture_every is None or config.recapture_every >= 1,
-            f"recapture_every must be at least 1, not {config.recapture_every}",
-        ),
-        (
-            config.cuda_graph_trace in GRAPH_TRACES,
-            f"cuda_graph_trace {config.cuda_graph_trace!r} is none of {', '.join(GRAPH_TRACES)}",
-        ),
-        (
-            config.inspector in {None, *INSPECTOR_FORMATS},
-            f"inspector {config.inspector!r} is none of {', '.join(INSPECTOR_FORMATS)}",
-        ),
-        (0 <= config.inspector_holes < 1, f"inspector_holes must lie in 0 to 1, not {config.inspector_holes}"),
-        (
-            config.compute_cv >= 0 and config.bandwidth_cv >= 0 and config.imbalance >= 0,
-            "compute_cv, bandwidth_cv and imbalance must not be negative",
-        ),
-        (
-            0 <= config.noise_correlation < 1,
-            f"noise_correlation must lie in 0 to below 1, not {config.noise_correlation}",
-        ),
-        (config.step_seconds > 0, f"step_seconds must be above 0, not {config.step_seconds}"),
-        (config.launch_lead_us >= 0, f"launch_lead_us must not be negative, not {config.launch_lead_us}"),
-        (config.hang_seconds >= 0, f"hang_seconds must not be negative, not {config.hang_seconds}"),
-        (config.clock_offset_ms >= 0, f"clock_offset_ms must not be negative, not {config.clock_offset_ms}"),
-        (
-            0 <= config.clock_drift_ppm <= 10_000,
-            f"clock_drift_ppm must lie in 0 to 10000, not {config.clock_drift_ppm}",
-        ),
-    )
-    return [complaint for holds, complaint in checks if not holds]
-
-
-def _fault_complaints(config: SimulationConfig) -> list[str]:
-    complaints: list[str] = []
-    for fault in config.faults:
-        if fault.kind in {"late_rank", "hang", "mismatch"} and not 0 <= fault.rank < config.world:
-            complaints.append(f"fault {fault.kind}: no rank {fault.rank} in {config.world} ranks")
-        if fault.kind in {"slow_link", "slow_nic", "clock_step"} and not 0 <= fault.node < config.nodes:
-            complaints.append(f"fault {fault.kind}: no node {fault.node} in {config.nodes} nodes")
-        if fault.only is not None and not 0 <= fault.only < config.world:
-            complaints.append(f"fault {fault.kind}: no rank {fault.only} in {config.world} ranks")
-        if fault.kind == "slow_nic" and not 0 <= fault.gpu < fault.gpu + fault.gpus <= config.gpus:
-            complaints.append(f"fault slow_nic: no GPUs {fault.gpu} to {fault.gpu + fault.gpus - 1} in a node")
-        if fault.kind == "clock_step" and fault.node == 0:
-            complaints.append("fault clock_step: node 0 carries the reference clock; step another")
-    return complaints

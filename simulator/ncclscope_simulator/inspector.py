@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_simulator.choices import INSPECTOR_FORMATS
 from ncclscope_simulator.cluster import Cluster
-from ncclscope_simulator.config import INSPECTOR_FORMATS, SimulationConfig
+from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import bus_factor, message_bytes
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.operations import Operation
