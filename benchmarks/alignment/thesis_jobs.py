@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ncclscope_simulator.actions import Act, Action
-from ncclscope_simulator.cluster import Cluster
+from ncclscope_simulator.builder import Buffers, Builder
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import BFLOAT16, FLOAT32, INT64, SUM, DataType
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
-from ncclscope_simulator.operations import Buffers, Builder, Launch
+from ncclscope_simulator.operations import Launch
 
 _LAYERS: Final = 4
 _TOKENS: Final = 1024 * 512
@@ -63,24 +63,22 @@ class ThesisJob:
     def programs(
         self,
         config: SimulationConfig,
-        cluster: Cluster,
         groups: tuple[Group, ...],
         endpoints: list[dict[int, Endpoint]],
     ) -> list[list[Action]]:
         """What each rank does in an iteration."""
         ranks = range(config.world)
-        return [_Rank(self, config, cluster, groups, endpoints[rank], rank).iteration() for rank in ranks]
+        return [_Rank(self, config, groups, endpoints[rank], rank).iteration() for rank in ranks]
 
     def first(
         self,
         config: SimulationConfig,
-        cluster: Cluster,
         groups: tuple[Group, ...],
         endpoints: list[dict[int, Endpoint]],
     ) -> list[list[Action]]:
         """What each rank does before the first."""
         ranks = range(config.world)
-        return [_Rank(self, config, cluster, groups, endpoints[rank], rank).set_up() for rank in ranks]
+        return [_Rank(self, config, groups, endpoints[rank], rank).set_up() for rank in ranks]
 
 
 class _Rank:
@@ -88,13 +86,12 @@ class _Rank:
         self,
         job: ThesisJob,
         config: SimulationConfig,
-        cluster: Cluster,
         groups: tuple[Group, ...],
         endpoints: dict[int, Endpoint],
         rank: int,
     ) -> None:
         self._job = job
-        self._builder = Builder(config, cluster, rank, endpoints, Buffers(config.seed, rank))
+        self._builder = Builder(config, rank, endpoints, Buffers(config.seed, rank))
         self._groups = {group.parallelism: group for group in groups if rank in group.members}
         self._stage = coordinates(config, rank)[2]
         self._actions: list[Action] = []

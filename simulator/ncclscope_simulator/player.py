@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 from ncclscope_simulator.actions import Action
 from ncclscope_simulator.capture import Capture, Windows
-from ncclscope_simulator.cluster import Cluster, build_cluster
+from ncclscope_simulator.cluster import build_cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
@@ -26,7 +26,7 @@ from ncclscope_simulator.timeline import Timeline
 from ncclscope_simulator.truth import PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
 from ncclscope_simulator.wrong_program import wrong_programs
 
-Programs = Callable[[SimulationConfig, Cluster, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
+Programs = Callable[[SimulationConfig, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
 """What each rank does in a step, as `program.build_programs` gives it."""
 
 _EXPORT_NS: Final = 200_000_000
@@ -82,11 +82,11 @@ class Player:
         self._cluster = build_cluster(config)
         self._groups = build_groups(config)
         self._endpoints = build_endpoints(config, self._cluster, self._groups)
-        self._programs = programs(config, self._cluster, self._groups, self._endpoints)
+        self._programs = programs(config, self._groups, self._endpoints)
         self._first = self._programs
         if first is not None:
-            self._first = first(config, self._cluster, self._groups, self._endpoints)
-        self._wrong = wrong_programs(config, self._cluster, self._groups, self._endpoints)
+            self._first = first(config, self._groups, self._endpoints)
+        self._wrong = wrong_programs(config, self._groups, self._endpoints)
         self._timeline = Timeline(config, len(self._groups))
         self._tally = Tally()
         self._captures = [Capture() for _ in self._cluster.nodes]

@@ -6,7 +6,6 @@ Pipeline: which microbatch when -> Layers: what it computes and exchanges -> Gra
 from __future__ import annotations
 
 from ncclscope_simulator.actions import Action
-from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import FLOAT32, MAX
 from ncclscope_simulator.gradients import Gradients
@@ -17,10 +16,10 @@ from ncclscope_simulator.script import Script
 
 
 def build_programs(
-    config: SimulationConfig, cluster: Cluster, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
+    config: SimulationConfig, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
 ) -> list[list[Action]]:
     """For each rank the actions of one step; every step is the same."""
-    scripts = [Script(config, cluster, groups, endpoints[worker.rank], worker.rank) for worker in cluster.workers]
+    scripts = [Script(config, groups, endpoints[rank], rank) for rank in range(config.world)]
     for script in scripts:
         write_step(script)
     return [script.actions for script in scripts]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ncclscope_simulator.actions import Act, Action
-from ncclscope_simulator.cluster import Cluster
+from ncclscope_simulator.builder import Buffers, Builder
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.data_types import BFLOAT16, FLOAT16, DataType
 from ncclscope_simulator.groups import Endpoint, Group, coordinates
-from ncclscope_simulator.operations import Buffers, Builder, Launch
+from ncclscope_simulator.operations import Launch
 
 
 class Script:
@@ -16,7 +16,6 @@ class Script:
     def __init__(
         self,
         config: SimulationConfig,
-        cluster: Cluster,
         groups: tuple[Group, ...],
         endpoints: dict[int, Endpoint],
         rank: int,
@@ -24,7 +23,7 @@ class Script:
         self.config, self.rank = config, rank
         self.stage = coordinates(config, rank)[2]
         """Its pipeline stage."""
-        self.builder = Builder(config, cluster, rank, endpoints, Buffers(config.seed, rank))
+        self.builder = Builder(config, rank, endpoints, Buffers(config.seed, rank))
         self.groups = {group.parallelism: group for group in groups if rank in group.members}
         """Those that it belongs to, by parallelism."""
         self.world = groups[0].parallelism

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclscope_simulator.actions import Action
-from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.groups import Endpoint, Group
 from ncclscope_simulator.operations import Launch, Meeting
@@ -17,13 +16,13 @@ from ncclscope_simulator.script import Script
 
 
 def wrong_programs(
-    config: SimulationConfig, cluster: Cluster, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
+    config: SimulationConfig, groups: tuple[Group, ...], endpoints: list[dict[int, Endpoint]]
 ) -> dict[tuple[int, int], list[Action]]:
     """By rank and step, what ranks do in place of their program. Raises ValueError where nothing can be swapped."""
     made: dict[tuple[int, int], list[Action]] = {}
     for fault in config.faults:
         if fault.kind == "mismatch" or (fault.kind == "hang" and fault.how == "inside"):
-            script = Script(config, cluster, groups, endpoints[fault.rank], fault.rank)
+            script = Script(config, groups, endpoints[fault.rank], fault.rank)
             write_step(script)
             _spoil(script, fault.how or "count")
             made[fault.rank, fault.first] = script.actions
