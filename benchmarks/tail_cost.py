@@ -1,16 +1,17 @@
 """What it costs to tail: `python benchmarks/tail_cost.py [--seconds 20] [--files 8] [--rate 5000] [--templates 500]`.
 
 A process writes so many operation lines a second in all to so many files, each line by a write of its own as NCCL
-does, without and with time stamps; every file has so many templates that recur. It is followed once by the agent's
-follower alone, at the pauses that the agent makes, and once by a whole agent process that sends to a service that
-only counts. Processor time (user and system) and memory are of the process that follows, after a warm-up of 3 s. The
-delay is from a line's write to its batch: behind `poll` for the follower, at the service for the agent. A line tells
-by its opCount when it was written.
+does, without and with time stamps; every file has so many templates that recur, in the same order each time or, with
+`--shuffled`, in a random one. It is followed once by the agent's follower alone, at the pauses that the agent makes,
+and once by a whole agent process that sends to a service that only counts. Processor time (user and system) and
+memory are of the process that follows, after a warm-up of 3 s. The delay is from a line's write to its batch: behind
+`poll` for the follower, at the service for the agent. A line tells by its opCount when it was written.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import subprocess
 import sys
 import tempfile
@@ -70,11 +71,12 @@ class Seen:
 def write(given: argparse.Namespace) -> None:
     """Grows the files evenly until it is ended; they stay open, as NCCL keeps them."""
     streams = [(Path(given.write) / f"nccl.{number}.log").open("ab", buffering=0) for number in range(given.files)]
-    began, number = time.monotonic(), 0
+    began, number, order = time.monotonic(), 0, random.Random(5)
     while True:
         wanted = int((time.monotonic() - began) * given.rate)
         for number in range(number, wanted):  # noqa: B020 - goes on where it ended
-            file, template = number % given.files, number // given.files % given.templates
+            file, place = number % given.files, number // given.files
+            template = order.randrange(given.templates) if given.shuffled else place % given.templates
             streams[file].write(line(file, template, with_stamp=given.stamps))
         number = wanted
         time.sleep(WRITES_EVERY_SECONDS)
@@ -96,7 +98,8 @@ def written(given: argparse.Namespace, *, stamps: bool) -> Generator[str, None, 
     """A pattern of files that grow until this is left."""
     with tempfile.TemporaryDirectory() as folder:
         numbers = [f"--{name}={getattr(given, name)}" for name in ("files", "rate", "templates")]
-        command = [sys.executable, __file__, "--write", folder, *numbers, *(["--stamps"] if stamps else [])]
+        flags = [*(["--stamps"] if stamps else []), *(["--shuffled"] if given.shuffled else [])]
+        command = [sys.executable, __file__, "--write", folder, *numbers, *flags]
         process = subprocess.Popen(command)
         try:
             yield f"{folder}/*.log"
@@ -177,6 +180,7 @@ def main() -> None:
     arguments.add_argument("--files", type=int, default=8)
     arguments.add_argument("--rate", type=int, default=5000)
     arguments.add_argument("--templates", type=int, default=500)
+    arguments.add_argument("--shuffled", action="store_true", help="no iteration recurs")
     arguments.add_argument("--only", choices=["follower", "agent"])
     arguments.add_argument("--write", help=argparse.SUPPRESS)
     arguments.add_argument("--stamps", action="store_true", help=argparse.SUPPRESS)

@@ -40,8 +40,8 @@ _SLOWDOWN: Final = 1.5
 """By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
 _RELEASE_SECONDS: Final = 1.0
 """Between two looks at what can be released: at 100 MB/s of log, as much waits as that."""
-_BUSY_SHARE: Final = 0.005
-"""Of a core, for making batches of what grows: after a poll that took 1 ms the next one waits 200 ms, and up to
+_BUSY_SHARE: Final = 0.002
+"""Of a core, for making batches of what grows: after a poll that took 1 ms the next one waits 500 ms, and up to
 `Followed.gather_seconds`. A poll costs by file and batch more than by line, the more so with the cold caches of one who
 slept, so fewer are cheaper (`benchmarks/tail_cost.py`)."""
 
@@ -128,6 +128,7 @@ class Agent:
             self._session.statistics(),
             waiting_batches=self._waiting,
             now_wall_ns=self._wall_ns(),
+            rss_bytes=self._memory(time.monotonic_ns()),
             spool=None if self._spool is None else self._spool.spool.statistics(),
             is_slowed=self._budget.state is not BudgetState.WITHIN,
         )
@@ -218,12 +219,17 @@ class Agent:
     def _rest_seconds(self) -> float:
         """How long to do nothing for the budget's sake; stops the agent where it is spent."""
         now_ns, was = time.monotonic_ns(), self._budget.state
-        if now_ns - self._memory_read_at_ns >= _MEMORY_READ_NS:
-            self._memory_bytes, self._memory_read_at_ns = resident_bytes(), now_ns
-        state = self._budget.look(now_ns=now_ns, cpu_ns=time.process_time_ns(), memory_bytes=self._memory_bytes)
+        memory_bytes = self._memory(now_ns)
+        state = self._budget.look(now_ns=now_ns, cpu_ns=time.process_time_ns(), memory_bytes=memory_bytes)
         if state is not was:
             self._on_budget(state)
         return self._budget.rest_ns / 1e9
+
+    def _memory(self, now_ns: int) -> int:
+        """Resident memory in bytes, as it was a second ago or later."""
+        if not self._memory_bytes or now_ns - self._memory_read_at_ns >= _MEMORY_READ_NS:
+            self._memory_bytes, self._memory_read_at_ns = resident_bytes(), now_ns
+        return self._memory_bytes
 
     def _on_budget(self, state: BudgetState) -> None:
         if state is BudgetState.WITHIN:

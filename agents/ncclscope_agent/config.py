@@ -124,7 +124,7 @@ class AgentSettings:
     tick_min_seconds: float = field(
         default=0.01,
         metadata=_about(
-            "Shortest pause between looks at logs; longer where that would take over 0.5 % of a core.",
+            "Shortest pause between looks at logs; longer where that would take over 0.2 % of a core.",
             unit="seconds",
             low=0.01,
             high=10,
@@ -136,7 +136,7 @@ class AgentSettings:
     gather_seconds: float = field(
         default=1.0,
         metadata=_about(
-            "Longest time that what was read of logs is gathered, where sending it sooner would take over 0.5 % of a "
+            "Longest time that what was read of logs is gathered, where sending it sooner would take over 0.2 % of a "
             "core; up to --tick-max-seconds: nothing is.",
             unit="seconds",
             low=0,

@@ -213,8 +213,8 @@ def test_what_comes_is_gathered_for_as_long_as_it_takes_to_keep_to_the_share_of_
     known = Followed(
         follower=FakeFollower(0), tick_min_seconds=0.01, tick_max_seconds=0.25, look=lambda _: False, gather_seconds=1.0
     )
-    assert next_pause(0.01, known, read_something=True, busy_seconds=0.001) == pytest.approx(0.2)
-    assert next_pause(0.01, known, read_something=True, busy_seconds=0.004) == pytest.approx(0.8)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.001) == pytest.approx(0.5)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.0015) == pytest.approx(0.75)
     assert next_pause(0.01, known, read_something=True, busy_seconds=0.1) == 1.0
     assert next_pause(1.0, known, read_something=False, busy_seconds=0) == 0.25
 
@@ -257,7 +257,7 @@ async def test_looks_are_made_at_each_tick_until_one_asks_for_a_poll_or_enough_i
 
 def test_looks_that_take_long_are_made_more_seldom_but_for_a_follower_that_is_behind() -> None:
     known = Followed(follower=FakeFollower(0), tick_min_seconds=0.01, tick_max_seconds=0.25)
-    assert next_pause(0.01, known, read_something=True, busy_seconds=0.001) == pytest.approx(0.2)
+    assert next_pause(0.01, known, read_something=True, busy_seconds=0.0004) == pytest.approx(0.2)
     assert next_pause(0.01, known, read_something=True, busy_seconds=0.1) == 0.25
     behind = FakeFollower(0)
     behind.has_more = True

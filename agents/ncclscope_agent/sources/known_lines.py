@@ -40,6 +40,8 @@ class KnownLines:
         self._rows = 0
         self.resets = 0
         """How often the templates' look-up started afresh."""
+        self.era = 0
+        """Grows whenever operations that were known are not any more, or are another template."""
 
     def head(self, text: bytes, operation: OperationHead) -> KnownHead:
         """The head of these bytes, made known where it was not."""
@@ -48,6 +50,7 @@ class KnownLines:
             if len(self.heads) >= self._max_lines:
                 self.heads.clear()
                 self.templates = self._rows = 0
+                self.era += 1
             known = self.heads[text] = KnownHead(operation)
         return known
 
@@ -58,6 +61,8 @@ class KnownLines:
                 other.templates.clear()
             self.templates = 0
             self.resets += 1
+            self.era += 1
+        self.era += tail in head.templates
         head.templates[tail] = index
         self.templates += 1
 

@@ -57,6 +57,18 @@ class LineCutter:
         self._keep(rest)
         return CutLines(lines, length - len(lines[0]))
 
+    def whole_lines(self, data: bytes) -> bytes:
+        """The lines that these bytes finish in one piece, each with its newline; none where one is too long."""
+        end = data.rfind(b"\n") + 1
+        if not end or self._overlong_bytes or self._has_hole:
+            return b""
+        return bytes(self._pending) + data[:end] if self._pending else data[:end]
+
+    def pass_over(self, data: bytes) -> None:
+        """The same as feeding these bytes, where all is read of their `whole_lines`, and these are not too long."""
+        self._clear()
+        self._keep(data[data.rfind(b"\n") + 1 :])
+
     def feed_zeros(self, count: int) -> None:
         """The same as feeding so many zeros, in no time, however many they are."""
         if self.unfinished_bytes + count <= self._max_line_bytes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ncclscope_agent.sources import log_lines, log_stamp
 from ncclscope_agent.sources.log_stamp import Clock, OtherLayout, StampLayout
+from ncclscope_agent.sources.recurring_lines import RecurringRows
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Columns, no_rows
 from ncclscope_wire.facts import Fact
@@ -25,9 +26,21 @@ class LoggedTimes:
     def __init__(self) -> None:
         self.stamps: list[bytes] = []
         """Stamps of the latest rows, all of one length; of each row since `settle`, or of none."""
+        self._joined_rows = 0
+        """Where `stamps` holds those of so many rows in one piece."""
         self._known = array("q")
         self._all: NDArray[np.int64] | None = None
         """The times of all rows, where they were read together."""
+
+    @property
+    def waiting(self) -> int:
+        """Rows whose stamps wait."""
+        return self._joined_rows or len(self.stamps)
+
+    def add_joined(self, stamps: bytes, rows: int) -> None:
+        """Adds the stamps of the first so many rows in one piece."""
+        self.stamps.append(stamps)
+        self._joined_rows = rows
 
     def add(self, time_ns: int, rows: int) -> None:
         """Says the time of the row that follows so many; no stamps wait."""
@@ -42,7 +55,7 @@ class LoggedTimes:
         """
         doubts = Counter[str]()
         for at in np.flatnonzero(times == NO_TIME_NS):
-            stamp = self.stamps[at]
+            stamp = self._stamp(int(at))
             found = log_stamp.in_front(stamp, len(stamp)) or log_stamp.in_other_form(stamp, len(stamp))
             if found is not None:
                 times[at] = log_stamp.stamp_ns(found, clock)
@@ -53,12 +66,13 @@ class LoggedTimes:
 
     def settle(self, times: NDArray[np.int64], rows: int) -> None:
         """Takes the times of the stamps that wait, which are those of the last of so many rows."""
-        if len(self.stamps) == rows:
+        if self.waiting == rows:
             self._all = times
         else:
-            self._pad(rows - len(self.stamps))
+            self._pad(rows - self.waiting)
             self._known.frombytes(times.tobytes())
         self.stamps.clear()
+        self._joined_rows = 0
 
     def column(self, rows: int) -> array[int] | memoryview:
         """The time of each row, an int64; NO_TIME_NS where its line had no stamp. No stamps wait."""
@@ -66,6 +80,12 @@ class LoggedTimes:
             return self._all.data
         self._pad(rows)
         return self._known
+
+    def _stamp(self, at: int) -> bytes:
+        if not self._joined_rows:
+            return self.stamps[at]
+        length = len(self.stamps[0]) // self._joined_rows
+        return self.stamps[0][at * length : (at + 1) * length]
 
     def _pad(self, rows: int) -> None:
         if self._all is not None:
@@ -91,6 +111,8 @@ class Gathered:
         self.templates = array("I")
         self.lines = array("I")
         self.op_counts: list[bytes] = []
+        self.op_count_digits = b""
+        """Instead of `op_counts`: 16 digits of each row."""
         self.times = LoggedTimes()
         self.tunings: list[bytes] = []
         self.tuning_lines = array("I")
@@ -131,6 +153,19 @@ class Gathered:
         self.templates.append(template)
         self.lines.append(line)
         self.op_counts.append(op_count)
+
+    @property
+    def takes_joined_stamps(self) -> bool:
+        """Whether the stamps of many rows can be added in one piece, where they have any."""
+        return isinstance(self.layout, StampLayout)
+
+    def add_recurring(self, rows: RecurringRows, first_line: int) -> None:
+        """Adds all rows of a batch at once, whose lines follow each other."""
+        self.templates.frombytes(rows.templates)
+        self._add_lines(first_line, first_line + rows.lines)
+        self.op_count_digits = rows.op_counts
+        if rows.stamps:
+            self.times.add_joined(rows.stamps, rows.lines)
 
     def settle_times(self) -> None:
         """Reads the stamps that wait, before stamps of another form come."""

@@ -131,9 +131,9 @@ class StampLayout:
         return self._shape, self._clock
 
     def read(self, stamps: list[bytes]) -> NDArray[np.int64]:
-        """UTC nanoseconds of many stamps, each `length` bytes; NO_TIME_NS where one has another form."""
+        """UTC nanoseconds of many stamps, each `length` bytes, in any pieces; NO_TIME_NS where one has another form."""
         text = b"".join(stamps)
-        times = self._read_minute(stamps[0], text, len(stamps))
+        times = self._read_minute(text[: self.length], text, len(text) // self.length)
         return self._read_any(np.frombuffer(text, dtype=np.uint8).reshape(-1, self.length)) if times is None else times
 
     def _read_any(self, text: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -7,8 +7,9 @@ The forms and their sources are in `log_lines.py` and `docs/formats.md`.
 
 How it is fast: a line is cut at its opCount into what recurs (who, what, buffers, stream) and what does
 not (stamp, opCount). Both recurring parts are looked up as bytes (`known_lines.py`); only what was never seen
-is parsed. Stamps, opCounts, and buffers and counts that never recur are read thousands at a time
-(`text_columns.py`). Records are read by family in `record_reader.py`.
+is parsed. Where whole iterations recur, their lines are not even looked up (`recurring_lines.py`). Stamps,
+opCounts, and buffers and counts that never recur are read thousands at a time (`text_columns.py`). Records are
+read by family in `record_reader.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ncclscope_agent.sources.log_prefix import KnownHosts, LogRecord, RecordEnd,
 from ncclscope_agent.sources.log_rows import Gathered
 from ncclscope_agent.sources.log_stamp import Clock
 from ncclscope_agent.sources.record_reader import RecordReader, is_lookup_form, stamp_length
+from ncclscope_agent.sources.recurring_lines import LEAST_LINE_BYTES, Recurrence
 from ncclscope_agent.sources.shapes import Shapes
 from ncclscope_agent.sources.text_batches import NO_NEWS, News, TextBatch, batches_of
 from ncclscope_agent.sources.torn_records import TornRecords
@@ -51,6 +53,8 @@ class ReaderStatistics:
     templates_remembered: int
     template_lookup_resets: int
     """How often more than `max_templates` came, and the look-up started afresh. No row is lost by that."""
+    lines_in_iterations: int
+    """Lines that were read together, since they recurred in the order of an iteration."""
 
 
 class NcclLogReader(LineReader):
@@ -81,6 +85,8 @@ class NcclLogReader(LineReader):
         self._known = KnownLines(max_templates)
         self._torn = TornRecords(self._known, self._hosts)
         self._records = RecordReader(self._known, clock=Clock(zone_offset_ns, written_near_ns))
+        self._recurrence = Recurrence(self._known)
+        self._lines_in_iterations = 0
         self._has_read_other = False
         """Since the last batch a line was read that was not known by its bytes: there may be news."""
 
@@ -90,6 +96,7 @@ class NcclLogReader(LineReader):
             templates_sent=self._records.templates.size,
             templates_remembered=self._known.templates,
             template_lookup_resets=self._known.resets,
+            lines_in_iterations=self._lines_in_iterations,
         )
 
     def keep_shapes(self) -> Shapes:
@@ -120,6 +127,8 @@ class NcclLogReader(LineReader):
     def read(self, data: bytes, observed_at_ns: int | None = None) -> list[TextBatch]:
         """The same as `feed`, for numbers to be read together with those of other logs."""
         fed_to = self._position + self._cutter.unfinished_bytes + len(data)
+        if self._read_recurring(data):
+            return [self._batch(fed_to - self._cutter.unfinished_bytes, observed_at_ns, is_last=False)]
         cut = self._cutter.feed(data)
         whole_to = fed_to - self._cutter.unfinished_bytes
         batches: list[TextBatch] = []
@@ -130,6 +139,7 @@ class NcclLogReader(LineReader):
             end = whole_to if is_rest else self._position + sum(map(len, some)) + len(some) + excess
             self._read_lines(some)
             self._add_excess(some[0], excess)
+            self._learn_recurrence(len(some))
             batches.append(self._batch(end, observed_at_ns, is_last=False))
         return batches
 
@@ -144,6 +154,30 @@ class NcclLogReader(LineReader):
         return self._batch(end, observed_at_ns, is_last=True)
 
     # Lines
+
+    def _read_recurring(self, data: bytes) -> bool:
+        """Reads all lines that these bytes finish, where they are those of an iteration that recurs."""
+        if not self._recurrence.is_expecting or len(data) > self._lines_per_batch * LEAST_LINE_BYTES:
+            return False
+        gathered, stamp_length = self._records.gathered, self._records.stamp_length
+        if stamp_length and not gathered.takes_joined_stamps:
+            return False
+        rows = self._recurrence.rows(self._cutter.whole_lines(data), stamp_length)
+        if rows is None:
+            return False
+        self._cutter.pass_over(data)
+        gathered.add_recurring(rows, self._line + 1)
+        self._line += rows.lines
+        self._lines_in_iterations += rows.lines
+        return True
+
+    def _learn_recurrence(self, lines: int) -> None:
+        """Has it learned what the operations are that recur, where so many lines were read one by one."""
+        gathered = self._records.gathered
+        has_others = len(gathered.templates) != lines
+        self._recurrence.learn(
+            gathered.templates, gathered.op_counts, self._records.stamp_length, has_others=has_others
+        )
 
     def _read_lines(self, lines: Sequence[bytes]) -> None:
         """Reads whole physical lines: those whose bytes are known here, the others by `_read_line`."""

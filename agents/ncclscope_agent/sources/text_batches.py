@@ -7,6 +7,7 @@ numbers as text, and those of all files are read in one go.
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -76,7 +77,7 @@ def _settle_times(together: Sequence[Gathered]) -> None:
         are_known = times.min() > NO_TIME_NS
         at = 0
         for gathered in alike:
-            begin, at = at, at + len(gathered.times.stamps)
+            begin, at = at, at + gathered.times.waiting
             gathered.take_times(times[begin:at], are_known=are_known)
 
 
@@ -92,10 +93,28 @@ def _operations(together: Sequence[Gathered]) -> list[Columns]:
     rows["template"] = np.frombuffer(b"".join([gathered.templates for gathered in together]), dtype=np.uint32)
     rows["line"] = np.frombuffer(b"".join([gathered.lines for gathered in together]), dtype=np.uint32)
     rows["logged_at_ns"] = np.frombuffer(b"".join([gathered.time_column() for gathered in together]), dtype=np.int64)
-    op_counts = list(chain.from_iterable([gathered.op_counts for gathered in together]))
-    rows["op_count"], good = read_hexadecimals(op_counts)
+    rows["op_count"], good = _op_counts(together)
     parts = [rows[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
     return parts if good is None else _without_torn(together, parts, good)
+
+
+def _op_counts(together: Sequence[Gathered]) -> tuple[NDArray[np.uint64], NDArray[np.bool_] | None]:
+    """All opCounts, and which of them are numbers at all; None: all."""
+    are_digits = [bool(gathered.op_count_digits) for gathered in together]
+    if not any(are_digits):
+        return read_hexadecimals(list(chain.from_iterable([gathered.op_counts for gathered in together])))
+    digits = np.frombuffer(unhexlify(b"".join([gathered.op_count_digits for gathered in together])), dtype=">u8")
+    texts = list(chain.from_iterable([gathered.op_counts for gathered in together]))
+    if not texts:
+        return digits, None
+    is_text = np.repeat(np.logical_not(are_digits), [len(gathered.templates) for gathered in together])
+    values, good = np.empty(len(is_text), dtype=np.uint64), np.ones(len(is_text), dtype=np.bool_)
+    values[~is_text] = digits
+    values[is_text], whole = read_hexadecimals(texts)
+    if whole is None:
+        return values, None
+    good[is_text] = whole
+    return values, good
 
 
 def _without_torn(together: Sequence[Gathered], parts: Sequence[Columns], good: NDArray[np.bool_]) -> list[Columns]:

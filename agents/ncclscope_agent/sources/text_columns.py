@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-_HEX_BYTES: Final = b"0123456789abcdef"
+HEX_BYTES: Final = b"0123456789abcdef"
+"""Digits as NCCL prints them."""
 _NIBBLES: Final = np.full(256, 16, dtype=np.uint8)
 """Value of each hexadecimal digit in lower case; 16 for any other byte."""
-_NIBBLES[np.frombuffer(_HEX_BYTES, dtype=np.uint8)] = np.arange(16)
-_HEX_DIGITS: Final = 16
+_NIBBLES[np.frombuffer(HEX_BYTES, dtype=np.uint8)] = np.arange(16)
+HEX_DIGITS: Final = 16
 """Of 64 bits."""
 _DECIMAL_DIGITS: Final = 19
 """As many nines fit in 64 bits without a sign."""
@@ -31,13 +32,13 @@ def read_hexadecimals(texts: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArr
     """The values of hexadecimal texts, and which of them are hexadecimal numbers of 64 bits at all; None: all."""
     lengths = set(map(len, texts))
     if len(lengths) == 1:
-        zeros = b"0" * (_HEX_DIGITS - lengths.pop())
+        zeros = b"0" * (HEX_DIGITS - lengths.pop())
         padded = zeros + zeros.join(texts)
     else:
-        padded = b"".join(map(bytes.rjust, texts, repeat(_HEX_DIGITS), repeat(b"0")))
-    if len(padded) == len(texts) * _HEX_DIGITS and all(texts) and not padded.translate(None, _HEX_BYTES):
+        padded = b"".join(map(bytes.rjust, texts, repeat(HEX_DIGITS), repeat(b"0")))
+    if len(padded) == len(texts) * HEX_DIGITS and all(texts) and not padded.translate(None, HEX_BYTES):
         return np.frombuffer(unhexlify(padded), dtype=">u8"), None
-    good = np.array([0 < len(text) <= _HEX_DIGITS and not text.translate(None, _HEX_BYTES) for text in texts])
+    good = np.array([0 < len(text) <= HEX_DIGITS and not text.translate(None, HEX_BYTES) for text in texts])
     values = [int(text, 16) if is_number else 0 for text, is_number in zip(texts, good, strict=True)]
     return np.array(values, dtype=np.uint64), good
 
@@ -58,8 +59,8 @@ class WordTable:
 
     def pointers(self, word: int) -> NDArray[np.uint64]:
         """The values of a column of `0x7f2a40000000` with up to 16 digits, or `(nil)`, which is 0."""
-        digits = _NIBBLES[self._digits(word, _HEX_DIGITS)]
-        digits[_PLACES[-_HEX_DIGITS:] < 2 - self._lengths[:, word, np.newaxis]] = 0
+        digits = _NIBBLES[self._digits(word, HEX_DIGITS)]
+        digits[_PLACES[-HEX_DIGITS:] < 2 - self._lengths[:, word, np.newaxis]] = 0
         digits[self._bytes[self._ends[:, word] - 1] == ord(")")] = 0
         return _joined(digits)
 
