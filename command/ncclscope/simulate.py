@@ -295,7 +295,7 @@ def _play(config: SimulationConfig, out: Path, seconds: float | None) -> None:
     stopped = False
     while True:
         now_ns = time.time_ns()
-        player.advance(now_ns)
+        player.advance(now_ns, is_stopping=stop.is_set)
         if not stopped and (stop.is_set() or (ends_ns is not None and now_ns >= ends_ns)):
             player.stop(now_ns)
             stopped = True

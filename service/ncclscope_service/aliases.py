@@ -6,10 +6,15 @@ An alias says the kind and a number, is given once, and is never given to anothe
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from ncclscope_service.rows import Communicator, Member
+
+Names: TypeAlias = Mapping[tuple[str, str], str]
+"""The alias of a communicator, by its job and its `comm_id`."""
 
 
 class Aliases:
@@ -44,6 +49,21 @@ class Aliases:
         number = self._used[key]
         self._used[key] += 1
         return f"{communicator.parallelism.lower()}-{number}"
+
+
+def names_of(communicators: Sequence[Communicator], members: Sequence[Member]) -> Names:
+    """The aliases of communicators that are all there; none was named before."""
+    aliases = Aliases()
+    aliases.update(communicators, members)
+    return {(each.job, each.comm_id): aliases[each.index] for each in communicators}
+
+
+def with_name(sentence: str, job: str, comm_id: str | None, names: Names) -> str:
+    """The sentence of a finding with the alias of its communicator before its `comm_id`, where it names that."""
+    name = None if comm_id is None else names.get((job, comm_id))
+    if comm_id is None or name is None:
+        return sentence
+    return re.sub(rf"group {re.escape(comm_id)}(?![\w/#])", f"group {name} ({comm_id})", sentence)
 
 
 def _lowest_rank(communicator: Communicator, members: Sequence[Member]) -> int:

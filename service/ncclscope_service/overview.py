@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.aliases import Aliases
+from ncclscope_service.aliases import Aliases, with_name
 from ncclscope_service.captured import captured_ratio, jobs_with_kernels
 from ncclscope_service.communicator_views import (
     CommunicatorView,
@@ -407,7 +407,7 @@ def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingV
         since_ns=finding.since_ns,
         until_ns=finding.until_ns,
         confidence=finding.confidence,
-        summary=finding.summary,
+        summary=with_name(finding.summary, finding.job, finding.comm_id, alias_of),
         evidence=finding.evidence,
     )
 

@@ -130,9 +130,9 @@ class Player:
         """When the job ends; None while that is open."""
         return self._end_ns
 
-    def advance(self, now_ns: int) -> None:
-        """Writes everything that is due up to a time."""
-        while not self._stalled and self._end_ns is None and self._timeline.next_ns <= now_ns:
+    def advance(self, now_ns: int, *, is_stopping: Callable[[], bool] = lambda: False) -> None:
+        """Writes everything that is due up to a time; where that is far behind, no further step once it is stopping."""
+        while not self._stalled and self._end_ns is None and self._timeline.next_ns <= now_ns and not is_stopping():
             self._step()
         self._release(now_ns)
 

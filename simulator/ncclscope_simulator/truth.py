@@ -161,6 +161,11 @@ class RowsFile:
         self._schema = self._arrow.schema(fields)
         self._writer = parquet.ParquetWriter(str(self._temporary()), self._schema)
 
+    def __del__(self) -> None:
+        # Left half written by an error: a writer that is let go would try to end its file, and print that it could not.
+        if self._writer is not None:
+            self._writer.is_open = False
+
     def append(self, rows: list[Row]) -> None:
         """Adds rows, each with a value for every one of `columns`."""
         self._rows.extend(rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +148,27 @@ def test_sequence_numbers_count_the_rows_of_a_communicator(simulate: Simulate) -
         assert [seq for seq, _ in own] == list(range(len(own)))
         collectives = [nth for _, nth in own if nth is not None]
         assert collectives == list(range(len(collectives)))
+
+
+def test_a_job_that_is_far_behind_begins_no_further_step_once_it_is_stopping(tmp_path: Path) -> None:
+    endless = SimulationConfig(iterations=None, layers=1, microbatches=2, step_seconds=0.1)
+    player = Player(endless, tmp_path)
+    an_hour_later = endless.start_ns + 3_600_000_000_000
+    looks = iter([False, False, True])
+    player.advance(an_hour_later, is_stopping=lambda: next(looks))
+    player.stop(an_hour_later)
+    player.finish()
+    assert {row["iteration"] for row in truth(tmp_path)} == {0, 1}
+
+
+def test_a_full_disk_is_said_once_and_not_again_when_files_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "truth").mkdir()
+    (tmp_path / "truth" / "operations.parquet.tmp").symlink_to("/dev/full")
+    ignored = list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(OSError, match="No space left on device"):
+        write(_SMALL, tmp_path)
+    gc.collect()
+    assert ignored == []

@@ -12,6 +12,7 @@ from typing import Final
 import orjson
 from plotly.offline import get_plotlyjs
 
+from ncclscope_service.aliases import Names, names_of, with_name
 from ncclscope_service.export.findings_file import findings_document
 from ncclscope_service.export.inspector_section import has_inspector
 from ncclscope_service.export.iterations_section import iterations_document
@@ -209,12 +210,15 @@ def _findings(selection: Selection) -> str:
     found = findings_document(selection)
     if not found:
         return '<p class="lead">Nothing was found.</p>'
-    shown = "".join(_finding(finding) for finding in found[:MAX_TABLE_ROWS])
+    names = names_of(selection.store.communicators, selection.store.members)
+    shown = "".join(_finding(finding, names) for finding in found[:MAX_TABLE_ROWS])
     more = len(found) - MAX_TABLE_ROWS
     return shown + (f"<p>{more} more are in findings.json.</p>" if more > 0 else "")
 
 
-def _finding(finding: dict[str, object]) -> str:
+def _finding(finding: dict[str, object], names: Names) -> str:
+    comm_id = None if finding["comm_id"] is None else str(finding["comm_id"])
+    sentence = with_name(str(finding["summary"]), str(finding["job"]), comm_id, names)
     proof = orjson.dumps(
         finding["evidence"],
         default=str,
@@ -225,7 +229,7 @@ def _finding(finding: dict[str, object]) -> str:
     return (
         f'<div class="finding {escape(str(finding["severity"]))}">'
         f'<div class="kind">{escape(str(finding["kind"]).replace("_", " "))} · since {since}, {until}'
-        f" · confidence {finding['confidence']:.0%}</div><p>{escape(str(finding['summary']))}</p>"
+        f" · confidence {finding['confidence']:.0%}</div><p>{escape(sentence)}</p>"
         f"<details><summary>Evidence</summary><pre>{escape(proof.decode())}</pre></details></div>"
     )
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.aliases import names_of
 from ncclscope_service.export.communicators_file import communicator_limits
 from ncclscope_service.export.process_rows import process_ranks, processes_by_rank
 from ncclscope_service.export.report_iterations import iteration_figures, per_iteration
@@ -58,6 +59,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
     busbw = _median_busbw(selection)
     of_records = _median_busbw_of_collectives(selection)
     waits = _wait_ratios(selection)
+    names = names_of(selection.store.communicators, selection.store.members)
     rows: list[dict[str, object]] = []
     for communicator in selection.communicators:
         total = by_communicator.get(communicator.index, Total())
@@ -66,6 +68,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
         rows.append(
             {
                 "communicator": communicator.comm_id,
+                "name": names[communicator.job, communicator.comm_id],
                 "parallelism": communicator.parallelism,
                 "size": communicator.size,
                 "hosts": len(hosts_of(selection.store, communicator)),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import unescape
 
+from ncclscope_service.aliases import names_of, with_name
 from ncclscope_service.export.inspector_section import inspector_document
 from ncclscope_service.export.kernels_file import kernel_totals
 from ncclscope_service.export.report_data import communicator_rows
@@ -127,7 +128,7 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     yield f"{len(found)} communicators"
     rows = [
         (
-            _printable(str(row["communicator"])),
+            _printable(f"{row['name']} {row['communicator']}"),
             str(row["parallelism"] or "-"),
             str(row["size"]),
             str(row["operations"]),
@@ -147,8 +148,10 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
 def _findings(selection: Selection) -> Iterator[str]:
     found = sorted(selection.findings, key=lambda finding: finding.since_ns)
     yield f"{len(found)} findings" if found else "No findings"
+    names = names_of(selection.store.communicators, selection.store.members)
     for finding in found[:_MAX_COMMUNICATORS]:
-        yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {finding.summary}")
+        sentence = with_name(finding.summary, finding.job, finding.comm_id, names)
+        yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {sentence}")
     if len(found) > _MAX_COMMUNICATORS:
         yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see findings.json"
 

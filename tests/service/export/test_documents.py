@@ -217,7 +217,7 @@ def test_names_from_logs_cannot_become_markup_or_end_the_script(tmp_path: Path) 
 
 def test_the_terminal_says_what_was_read_matched_and_found() -> None:
     text = terminal_report(small_run())
-    for part in ("6 files (logs and nsys)", "7 not_nccl, 2 torn", "41 matched", "97.6%", "late_rank", "0xd0"):
+    for part in ("6 files (logs and nsys)", "7 not_nccl, 2 torn", "41 matched", "97.6%", "late_rank", "dp-0 0xd0"):
         assert part in text
     assert "<" not in text.replace("<DP>", "")
     logs = terminal_report(logs_only_run(with_stamps=False))
