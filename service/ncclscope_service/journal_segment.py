@@ -7,10 +7,12 @@ A segment is a header and records (`ncclscope_wire.record`), as in the agent's s
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
+from ncclscope_service.journal_format_1 import old_records
 from ncclscope_wire import record
 
 _ENTRY: Final = 1
@@ -23,7 +25,8 @@ _HEADER: Final = struct.Struct(">16sIQ24sI")
 HEADER_BYTES: Final = _HEADER.size
 _MAGIC: Final = b"ncclscopejournal"
 FORMAT: Final = 2
-"""1 had records of a form of its own."""
+"""What is written. 1 had records of a form of its own (`journal_format_1.py`)."""
+READABLE_FORMATS: Final = frozenset({1, FORMAT})
 MAX_CONTENT_BYTES: Final = 32 * 1024 * 1024
 """Twice the longest frame."""
 ERA_BYTES: Final = 24
@@ -85,17 +88,33 @@ def read_segment(data: bytes) -> SegmentRead:
     records: list[Record] = []
     end = HEADER_BYTES
     damaged = 0
-    for found in record.whole_records(data, at=HEADER_BYTES, max_body_bytes=_NUMBER.size + MAX_CONTENT_BYTES):
-        if found.kind != _ENTRY or found.end - found.begin < RECORD_BYTES:
-            continue
-        body = found.body(data)
-        number: int = _NUMBER.unpack_from(body)[0]
-        if records and number <= records[-1].number:
+    is_old = header is not None and header.format == 1
+    for found in (_old_records if is_old else _records)(data):
+        if records and found.record.number <= records[-1].number:
             continue  # bytes of an older record that were content
         damaged += found.begin != end
-        records.append(Record(number, body[_NUMBER.size :]))
+        records.append(found.record)
         end = found.end
     return SegmentRead(header=header, records=tuple(records), damaged=damaged, end=end, torn_bytes=len(data) - end)
+
+
+@dataclass(slots=True)
+class _Found:
+    record: Record
+    begin: int
+    end: int
+
+
+def _records(data: bytes) -> Iterator[_Found]:
+    for found in record.whole_records(data, at=HEADER_BYTES, max_body_bytes=_NUMBER.size + MAX_CONTENT_BYTES):
+        if found.kind == _ENTRY and found.end - found.begin >= RECORD_BYTES:
+            body = found.body(data)
+            yield _Found(Record(_NUMBER.unpack_from(body)[0], body[_NUMBER.size :]), found.begin, found.end)
+
+
+def _old_records(data: bytes) -> Iterator[_Found]:
+    for found in old_records(data, at=HEADER_BYTES, max_content_bytes=MAX_CONTENT_BYTES):
+        yield _Found(Record(found.number, found.content), found.begin, found.end)
 
 
 def _header_of(data: bytes) -> SegmentHeader | None:

@@ -22,7 +22,7 @@ from ncclscope_service.data_folder import DataFolder
 from ncclscope_service.health import JournalHealth
 from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
 from ncclscope_service.journal_entry import BatchTaken, decode_entry
-from ncclscope_service.journal_segment import FORMAT, Record, read_segment
+from ncclscope_service.journal_segment import FORMAT, READABLE_FORMATS, Record, read_segment
 from ncclscope_service.kept import Kept, Replayed
 from ncclscope_service.outbox import Outbox
 from ncclscope_service.pipeline import PipelineSettings
@@ -277,7 +277,7 @@ class Persistence:
             if not is_last and first_of(segments[place + 1]) <= number + 1:
                 continue
             read = read_segment(path.read_bytes())
-            if read.header is not None and read.header.format != FORMAT:
+            if read.header is not None and read.header.format not in READABLE_FORMATS:
                 raise StateError(f"{path.name} has format {read.header.format}, this program reads {FORMAT}")
             self._restored.damaged += read.damaged + (read.header is None and bool(read.records))
             self._restored.torn_bytes += read.torn_bytes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -359,6 +361,39 @@ def test_as_much_of_the_journal_is_kept_for_an_upgrade_as_is_asked_for(batches: 
     assert kept_after_three_states(30_000, "some") > 1
 
 
+def _of_format_1(data: bytes) -> bytes:
+    """A segment as builds wrote it whose records had a form of their own."""
+    read = read_segment(data)
+    assert read.header is not None
+    parts = [encode_header(replace(read.header, format=1))]
+    for record in read.records:
+        checksum = crc32(record.content, crc32(record.number.to_bytes(8, "big")))
+        parts.append(struct.pack(">4sIIQ", b"\xf1\x9cNJ", len(record.content), checksum, record.number))
+        parts.append(record.content)
+    return b"".join(parts)
+
+
+def test_a_journal_of_format_1_is_read_after_an_upgrade_and_its_torn_end_is_cut_off(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path
+) -> None:
+    life = _Life(tmp_path / "data")
+    life.send(batches[:6])
+    life.kill()
+    for path in (tmp_path / "data" / "journal").iterdir():
+        path.write_bytes(_of_format_1(path.read_bytes()))
+    newest = max((tmp_path / "data" / "journal").iterdir())
+    newest.write_bytes(newest.read_bytes() + b"\xf1\x9cNJ and no more")
+    for cut in (6, 9):
+        again = _Life(tmp_path / "data")
+        assert again.send(batches[:cut]) == cut - 6
+        assert _state(again.kept) == whole(cut)
+        again.kill()
+    again = _Life(tmp_path / "data")
+    assert again.kept.agents["a"].acknowledged == 9
+    assert again.persistence.health().damaged == 0
+    again.kill()
+
+
 def test_a_journal_of_another_format_is_set_aside_and_the_service_begins_anew(
     batches: list[Batch], tmp_path: Path
 ) -> None:
@@ -366,8 +401,8 @@ def test_a_journal_of_another_format_is_set_aside_and_the_service_begins_anew(
     life.send(batches[:3])
     life.kill()
     (segment,) = (tmp_path / "journal").iterdir()
-    older = encode_header(SegmentHeader(format=FORMAT - 1, first=1, era="2026"))
-    segment.write_bytes(older + segment.read_bytes()[len(older) :])
+    newer = encode_header(SegmentHeader(format=FORMAT + 1, first=1, era="2026"))
+    segment.write_bytes(newer + segment.read_bytes()[len(newer) :])
     again = _Life(tmp_path)
     assert again.kept.agents == {}
     assert [path.name for path in (tmp_path / "aside").glob("*/journal/*")] == [segment.name]
