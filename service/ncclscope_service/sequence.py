@@ -397,6 +397,8 @@ class Pairing:
         left, right = self._left[begin[0] :], self._right[begin[1] :]
         names = compatible.argmax(axis=1).astype(np.int32)
         found = _find(names[left[:_REACH]], right[: _SEED * 4])
+        if found == (0, 0):
+            return None  # they begin together; what follows is dirty
         if found is not None:
             skipped = found
             self.decided.holes.append((int(self._items[begin[0]]), int(self._items[begin[0] + found[0]])))

@@ -43,6 +43,15 @@ def test_a_long_hole_is_found_by_what_follows_it() -> None:
     assert decided.holes
 
 
+def test_a_front_that_agrees_before_a_foreign_stretch_is_no_hole_and_the_search_for_one_ends() -> None:
+    rng = np.random.default_rng(0)
+    left = rng.integers(0, 5, 600).astype(np.int32)
+    right = np.concatenate([left[:40], rng.integers(0, 5, 560).astype(np.int32)])
+    pairing = paired(left, right, final=True)
+    assert max(pairing.launches_used, pairing.kernels_used) == 600
+    assert all(begin < end for begin, end in pairing.decided.holes)
+
+
 def test_a_run_with_as_many_kernels_is_launched_one_by_one() -> None:
     kinds: tuple[Kind, ...] = ((SEND, 1, True), (RECV, 1, True))
     assert Divider().divide(kinds, 2)[0].tolist() == [0, 1]

@@ -63,9 +63,13 @@ class Blame:
 
     def _ends(self, ranks: Set[int]) -> set[int]:
         """Where the blame comes to from these ranks: those who wait for nobody."""
-        seen, ahead = set(ranks), list(ranks)
-        while ahead:
-            more = {rank for standing in self._waits_for.get(ahead.pop(), ()) for rank in standing.behind} - seen
-            seen |= more
-            ahead.extend(more)
+        seen, left = set(ranks), list(ranks)
+        followed: set[int] = set()
+        while left:
+            for standing in self._waits_for.get(left.pop(), ()):
+                if id(standing) not in followed:
+                    followed.add(id(standing))  # many wait for the same ranks: these are looked at once
+                    more = set(standing.behind) - seen
+                    seen |= more
+                    left.extend(more)
         return seen - self.waiting

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ncclscope_service.detect.blame import Blame, Standing
 
 
@@ -40,3 +42,19 @@ def test_a_rank_that_ended_in_an_operation_whose_other_members_wait_for_the_root
 def test_a_root_whose_last_operation_was_shared_with_its_victims_stays_the_root() -> None:
     even = standing((), (5, 8), newest_here=(5,))
     assert Blame([even, standing((8,), (5,), newest_here=(8,)), standing((3,), (6,))]).roots({5, 6}) == {5, 6}
+
+
+def test_in_large_groups_that_wait_for_each_other_each_group_is_followed_once() -> None:
+    looked_at: list[int] = []
+
+    class Watched(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    one, other = Watched(range(500)), Watched(range(500, 1000))
+    blame = Blame([standing(one, other), standing(other, one)])
+    looked_at.clear()
+    missing = set(range(500, 1000))
+    assert blame.roots(missing) == missing
+    assert len(looked_at) <= 2
