@@ -49,6 +49,11 @@ class Board:
         lags = self._fronts()[1] - self._rows["operations"]
         self._least_lag = np.minimum(np.minimum.reduceat(least, begins), lags) if len(rows) else least
 
+    def forget_all_but(self, context: Context) -> None:
+        """Drops the counts of communicators that are not among these groups."""
+        stays = np.isin(self._rows["communicator"], np.fromiter(context.groups, np.int64))
+        self._rows, self._least_lag = whole_rows.kept(self._rows, stays), self._least_lag[stays]
+
     def channels(self, context: Context) -> Iterator[tuple[tuple[int, int, int], int, int, int, int, bool]]:
         """Of each channel of a group: its name, where its ranks begin, how many there are, the time of the newest
         operation, how far the first rank has come, and whether those furthest behind are known to rest.

@@ -26,9 +26,9 @@ def blames(random: np.random.Generator, phi: float, late_ns: float = 0.0, groups
 
 def after_looks(pooled: Pooled, phi: float, late_ns: float, groups: int = GROUPS) -> dict[int, Firmness]:
     random = np.random.default_rng(4)
-    for _ in range(40):
-        pooled.firmness(blames(random, phi, groups=groups))
-    return pooled.firmness(blames(random, phi, late_ns, groups=groups))
+    for look in range(40):
+        pooled.firmness(blames(random, phi, groups=groups), look + 1)
+    return pooled.firmness(blames(random, phi, late_ns, groups=groups), 41)
 
 
 def test_a_rank_that_is_late_by_four_times_its_jitter_is_firm_against_all_groups_but_not_by_its_own_steps() -> None:
@@ -49,14 +49,19 @@ def test_of_few_ranks_it_says_nothing() -> None:
 
 
 def test_at_first_it_says_nothing() -> None:
-    assert Pooled().firmness(blames(np.random.default_rng(0), 0.0, 9e6)) == {}
-    assert Pooled().firmness({}) == {}
+    assert Pooled().firmness(blames(np.random.default_rng(0), 0.0, 9e6), 1) == {}
+    assert Pooled().firmness({}, 1) == {}
+
+
+def test_to_be_asked_again_of_the_same_steps_teaches_nothing() -> None:
+    pooled, same = Pooled(), blames(np.random.default_rng(4), 0.0, 9e6)
+    assert all(pooled.firmness(same, 1) == {} for _ in range(100))
 
 
 def test_healthy_ranks_are_never_firm() -> None:
     pooled, random = Pooled(), np.random.default_rng(7)
     highest = [
-        max((float(each.max()) for each in pooled.firmness(blames(random, 0.0)).values()), default=0.0)
-        for _ in range(300)
+        max((float(each.max()) for each in pooled.firmness(blames(random, 0.0), look).values()), default=0.0)
+        for look in range(1, 301)
     ]
     assert 1 < max(highest) < 5.5
