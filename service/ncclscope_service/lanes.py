@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.sequence import FIRST_STRAIGHT
+from ncclscope_service.first_losses import FIRST_STRAIGHT
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.streams import FREE, LanePairs, lanes_by_order
 from ncclscope_wire.batch import Columns

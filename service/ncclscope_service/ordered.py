@@ -17,7 +17,8 @@ from ncclscope_service.items import are_p2p, items_of
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.pending import Choice
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.sequence import CERTAIN, Decided, Experience, Pairing, Sides
+from ncclscope_service.sequence import CERTAIN, Pairing
+from ncclscope_service.sides import Decided, Experience, Sides
 from ncclscope_service.streams import UNBOUND
 from ncclscope_service.timed import GroupVotes
 from ncclscope_wire.batch import Columns

@@ -11,21 +11,21 @@ how the data were cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.dirty import LONG, SHORT_WINDOW, WINDOW, Found, LargeWindow, Learnt, decide_large
-from ncclscope_service.equal_runs import Doubts, EqualRuns
+from ncclscope_service import hole_search
+from ncclscope_service.agreement import agreeing_items, changes
+from ncclscope_service.dirty import LONG, SHORT_WINDOW, WINDOW, Found, LargeWindow, decide_large
+from ncclscope_service.equal_runs import Doubts
+from ncclscope_service.first_losses import FIRST_STRAIGHT, look_ahead
+from ncclscope_service.gap_search import AHEAD, far_resync, resync
+from ncclscope_service.hole_search import PATTERN, REACH
 from ncclscope_service.pair_hmm import Floats
+from ncclscope_service.sides import Compatible, Decided, Experience, Sides, Symbols
 from ncclscope_service.small_windows import SmallWindow, decide_small
-from ncclscope_wire.batch import Columns
-
-Symbols = NDArray[np.int32]
-Compatible = NDArray[np.bool_]
-"""Compatible[launch symbol, kernel symbol]"""
 
 LOOKAHEAD: Final = 16
 """So many pairs after one must agree before it is final."""
@@ -33,91 +33,15 @@ LOOKAHEAD: Final = 16
 LONGEST_WAIT: Final = 128
 """Items of one symbol after which a run is paired although its end, which would tell of a loss, is not seen."""
 
-FIRST_STRAIGHT: Final = 64
-"""So many items must agree before anything is known of losses, else they may agree by chance."""
-
 CERTAIN: Final = 0.99
 """Confidence of a pair in a stretch that agrees."""
 
-_FIRST_LOOK: Final = 256
-_FEW_SKIPPED: Final = 0.05
-"""Losses are few to begin with if no more than this share of the first items must be left out."""
 
-_BLOCK: Final = 8192
 _MARGIN: Final = 8
 """Items that agree on either side of the place where a dirty window is closed."""
 
-_GAP: Final = 32
-"""Items after which both sides must agree again, where losses are few."""
 
-_NEAR_GAP: Final = 8
-"""A gap so small is looked for first, as most are."""
-
-_RESUMES: Final = (12, 40)
-"""So many items must agree then; more, where with fewer there are several ways."""
-
-_FAR: Final = 128
-_SHIFTED: Final = 8
-_FAR_RESUMES: Final = 24
-"""Several gaps near each other end so far away, with the sides shifted so little, where so many items agree."""
-
-_AHEAD: Final = _FAR + _SHIFTED + _FAR_RESUMES
-"""Items beyond what agrees that must be there before a gap is looked for."""
-
-_PER_LOSS: Final = 12
-"""Items that must not agree for as long before a place counts as much as one more item lost."""
-
-FAR_AWAY: Final = 1 << 40
-"""An item that never comes."""
-
-_SEED: Final = 12
-_REACH: Final = 65536
 _LONGEST_SMALL: Final = 256
-
-
-@dataclass(slots=True)
-class Experience:
-    """What pairing one thread has taught so far."""
-
-    learnt: Learnt = field(default_factory=Learnt)
-    straight: int = 0
-    """Items that agreed since anything was learnt."""
-    runs: EqualRuns = field(default_factory=EqualRuns)
-    starts: float = 1.0
-    """How sure it is that the first pending launch and kernel began together."""
-    has_begun: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """Pending launches and kernels of one thread, and the items in which they are compared.
-
-    An item is one launch or kernel, or a run of Sends and Receives of which it is not known how they were grouped.
-    """
-
-    launches: Columns
-    kernels: Columns
-    launch_symbols: Symbols
-    kernel_symbols: Symbols
-    items: NDArray[np.int64]
-    """Where each item of the launches begins, with the end appended."""
-    runs: NDArray[np.int64]
-    """The same of the kernels."""
-    joinable: NDArray[np.bool_]
-    """Launches that may run in the kernel of the launch before them."""
-    kernel_lanes: NDArray[np.int32]
-    """The lane of the kernels that each lane of the launches is, as far as known; negative where not."""
-
-
-@dataclass(slots=True)
-class Decided:
-    """What one step decided, as indices from the front of what was pending."""
-
-    pairs: list[Found] = field(default_factory=list[Found])
-    launches_used: int = 0
-    kernels_used: int = 0
-    holes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Ranges of launches that no capture seems to hold."""
 
 
 class Pairing:
@@ -139,7 +63,7 @@ class Pairing:
         self._straight: list[tuple[int, int, int, Doubts | None]] = []
         """Stretches that agree: where on both sides, how long, and what their runs make of them."""
         self._runs_ahead = experience.runs.ahead(self._left)
-        self._next_change, self._last_change = _changes(self._left)
+        self._next_change, self._last_change = changes(self._left)
         self._agrees = (0, 0, 0)
         """The last comparison: by how much the kernels were shifted, from where on, and up to where items agree."""
         self.decided = Decided()
@@ -189,7 +113,7 @@ class Pairing:
             agreeing = self._agreeing(compatible)
             if self._take_agreeing(agreeing, stop, is_over=final and agreeing == shorter):
                 return True
-            if agreeing == shorter or (not final and shorter < _AHEAD + agreeing):
+            if agreeing == shorter or (not final and shorter < AHEAD + agreeing):
                 return False
             if self._skip_gap(left, right, compatible, agreeing):
                 return True
@@ -200,11 +124,14 @@ class Pairing:
         losses = self._experience.learnt.losses
         if losses.weight:
             return losses.are_few
-        if _agreeing(left[:FIRST_STRAIGHT], right[:FIRST_STRAIGHT], compatible) >= FIRST_STRAIGHT:
+        if agreeing_items(left[:FIRST_STRAIGHT], right[:FIRST_STRAIGHT], compatible) >= FIRST_STRAIGHT:
             losses.learn(FIRST_STRAIGHT, FIRST_STRAIGHT, FIRST_STRAIGHT)
             are_few: bool | None = True
         else:
-            are_few = self._look_ahead(left, right, compatible, final=final)
+            looked = look_ahead(left, right, compatible, final=final)
+            are_few = None if looked is None else looked.are_few
+            if looked is not None and looked.are_few:
+                losses.learn(looked.launches, looked.kernels, looked.pairs)
         self._experience.has_begun |= are_few is True
         return are_few
 
@@ -215,7 +142,7 @@ class Pairing:
         at, to = self._at
         shift, begin, end = self._agrees
         if to - at != shift or not begin <= at < end:
-            end = at + _agreeing(self._left[at:], self._right[to:], compatible)
+            end = at + agreeing_items(self._left[at:], self._right[to:], compatible)
             self._agrees = to - at, at, end
         return end - at
 
@@ -279,38 +206,13 @@ class Pairing:
         first, to = self._items[items], self._runs[runs]
         return Found(first, self._items[items + 1] - first, to, self._runs[runs + 1] - to, confidence)
 
-    def _look_ahead(self, left: Symbols, right: Symbols, compatible: Compatible, *, final: bool) -> bool | None:
-        """Whether the first items agree but for a few small gaps; None if more data must come first."""
-        if not final and min(len(left), len(right)) < _FIRST_LOOK + 2 * (_GAP + _RESUMES[-1]):
-            return None
-        at = to = missing = unlogged = 0
-        while True:
-            agreeing = _agreeing(left[at : at + _FIRST_LOOK], right[to : to + _FIRST_LOOK], compatible)
-            at, to = at + agreeing, to + agreeing
-            if min(at, to) >= _FIRST_LOOK or min(len(left) - at, len(right) - to) < _GAP + _RESUMES[0]:
-                break
-            skipped = _resync(left[at:], right[to:], compatible)
-            if skipped is None or missing + unlogged + max(skipped) / 4 > _FEW_SKIPPED * (max(at, to) + _FIRST_LOOK):
-                return False
-            shift = skipped[0] - skipped[1]
-            at, to, missing, unlogged = (
-                at + skipped[0],
-                to + skipped[1],
-                missing + max(shift, 0),
-                unlogged + max(-shift, 0),
-            )
-        if at < FIRST_STRAIGHT and (missing + unlogged or len(left) - at != len(right) - to):
-            return False
-        self._experience.learnt.losses.learn(at, to, at - missing)
-        return True
-
     def _skip_gap(self, left: Symbols, right: Symbols, compatible: Compatible, agreeing: int) -> bool:
         """Leaves a few items of one or both sides out if that, and nothing as cheap, makes the rest agree."""
         begun = self._opened or self._at
         if self._at[0] + agreeing - begun[0] > _LONGEST_SMALL:
             return False
         left, right = left[agreeing:], right[agreeing:]
-        skipped = _resync(left, right, compatible) or _far_resync(left, right, compatible)
+        skipped = resync(left, right, compatible) or far_resync(left, right, compatible)
         if skipped is None:
             return False
         self._opened = begun
@@ -396,145 +298,17 @@ class Pairing:
         """
         left, right = self._left[begin[0] :], self._right[begin[1] :]
         names = compatible.argmax(axis=1).astype(np.int32)
-        found = _find(names[left[:_REACH]], right[: _SEED * 4])
+        found = hole_search.find(names[left[:REACH]], right[:PATTERN])
         if found == (0, 0):
             return None  # they begin together; what follows is dirty
         if found is not None:
             skipped = found
             self.decided.holes.append((int(self._items[begin[0]]), int(self._items[begin[0] + found[0]])))
         else:
-            found = _find(right, names[left[: _SEED * 4]])
+            found = hole_search.find(right, names[left[:PATTERN]])
             if found is None:
-                return None if final or len(left) >= _REACH else False
+                return None if final or len(left) >= REACH else False
             skipped = found[1], found[0]
         self._opened, self._skipped, self._reach = None, 0, 0
         self._at = begin[0] + skipped[0], begin[1] + skipped[1]
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Gaps:
-    """Gaps of up to so many items on either side, side by side."""
-
-    size: int
-    costs: Floats
-    """Items that are lost at least, and half of those that may have been."""
-    shifts: NDArray[np.int64]
-
-    @classmethod
-    def up_to(cls, size: int) -> _Gaps:
-        """All of them, ascending by the items of the first side."""
-        one = np.arange(size + 1)
-        shifts = np.subtract.outer(one, one)
-        return cls(size, (np.abs(shifts) + np.minimum.outer(one, one) / 2).ravel(), shifts.ravel())
-
-
-_NEAR_GAPS: Final = _Gaps.up_to(_NEAR_GAP)
-_GAPS: Final = _Gaps.up_to(_GAP)
-_NEAR_COST: Final = (_NEAR_GAP + 1) / 2 - 1
-"""Behind a gap that costs less no larger one is looked for."""
-
-
-def _resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
-    """After how many items of each side both agree again; None if they do nowhere near, or in several ways."""
-    for agreeing in _RESUMES:
-        if min(len(left), len(right)) < _GAP + agreeing:
-            return None
-        gaps, agree = _NEAR_GAPS, _agree_behind(left, right, compatible, _NEAR_GAPS, agreeing)
-        if len(agree) == 0 or gaps.costs[agree].min() >= _NEAR_COST:
-            gaps, agree = _GAPS, _agree_behind(left, right, compatible, _GAPS, agreeing)
-        if len(agree) == 0:
-            return None
-        costs = gaps.costs[agree]
-        cheapest = int(costs.argmin())
-        shifts = gaps.shifts[agree]
-        if not np.any((costs <= costs[cheapest] + 1) & (shifts != shifts[cheapest])):
-            return divmod(int(agree[cheapest]), gaps.size + 1)
-    return None
-
-
-def _agree_behind(
-    left: Symbols, right: Symbols, compatible: Compatible, gaps: _Gaps, agreeing: int
-) -> NDArray[np.intp]:
-    """The gaps behind which so many items agree."""
-    size = gaps.size + agreeing
-    agree = _in_a_row(compatible[left[:size, None], right[None, :size]], agreeing)
-    return np.flatnonzero(agree[: gaps.size + 1, : gaps.size + 1])
-
-
-def _in_a_row(cells: NDArray[np.bool_], amount: int) -> NDArray[np.bool_]:
-    """Where so many cells, one after the other down the diagonal, are true."""
-    have = 1
-    while have < amount:
-        step = min(have, amount - have)
-        cells = cells[:-step, :-step] & cells[step:, step:]
-        have += step
-    return cells
-
-
-def _far_resync(left: Symbols, right: Symbols, compatible: Compatible) -> tuple[int, int] | None:
-    """The same where there are several gaps near each other: a longer stretch agrees further away."""
-    size = _FAR + _FAR_RESUMES
-    if min(len(left), len(right)) < size + _SHIFTED:
-        return None
-    places = np.arange(size)
-    shifts = np.arange(-_SHIFTED, _SHIFTED + 1)[:, None]
-    agree = compatible[left[places + np.maximum(-shifts, 0)], right[places + np.maximum(shifts, 0)]]
-    have = 1
-    while have < _FAR_RESUMES:
-        step = min(have, _FAR_RESUMES - have)
-        agree = agree[:, :-step] & agree[:, step:]
-        have += step
-    first = agree.argmax(axis=1)
-    costs = np.where(agree.any(axis=1), np.abs(shifts[:, 0]) + first / _PER_LOSS, np.inf)
-    best = int(costs.argmin())
-    if costs[best] == np.inf or np.count_nonzero(costs <= costs[best] + 1) > 1:
-        return None
-    shift, place = best - _SHIFTED, int(first[best])
-    return place + max(-shift, 0), place + max(shift, 0)
-
-
-def _changes(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each item and the end, the next item that differs from the one before it, and the last one so far."""
-    count = len(symbols)
-    is_change = np.zeros(count + 1, dtype=bool)
-    is_change[1:count] = symbols[1:] != symbols[:-1]
-    places = np.arange(count + 1)
-    last = np.maximum.accumulate(np.where(is_change, places, 0))
-    following = np.where(is_change, places, FAR_AWAY)
-    return np.minimum.accumulate(following[::-1])[::-1], last
-
-
-def _agreeing(left: Symbols, right: Symbols, compatible: Compatible) -> int:
-    """How many items from the front agree one by one."""
-    count = min(len(left), len(right))
-    size, begin = 64, 0
-    while begin < count:
-        end = min(begin + size, count)
-        differs = ~compatible[left[begin:end], right[begin:end]]
-        if differs.any():
-            return begin + int(differs.argmax())
-        begin, size = end, min(4 * size, _BLOCK)
-    return count
-
-
-def _find(text: Symbols, pattern: Symbols) -> tuple[int, int] | None:
-    """Where a stretch of the pattern first occurs in the text, both as offsets; None if it does not."""
-    if len(pattern) < 2 * _SEED or len(text) < 2 * _SEED:
-        return None
-    text = text[:_REACH]
-    wanted, present = _seeds(pattern), _seeds(text)
-    places = np.flatnonzero(np.isin(present, wanted))
-    for place in places[:64].tolist():
-        begin = int(np.flatnonzero(wanted == present[place])[0])
-        length = min(len(pattern) - begin, len(text) - place, 2 * _SEED)
-        if length >= 2 * _SEED - 4 and np.array_equal(text[place : place + length], pattern[begin : begin + length]):
-            return place, begin
-    return None
-
-
-def _seeds(symbols: Symbols) -> NDArray[np.uint64]:
-    hashes = np.zeros(len(symbols) - _SEED + 1, dtype=np.uint64)
-    for offset in range(_SEED):
-        hashes = hashes * np.uint64(0x100000001B3) + symbols[offset : offset + len(hashes)].astype(np.uint64)
-    return hashes

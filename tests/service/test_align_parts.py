@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.pending import TRACK_KERNEL
 from ncclscope_service.segment import Divider, Kind
-from ncclscope_service.sequence import Experience, Pairing, Sides
+from ncclscope_service.sequence import Pairing
+from ncclscope_service.sides import Experience, Sides
 from ncclscope_service.signatures import Signatures
 from ncclscope_service.streams import lanes_by_order, majority
 from ncclscope_service.translate import LAUNCH

@@ -228,7 +228,7 @@ class Hang:
         if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
         unheard = context.silent_hosts | context.lossy_hosts
-        if any(host in unheard for host in context.hosts_of(missing or waiting)):
+        if unheard and any(host in unheard for host in context.hosts_of(missing or waiting)):
             return None
         return Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
 

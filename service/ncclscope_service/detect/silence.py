@@ -43,6 +43,8 @@ class Silence:
     _gaps: Columns = field(default_factory=lambda: np.empty(0, _GAP))
     """The last ones, each in the place of the oldest: thousands of channels keep them."""
     _seen: int = 0
+    _usual_ns: float | None = None
+    """What most gaps are, for one operation; None while that is to be told anew."""
 
     def look(self, newest_ns: int, front: int) -> None:
         """Takes the time of the newest operation of any rank, and how far the first rank has come."""
@@ -52,7 +54,7 @@ class Silence:
             self.longest_rest_ns = max(self.longest_rest_ns, newest_ns - self.last_ns)
         elif self.last_ns:
             self._remember(newest_ns, max(1, front - self.front))
-        self.last_ns, self.front = newest_ns, max(front, self.front)
+        self.last_ns, self.front, self._usual_ns = newest_ns, max(front, self.front), None
 
     def _remember(self, newest_ns: int, operations: int) -> None:
         if self._seen == len(self._gaps) < _GAPS_KEPT:
@@ -74,5 +76,6 @@ class Silence:
         if others_are_stuck:
             return max(LEAST_SILENCE_NS, longest)
         # between two looks many operations pass: their mean gap is the usual one, the look's is only an upper bound
-        usual = float(np.percentile(recent["gap_ns"] / recent["operations"], 99))
-        return round(max(LEAST_SILENCE_NS, _GAP_FACTOR * usual, longest))
+        if self._usual_ns is None:
+            self._usual_ns = float(np.percentile(recent["gap_ns"] / recent["operations"], 99))
+        return round(max(LEAST_SILENCE_NS, _GAP_FACTOR * self._usual_ns, longest))
