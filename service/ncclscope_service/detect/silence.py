@@ -58,7 +58,7 @@ class Silence:
 
     def _remember(self, newest_ns: int, operations: int) -> None:
         if self._seen == len(self._gaps) < _GAPS_KEPT:
-            grown = np.empty(max(_FIRST_GAPS, 2 * self._seen), _GAP)
+            grown = np.zeros(max(_FIRST_GAPS, 2 * self._seen), _GAP)  # what is never written must be saved alike
             grown[: self._seen] = self._gaps
             self._gaps = grown
         self._gaps[self._seen % _GAPS_KEPT] = newest_ns, newest_ns - self.last_ns, min(operations, 2**31 - 1)
