@@ -21,6 +21,8 @@ QUANTILE: Final = 75
 _LEAST_MEMBERS: Final = 2
 _SHARE_PRESENT: Final = 0.75
 """Of the members that were seen: with fewer, a window says who was late rather than what the wires carry."""
+_GONE_NS: Final = 600_000_000_000
+"""A member that was not seen for so long is not waited for: communicators are closed, and others take their place."""
 
 
 class Wires(NamedTuple):
@@ -45,7 +47,8 @@ class Level(NamedTuple):
 class SharedWires:
     """Finds groups that share wires, and sums up their windows."""
 
-    _members: dict[Wires, set[int]] = field(default_factory=dict[Wires, "set[int]"])
+    _members: dict[Wires, dict[int, int]] = field(default_factory=dict[Wires, "dict[int, int]"])
+    """Communicators, and when each was last seen."""
 
     def feed(self, samples: Iterable[Sample], context: Context) -> Iterator[Level]:
         """Takes closed windows, and gives those of groups that are several, oldest first."""
@@ -54,15 +57,22 @@ class SharedWires:
             wires = Wires(
                 sample.shape.op, sample.shape.bucket, _ranks_of_hosts(context.groups[sample.shape.communicator])
             )
-            self._members.setdefault(wires, set()).add(sample.shape.communicator)
+            seen = self._members.setdefault(wires, {})
+            seen[sample.shape.communicator] = max(sample.at_ns, seen.get(sample.shape.communicator, 0))
             levels[sample.at_ns, wires].append(sample.level)
         for (at_ns, wires), values in levels.items():
+            self._forget(wires, at_ns)
             if len(values) >= max(_LEAST_MEMBERS, _SHARE_PRESENT * len(self._members[wires])):
                 yield Level(wires, at_ns, float(np.percentile(values, QUANTILE)))
 
     def members(self, wires: Wires) -> frozenset[int]:
         """The communicators that cross them."""
         return frozenset(self._members.get(wires, ()))
+
+    def _forget(self, wires: Wires, at_ns: int) -> None:
+        seen = self._members[wires]
+        if min(seen.values()) < at_ns - _GONE_NS:
+            self._members[wires] = {one: last_ns for one, last_ns in seen.items() if last_ns >= at_ns - _GONE_NS}
 
 
 def _ranks_of_hosts(group: Group) -> tuple[tuple[str, int], ...]:
