@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ncclscope_service.coalesced import KERNELS_SEEN, LAUNCHES_SEEN, divided, is_regular
 from ncclscope_service.items import are_p2p, items_of
+from ncclscope_service.lane_doubts import LaneDoubts
 from ncclscope_service.lanes import LANE_WINDOW, Lanes
 from ncclscope_service.pending import Choice
 from ncclscope_service.segment import Divider, Kind
 from ncclscope_service.sequence import CERTAIN, Pairing
 from ncclscope_service.sides import Decided, Experience, Sides
-from ncclscope_service.streams import UNBOUND
+from ncclscope_service.streams import FREE, UNBOUND
 from ncclscope_service.timed import GroupVotes
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
@@ -46,6 +47,7 @@ class OrderedTrack:
     _votes: GroupVotes = field(default_factory=GroupVotes)
     _experience: Experience = field(default_factory=Experience)
     _divider: Divider = field(default_factory=Divider)
+    _lane_doubts: LaneDoubts = field(default_factory=LaneDoubts)
     _coalesces: bool | None = None
     """Whether equal collectives that follow each other are launched together; None until that is seen."""
 
@@ -78,6 +80,7 @@ class OrderedTrack:
         for begin, end in decided.holes:
             is_hole[begin:end] = True
         self._doubt(confidence, decided.holes[0][0] if decided.holes else used)
+        self._doubt_free_lanes(launches[:used], kernels, kernel, confidence)
         if may_coalesce:
             self._coalesce(launches[:used], kernel, confidence, is_divided=collapse)
         self._used += used
@@ -184,6 +187,14 @@ class OrderedTrack:
         if hole < len(confidence):
             self.trust = min(self.trust, UNANCHORED)
             confidence[hole:] *= self.trust * (UNANCHORED + (1 - UNANCHORED) * self._experience.starts)
+
+    def _doubt_free_lanes(
+        self, rows: Columns, kernels: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32]
+    ) -> None:
+        """Lowers what is believed of lanes whose stream was not found, and whose kernels are on several."""
+        free = np.flatnonzero((self.lanes.pairs.kernel_lanes[rows["lane"]] == FREE) & (kernel != NO_NUMBER))
+        if len(free):
+            confidence[free] *= self._lane_doubts.shares(rows["lane"][free], kernels["lane"][kernel[free]])
 
     def _coalesce(
         self, rows: Columns, kernel: NDArray[np.int64], confidence: NDArray[np.float32], *, is_divided: bool
