@@ -92,7 +92,7 @@ class Dictionaries:
     """The sizes of one source's dictionaries in one session."""
 
     def __init__(self) -> None:
-        self._sizes = dict.fromkeys(_DICTIONARIES, 0)
+        self._sizes: dict[str, int] = dict.fromkeys(_DICTIONARIES, 0)
         self._characters = 0
 
     def apply(self, batch: Batch) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.intervals import Coverage, Integers, Spans, union
 from ncclscope_service.rows import Match
@@ -68,7 +69,7 @@ def iteration_times(store: Store, operations: Columns) -> Columns:
     `operations` has OPERATION_COLUMNS. Costs 0.3 s and 100 MB for a million operations with kernels.
     """
     known = np.flatnonzero(operations["iteration"] != NO_NUMBER)
-    taken = {name: operations[name][known] for name in OPERATION_COLUMNS}
+    taken = whole_rows.columns(operations, known, OPERATION_COLUMNS)
     rank_of = np.asarray(
         [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], np.int32
     )
@@ -85,7 +86,9 @@ def iteration_times(store: Store, operations: Columns) -> Columns:
         ("launching", (taken["match"] != Match.NO_KERNEL).astype(np.int64)),
         ("matched", matched.astype(np.int64)),
     ):
-        np.add.at(found[name], place, amount)
+        sums = np.zeros(len(found), np.int64)
+        np.add.at(sums, place, amount)  # a tenth of what adding to a column of wide rows takes
+        found[name] = sums
     _add_durations(found, place, _enqueued_at(store, taken["logged_at_ns"], taken["kernel"]))
     _add_communication(store, found, place[matched].astype(np.int64), taken["kernel"][matched])
     return found
