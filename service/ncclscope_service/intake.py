@@ -47,7 +47,7 @@ class Arrived:
     job: str
     source: int
     operations: Columns
-    """rows.OPERATION, in line order, not yet in the store: communicators are still to be found."""
+    """rows.LOGGED, in line order, not yet in the store: communicators are still to be found."""
     events: tuple[CommunicatorEvent, ...]
     event_processes: tuple[int, ...]
     """Process of each event."""
@@ -390,14 +390,14 @@ def _row_bytes(table: Columns) -> list[bytes]:
 
 def _operations(batch: Batch, known: _Dictionaries, source: int) -> Columns:
     new = batch.operations
-    operations = empty_operations(len(new))
+    operations = np.empty(len(new), rows.LOGGED)
     operations["source"] = source
     operations["template"] = known.operation_templates[new["template"]]
     operations["line"] = new["line"]
     operations["op_count"] = new["op_count"]
     operations["logged_at_ns"] = new["logged_at_ns"]
-    if batch.observed_at_ns is not None:
-        operations["observed_at_ns"] = batch.observed_at_ns
+    operations["observed_at_ns"] = NO_TIME_NS if batch.observed_at_ns is None else batch.observed_at_ns
+    operations["group"] = NO_NUMBER
     return operations
 
 
@@ -464,6 +464,14 @@ _UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
 def empty_operations(amount: int) -> Columns:
     """Operation rows of which nothing is known yet."""
     return whole_rows.taken(_UNKNOWN, np.zeros(amount, np.intp))
+
+
+def logged_operations(logged: Columns) -> Columns:
+    """Operation rows of which what a log says (rows.LOGGED) is known."""
+    operations = empty_operations(len(logged))
+    for name in rows.LOGGED.names or ():
+        operations[name] = logged[name]
+    return operations
 
 
 def _unknown_operation() -> Columns:

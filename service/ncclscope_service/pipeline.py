@@ -33,7 +33,7 @@ from ncclscope_service.distinct import distinct, groups
 from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.identification import Identification
 from ncclscope_service.inspection import Inspection
-from ncclscope_service.intake import Intake
+from ncclscope_service.intake import Intake, logged_operations
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
 from ncclscope_service.limits import Limits
@@ -188,11 +188,12 @@ class Pipeline:
         if is_plain:
             self._unsettled.append(arrived.operations, arrived.tunings)
         else:
-            self._communicators.place(arrived.operations, arrived.events, arrived.event_processes)
+            operations = logged_operations(arrived.operations)
+            self._communicators.place(operations, arrived.events, arrived.event_processes)
             self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
             self._channels.feed(arrived.source, self._communicators.completed, batch.facts)
             self._communicators.completed.clear()
-            self._take_placed(arrived.operations, arrived.tunings)
+            self._take_placed(operations, arrived.tunings)
         if self._unsettled.rows > _SETTLED_AT_ONCE:
             self._settle()
         if batch.facts:
@@ -293,14 +294,14 @@ class Pipeline:
         """Numbers and counts what plain batches brought: hundreds of small ones in one go."""
         if not self._unsettled.rows:
             return
-        operations, tunings = self._unsettled.take()
-        sources = operations["source"].copy()
+        logged, tunings = self._unsettled.take()
         try:
+            operations = logged_operations(logged)
             self._communicators.place(operations, (), ())
             self._take_placed(operations, tunings)
         except Exception as error:
-            self.mistakes.bear(error, f"{len(operations)} operations")
-            for source, rows in groups(sources):
+            self.mistakes.bear(error, f"{len(logged)} operations")
+            for source, rows in groups(logged["source"]):
                 self._intake.note_lost(source, len(rows))
 
     def _take_placed(self, operations: Columns, tunings: Columns) -> None:

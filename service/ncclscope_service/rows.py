@@ -112,6 +112,15 @@ REPLAYED: Final = np.dtype(
 of its own too: the kernel's row id."""
 
 
+LOGGED: Final = np.dtype(
+    [
+        (name, OPERATION[name])
+        for name in ("source", "template", "line", "op_count", "logged_at_ns", "observed_at_ns", "group")
+    ]
+)
+"""What a log says of an operation: a fifth of what its row takes once it is worked on."""
+
+
 class LimitReference(IntEnum):
     """What a limit was taken from; its lower-case name is what outputs print."""
 

@@ -14,21 +14,21 @@ from ncclscope_wire.batch import Columns
 
 @dataclass(slots=True)
 class Unsettled:
-    """Operations (rows.OPERATION) and TUNING lines (store.TUNING), in the order in which they came."""
+    """Operations (rows.LOGGED) and TUNING lines (store.TUNING), in the order in which they came."""
 
     rows: int = 0
-    _operations: list[Columns] = field(default_factory=list[Columns])
+    _logged: list[Columns] = field(default_factory=list[Columns])
     _tunings: list[Columns] = field(default_factory=list[Columns])
 
     def append(self, operations: Columns, tunings: Columns) -> None:
         """Takes what one batch brought."""
         if len(operations) or len(tunings):
-            self._operations.append(operations)
+            self._logged.append(operations)
             self._tunings.append(tunings)
             self.rows += len(operations) + len(tunings)
 
     def take(self) -> tuple[Columns, Columns]:
         """All of it, which is forgotten here; there must be something."""
-        operations, tunings = whole_rows.joined(self._operations), whole_rows.joined(self._tunings)
-        self._operations, self._tunings, self.rows = [], [], 0
+        operations, tunings = whole_rows.joined(self._logged), whole_rows.joined(self._tunings)
+        self._logged, self._tunings, self.rows = [], [], 0
         return operations, tunings

@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclscope_service import bandwidth
 from ncclscope_service.communicators import Communicators
-from ncclscope_service.intake import Intake
+from ncclscope_service.intake import Intake, logged_operations
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
@@ -265,7 +265,7 @@ class Reading:
         """Applies a batch; gives the rows of its operations. Its kernels are the last in the store."""
         self._sessions += 1
         arrived = self.intake.feed(batch, agent="a", session=str(self._sessions), job=job)
-        operations = arrived.operations
+        operations = logged_operations(arrived.operations)
         self.communicators.place(operations, arrived.events, arrived.event_processes)
         templates = self.store.templates_of(operations)
         operations["process"] = templates["process"]

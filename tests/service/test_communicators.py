@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from service.log_batches import Line, init, log_batch
 
 from ncclscope_service.communicators import Communicators
-from ncclscope_service.intake import Arrived, Intake
+from ncclscope_service.intake import Arrived, Intake, logged_operations
 from ncclscope_service.rows import Identity
 from ncclscope_service.store import Store
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
@@ -29,6 +29,7 @@ class _Service:
     ) -> Arrived:
         batch = log_batch(lines, events=events, host=host, pid=pid)
         arrived = self.intake.feed(batch, agent="a", session=f"{host}{pid}{id(batch)}", job="j")
+        arrived.operations = logged_operations(arrived.operations)
         self.communicators.place(arrived.operations, arrived.events, arrived.event_processes)
         return arrived
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 import msgspec
+import numpy as np
 import pytest
 from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
 from wire.sample_batches import log_batch
@@ -19,7 +20,6 @@ from wire.sample_batches import log_batch
 from ncclscope_service import state_reader
 from ncclscope_service.communicators import MAX_RANKS
 from ncclscope_service.finding_news import FindingEvent
-from ncclscope_service.intake import empty_operations
 from ncclscope_service.journal import JournalSettings
 from ncclscope_service.journal_entry import Entry, Told
 from ncclscope_service.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
@@ -28,6 +28,7 @@ from ncclscope_service.outbox import Answer, Outbox
 from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
+from ncclscope_service.rows import LOGGED
 from ncclscope_service.store import TUNING
 from ncclscope_simulator import SimulationConfig, parse_faults, write
 from ncclscope_wire.batch import Batch, no_rows
@@ -533,7 +534,7 @@ def test_operations_that_cannot_be_numbered_are_lost_and_counted_and_those_after
     ]
     life.send(batches[:1])
     pipeline = life.kept.pipeline
-    damaged = empty_operations(2)  # whose templates are nowhere
+    damaged = np.zeros(2, LOGGED)  # whose templates are nowhere
     damaged["source"], damaged["template"] = 0, 999
     pipeline._unsettled.append(damaged, no_rows(TUNING))  # pyright: ignore[reportPrivateUsage]
     life.tick(50 * SECOND_NS)
