@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,15 @@ def directory(tmp_path: Path) -> Generator[SpoolDirectory]:
     opened.close()
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Generator[None]:
+    """Around what is to fail and no more: what pytest itself writes to a file would fail too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_second_agent_is_told_who_has_the_directory(directory: SpoolDirectory) -> None:
@@ -42,10 +46,9 @@ def test_a_directory_that_cannot_be_made_is_a_setting_to_be_corrected(tmp_path: 
         SpoolDirectory(tmp_path / "file" / "below")
 
 
-@pytest.mark.usefixtures("small_files")
 def test_what_was_written_of_a_job_that_failed_is_taken_back(directory: SpoolDirectory) -> None:
     directory.perform(SpoolJob(appends=(("frames-0000000001-000001", b"x" * 60),)))
-    with pytest.raises(OSError, match="File too large"):
+    with small_files(), pytest.raises(OSError, match="File too large"):
         directory.perform(SpoolJob(appends=(("chapter-000001", b"y" * 10), ("frames-0000000001-000001", b"x" * 60))))
     assert [(name, len(data)) for name, data in directory.files()] == [("frames-0000000001-000001", 60)]
 
