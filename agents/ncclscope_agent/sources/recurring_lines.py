@@ -28,8 +28,8 @@ from ncclscope_agent.sources.text_columns import HEX_BYTES, HEX_DIGITS
 
 MOST_BYTES: Final = 1 << 20
 """Of the text of an iteration: about 4,500 lines with time stamps."""
-MOST_LINES: Final = 16_384
-"""In which an iteration is looked for."""
+MOST_LINES: Final = 8192
+"""In which an iteration is looked for: more of them are more than `MOST_BYTES`."""
 LEAST_LINES: Final = 64
 """Fewer lines at a time are read faster one by one."""
 LEAST_LINE_BYTES: Final = 64
@@ -39,7 +39,9 @@ _LEAST_BYTES: Final = LEAST_LINE_BYTES * LEAST_LINES
 _FEW_TURNS_LINES: Final = 1024
 """Short iterations are kept several times, as so many lines: each turn in what comes costs a few steps."""
 _MOST_CANDIDATES: Final = 64
-"""Places of the latest line's template at which the lines before it are compared."""
+"""Places at which the lines are compared where they may have been before."""
+_COMPARED_AT_ONCE: Final = 4
+"""So many latest templates tell these places."""
 _PATIENCE: Final = 2
 """So often in a row the lines may be others before the log is left alone for a while."""
 _LONGEST_REST: Final = 64
@@ -103,8 +105,11 @@ class Recurrence:
         self, templates: array[int], op_counts: Sequence[bytes], stamp_length: int, *, has_others: bool = False
     ) -> None:
         """Takes note of the operations of a stretch that was read line by line. `has_others`: so were other lines."""
-        digits = bytes(min(len(op_count), HEX_DIGITS + 1) for op_count in op_counts[-LEAST_LINES:])
-        if self._is_resting() or len(digits) < LEAST_LINES or max(digits) > HEX_DIGITS:
+        if self._is_resting():
+            return
+        lengths = list(map(len, op_counts))
+        digits = bytes(lengths) if max(lengths, default=0) <= HEX_DIGITS else b""
+        if len(digits) < LEAST_LINES:
             self._forget_history()
         elif self._iteration is not None and self._failures < 2 and self._iteration.find(templates, digits):
             return
@@ -113,14 +118,14 @@ class Recurrence:
         elif self._iteration is not None and self._failures > _PATIENCE:
             self._give_up()
         else:
-            self._look_for_iteration(templates, op_counts, stamp_length)
+            self._look_for_iteration(templates, digits, stamp_length)
 
-    def _look_for_iteration(self, templates: array[int], op_counts: Sequence[bytes], stamp_length: int) -> None:
+    def _look_for_iteration(self, templates: array[int], digits: bytes, stamp_length: int) -> None:
         self._iteration = None
         self._history += templates
-        self._digits += bytes(min(len(op_count), HEX_DIGITS + 1) for op_count in op_counts)
+        self._digits += digits
         distance = distance_of_last(np.frombuffer(self._history, dtype=np.uint32), len(templates))
-        if distance and max(self._digits[-distance:]) <= HEX_DIGITS:
+        if distance:
             self._iteration = self._made(distance, stamp_length)
         if self._iteration is not None:
             self._forget_history()
@@ -144,7 +149,7 @@ class Recurrence:
         self._forget_history()
         self._iteration = None
         self._failures += 1
-        self._rest = min(1 << self._failures, _LONGEST_REST)
+        self._rest = min(4 << self._failures, _LONGEST_REST)
 
     def _made(self, distance: int, stamp_length: int) -> _Iteration | None:
         """The iteration of so many latest lines; None where not all of them are known by their bytes, or too long."""
@@ -240,9 +245,9 @@ class _Iteration:
         return found
 
     def find(self, templates: array[int], digits: bytes) -> bool:
-        """Goes on behind these lines, where it has such ones: `digits` says how long the opCounts of the last are."""
-        latest = np.array(templates[-len(digits) :], dtype=np.uint32)
-        last_digits = np.frombuffer(digits, dtype=np.uint8)
+        """Goes on behind these lines, where it has such ones: `digits` says how long their opCounts are."""
+        latest = np.array(templates[-LEAST_LINES:], dtype=np.uint32)
+        last_digits = np.frombuffer(digits[-LEAST_LINES:], dtype=np.uint8)
         places = np.arange(-len(latest), 0)
         for end in np.flatnonzero(self._templates == latest[-1])[:_MOST_CANDIDATES] + 1:
             at = (end + places) % len(self._templates)
@@ -265,7 +270,10 @@ def distance_of_last(templates: NDArray[np.uint32], count: int) -> int:
     """How far before the last so many templates the same ones stood last, in lines; 0 where they did not."""
     last = len(templates) - 1
     latest = templates[-count:]
-    for at in np.flatnonzero(templates[count - 1 : last] == templates[last])[::-1][:_MOST_CANDIDATES] + count - 1:
+    are_alike = templates[count - 1 : last] == templates[last]
+    for before in range(1, min(count, _COMPARED_AT_ONCE)):
+        are_alike &= templates[count - 1 - before : last - before] == templates[last - before]
+    for at in np.flatnonzero(are_alike)[::-1][:_MOST_CANDIDATES] + count - 1:
         if np.array_equal(templates[at + 1 - count : at + 1], latest):
             return last - int(at)
     return 0
