@@ -189,7 +189,7 @@ def running(log: Path, *command: str, variables: Mapping[str, str] | None = None
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(120)
+            process.wait(600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
