@@ -16,7 +16,7 @@ test: .venv/dev
 
 test-slow: .venv/dev
 	tools/test-programs
-	.venv/bin/python -m pytest -m slow -n 2 --dist loadgroup --durations 25
+	.venv/bin/python -m pytest -m slow -n 2 --durations 25
 	FUZZ_SEED=1 tools/fuzz-log 20
 
 test-deploy: .venv/deploy

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page
 
 from ncclscope.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compared runs")]
+pytestmark = pytest.mark.slow
 
 _SHAPE = ("--nodes", "2", "--gpus", "2", "--tp", "2", "--pp", "1", "--layers", "1", "--microbatches", "2")
 _JOB = (*_SHAPE, "--iterations", "24", "--seed", "3")

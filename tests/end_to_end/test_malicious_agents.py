@@ -47,8 +47,7 @@ from ncclscope_wire.messages import (
 )
 from ncclscope_wire.records import Counts, Source, SourceKind
 
-# In one group: all of them attack one service.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("attacked service")]
+pytestmark = pytest.mark.slow
 
 _HONEST, _EVIL, _READER = (f"{who}-token-{secrets.token_hex(8)}" for who in ("honest", "evil", "reader"))
 _INIT = (

@@ -22,7 +22,7 @@ from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
 from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Heartbeat, Hello
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("service with a login")]
+pytestmark = pytest.mark.slow
 
 _AGENT, _READER, _WRITER = (f"{who}-token-{secrets.token_hex(8)}" for who in ("agent", "reader", "writer"))
 _SCRIPT = "<script>window.pwned=1</script>"

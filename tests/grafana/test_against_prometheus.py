@@ -12,8 +12,7 @@ from end_to_end.processes import PATIENCE_SECONDS, running, wait_for
 from grafana.asked import Asked, alert_queries, annotation_queries, judged, panel_queries, rule_group, variable_queries
 from grafana.prometheus_server import Prometheus, prometheus
 
-# In one group: all of them ask about one demo.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("scraped demo")]
+pytestmark = pytest.mark.slow
 
 _NOTHING_TO_SAY = {
     "ncclscope_inspector_": "the demo runs no NCCL Inspector",
