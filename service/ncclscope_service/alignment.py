@@ -7,7 +7,8 @@ are found before (`graph_replays`) and kept from the aligners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -16,11 +17,13 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.align import ProcessAligner
 from ncclscope_service.align_rows import ALIGN_KERNEL, ALIGN_OPERATION, PLAN
+from ncclscope_service.arrivals import Portion
 from ncclscope_service.copy_engine import NO_CHANNELS, Copies
 from ncclscope_service.distinct import distinct, firsts, groups
 from ncclscope_service.exact_join import ExactJoin
 from ncclscope_service.graph_replays import GraphReplays
 from ncclscope_service.kernel_name import parse_kernel_name
+from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.rows import OPERATION, Match
 from ncclscope_service.store import API_CALL, OPERATION_TEMPLATE, Ids, Store, Table
 from ncclscope_service.verdicts import Verdicts
@@ -42,9 +45,14 @@ _PLANS_LIMIT: Final = 65_536
 class Alignment:
     """The aligners of all processes of a store."""
 
-    def __init__(self, known: Store, version_of: Callable[[int], str | None]) -> None:
-        """`version_of`: NCCL version of a process, asked once, when its first kernel or capture comes."""
+    def __init__(self, known: Store, version_of: Callable[[int], str | None], mistakes: Mistakes | None = None) -> None:
+        """`version_of`: NCCL version of a process, asked once, when its first kernel or capture comes; `mistakes`:
+        where they are borne, a process of which anything fails is given up, and begins anew.
+        """
         self._store = known
+        self._mistakes = mistakes or Mistakes()
+        self._lost: list[tuple[int, Ids]] = []
+        """Processes that were given up since that was last asked, with the operations that were lost."""
         self._version_of = version_of
         self._aligners: dict[int, ProcessAligner] = {}
         self._not_captured: dict[int, list[Ids]] = {}
@@ -53,7 +61,7 @@ class Alignment:
         self._coverage: dict[int, list[tuple[int, int]]] = {}
         self._arrived: list[Ids] = []
         """Operations since the last `advance`, which may find that they were captured."""
-        self.graphs = GraphReplays(known, version_of, self._operation_columns, self._kernel_columns)
+        self.graphs = GraphReplays(known, version_of, self._operation_columns, self._kernel_columns, self._mistakes)
         self._exact: dict[int, ExactJoin | None] = {}
         """Exact joins of the processes that were captured; None where NVTX ranges tell nothing."""
         self._verdicts: dict[int, Verdicts] = {}
@@ -67,6 +75,17 @@ class Alignment:
         self._name_columns: dict[int, tuple[int, int]] = {}
         self._copies = Copies(known)
 
+    def feed(self, portion: Portion) -> None:
+        """What comes next of one process."""
+        self.feed_operations(portion.operations)
+        with self._given_up_where_it_fails(portion.process):
+            if len(portion.kernels):
+                self.feed_kernels(portion.kernels)
+            for calls in portion.calls:
+                self.feed_calls(calls)
+            for capture in portion.captures:
+                self.feed_capture(capture, {0: portion.process})
+
     def feed_operations(self, operations: Ids) -> None:
         """New operations, already placed in their communicators, in log order."""
         self._arrived.append(operations)
@@ -79,7 +98,8 @@ class Alignment:
         for process, at in groups(processes):
             mine = operations[at]
             if process in self._aligners:
-                self._feed(process, mine)
+                with self._given_up_where_it_fails(process):
+                    self._feed(process, mine)
             else:
                 self._not_captured.setdefault(process, []).append(mine)
 
@@ -124,11 +144,12 @@ class Alignment:
         kernels, self._kernels = self._kernels, {}
         coverage, self._coverage = self._coverage, {}
         for process in sorted({*kernels, *coverage}):
-            aligner = self._aligner(process)
-            for rows in kernels.get(process, ()):
-                aligner.feed_kernels(rows)
-            for begin_ns, end_ns in coverage.get(process, ()):
-                aligner.feed_coverage(begin_ns, end_ns)
+            with self._given_up_where_it_fails(process):
+                aligner = self._aligner(process)
+                for rows in kernels.get(process, ()):
+                    aligner.feed_kernels(rows)
+                for begin_ns, end_ns in coverage.get(process, ()):
+                    aligner.feed_coverage(begin_ns, end_ns)
 
     def _feed_exact(self, process: int, capture: CaptureSeen) -> None:
         """Gives a finished capture to the exact join; a process whose first one has no calls has none."""
@@ -144,26 +165,35 @@ class Alignment:
     def advance(self, *, final: bool = False, ended: Sequence[int] = ()) -> Ids:
         """Decides what can be decided, writes it to the store, and gives the operations that were decided.
 
-        Everything of all processes with `final`, and everything of those that have `ended`.
+        Everything of all processes with `final`, and everything of those that have `ended`. What fails of a process is
+        given up with all that waits of it, where mistakes are borne.
         """
         decided = [self.graphs.advance(final=final, ended=ended)]
         self._feed_arrived()
         touched = set(self._aligners) if final else self._touched | (set(ended) & set(self._aligners))
         self._touched = set()
-        for process in sorted(touched):
-            is_over = final or process in ended
-            matches = self._aligners[process].advance(final=is_over)
-            matches = self._judged(process, matches, final=is_over)
-            self._feed_plans(process)
-            matches = matches[~self.graphs.is_captured(process, matches["operation"])]
-            if len(matches):
-                self._write(process, matches)
-                decided.append(matches["operation"])
+        for process in sorted(touched & set(self._aligners)):
+            with self._given_up_where_it_fails(process):
+                decided.append(self._advance(process, final=final or process in ended))
         if final:
             decided.append(self.give_up_uncaptured())
         else:
             decided += [self._give_up(process) for process in ended if process in self._not_captured]
         return np.concatenate(decided)
+
+    def _advance(self, process: int, *, final: bool) -> Ids:
+        matches = self._aligners[process].advance(final=final)
+        matches = self._judged(process, matches, final=final)
+        self._feed_plans(process)
+        matches = matches[~self.graphs.is_captured(process, matches["operation"])]
+        try:
+            self._write(process, matches)
+        except Exception:
+            table = self._store.operations  # what was written of it is not to be relied on
+            table.rows["match"][table.at(matches["operation"])] = Match.PENDING
+            raise
+        decided: Ids = matches["operation"]
+        return decided
 
     def _judged(self, process: int, matches: Columns, *, final: bool) -> Columns:
         """What is settled of an aligner's matches beside exact joins; it waits for captures that are being read."""
@@ -180,20 +210,58 @@ class Alignment:
         self._store.alignment_disagreements[job] += verdicts.disagreements - disagreements
         return settled
 
-    def give_up_uncaptured(self, before: int | None = None) -> Ids:
-        """Lets operations wait no longer for a capture: those with an id below `before`, or all that never had one.
+    def processes(self) -> set[int]:
+        """Of which operations wait here, or may."""
+        return {*self._aligners, *self._not_captured}
 
-        What of them belongs to a process that was captured before is decided with the next `advance`.
+    def give_up(self, process: int, before: int) -> Ids:
+        """Lets operations of a process with an id below `before` wait no longer for a capture; gives those of a process
+        that never had one. What belongs to one that had is decided with the next `advance`.
         """
         self._feed_arrived()
-        if before is not None:
-            for process, aligner in self._aligners.items():
-                aligner.give_up(before)
+        if process in self._aligners:
+            with self._given_up_where_it_fails(process):
+                self._aligners[process].give_up(before)
                 if (exact := self._exact[process]) is not None:
                     exact.give_up(before)
                 self._touched.add(process)
-        given_up = [self._give_up(process, before) for process in list(self._not_captured)]
+        return self._give_up(process, before) if process in self._not_captured else np.empty(0, np.int64)
+
+    def give_up_uncaptured(self) -> Ids:
+        """Lets operations of processes of which nothing was captured wait no longer, and gives them."""
+        self._feed_arrived()
+        given_up = [self._give_up(process) for process in list(self._not_captured)]
         return np.concatenate([np.empty(0, np.int64), *given_up])
+
+    def take_lost(self) -> list[tuple[int, Ids]]:
+        """Processes of which a mistake of ours was made since the last call, each with its operations that were not
+        decided: they count as not covered from now on.
+        """
+        lost, self._lost = self._lost, []
+        return lost
+
+    @contextmanager
+    def _given_up_where_it_fails(self, process: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            of = self._store.processes[process]
+            self._mistakes.bear(error, "align", f"process {of.pid} of {of.host}")
+            self._lost.append((process, self._forget(process)))
+
+    def _forget(self, process: int) -> Ids:
+        """Begins anew with a process; gives its operations that nothing was decided of."""
+        for known in (
+            self._aligners, self._not_captured, self._kernels, self._coverage, self._exact, self._verdicts,
+            self._captured, self._called, self._plans,
+        ):  # fmt: skip
+            known.pop(process, None)
+        self._touched.discard(process)
+        table = self._store.operations
+        at = np.flatnonzero((table.rows["process"] == process) & (table.rows["match"] == Match.PENDING))
+        self._arrived = [ids[~np.isin(ids, table.first + at)] for ids in self._arrived]
+        table.rows["match"][at], table.rows["confidence"][at] = Match.NOT_COVERED, 0.0
+        return table.first + at
 
     def _give_up(self, process: int, before: int | None = None) -> Ids:
         ids = self.graphs.without_captured(np.concatenate(self._not_captured.pop(process)))

@@ -59,8 +59,11 @@ _log = structlog.get_logger(__name__)
 
 _TICK_SECONDS: Final = 0.5
 _LEAST_PAUSE_SECONDS: Final = 0.1
+_MOMENT_SECONDS: Final = 0.005
 _ROWS_OF_TICK: Final = 100_000
-"""Operations, kernels and calls that are applied between two ticks: one to two seconds of work."""
+"""Operations and records of Inspector that are applied between two ticks: half a second of work."""
+_ROWS_WAITING: Final = 3_000_000
+"""Kernels and calls that may wait to be aligned: 300 MB, and half a minute of work."""
 _SILENT_NS: Final = 15_000_000_000
 """An agent sends a heartbeat every second: after so long it is out of reach."""
 _RETURN_SECONDS: Final = 10.0
@@ -132,6 +135,10 @@ class Service:
         self._tick_seconds: float | None = None
         self._ticked_at: float | None = None
         self._mistakes_told_until = 0.0
+        self._has_failed = False
+        """Whether the last tick made a mistake: then the next one does not follow at once, or it might for ever."""
+        self._heard = 0
+        """How often an agent had its turn."""
         self._disk = None if settings.data is None else DiskProbe(settings.data)
         self._why_not_ready = "the agents' port is not open yet"
         self._ticked = anyio.Event()
@@ -159,7 +166,9 @@ class Service:
         ticked = self._kept.changes(priors, self._silent_hosts(now_ns), now_ns, trouble)
         if self._persistence is not None:
             self._persistence.journal.append(ticked)
+        mistakes = self.pipeline.mistakes.counted.total()
         self._kept.tick(ticked, self._archive)
+        self._has_failed = self.pipeline.mistakes.counted.total() > mistakes
         if self._persistence is None:
             self._notifier.wake()
         self._tell_mistakes()
@@ -172,7 +181,8 @@ class Service:
         mistakes = self.pipeline.mistakes.take()
         if mistakes and time.monotonic() >= self._mistakes_told_until:
             self._mistakes_told_until = time.monotonic() + _MISTAKES_SECONDS
-            _log.error("batch_failed", mistake=mistakes[-1])
+            last = mistakes[-1]
+            _log.error("work_failed", where=last.where, what=last.what, trace=last.trace)
 
     def finish(self, now_ns: int, *, until: float | None = None) -> None:
         """Keeps the state, then decides what is open and writes what was asked for; the service is being stopped.
@@ -373,19 +383,31 @@ class Service:
             self._is_full = anyio.Event()
             self._ticked.set()
             self._ticked = anyio.Event()
+            if self.pipeline.has_backlog and not self._has_failed:
+                with anyio.move_on_after(_TICK_SECONDS):
+                    await self._wait_for_quiet()
+                continue
             # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn: but
             # where agents have brought in that time what a tick may work on, they wait for the next one.
             await anyio.sleep(_LEAST_PAUSE_SECONDS)
             with anyio.move_on_after(max(_TICK_SECONDS, anyio.current_time() - began) - _LEAST_PAUSE_SECONDS):
                 await self._is_full.wait()
 
-    async def _wait_for_turn(self) -> None:
-        """Returns when more may be applied: at once, unless the next tick has enough to work on.
+    async def _wait_for_quiet(self) -> None:
+        """Between two slices of work: returns when agents have nothing more to bring, or may bring no more."""
+        heard = -1
+        while heard != self._heard and not self._is_full.is_set():
+            heard = self._heard
+            await anyio.sleep(_MOMENT_SECONDS)
 
-        So a tick lasts seconds at most, and so do answers; who sends faster than that waits, and is told late that
-        the service has it. Agents hold what is not acknowledged, and leave the rest in the files.
+    async def _wait_for_turn(self) -> None:
+        """Returns when more may be applied: at once, unless ticks have enough to work on.
+
+        Who sends faster than that waits, and is told late that the service has it. Agents hold what is not
+        acknowledged, and leave the rest in the files.
         """
-        while self.pipeline.fed_rows >= _ROWS_OF_TICK:
+        self._heard += 1
+        while self.pipeline.fed_rows >= _ROWS_OF_TICK or self.pipeline.waiting_rows >= _ROWS_WAITING:
             self._is_full.set()
             await self._ticked.wait()
 
@@ -439,6 +461,7 @@ class Service:
             page_events_dropped=hub.dropped_total,
             page_clients_refused=hub.refused_total,
             tick_seconds=self._tick_seconds,
+            mistakes=dict(self.pipeline.mistakes.counted),
             receivers=self._notifier.views(),
             journal=None if self._persistence is None else self._persistence.health(),
             operations_not_archived=self._kept.not_archived,

@@ -1,83 +1,227 @@
-"""What came since the aligners last worked, and which of it they are given now.
+"""What came and no aligner was given yet, and which of it comes next.
 
 An operation can be aligned when a capture of its process tells of its kernels, which comes seconds to minutes after
 the log. Until then it waits here: an aligner that is given a few operations twice a second does the work of a hundred.
+
+The exports of a capture come from all hosts at once, and aligning them takes seconds. So processes queue here, and are
+given out a bounded amount at a time, those first that have waited longest: what is not given stays for the next time.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
+from ncclscope_service.distinct import groups, values_of
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen
 
 _WAITS_NS: Final = 30_000_000_000
 """An operation of which nothing was captured by then is given to the aligners all the same."""
+_OF_PROCESS: Final = 250
+_PER_KERNEL: Final = 4
+"""What a process takes to align, in kernels, whatever came of it; and how many operations or calls take as long as a
+kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """What is given of one process in one go."""
+
+    process: int
+    operations: Ids
+    """In the order of their log."""
+    kernels: Ids
+    calls: tuple[Columns, ...]
+    """store.API_CALL."""
+    captures: tuple[CaptureSeen, ...]
+    """Finished captures of it, of which all kernels and calls were given."""
+    has_ended: bool
+    """Nothing more will come of it."""
+    gives_up: bool
+    """Operations that have waited for too long shall be given up."""
+
+
+@dataclass(slots=True)
+class _Queued:
+    """What waits of one process, but for its operations."""
+
+    kernels: deque[Ids] = field(default_factory=deque[Ids])
+    calls: list[Columns] = field(default_factory=list[Columns])
+    captures: list[CaptureSeen] = field(default_factory=list[CaptureSeen])
+    has_ended: bool = False
+    gives_up: bool = False
+
+    def take_kernels(self, most: float) -> Ids:
+        """The kernels that came first, so many or as many as came with the last of them; at least one part."""
+        taken: list[Ids] = []
+        amount = 0
+        while self.kernels and (not taken or amount < most):
+            taken.append(self.kernels.popleft())
+            amount += len(taken[-1])
+        return _joined(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Operations that came together, and the process of each."""
+
+    at_ns: int
+    operations: Ids
+    processes: NDArray[np.int32]
 
 
 @dataclass(slots=True)
 class Arrivals:
-    """Fed batch by batch; `take` empties it but for operations that wait."""
+    """Fed batch by batch; `take` empties it, but for operations that wait."""
 
-    kernels: list[Ids] = field(default_factory=list[Ids])
-    calls: list[Columns] = field(default_factory=list[Columns])
-    captures: list[tuple[CaptureSeen, dict[int, int]]] = field(default_factory=list[tuple[CaptureSeen, dict[int, int]]])
-    """With the processes by pid."""
+    rows: int = 0
+    """Kernels and calls that wait."""
+    _queue: dict[int, _Queued] = field(default_factory=dict[int, _Queued])
+    """By process, those that have waited longest first."""
     _new: list[Ids] = field(default_factory=list[Ids])
-    _waiting: deque[tuple[int, Ids]] = field(default_factory=deque[tuple[int, Ids]])
-    """(when they came, operations), oldest first."""
+    _waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
+    """Oldest first."""
+    _amounts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Operations that wait, by process."""
+    _captured: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(process, end) of captures since they were last asked for."""
+
+    def __len__(self) -> int:
+        """Processes that are to be given something."""
+        return len(self._queue)
 
     def append_operations(self, operations: Ids) -> None:
         """Operations that were numbered, in the order in which they came."""
         self._new.append(operations)
 
-    def take_new(self, now_ns: int) -> list[Ids]:
+    def append_kernels(self, kernels: Ids, processes: NDArray[np.int32]) -> None:
+        """Kernels, and the process of each."""
+        self.rows += len(kernels)
+        for process, mine in groups(processes):
+            self._of_process(process).kernels.append(kernels[mine])
+
+    def append_calls(self, calls: Columns) -> None:
+        """Calls of NCCL's API (store.API_CALL)."""
+        self.rows += len(calls)
+        for process, mine in groups(calls["process"]):
+            self._of_process(process).calls.append(whole_rows.taken(calls, mine))
+
+    def append_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
+        """A finished capture; `processes`: process index by pid."""
+        for process in processes.values():
+            self._of_process(process).captures.append(capture)
+            self._captured.append((process, capture.end_ns))
+
+    def end(self, processes: Iterable[int]) -> None:
+        """Nothing more will come of these processes."""
+        for process in processes:
+            self._of_process(process).has_ended = True
+
+    def give_up(self, processes: Iterable[int]) -> None:
+        """Of these processes operations shall be given up."""
+        for process in processes:
+            self._of_process(process).gives_up = True
+
+    def take_new(self, known: Store, now_ns: int) -> list[Ids]:
         """Operations since this was last asked; from now on they wait."""
         new, self._new = [operations for operations in self._new if len(operations)], []
-        self._waiting.extend((now_ns, operations) for operations in new)
+        for operations in new:
+            processes = known.operations.take(operations, "process")["process"].copy()
+            self._waiting.append(_Waiting(now_ns, operations, processes))
+            counted = np.bincount(processes, minlength=len(self._amounts))
+            counted[: len(self._amounts)] += self._amounts
+            self._amounts = counted.astype(np.int64, copy=False)
         return new
 
-    def take_operations(self, known: Store, now_ns: int, *, ended: Iterable[int], before: int) -> Ids:
-        """Those of processes that something was captured of, or that `ended`; those that have waited for long, and
-        those with an id below `before`.
+    def take_captured(self) -> list[tuple[int, int]]:
+        """(process, end) of captures since this was last asked."""
+        captured, self._captured = self._captured, []
+        return captured
+
+    def take(self, now_ns: int, *, before: int, most: int | None) -> list[Portion]:
+        """What is to be aligned now, by process: of those that something was captured of, that have ended, or of which
+        an operation has waited for long or has an id below `before`; with each, all operations that wait.
+
+        As many processes as it takes for the work of `most` kernels, and at least one; None: all of them.
         """
-        taken: list[Ids] = []
-        while self._waiting and (now_ns - self._waiting[0][0] >= _WAITS_NS or self._waiting[0][1][0] < before):
-            taken.append(self._waiting.popleft()[1])
-        if not self._waiting:
-            return _joined(taken)
-        wanted = np.zeros(len(known.processes), np.bool_)
-        wanted[list(ended)] = True
-        for _, processes in self.captures:
-            wanted[list(processes.values())] = True
-        for kernels in self.kernels:
-            wanted[known.kernels.take(kernels, "process")["process"]] = True
-        return _joined([*taken, *self._of(known, wanted)] if wanted.any() else taken)
+        for waiting in self._waiting:
+            is_given_up = waiting.operations[0] < before
+            if now_ns - waiting.at_ns < _WAITS_NS and not is_given_up:
+                break
+            for process in values_of(waiting.processes):
+                self._of_process(process).gives_up |= bool(is_given_up)
+        chosen = self._choose(np.inf if most is None else most)
+        operations_of = self._operations_of(list(chosen))
+        return [
+            self._portion(process, operations_of.get(process, np.empty(0, np.int64)), kernels)
+            for process, kernels in chosen.items()
+        ]
 
-    def _of(self, known: Store, wanted: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Ids]:
+    def _choose(self, most: float) -> dict[int, Ids]:
+        """Processes from the front of the queue, with the kernels that they are given."""
+        chosen: dict[int, Ids] = {}
+        for process, queued in self._queue.items():
+            if most <= 0:
+                break
+            others = sum(map(len, queued.calls)) + (self._amounts[process] if process < len(self._amounts) else 0)
+            most -= _OF_PROCESS + others // _PER_KERNEL
+            chosen[process] = queued.take_kernels(most)
+            most -= len(chosen[process])
+        return chosen
+
+    def _portion(self, process: int, operations: Ids, kernels: Ids) -> Portion:
+        """What is given beside the kernels; a process with more of them goes to the end of the queue."""
+        queued = self._queue.pop(process)
+        calls, queued.calls = tuple(queued.calls), []
+        self.rows -= len(kernels) + sum(map(len, calls))
+        is_all = not queued.kernels
+        if not is_all:
+            self._queue[process] = queued
+        return Portion(
+            process=process,
+            operations=operations,
+            kernels=kernels,
+            calls=calls,
+            captures=tuple(queued.captures) if is_all else (),
+            has_ended=is_all and queued.has_ended,
+            gives_up=is_all and queued.gives_up,
+        )
+
+    def _operations_of(self, chosen: list[int]) -> dict[int, Ids]:
         """Takes the operations of these processes out of those that wait."""
+        wanted = np.zeros(max([len(self._amounts), *(process + 1 for process in chosen)]), np.bool_)
+        wanted[chosen] = True
+        if not self._amounts[wanted[: len(self._amounts)]].any():
+            return {}
         taken: list[Ids] = []
-        left: deque[tuple[int, Ids]] = deque()
-        for at_ns, operations in self._waiting:
-            is_wanted = wanted[known.operations.take(operations, "process")["process"]]
-            taken.append(operations[is_wanted])
+        processes: list[NDArray[np.int32]] = []
+        left: deque[_Waiting] = deque()
+        for waiting in self._waiting:
+            is_wanted = wanted[waiting.processes]
+            if not is_wanted.any():
+                left.append(waiting)
+                continue
+            taken.append(waiting.operations[is_wanted])
+            processes.append(waiting.processes[is_wanted])
             if not is_wanted.all():
-                left.append((at_ns, operations[~is_wanted]))
+                rest = ~is_wanted
+                left.append(_Waiting(waiting.at_ns, waiting.operations[rest], waiting.processes[rest]))
         self._waiting = left
-        return taken
+        self._amounts[wanted[: len(self._amounts)]] = 0
+        together = _joined(taken)
+        return {process: together[mine] for process, mine in groups(np.concatenate(processes))}
 
-    def take_captured(self) -> tuple[list[Ids], list[Columns], list[tuple[CaptureSeen, dict[int, int]]]]:
-        """Kernels, calls and captures, which are forgotten here."""
-        taken = self.kernels, self.calls, self.captures
-        self.kernels, self.calls, self.captures = [], [], []
-        return taken
+    def _of_process(self, process: int) -> _Queued:
+        return self._queue.setdefault(process, _Queued())
 
 
-def _joined(operations: list[Ids]) -> Ids:
-    return np.concatenate([np.empty(0, np.int64), *operations])
+def _joined(ids: Iterable[Ids]) -> Ids:
+    return np.concatenate([np.empty(0, np.int64), *ids])

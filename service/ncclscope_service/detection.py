@@ -26,9 +26,10 @@ from ncclscope_service.detect.reported import Said
 from ncclscope_service.detect.rests import Rests
 from ncclscope_service.detect.watched import Watched
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
+from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.periods import Periods
 from ncclscope_service.progress import Progress
-from ncclscope_service.rows import Communicator, Match
+from ncclscope_service.rows import Communicator, Finding, FindingKind, Match, Severity
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -52,6 +53,10 @@ class _Job:
     """Operations enqueued so far, and when the newest was."""
     knows_calls: bool = False
     """Whether the detectors were told of calls, and with the first ones of their groups."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+    """Theirs, when they were last asked."""
+    fails_since_ns: int | None = None
+    """Since when each look has failed by a mistake of ours."""
 
 
 @dataclass(slots=True)
@@ -67,10 +72,17 @@ class Detection:
     """Runs every detector of every job."""
 
     def __init__(
-        self, known: Store, periods: Periods | None = None, make_detectors: Callable[[], Detectors] = Detectors
+        self,
+        known: Store,
+        periods: Periods | None = None,
+        make_detectors: Callable[[], Detectors] = Detectors,
+        mistakes: Mistakes | None = None,
     ) -> None:
-        """`periods` tells where steps end; without it no pause is held for one between steps."""
+        """`periods` tells where steps end; without it no pause is held for one between steps. Where `mistakes` are
+        borne, a job whose detectors fail has the findings that it had.
+        """
         self._store = known
+        self._mistakes = mistakes or Mistakes()
         self._periods = periods
         self._rests = Rests()
         self._process_of_lane: dict[int, int] = {}
@@ -134,12 +146,22 @@ class Detection:
         """
         at_ns = self._newest_time(measured) if final else now_ns
         watched_ns = at_ns if final else self._watched.at(now_ns, self._newest_log_ns)
-        for job in sorted({*self._store.process_job, *self._facts}):
-            context = replace(self._context(job, clocks, step_ns, silent_hosts), is_over=final)
-            mine = whole_rows.kept(measured, np.isin(measured["communicator"], list(context.groups)))
-            self._feed_job(self._jobs[job], context, mine, at_ns, clocks, final=final)
+        fed = {*self._store.process_job, *self._facts}
+        for name in sorted({*fed, *self._jobs}):
+            job = self._jobs[name]
+            try:
+                if name in fed:
+                    context = replace(self._context(name, clocks, step_ns, silent_hosts), is_over=final)
+                    mine = whole_rows.kept(measured, np.isin(measured["communicator"], list(context.groups)))
+                    self._feed_job(job, context, mine, at_ns, clocks, final=final)
+                job.findings, job.fails_since_ns = job.detectors.findings(at_ns, watched_ns=watched_ns), None
+            except Exception as error:
+                self._mistakes.bear(error, "detect", f"job {name}")
+                job.fails_since_ns = job.fails_since_ns or at_ns
         self._store.findings = ordered(
-            finding for job in self._jobs.values() for finding in job.detectors.findings(at_ns, watched_ns=watched_ns)
+            finding
+            for name, job in self._jobs.items()
+            for finding in (*job.findings, *_blind(name, job.fails_since_ns))
         )
 
     def _feed_job(
@@ -349,6 +371,28 @@ class Detection:
         newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
         captured = max((capture.end_ns for _, capture in self._store.captures), default=NO_TIME_NS)
         return max(newest, self._newest_log_ns, captured, 0)
+
+
+def _blind(job: str, since_ns: int | None) -> tuple[Finding, ...]:
+    """That nobody judges a job since then."""
+    if since_ns is None:
+        return ()
+    blind = Finding(
+        kind=FindingKind.BLIND,
+        severity=Severity.WARNING,
+        job=job,
+        comm_id=None,
+        parallelism=None,
+        ranks=(),
+        hosts=(),
+        since_ns=since_ns,
+        until_ns=None,
+        confidence=1.0,
+        summary="The service fails to judge this job, by a mistake of its own: findings may be missing or out of date. "
+        "Please report it, with the service's log.",
+        evidence={"reason": "internal_error"},
+    )
+    return (blind,)
 
 
 def _by_second(measured: Columns) -> list[Columns]:

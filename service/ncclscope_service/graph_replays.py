@@ -18,6 +18,7 @@ from ncclscope_service import rows
 from ncclscope_service.distinct import groups
 from ncclscope_service.graph_lines import CapturedLaunch
 from ncclscope_service.graphs import ProcessGraphs
+from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.rows import Match
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
@@ -79,8 +80,10 @@ class GraphReplays:
         version_of: Callable[[int], str | None],
         operation_columns: Callable[[Ids, Columns], Columns],
         kernel_columns: Callable[[Ids, Columns], Columns],
+        mistakes: Mistakes,
     ) -> None:
-        """The last two give rows of operations and of kernels as aligners want them (align_rows.ALIGN_...)."""
+        """`operation_columns` and `kernel_columns` give rows as aligners want them (align_rows.ALIGN_...)."""
+        self._mistakes = mistakes
         self._store = known
         self._version_of = version_of
         self._operation_columns = operation_columns
@@ -136,12 +139,16 @@ class GraphReplays:
     def advance(self, *, final: bool, ended: Collection[int] = ()) -> Ids:
         """Decides what can be decided; gives the captured operations that nothing had been decided of."""
         decided = [_NOTHING]
-        for index, process in self._processes.items():
+        for index, process in list(self._processes.items()):
             if not process.graphs.waits:
                 continue
             is_over = final or index in ended
-            decided.append(self._look_for_lines(index, process, final=is_over))
-            self._write(process, process.graphs.take(final=is_over))
+            try:
+                decided.append(self._look_for_lines(index, process, final=is_over))
+                self._write(process, process.graphs.take(final=is_over))
+            except Exception as error:
+                self._mistakes.bear(error, "align", f"CUDA graphs of process {self._store.processes[index].pid}")
+                del self._processes[index]  # it begins anew: what it had found stays as it was written
         return np.concatenate(decided)
 
     def _look_for_lines(self, index: int, process: _Process, *, final: bool) -> Ids:

@@ -99,6 +99,8 @@ class ServiceHealth:
     page_clients_refused: int = 0
     tick_seconds: float | None = None
     """How long the last pass over what had come took."""
+    mistakes: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    """What our own code failed on, by where."""
     receivers: tuple[ReceiverView, ...] = ()
     journal: JournalHealth | None = None
     """None where no state is kept."""

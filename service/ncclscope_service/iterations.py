@@ -65,7 +65,7 @@ class Iterations:
 
     def assign(self, operations: Ids) -> None:
         """Sets `iteration` of these operations where a mark tells it."""
-        self._read_new_marks()
+        self.read_marks()
         if not self._marks or not len(operations):
             return
         rows = self._store.operations.take(operations, "process", "logged_at_ns", "kernel")
@@ -88,10 +88,6 @@ class Iterations:
         telling = sure | (rows["iteration_by"][positions] != IterationBy.PERIOD)
         rows["iteration"][positions[telling]] = numbers[telling]
 
-    def has_news(self) -> bool:
-        """Whether ranges came since operations were last numbered."""
-        return self._store.ranges.next_id != self._read_upto
-
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None without marks, where `periods` tells."""
         return int(np.median(list(self._steps_ns.values()))) if self._steps_ns else None
@@ -104,18 +100,20 @@ class Iterations:
         times[with_kernel] = np.where(launched != NO_TIME_NS, launched, times[with_kernel])
         return times
 
-    def _read_new_marks(self) -> None:
+    def read_marks(self) -> set[int]:
+        """Reads the ranges that came since the last call; gives the processes of which marks are among them."""
         ranges = self._store.ranges
         new = ranges.rows[max(0, self._read_upto - ranges.first) :]
         self._read_upto = ranges.next_id
         if not len(new):
-            return
+            return set()
         texts, inverse = np.unique(new["text"], return_inverse=True)
         numbers = np.asarray([self._number(text) for text in texts.tolist()], np.int64)[inverse]
         marked = new[numbers != NO_NUMBER]
         numbers = numbers[numbers != NO_NUMBER]
         for process, mine in groups(marked["process"]):
             self._add(process, marked[mine], numbers[mine])
+        return set(marked["process"].tolist())
 
     def _number(self, text: int) -> int:
         if text not in self._number_of_text:

@@ -90,6 +90,10 @@ class CollectiveJoin:
         self._settle_ns = settle_ns
         self._patience_ns = patience_ns
         self._buffers: dict[int, _Buffer] = {}
+        self.has_more = False
+        """Whether the last call of `take_ready` left some."""
+        self._next = 0
+        """Place of the communicator that comes first the next time."""
         self.late = 0
         """Operations whose collective had been given already when they were reported."""
 
@@ -122,16 +126,29 @@ class CollectiveJoin:
         unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
         buffer.reported_at_ns[unseen] = now_ns
 
-    def take_ready(self, *, members_seen: dict[int, int], now_ns: int, final: bool = False) -> list[JoinedCollectives]:
+    def take_ready(
+        self, *, members_seen: dict[int, int], now_ns: int, final: bool = False, most: int | None = None
+    ) -> list[JoinedCollectives]:
         """The collectives that are complete, or that have been waited for long enough, in order.
 
-        A collective is given once, and never before the ones with smaller numbers.
+        A collective is given once, and never before the ones with smaller numbers. As many as have `most` operations;
+        `has_more` tells whether some are left, which come first the next time.
         """
         ready: list[JoinedCollectives] = []
-        for communicator, buffer in self._buffers.items():
+        self.has_more = False
+        begin, self._next = self._next, 0
+        for place, communicator in _from(begin, list(self._buffers)):
+            buffer = self._buffers[communicator]
             rows = self._ready_rows(buffer, members_seen.get(communicator, 0), now_ns, final)
             if not rows:
                 continue
+            if most is not None and rows * buffer.size > most:
+                if not self.has_more:
+                    self.has_more, self._next = True, place
+                rows = max(most // buffer.size, 0 if ready else 1)
+                if not rows:
+                    continue
+            most = None if most is None else most - rows * buffer.size
             operations = buffer.operations[:rows].copy()
             operations[operations == _UNREPORTED] = NO_NUMBER
             seen = (operations != NO_NUMBER).any(axis=1)
@@ -166,6 +183,12 @@ class CollectiveJoin:
             return 0
         blocked = np.flatnonzero(~complete & ((reports > 0) | is_awaited))
         return int(min(blocked[0], later_complete[-1] + 1)) if len(blocked) else int(later_complete[-1]) + 1
+
+
+def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:
+    """(place, communicator) of all, those before `begin` at last."""
+    placed = list(enumerate(communicators))
+    return placed[begin:] + placed[:begin]
 
 
 class PairJoin:

@@ -7,7 +7,8 @@ notifications that were delivered are not delivered again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,18 +111,31 @@ class Kept:
         self.priors.update({each.host: _clock_prior(each) for each in ticked.priors})
         if ticked.silent is not None:
             self.silent = frozenset(ticked.silent)
-        self.pipeline.believe_clocks(self.priors)
-        self.pipeline.advance(now_ns, silent_hosts=self.silent)
-        self._add_trouble(ticked)
-        self.tally.feed(self.pipeline.store)
-        expired = self.pipeline.expired(now_ns)
-        if self._is_due(len(expired), now_ns):
-            self._let_go(expired, now_ns, archive)
-        news = self.news.look(self.findings(), now_ns)
-        for event in news:
-            for outbox in self.outboxes.values():
-                outbox.offer(event)
+        with self._borne("advance"):
+            self.pipeline.believe_clocks(self.priors)
+            self.pipeline.advance(now_ns, silent_hosts=self.silent)
+        with self._borne("tally"):
+            self._add_trouble(ticked)
+            self.tally.feed(self.pipeline.store)
+        with self._borne("expire"):
+            expired = self.pipeline.expired(now_ns)
+            if self._is_due(len(expired), now_ns):
+                self._let_go(expired, now_ns, archive)
+        news: list[FindingEvent] = []
+        with self._borne("notify"):
+            news = self.news.look(self.findings(), now_ns)
+            for event in news:
+                for outbox in self.outboxes.values():
+                    outbox.offer(event)
         return news
+
+    @contextmanager
+    def _borne(self, where: str) -> Iterator[None]:
+        """Goes on behind a mistake of ours, live as after a restart: the tick does what else there is to do."""
+        try:
+            yield
+        except Exception as error:
+            self.pipeline.mistakes.bear(error, where, "what was due")
 
     def findings(self) -> tuple[FindingView, ...]:
         """All findings that are kept, the open ones first."""

@@ -66,6 +66,11 @@ class Lives:
                 ended.append(process)
         return ended
 
+    def has_ended(self, process: int) -> bool:
+        """Whether it was among those, and nothing has come of it since."""
+        life = self._lives.get(process)
+        return life is not None and life.is_ended
+
     def _hear(self, process: int, now_ns: int) -> _Life:
         life = self._lives.setdefault(process, _Life())
         life.heard_at_ns = now_ns

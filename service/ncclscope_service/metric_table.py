@@ -582,6 +582,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_ONE,
     ),
     Metric(
+        name="ncclscope_mistakes",
+        kind=Kind.COUNTER,
+        labels=("where",),
+        help="What our own code failed on and left out, by where: please report it, with the service's log.",
+        bound=_PER_REASON,
+    ),
+    Metric(
         name="ncclscope_journal_bytes",
         kind=Kind.GAUGE,
         unit="bytes",

@@ -356,6 +356,8 @@ def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tal
     collected.add("ncclscope_window_operations", len(store.operations))
     collected.add("ncclscope_rows_uncounted", tally.missed)
     collected.add("ncclscope_tick_seconds", health.tick_seconds)
+    for where, count in sorted(health.mistakes.items()):
+        collected.add("ncclscope_mistakes", count, where)
     _add_journal(collected, health)
     collected.add("ncclscope_page_clients", health.page_clients)
     collected.add("ncclscope_page_events_dropped", health.page_events_dropped)

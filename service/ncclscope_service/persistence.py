@@ -114,7 +114,7 @@ class Persistence:
             why = f"the journal holds what cannot be applied: {type(error).__name__}: {error}"
             kept, number = self._begin_anew(settings, outboxes, why)
         for mistake in kept.pipeline.mistakes.take():
-            _log.error("batch_failed", mistake=mistake)
+            _log.error("work_failed", where=mistake.where, what=mistake.what, trace=mistake.trace)
         kept.reopened(now_ns)
         self._archive.withdraw(kept.pipeline.store.operations.first)
         self.journal = Journal(

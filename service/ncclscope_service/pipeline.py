@@ -3,14 +3,17 @@
     feed      batch ─ intake ─ communicators ─ tuning ─▶ store
     advance   align ─ iterations ─ join ─ clocks ─ measure ─ series ─ detect ─▶ store
 
-`feed` only notes what came; `advance` works on all that came since, in columns. Live, it is called on a timer;
-offline, `flush` is called once at the end and decides everything. Both run this very code.
+`feed` only notes what came; `advance` numbers and counts all that came since, and aligns, joins and measures a bounded
+amount of it: processes that have waited longest first (`arrivals`). What is left (`has_backlog`) is for the next call.
+Live, it is called on a timer, and at once while something is left; offline, `flush` is called once at the end and
+decides everything. Both run this very code.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -51,6 +54,7 @@ from ncclscope_service.store import Ids, Store
 from ncclscope_service.tables_join import TablesJoin
 from ncclscope_service.timing import has_kernel
 from ncclscope_service.tuning import TuningJoin
+from ncclscope_service.unjudged import Unjudged
 from ncclscope_service.unsettled import Unsettled
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
@@ -76,6 +80,11 @@ _GIVEN_UP_EVERY_NS: Final = 5 * _SECOND_NS
 _SETTLED_AT_ONCE: Final = 65_536
 """Operations that are numbered and counted in one go at most: 20 MB of rows."""
 _LOOKED_AT_ONCE: Final = 4096
+_JOINED_AT_ONCE: Final = 65_536
+"""Operations of joined collectives that are measured in one `advance`."""
+_LOOKS_EVERY_NS: Final = 500_000_000
+"""Detectors look that often while something is left to do."""
+_EXPIRED_AT_ONCE: Final = 100_000
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
@@ -101,6 +110,9 @@ class PipelineSettings:
     """How many operations wait for a capture at most: of more, the oldest count as not covered."""
     window_operations: int = 1_000_000
     """How many operations stay in memory at most; about half a kilobyte each with kernels, ranges and copies."""
+    aligned_at_once: int = 24_576
+    """Kernels that are aligned, with all that follows from it, in one `advance`, or work that takes as long: about a
+    quarter of a second."""
     idle_ns: int = 30 * _SECOND_NS
     """How long after its communicators ended a process may still be heard of."""
     groups_every_ns: int = 5 * _SECOND_NS
@@ -124,7 +136,7 @@ class Pipeline:
         self._intake = Intake(self.store)
         self._communicators = Communicators(self.store)
         self._tuning = TuningJoin(self.store)
-        self._alignment = Alignment(self.store, lambda process: version_of(self.store, process))
+        self._alignment = Alignment(self.store, lambda process: version_of(self.store, process), self.mistakes)
         self._iterations = Iterations(self.store)
         self._collective_join = CollectiveJoin(settle_ns=self.settings.settle_ns, patience_ns=self.settings.patience_ns)
         self._exchanges = ExchangeBook()
@@ -147,13 +159,15 @@ class Pipeline:
         """Operations before this one wait for no capture any more."""
         self._gave_up_at_ns = 0
         self._unsettled = Unsettled()
+        self._unjudged = Unjudged()
+        self._looked_at_ns = 0
         self.fed_rows = 0
-        """Operations, kernels, ranges and records of Inspector since the last `advance`."""
+        """Operations and records of Inspector since the last `advance`."""
         self._lives = Lives(self.settings.idle_ns)
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
         self._periods = Periods(self.store)
-        self._detection = Detection(self.store, self._periods, make_detectors)
+        self._detection = Detection(self.store, self._periods, make_detectors, self.mistakes)
         self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
@@ -174,14 +188,14 @@ class Pipeline:
         try:
             self._feed(batch, agent=agent, session=session, job=job)
         except Exception as error:
-            self.mistakes.bear(error, f"batch of {batch.source.name} of {agent}")
+            self.mistakes.bear(error, "batch", f"batch of {batch.source.name} of {agent}")
             self._communicators.completed.clear()
             return not self._intake.lose(batch, agent=agent)
         return True
 
     def _feed(self, batch: Batch, *, agent: str, session: str, job: str) -> None:
         is_plain = _is_plain(batch)
-        self.fed_rows += len(batch.operations) + len(batch.kernels) + len(batch.ranges) + len(batch.inspected)
+        self.fed_rows += len(batch.operations) + len(batch.inspected)
         if not is_plain:
             self._settle()
         arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
@@ -202,16 +216,16 @@ class Pipeline:
             )
         self._inspection.feed(arrived.inspected)
         if len(arrived.kernels):
-            self._arrivals.kernels.append(self.store.kernels.append(arrived.kernels))
+            self._arrivals.append_kernels(self.store.kernels.append(arrived.kernels), arrived.kernels["process"])
         if len(arrived.calls):
-            self._arrivals.calls.append(arrived.calls)
+            self._arrivals.append_calls(arrived.calls)
         for capture in batch.captures:
             if capture.graph_launches:
                 self.store.skipped[_WHOLE_GRAPH] += capture.graph_launches
             if _SESSION_START in capture.missing:
                 continue  # its times count from 0: it covers nothing that could be named
             processes = {pid: self._intake.process(job, capture.host, pid) for pid in capture.pids}
-            self._arrivals.captures.append((capture, processes))
+            self._arrivals.append_capture(capture, processes)
 
     def snapshot(self) -> bytes:
         """The whole state, store included, from which `restore` goes on as if nothing had happened."""
@@ -236,6 +250,16 @@ class Pipeline:
         """Decides everything that is still open: nothing more will come."""
         self._advance(now_ns, final=True, silent_hosts=frozenset())
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the last `advance` has left something that could be worked on at once."""
+        return len(self._arrivals) > 0 or self._collective_join.has_more or self._unjudged.is_released
+
+    @property
+    def waiting_rows(self) -> int:
+        """Kernels and calls that came and were not aligned yet."""
+        return self._arrivals.rows
+
     def shift_stamps(self, fit: Callable[[NDArray[np.int64], NDArray[np.int64]], int | None]) -> dict[int, int]:
         """Moves the stamps of each process by what `fit(stamps, launches)` gives, before anything was aligned.
 
@@ -255,11 +279,14 @@ class Pipeline:
         return shifts
 
     def expired(self, now_ns: int) -> Ids:
-        """The oldest operations that nothing needs any more, finished and out of the window: archive, then `forget`."""
+        """The oldest operations that nothing needs any more, finished and out of the window: archive, then `forget`.
+
+        A bounded number; the next call has those behind them.
+        """
         table = self.store.operations
         limit = self._out_of_window(now_ns).operations
         limit = max(limit, table.next_id - self.settings.window_operations)
-        length = _length_of_true(table.rows["finished"][: max(0, limit - table.first)])
+        length = _length_of_true(table.rows["finished"][: max(0, min(limit - table.first, _EXPIRED_AT_ONCE))])
         if table.first + length > self._periods.settled_before:
             self._periods.settle()
         return np.arange(table.first, table.first + length, dtype=np.int64)
@@ -300,7 +327,7 @@ class Pipeline:
             self._communicators.place(operations, (), ())
             self._take_placed(operations, tunings)
         except Exception as error:
-            self.mistakes.bear(error, f"{len(logged)} operations")
+            self.mistakes.bear(error, "settle", f"{len(logged)} operations")
             for source, rows in groups(logged["source"]):
                 self._intake.note_lost(source, len(rows))
 
@@ -310,7 +337,8 @@ class Pipeline:
         ids = self._add_operations(operations)
         self._tuning.feed(ids, tunings)
         self._alignment.feed_copied(self._tuning.take_copied())
-        self._detection.count_logged(ids)
+        with self._borne("detect"):
+            self._detection.count_logged(ids)
         self._inspection.feed_operations(ids)
 
     def _add_operations(self, operations: Columns) -> Ids:
@@ -330,17 +358,57 @@ class Pipeline:
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         self._settle()
         self.fed_rows = 0
-        self._group(now_ns, final=final)
-        decided = self._align(now_ns, final=final)
-        self._assign_iterations(decided, now_ns)
-        self._detection.count_decided(decided)
-        self._report(self._identified(decided, now_ns, final=final), now_ns)
-        self._replaying.report(self._identification.is_open(), now_ns, final=final)
-        measured = self._measure(now_ns, final=final, decided=decided)
+        decided = np.empty(0, np.int64)
+        with self._borne("group"):
+            self._group(now_ns, final=final)
+        with self._borne("align"):
+            decided = self._align(now_ns, final=final)
+        with self._borne("iterations"):
+            self._assign_iterations(decided, now_ns)
+        with self._borne("report", decided):
+            self._detection.count_decided(decided)
+            self._report(self._identified(decided, now_ns, final=final), now_ns)
+        with self._borne("replays"):
+            self._replaying.report(self._identification.is_open(), now_ns, final=final)
+        with self._borne("measure"):
+            self._unjudged.add(self._measure(now_ns, final=final, decided=decided), now_ns)
         self._finish_unjoined(now_ns, final=final)
-        measured = whole_rows.joined([measured, self._inspect(now_ns, final=final)])
-        if final:
-            self._group(now_ns, final=True)
+        with self._borne("inspect"):
+            self._unjudged.add(self._inspect(now_ns, final=final), now_ns)
+        with self._borne("detect"):
+            if final:
+                self._group(now_ns, final=True)
+            self._judge(now_ns, final=final, silent_hosts=silent_hosts)
+
+    @contextmanager
+    def _borne(self, where: str, operations: Ids | None = None) -> Iterator[None]:
+        """Goes on behind a mistake of ours, where they are borne. `operations` end with what is known of them by then,
+        and are a gap of their logs; what else was being worked on is left out.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.mistakes.bear(
+                error, where, "what came last" if operations is None else f"{len(operations)} operations"
+            )
+            if operations is not None:
+                self._lose(operations)
+
+    def _lose(self, operations: Ids) -> None:
+        table = self.store.operations
+        at = table.at(operations[operations >= table.first])
+        at = at[~table.rows["finished"][at]]
+        for process, mine in groups(table.rows["process"][at]) if len(at) else ():
+            self._note_lost(process, len(mine))
+        self.store.finish(at)
+
+    def _judge(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
+        """Lets the detectors look; not each time while slices of work follow one another."""
+        is_busy = len(self._arrivals) > 0 or self._collective_join.has_more
+        if is_busy and not final and now_ns - self._looked_at_ns < _LOOKS_EVERY_NS:
+            return
+        self._looked_at_ns = now_ns
+        measured = self._unjudged.take(now_ns, is_whole=not is_busy, final=final)
         step_ns = self._iterations.step_ns() or self._periods.step_ns()
         self._detection.advance(measured, now_ns, self._clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final)
 
@@ -368,29 +436,44 @@ class Pipeline:
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
         self._hear_all(now_ns)
-        ended = self._lives.take_ended(self._communicators.has_ended, now_ns)
-        held = self._ages.at(now_ns - self.settings.hold_ns)
-        next_id = self.store.operations.next_id
-        given_up = max(0 if held is None else held.operations, next_id - self.settings.held_operations)
-        before = next_id if final else given_up
-        operations = self._arrivals.take_operations(self.store, now_ns, ended=ended, before=before)
-        self._alignment.feed_operations(operations)
-        all_kernels, all_calls, captures = self._arrivals.take_captured()
-        for kernels in all_kernels:
-            self._alignment.feed_kernels(kernels)
-        for calls in all_calls:
-            self._alignment.feed_calls(calls)
-        for capture, processes in captures:
-            self._alignment.feed_capture(capture, processes)
-        decided = self._alignment.advance(final=final, ended=ended)
+        self._arrivals.end(self._lives.take_ended(self._communicators.has_ended, now_ns))
+        given_up = self._give_up(now_ns)
+        portions = self._arrivals.take(
+            now_ns,
+            before=self.store.operations.next_id if final else given_up,
+            most=None if final else self.settings.aligned_at_once,
+        )
+        for portion in portions:
+            self._alignment.feed(portion)
+        ended = [each.process for each in portions if each.has_ended and self._lives.has_ended(each.process)]
+        decided = [
+            self._alignment.give_up(each.process, self._given_up) for each in portions if each.gives_up and not final
+        ]
+        decided.append(self._alignment.advance(final=final, ended=ended))
+        for process, operations in self._alignment.take_lost():
+            self._note_lost(process, max(1, len(operations)))
+            decided.append(operations)
         replays = self._alignment.graphs.take_replays()
         self._inspection.mark_counted(replays)
         self._replaying.feed(replays, now_ns)
+        return np.concatenate(decided)
+
+    def _give_up(self, now_ns: int) -> int:
+        """Has processes give up what waits for a capture for too long, now and then; before which operation that is."""
+        held = self._ages.at(now_ns - self.settings.hold_ns)
+        next_id = self.store.operations.next_id
+        given_up = max(0 if held is None else held.operations, next_id - self.settings.held_operations)
         pause_ns = min(_GIVEN_UP_EVERY_NS, self.settings.hold_ns // 100)
-        if not final and given_up > self._given_up and now_ns - self._gave_up_at_ns >= pause_ns:
+        if given_up > self._given_up and now_ns - self._gave_up_at_ns >= pause_ns:
             self._given_up, self._gave_up_at_ns = given_up, now_ns
-            decided = np.concatenate([decided, self._alignment.give_up_uncaptured(given_up)])
-        return decided
+            self._arrivals.give_up(sorted(self._alignment.processes()))
+        return given_up
+
+    def _note_lost(self, process: int, amount: int) -> None:
+        """Notes what a mistake of ours has taken from a process as a gap of its log."""
+        source = self.store.process_source.get(process)
+        if source is not None:
+            self._intake.note_lost(source, amount)
 
     def _identified(self, decided: Ids, now_ns: int, *, final: bool) -> Ids:
         """Finds communicators that nothing names; gives the operations that need not wait for that any more."""
@@ -413,23 +496,25 @@ class Pipeline:
         return np.concatenate(ready)
 
     def _hear_all(self, now_ns: int) -> None:
-        for operations in self._arrivals.take_new(now_ns):
+        for operations in self._arrivals.take_new(self.store, now_ns):
             heard = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
             self._lives.hear_operations(heard, now_ns)
-        for capture, processes in self._arrivals.captures:
-            for process in processes.values():
-                self._lives.hear_capture(process, capture.end_ns, now_ns)
+        for process, end_ns in self._arrivals.take_captured():
+            self._lives.hear_capture(process, end_ns, now_ns)
 
     def _assign_iterations(self, decided: Ids, now_ns: int) -> None:
-        """Numbers what was decided, and again what was decided lately when more marks have come."""
-        self._numbered.append((now_ns, decided))
-        while self._numbered[0][0] < now_ns - _MARKS_COME_WITHIN_NS:
+        """Numbers what was decided, and again what was decided lately of processes of which more marks have come."""
+        marked = self._iterations.read_marks()
+        while self._numbered and self._numbered[0][0] < now_ns - _MARKS_COME_WITHIN_NS:
             self._numbered.popleft()
-        if self._iterations.has_news():
+        if marked and self._numbered:
             recent = np.concatenate([operations for _, operations in self._numbered])
-            self._iterations.assign(recent[recent >= self.store.operations.first])
-        else:
-            self._iterations.assign(decided)
+            recent = recent[recent >= self.store.operations.first]
+            is_marked = np.zeros(len(self.store.processes), np.bool_)
+            is_marked[sorted(marked)] = True
+            self._iterations.assign(recent[is_marked[self.store.operations.take(recent, "process")["process"]]])
+        self._iterations.assign(decided)
+        self._numbered.append((now_ns, decided))
 
     def _report(self, decided: Ids, now_ns: int) -> None:
         """Tells the joins what was decided, and finishes what they need not wait for."""
@@ -513,7 +598,9 @@ class Pipeline:
     def _measure(self, now_ns: int, *, final: bool, decided: Ids) -> Columns:
         """Joins and measures what is complete; gives the rows.COLLECTIVE that were added."""
         members_seen = {of.index: len(of.members or {}) for of in self.store.communicators}
-        joined = self._collective_join.take_ready(members_seen=members_seen, now_ns=now_ns, final=final)
+        joined = self._collective_join.take_ready(
+            members_seen=members_seen, now_ns=now_ns, final=final, most=None if final else _JOINED_AT_ONCE
+        )
         kernels = [self._measuring.gather(each) for each in joined]
         for each in kernels:
             self._clocks.learn(each)
@@ -563,7 +650,8 @@ class Pipeline:
             operations = operations[operations >= self.store.operations.first]
             rows = self.store.operations.take(operations, "finished", "launch", "coll_seq")
             left = ~rows["finished"]
-            self._finish(operations[left])
+            with self._borne("finish", operations[left]):
+                self._finish(operations[left])
             self._exchanges.forget(rows["launch"][left & (rows["coll_seq"] == NO_NUMBER)])
 
     def _finish(self, operations: Ids) -> None:

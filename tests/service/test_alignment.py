@@ -136,8 +136,8 @@ def test_operations_of_a_process_that_is_never_captured_are_not_covered() -> Non
 def test_only_operations_that_are_old_enough_are_given_up() -> None:
     service = _Service()
     service.feed(rank_batches(0, range(5))[0], rank_batches(0, range(5, 9))[0])
-    assert service.alignment.give_up_uncaptured(3).tolist() == [0, 1, 2]
-    assert service.alignment.give_up_uncaptured(3).tolist() == []
+    assert service.alignment.give_up(0, 3).tolist() == [0, 1, 2]
+    assert service.alignment.give_up(0, 3).tolist() == []
     service.feed(rank_batches(0, range(9))[1])
     assert sorted(service.alignment.advance(final=True).tolist()) == list(range(3, 9))
     assert service.operations()["match"][:3].tolist() == [Match.NOT_COVERED] * 3

@@ -1,13 +1,13 @@
-"""Operations wait for a capture of their process before they are aligned, and not for ever."""
+"""Operations wait for a capture of their process before they are aligned, and not for ever; processes wait in turn."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.arrivals import Arrivals
+from ncclscope_service.arrivals import Arrivals, Portion
 from ncclscope_service.intake import empty_operations
 from ncclscope_service.rows import Process
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import API_CALL, Ids, Store
 from ncclscope_wire.records import CaptureSeen
 
 _SECOND = 1_000_000_000
@@ -33,11 +33,20 @@ def _capture(*pids: int) -> tuple[CaptureSeen, dict[int, int]]:
     return seen, {pid: pid for pid in pids}
 
 
-def _taken(arrivals: Arrivals, store: Store, now_ns: int, *, ended: tuple[int, ...] = (), before: int = 0) -> list[int]:
-    arrivals.take_new(now_ns)
-    taken: list[int] = arrivals.take_operations(store, now_ns, ended=ended, before=before).tolist()
-    arrivals.take_captured()
-    return taken
+def _kernels(arrivals: Arrivals, begin: int, amount: int, process: int) -> None:
+    arrivals.append_kernels(np.arange(begin, begin + amount), np.full(amount, process, np.int32))
+
+
+def _taken(arrivals: Arrivals, store: Store, now_ns: int, *, before: int = 0) -> list[int]:
+    """Operations that are given."""
+    arrivals.take_new(store, now_ns)
+    portions = arrivals.take(now_ns, before=before, most=None)
+    return sorted(operation for portion in portions for operation in portion.operations.tolist())
+
+
+def _given(portions: list[Portion]) -> list[tuple[int, int, int]]:
+    """(process, kernels, captures) of each."""
+    return [(each.process, len(each.kernels), len(each.captures)) for each in portions]
 
 
 def test_operations_wait_until_something_of_their_process_was_captured() -> None:
@@ -45,30 +54,76 @@ def test_operations_wait_until_something_of_their_process_was_captured() -> None
     arrivals.append_operations(_operations(store, 0, 1, 0))
     assert _taken(arrivals, store, 0) == []
     arrivals.append_operations(_operations(store, 1, 0))
-    arrivals.captures.append(_capture(0))
+    arrivals.append_capture(*_capture(0))
     assert _taken(arrivals, store, _SECOND) == [0, 2, 4]
-    arrivals.captures.append(_capture(0, 1))
+    arrivals.append_capture(*_capture(0, 1))
     assert _taken(arrivals, store, 2 * _SECOND) == [1, 3]
 
 
 def test_operations_of_a_process_that_ended_wait_no_longer() -> None:
     store, arrivals = _store(), Arrivals()
     arrivals.append_operations(_operations(store, 0, 1))
-    assert _taken(arrivals, store, 0, ended=(1,)) == [1]
+    arrivals.take_new(store, 0)
+    arrivals.end([1])
+    (portion,) = arrivals.take(0, before=0, most=None)
+    assert (portion.process, portion.operations.tolist(), portion.has_ended) == (1, [1], True)
 
 
 def test_operations_of_which_nothing_was_captured_are_taken_in_the_end() -> None:
     store, arrivals = _store(), Arrivals()
     arrivals.append_operations(_operations(store, 0))
     assert _taken(arrivals, store, 0) == []
-    arrivals.append_operations(_operations(store, 0))
     assert _taken(arrivals, store, 31 * _SECOND) == [0]
-    assert _taken(arrivals, store, 32 * _SECOND, before=2) == [1]
+    arrivals.append_operations(_operations(store, 0, 1))
+    assert _taken(arrivals, store, 32 * _SECOND) == []
+    assert _taken(arrivals, store, 33 * _SECOND, before=2) == [1, 2]
 
 
 def test_each_operation_is_new_once() -> None:
     store, arrivals = _store(), Arrivals()
     arrivals.append_operations(_operations(store, 0, 1))
     arrivals.append_operations(np.empty(0, np.int64))
-    assert [each.tolist() for each in arrivals.take_new(0)] == [[0, 1]]
-    assert arrivals.take_new(0) == []
+    assert [each.tolist() for each in arrivals.take_new(store, 0)] == [[0, 1]]
+    assert arrivals.take_new(store, 0) == []
+
+
+def test_processes_are_given_out_in_turn_a_bounded_amount_at_a_time() -> None:
+    arrivals = Arrivals()
+    for process in (2, 0, 1):
+        _kernels(arrivals, 1000 * process, 500, process)
+        arrivals.append_capture(*_capture(process))
+    assert _given(arrivals.take(0, before=0, most=1000)) == [(2, 500, 1), (0, 500, 1)]
+    assert (len(arrivals), arrivals.rows) == (1, 500)
+    assert _given(arrivals.take(0, before=0, most=1000)) == [(1, 500, 1)]
+    assert (len(arrivals), arrivals.rows) == (0, 0)
+
+
+def test_a_process_with_more_than_a_turns_worth_has_another_turn_after_the_others_and_its_capture_comes_last() -> None:
+    arrivals = Arrivals()
+    for begin in (0, 600, 1200):
+        _kernels(arrivals, begin, 600, 0)
+    arrivals.append_capture(*_capture(0))
+    arrivals.end([0])
+    _kernels(arrivals, 5000, 10, 1)
+    first, second, third = (arrivals.take(0, before=0, most=1000) for _ in range(3))
+    assert [_given(each) for each in (first, second, third)] == [
+        [(0, 1200, 0)],
+        [(1, 10, 0), (0, 600, 1)],
+        [],
+    ]
+    assert (first[0].has_ended, second[1].has_ended) == (False, True)
+    assert np.concatenate([first[0].kernels, second[1].kernels]).tolist() == list(range(1800))
+
+
+def test_calls_and_waiting_operations_of_a_process_count_as_work_too() -> None:
+    store, arrivals = _store(3), Arrivals()
+    arrivals.append_operations(_operations(store, *[0] * 4000))
+    arrivals.take_new(store, 0)
+    calls = np.zeros(4000, API_CALL)
+    calls["process"] = 1
+    arrivals.append_calls(calls)
+    for process in range(3):
+        arrivals.append_capture(*_capture(process))
+    assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [1]
+    assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [0]
+    assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [2]

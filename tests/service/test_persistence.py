@@ -482,7 +482,7 @@ def test_a_batch_that_our_own_code_fails_on_is_skipped_and_counted_live_and_afte
     assert known.skipped["internal_error"] == 2
     assert [gap.reason for gaps in known.gaps.values() for gap in gaps] == ["internal_error"]
     (mistake,) = life.kept.pipeline.mistakes.take()
-    assert "IndexError" in mistake
+    assert (mistake.where, "IndexError" in mistake.trace) == ("batch", True)
     life.send(batches)
     live = _state(life.kept)
     life.kill()

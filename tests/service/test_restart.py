@@ -62,7 +62,7 @@ def _finished(pipeline: Pipeline, seconds: int) -> Pipeline:
     return pipeline
 
 
-def _assert_equal(one: Store, other: Store) -> None:
+def assert_equal(one: Store, other: Store) -> None:
     """Everything that is known is known to both, bit for bit."""
     for each in fields(Store):
         mine, theirs = getattr(one, each.name), getattr(other, each.name)
@@ -100,7 +100,7 @@ def _assert_restarts_change_nothing(batches: list[Batch], cuts: list[int]) -> No
         restarted, begin = Pipeline.restore(kept), cut
         assert restarted.snapshot() == kept
     _finished(advanced(restarted, batches[begin:], since=begin), len(batches) + 1)
-    _assert_equal(restarted.store, whole.store)
+    assert_equal(restarted.store, whole.store)
 
 
 def test_what_was_fed_and_not_yet_worked_on_is_kept(batches_of: Callable[[str], list[Batch]]) -> None:
@@ -113,7 +113,7 @@ def test_what_was_fed_and_not_yet_worked_on_is_kept(batches_of: Callable[[str], 
     restored = Pipeline.restore(pipelines[0].snapshot())
     for pipeline in (restored, pipelines[1]):
         _finished(advanced(pipeline, batches[cut:], since=cut), len(batches) + 1)
-    _assert_equal(restored.store, pipelines[1].store)
+    assert_equal(restored.store, pipelines[1].store)
 
 
 _IN_A_NEW_PROCESS = """
@@ -142,7 +142,7 @@ def test_a_new_process_goes_on_exactly(batches_of: Callable[[str], list[Batch]],
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
     restored = Pipeline.restore((tmp_path / "out").read_bytes())
     whole = _finished(advanced(Pipeline(), batches), len(batches) + 1)
-    _assert_equal(restored.store, whole.store)
+    assert_equal(restored.store, whole.store)
 
 
 @pytest.mark.parametrize("stamps", [True, False])
