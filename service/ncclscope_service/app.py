@@ -389,7 +389,7 @@ class Service:
                 continue
             # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn: but
             # where agents have brought in that time what a tick may work on, they wait for the next one.
-            await anyio.sleep(_LEAST_PAUSE_SECONDS)
+            await anyio.sleep(_TICK_SECONDS if self._has_failed else _LEAST_PAUSE_SECONDS)
             with anyio.move_on_after(max(_TICK_SECONDS, anyio.current_time() - began) - _LEAST_PAUSE_SECONDS):
                 await self._is_full.wait()
 

@@ -492,6 +492,7 @@ class FakeService:
             version="0.1.0", sessions_refused={"protocol_version": 1},
             http_refused={"unauthorized": 2}, ingest_lag_seconds=0.21, backlog_batches=0,
             page_clients=statistics.clients, page_events_dropped=statistics.dropped_total, tick_seconds=0.016,
+            mistakes={"align": 1},
             receivers=(
                 ReceiverView(
                     name="hooks.example", outcomes={"delivered": 3, "failed": 1, "dropped": 0}, retries=2, queued=1
