@@ -7,7 +7,7 @@ are found before (`graph_replays`) and kept from the aligners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -241,7 +241,7 @@ class Alignment:
         return lost
 
     @contextmanager
-    def _given_up_where_it_fails(self, process: int) -> Iterator[None]:
+    def _given_up_where_it_fails(self, process: int) -> Generator[None]:
         try:
             yield
         except Exception as error:

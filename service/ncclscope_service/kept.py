@@ -7,7 +7,7 @@ notifications that were delivered are not delivered again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -130,7 +130,7 @@ class Kept:
         return news
 
     @contextmanager
-    def _borne(self, where: str) -> Iterator[None]:
+    def _borne(self, where: str) -> Generator[None]:
         """Goes on behind a mistake of ours, live as after a restart: the tick does what else there is to do."""
         try:
             yield

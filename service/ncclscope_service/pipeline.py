@@ -12,7 +12,7 @@ decides everything. Both run this very code.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -381,7 +381,7 @@ class Pipeline:
             self._judge(now_ns, final=final, silent_hosts=silent_hosts)
 
     @contextmanager
-    def _borne(self, where: str, operations: Ids | None = None) -> Iterator[None]:
+    def _borne(self, where: str, operations: Ids | None = None) -> Generator[None]:
         """Goes on behind a mistake of ours, where they are borne. `operations` end with what is known of them by then,
         and are a gap of their logs; what else was being worked on is left out.
         """
