@@ -27,10 +27,10 @@ class _Failing(Detectors):
         super().__init__()
         self._fails = fails
 
-    def findings(self, now_ns: int) -> list[Finding]:
+    def findings(self, now_ns: int, *, watched_ns: int | None = None) -> list[Finding]:
         if self._fails[0]:
             raise ZeroDivisionError
-        return super().findings(now_ns)
+        return super().findings(now_ns, watched_ns=watched_ns)
 
 
 def _bearing(pipeline: Pipeline) -> Pipeline:
