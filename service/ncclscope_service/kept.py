@@ -16,6 +16,7 @@ from ncclscope_service import state
 from ncclscope_service.agents import KnownAgent
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.clock_prior import ClockPrior
+from ncclscope_service.copies import Copies
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.finding_news import FindingEvent, FindingNews
 from ncclscope_service.job_ends import JobEnds
@@ -73,9 +74,9 @@ class Kept:
         self._let_go_at_ns = 0
         self._trouble_since_ns: int | None = None
 
-    def freeze(self) -> state.Frozen:
-        """The whole state at this moment; the work goes on while it is written."""
-        return state.freeze(self)
+    def freeze(self, copies: Copies | None = None) -> state.Frozen:
+        """The whole state at this moment; the work goes on while it is written. `copies` is memory for it."""
+        return state.freeze(self, copies=copies)
 
     @classmethod
     def restore(cls, snapshot: state.Part, settings: PipelineSettings | None = None) -> Kept:

@@ -18,6 +18,7 @@ import structlog
 from anyio import to_thread
 
 from ncclscope_service.archive import Archive
+from ncclscope_service.copies import Copies
 from ncclscope_service.data_folder import DataFolder
 from ncclscope_service.health import JournalHealth
 from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
@@ -36,6 +37,11 @@ _log = structlog.get_logger(__name__)
 
 _MOST_NAMED: Final = 8
 _PIECE_OPERATIONS: Final = 100_000
+_FIRST_ROOM: Final = 1.25
+_MOST_ROOM: Final = 3.0
+"""What a state takes in memory, in what the store's tables take: before one was written, and at most."""
+_SPARE_ROOM: Final = 1.1
+"""It grows while memory is asked for."""
 _ERA_FORMAT: Final = "%Y-%m-%dT%H%M%SZ"
 
 
@@ -83,6 +89,7 @@ class Persistence:
         self._state_bytes: int | None = None
         self._state_seconds: float | None = None
         self._freeze_seconds: float | None = None
+        self._room = _FIRST_ROOM
         self._state_trouble = ""
         self._entries_at_state = 0
         self._journal_bytes_at_state = 0
@@ -154,8 +161,10 @@ class Persistence:
         return is_old or grown >= self._settings.state_every_bytes
 
     async def write_state(self, kept: Kept) -> None:
-        """Writes the state as it is at the call; the service goes on while a thread writes."""
-        if (frozen := self._freeze(kept)) is not None:
+        """Writes the state; the service goes on while a thread asks for memory, and while one writes."""
+        copies = await to_thread.run_sync(Copies, round(_SPARE_ROOM * self._room * kept.pipeline.store.table_bytes()))
+        if (frozen := self._freeze(kept, copies)) is not None:
+            self._room = min(_MOST_ROOM, frozen.copied_bytes / max(1, kept.pipeline.store.table_bytes()))
             await to_thread.run_sync(self._write_state, frozen, self.journal.cut())
 
     def close(self, kept: Kept) -> None:
@@ -323,11 +332,11 @@ class Persistence:
 
     # The state, now and then
 
-    def _freeze(self, kept: Kept) -> Frozen | None:
+    def _freeze(self, kept: Kept, copies: Copies | None = None) -> Frozen | None:
         """The state, as the last entry left it; None where it holds what cannot be kept."""
         began = self._state_at = time.monotonic()
         try:
-            return kept.freeze()
+            return kept.freeze(copies)
         except StateError as error:
             self._note_state_trouble(f"the state cannot be kept: {error}")
             return None

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from ncclscope_service.copies import Copies
 from ncclscope_service.state_classes import classes_of, name_of
 from ncclscope_service.state_reader import Reader
 from ncclscope_service.state_writer import Writer
@@ -40,6 +41,11 @@ class Frozen:
         self._graph = (classes, root)
         self._arrays = arrays
 
+    @property
+    def copied_bytes(self) -> int:
+        """What large arrays take."""
+        return sum(map(len, self._arrays))
+
     def parts(self) -> list[Part]:
         """The bytes of the snapshot, in pieces that follow each other: large arrays are not put together."""
         body = msgspec.msgpack.encode(self._graph)
@@ -49,14 +55,17 @@ class Frozen:
         return [len(header).to_bytes(_LENGTH_BYTES, "big"), header, body, *self._arrays]
 
 
-def freeze(machine: object, *, outside: Sequence[object] = ()) -> Frozen:
+def freeze(machine: object, *, outside: Sequence[object] = (), copies: Copies | None = None) -> Frozen:
     """Copies the state of a machine; what it holds of `outside` (a store, say) is only referred to, by position.
+
+    `copies`: memory for large arrays, for this one time; None: it is asked for while they are copied.
 
     Raises StateError where the machine holds what cannot be kept, with the way to it.
     """
     kind = type(machine)
-    writer = Writer(classes_of(kind.__module__), outside)
+    writer = Writer(classes_of(kind.__module__), outside, Copies(0) if copies is None else copies)
     root = writer.node(machine, kind.__name__)
+    writer.release()
     return Frozen(name_of(kind), writer.classes, root, writer.arrays)
 
 

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope_service import state_classes
-from ncclscope_service.state import restore, snapshot
+from ncclscope_service.copies import Copies
+from ncclscope_service.state import freeze, restore, snapshot
 from ncclscope_service.store import Table
 from ncclscope_wire.errors import StateError
 
@@ -167,6 +168,17 @@ def test_what_lies_outside_is_referred_to_and_not_kept() -> None:
 def test_equal_states_give_equal_bytes() -> None:
     machine = _Machine({"set": {3, 1, 2}, "names": {"b", "a"}})
     assert snapshot(_restored(machine)) == snapshot(machine)
+
+
+@pytest.mark.parametrize("room", [0, 10_000, 1_000_000])
+def test_a_state_in_memory_that_was_there_is_the_same_and_stays_as_it_was(room: int) -> None:
+    machine = _Machine([np.arange(900), np.arange(2000), np.zeros(7), np.full(5000, 3.5)])
+    expected = snapshot(machine)
+    frozen = freeze(machine, copies=Copies(room))
+    assert isinstance(machine.value, list)
+    for array in machine.value:
+        array[:] = 1
+    assert b"".join(frozen.parts()) == expected
 
 
 def test_room_to_grow_is_not_kept() -> None:
