@@ -30,7 +30,7 @@ _Kind: TypeAlias = tuple[str | None, int, int | None]
 _WINSOR: Final = 3.0
 _LEAST_SPREAD_NS: Final = 1_000.0
 _MOST_PHI: Final = 0.3
-_LEAST_LOOKS: Final = 16
+_LEAST_LOOKS: Final = 8
 _MEMORY: Final = 64
 """Looks over which it is remembered how much scatter lasts."""
 _LEAST_SAMPLES: Final = 100
