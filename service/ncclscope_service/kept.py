@@ -16,7 +16,6 @@ from ncclscope_service import state
 from ncclscope_service.agents import KnownAgent
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.clock_prior import ClockPrior
-from ncclscope_service.copies import Copies
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.finding_news import FindingEvent, FindingNews
 from ncclscope_service.job_ends import JobEnds
@@ -27,6 +26,7 @@ from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import Received, Receiver, ReplayError
 from ncclscope_service.rows import Finding, FindingKind, Severity
 from ncclscope_service.series_budget import SeriesBudget
+from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.tally import Tally
 
@@ -74,9 +74,9 @@ class Kept:
         self._let_go_at_ns = 0
         self._trouble_since_ns: int | None = None
 
-    def freeze(self, copies: Copies | None = None) -> state.Frozen:
-        """The whole state at this moment; the work goes on while it is written. `copies` is memory for it."""
-        return state.freeze(self, copies=copies)
+    def freeze(self, room: SnapshotRoom | None = None) -> state.Frozen:
+        """The whole state at this moment; the work goes on while it is written. `room` is memory for it."""
+        return state.freeze(self, room=room)
 
     @classmethod
     def restore(cls, snapshot: state.Part, settings: PipelineSettings | None = None) -> Kept:

@@ -18,7 +18,6 @@ import structlog
 from anyio import to_thread
 
 from ncclscope_service.archive import Archive
-from ncclscope_service.copies import Copies
 from ncclscope_service.data_folder import DataFolder
 from ncclscope_service.health import JournalHealth
 from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
@@ -28,6 +27,7 @@ from ncclscope_service.kept import Kept, Replayed
 from ncclscope_service.outbox import Outbox
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
+from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state import Frozen
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.whole_agents import WholeAgents
@@ -89,7 +89,7 @@ class Persistence:
         self._state_bytes: int | None = None
         self._state_seconds: float | None = None
         self._freeze_seconds: float | None = None
-        self._room = _FIRST_ROOM
+        self._room_ratio = _FIRST_ROOM
         self._state_trouble = ""
         self._entries_at_state = 0
         self._journal_bytes_at_state = 0
@@ -162,9 +162,10 @@ class Persistence:
 
     async def write_state(self, kept: Kept) -> None:
         """Writes the state; the service goes on while a thread asks for memory, and while one writes."""
-        copies = await to_thread.run_sync(Copies, round(_SPARE_ROOM * self._room * kept.pipeline.store.table_bytes()))
-        if (frozen := self._freeze(kept, copies)) is not None:
-            self._room = min(_MOST_ROOM, frozen.copied_bytes / max(1, kept.pipeline.store.table_bytes()))
+        size = round(_SPARE_ROOM * self._room_ratio * kept.pipeline.store.table_bytes())
+        room = await to_thread.run_sync(SnapshotRoom, size)
+        if (frozen := self._freeze(kept, room)) is not None:
+            self._room_ratio = min(_MOST_ROOM, frozen.copied_bytes / max(1, kept.pipeline.store.table_bytes()))
             await to_thread.run_sync(self._write_state, frozen, self.journal.cut())
 
     def close(self, kept: Kept) -> None:
@@ -332,11 +333,11 @@ class Persistence:
 
     # The state, now and then
 
-    def _freeze(self, kept: Kept, copies: Copies | None = None) -> Frozen | None:
+    def _freeze(self, kept: Kept, room: SnapshotRoom | None = None) -> Frozen | None:
         """The state, as the last entry left it; None where it holds what cannot be kept."""
         began = self._state_at = time.monotonic()
         try:
-            return kept.freeze(copies)
+            return kept.freeze(room)
         except StateError as error:
             self._note_state_trouble(f"the state cannot be kept: {error}")
             return None

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from ncclscope_service.copies import Copies
+from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state_classes import classes_of, name_of
 from ncclscope_service.state_reader import Reader
 from ncclscope_service.state_writer import Writer
@@ -55,15 +55,15 @@ class Frozen:
         return [len(header).to_bytes(_LENGTH_BYTES, "big"), header, body, *self._arrays]
 
 
-def freeze(machine: object, *, outside: Sequence[object] = (), copies: Copies | None = None) -> Frozen:
+def freeze(machine: object, *, outside: Sequence[object] = (), room: SnapshotRoom | None = None) -> Frozen:
     """Copies the state of a machine; what it holds of `outside` (a store, say) is only referred to, by position.
 
-    `copies`: memory for large arrays, for this one time; None: it is asked for while they are copied.
+    `room`: memory for large arrays, for this one time; None: it is asked for while they are copied.
 
     Raises StateError where the machine holds what cannot be kept, with the way to it.
     """
     kind = type(machine)
-    writer = Writer(classes_of(kind.__module__), outside, Copies(0) if copies is None else copies)
+    writer = Writer(classes_of(kind.__module__), outside, SnapshotRoom(0) if room is None else room)
     root = writer.node(machine, kind.__name__)
     writer.release()
     return Frozen(name_of(kind), writer.classes, root, writer.arrays)

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.copies import Copies
+from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state_classes import attributes_of, fingerprint_of, name_of
 from ncclscope_service.state_graph import BUILTINS, Compactable, Tag
 from ncclscope_wire.errors import StateError
@@ -25,12 +25,12 @@ _LARGE_BYTES: Final = 4096
 class Writer:
     """Makes the nodes of one snapshot. What has an identity is written once, and referred to after that."""
 
-    def __init__(self, allowed: Mapping[str, type], outside: Sequence[object], copies: Copies) -> None:
+    def __init__(self, allowed: Mapping[str, type], outside: Sequence[object], room: SnapshotRoom) -> None:
         self.classes: list[tuple[str, str, list[str]]] = []
         """Name, fingerprint and attributes of each class, in order of appearance."""
         self.arrays: list[memoryview] = []
         """The bytes of each large array, in order of appearance."""
-        self._copies = copies
+        self._room = room
         self._allowed = allowed
         self._class_numbers: dict[type, int] = {}
         self._outside = {id(each): index for index, each in enumerate(outside)}
@@ -139,7 +139,7 @@ class Writer:
         if whole.nbytes < _LARGE_BYTES:
             return [Tag.ARRAY, description, shape, whole.tobytes()]
         # A copy, since the machine goes on; as plain bytes, which numpy copies fastest.
-        self.arrays.append(self._copies.of(whole.reshape(-1).view(np.uint8)))
+        self.arrays.append(self._room.copy(whole.reshape(-1).view(np.uint8)))
         return [Tag.ARRAY, description, shape, len(self.arrays) - 1]
 
     def _object(self, value: object, way: str) -> list[object]:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope_service import state_classes
-from ncclscope_service.copies import Copies
+from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state import freeze, restore, snapshot
 from ncclscope_service.store import Table
 from ncclscope_wire.errors import StateError
@@ -174,7 +174,7 @@ def test_equal_states_give_equal_bytes() -> None:
 def test_a_state_in_memory_that_was_there_is_the_same_and_stays_as_it_was(room: int) -> None:
     machine = _Machine([np.arange(900), np.arange(2000), np.zeros(7), np.full(5000, 3.5)])
     expected = snapshot(machine)
-    frozen = freeze(machine, copies=Copies(room))
+    frozen = freeze(machine, room=SnapshotRoom(room))
     assert isinstance(machine.value, list)
     for array in machine.value:
         array[:] = 1

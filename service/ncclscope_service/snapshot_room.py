@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Copies:
+class SnapshotRoom:
     """Copies one after the other into memory that is there."""
 
     def __init__(self, size: int) -> None:
@@ -19,7 +19,7 @@ class Copies:
         self._room.fill(0)  # what is only asked for is not there before it is written to
         self._used = 0
 
-    def of(self, data: NDArray[np.uint8]) -> memoryview:
+    def copy(self, data: NDArray[np.uint8]) -> memoryview:
         """A copy; in memory of its own where there is no room left."""
         end = self._used + len(data)
         if end > len(self._room):
