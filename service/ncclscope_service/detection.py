@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
 from ncclscope_service.clocks import Clocks
-from ncclscope_service.detect.blind import HostSight
+from ncclscope_service.detect.blind import HostSight, service_is_blind
 from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context, Group
 from ncclscope_service.detect.detectors import Detectors
@@ -29,7 +29,7 @@ from ncclscope_service.distinct import distinct, distinct_together, groups, valu
 from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.periods import Periods
 from ncclscope_service.progress import Progress
-from ncclscope_service.rows import Communicator, Finding, FindingKind, Match, Severity
+from ncclscope_service.rows import Communicator, Finding, Match
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
@@ -377,22 +377,11 @@ def _blind(job: str, since_ns: int | None) -> tuple[Finding, ...]:
     """That nobody judges a job since then."""
     if since_ns is None:
         return ()
-    blind = Finding(
-        kind=FindingKind.BLIND,
-        severity=Severity.WARNING,
-        job=job,
-        comm_id=None,
-        parallelism=None,
-        ranks=(),
-        hosts=(),
-        since_ns=since_ns,
-        until_ns=None,
-        confidence=1.0,
-        summary="The service fails to judge this job, by a mistake of its own: findings may be missing or out of date. "
-        "Please report it, with the service's log.",
-        evidence={"reason": "internal_error"},
+    summary = (
+        "The service fails to judge this job, by a mistake of its own: findings may be missing or out of date. "
+        "Please report it, with the service's log."
     )
-    return (blind,)
+    return (service_is_blind(job, since_ns, reason="internal_error", summary=summary),)
 
 
 def _by_second(measured: Columns) -> list[Columns]:

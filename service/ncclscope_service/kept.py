@@ -16,6 +16,7 @@ from ncclscope_service import state
 from ncclscope_service.agents import KnownAgent
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.clock_prior import ClockPrior
+from ncclscope_service.detect.blind import service_is_blind
 from ncclscope_service.detect.findings import ordered
 from ncclscope_service.finding_news import FindingEvent, FindingNews
 from ncclscope_service.job_ends import JobEnds
@@ -24,7 +25,7 @@ from ncclscope_service.outbox import Outbox
 from ncclscope_service.overview import FindingView, finding_views
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import Received, Receiver, ReplayError
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.rows import Finding
 from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.store import Ids, Store
@@ -205,17 +206,5 @@ def _clock_prior(prior: HostPrior) -> ClockPrior:
 
 
 def _trouble(job: str, since_ns: int, why: str) -> Finding:
-    return Finding(
-        kind=FindingKind.BLIND,
-        severity=Severity.WARNING,
-        job=job,
-        comm_id=None,
-        parallelism=None,
-        ranks=(),
-        hosts=(),
-        since_ns=since_ns,
-        until_ns=None,
-        confidence=1.0,
-        summary=f"The service cannot keep what it is told: {why}. Agents keep it until it can.",
-        evidence={"reason": why},
-    )
+    summary = f"The service cannot keep what it is told: {why}. Agents keep it until it can."
+    return service_is_blind(job, since_ns, reason=why, summary=summary)

@@ -120,3 +120,21 @@ def _silence(sight: HostSight, now_ns: int) -> tuple[str, Severity] | None:
         f"the agent of {sight.host} has been silent for {duration_text(now_ns - sight.last_heard_ns)}",
         Severity.CRITICAL,
     )
+
+
+def service_is_blind(job: str, since_ns: int, *, reason: str, summary: str) -> Finding:
+    """That the service itself, and no agent, is why a job is not seen whole."""
+    return Finding(
+        kind=FindingKind.BLIND,
+        severity=Severity.WARNING,
+        job=job,
+        comm_id=None,
+        parallelism=None,
+        ranks=(),
+        hosts=(),
+        since_ns=since_ns,
+        until_ns=None,
+        confidence=1.0,
+        summary=summary,
+        evidence={"reason": reason},
+    )
