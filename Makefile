@@ -17,7 +17,7 @@ test: .venv/dev
 test-slow: .venv/dev
 	tools/test-programs
 	.venv/bin/python -m pytest -m slow -n 2 --durations 25
-	FUZZ_SEED=1 tools/fuzz-log 20
+	FUZZ_SEED=1 tools/fuzz-log 15
 
 test-deploy: .venv/deploy
 	tools/test-programs

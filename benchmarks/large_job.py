@@ -6,24 +6,31 @@ the pipeline. Every group has done what such a group does; all is known of it, t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.health import AgentView
+from ncclscope_service.intake import empty_operations
+from ncclscope_service.recent_sums import RecentSums
 from ncclscope_service.rows import (
     COLLECTIVE,
+    KERNEL,
     SERIES,
     Communicator,
     HostClock,
     Identity,
+    Match,
     Member,
     Process,
 )
-from ncclscope_service.store import Store
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_service.store import KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 NOW_NS: Final = 1_763_726_400_000_000_000
 JOB: Final = "large"
@@ -80,6 +87,47 @@ def large_job(ranks: int = 4_096) -> LargeJob:
         for node in range(nodes)
     ]  # fmt: skip
     return LargeJob(store, tuple(agents))
+
+
+def busy_window(store: Store, operations: int) -> tuple[RecentSums, float]:
+    """Fills a store with so many operations of its members in turn, and adds them up as they come.
+
+    A tenth of them has kernels and waits. Gives the sums, and the CPU seconds that adding up took. A portion is what
+    comes between two ticks at 64,000 operations/s.
+    """
+    sums, seconds, amount = RecentSums(store), 0.0, 32_000
+    store.operation_templates.append(np.zeros(1, OPERATION_TEMPLATE))
+    store.kernel_templates.append(np.zeros(1, KERNEL_TEMPLATE))
+    members = np.resize(np.array([[each.index, each.process] for each in store.members]), (operations, 2))
+    times = NOW_NS - np.linspace(operations * 15_625, 0, operations).astype(np.int64)
+    for begin in range(0, operations, amount):
+        at = slice(begin, min(begin + amount, operations))
+        rows = empty_operations(at.stop - begin)
+        rows["member"], rows["process"] = members[at].T
+        rows["template"], rows["message_bytes"], rows["iteration"] = 0, 1 << 20, begin // amount
+        rows["logged_at_ns"] = rows["observed_at_ns"] = times[at]
+        matched = np.arange(begin, at.stop) % (10 * amount) < amount
+        _match(store, rows, matched, times[at])
+        ids = store.operations.append(rows)
+        began = time.process_time()
+        sums.touch(ids[matched])
+        sums.finish(ids[matched])
+        sums.advance(NOW_NS)
+        seconds += time.process_time() - began
+    return sums, seconds
+
+
+def _match(store: Store, rows: Columns, matched: NDArray[np.bool_], times: NDArray[np.int64]) -> None:
+    amount = int(matched.sum())
+    kernels = np.zeros(amount, KERNEL)
+    kernels["process"], kernels["graph_node_id"] = rows["process"][matched], NO_NUMBER
+    kernels["launch_start_ns"] = kernels["start_ns"] = times[matched]
+    kernels["end_ns"] = times[matched] + 100_000
+    rows["match"] = np.where(matched, Match.MATCHED, Match.PENDING)
+    rows["kernel"][matched] = rows["launch"][matched] = store.kernels.append(kernels)
+    for name, column in (("start_ns", "start_ns"), ("start_true_ns", "start_ns"), ("end_ns", "end_ns")):
+        rows[name][matched] = kernels[column]
+    rows["wait_ns"][matched] = 20_000
 
 
 def _groups(ranks: int) -> dict[str, list[list[int]]]:

@@ -2,7 +2,9 @@
 
 First a gauge of five labels with so many series: rendered by the library from a collector, and by the column writer
 with and without labels that it has met before. Then the whole scrape of a simulated job of 4,096 ranks: gathering,
-writing, packing, and how many series there are.
+writing, packing, and how many series there are. Then a scrape, the page and what else is looked at in a tick with a
+million operations in memory, a tenth of them with kernels: by sums that were kept as the operations came, and by the
+same made anew from all of them.
 """
 
 from __future__ import annotations
@@ -11,22 +13,29 @@ import argparse
 import gzip
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from benchmarks.large_job import NOW_NS, large_job
+from benchmarks.large_job import NOW_NS, busy_window, large_job
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.column_writer import ColumnWriter
+from ncclscope_service.finding_news import FindingNews
 from ncclscope_service.health import ServiceHealth
+from ncclscope_service.json_text import to_json
 from ncclscope_service.metrics import MetricsView, Samples, ViewCollector, gather
+from ncclscope_service.overview import finding_views, make_overview
+from ncclscope_service.recent_sums import RecentSums
+from ncclscope_service.scrape_memo import ScrapeMemo
 from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.tally import Tally
 
 _T = TypeVar("_T")
 _PASSES = 5
+OPERATIONS = 1_000_000
 
 
 def main() -> None:
@@ -35,6 +44,10 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=100_000)
     compare_writers(parser.parse_args().series)
     time_large_job()
+    print(f"\n{OPERATIONS:,} operations in memory, CPU ms\n")
+    print("| ranks | what | sums kept | sums made anew | times |\n|---:|---|---:|---:|---:|")
+    for ranks in (512, 4_096):
+        time_full_window(ranks)
 
 
 def compare_writers(amount: int) -> None:
@@ -78,6 +91,7 @@ def time_large_job() -> None:
     """The scrape of a job of 4,096 ranks."""
     job = large_job()
     tally, aliases, budget, writer = Tally(), Aliases(), SeriesBudget(), ColumnWriter()
+    sums, memo = RecentSums.of_store(job.store, NOW_NS), ScrapeMemo()
     tally.feed(job.store)
 
     def gathered() -> MetricsView:
@@ -89,6 +103,8 @@ def time_large_job() -> None:
             health=ServiceHealth(version="0"),
             now_ns=NOW_NS,
             budget=budget,
+            sums=sums,
+            memo=memo,
         )
 
     gathering, view = best(gathered)
@@ -102,6 +118,40 @@ def time_large_job() -> None:
     print(f"| gather | {gathering:.3f} | |")
     print(f"| write | {writing:.3f} | {len(text):,} |")
     print(f"| gzip level 1 | {packing:.3f} | {len(packed):,} |")
+
+
+def time_full_window(ranks: int) -> None:
+    """What is shown of a job with all its operations in memory."""
+    job = large_job(ranks)
+    store, health = job.store, ServiceHealth(version="0")
+    sums, seconds = busy_window(store, OPERATIONS)
+    tally, aliases, budget, memo = Tally(), Aliases(), SeriesBudget(), ScrapeMemo()
+    tally.feed(store)
+    news, writer = FindingNews(), ColumnWriter()
+
+    def scrape(kept: RecentSums | None) -> bytes:
+        view = gather(
+            store, tally=tally, aliases=aliases, agents=job.agents, health=health, now_ns=NOW_NS, budget=budget,
+            sums=kept, memo=memo if kept else None,
+        )  # fmt: skip
+        return gzip.compress(writer.write(view, openmetrics=True), 1, mtime=0)
+
+    def page(kept: RecentSums | None) -> bytes:
+        return to_json(
+            make_overview(store, aliases=aliases, agents=job.agents, health=health, now_ns=NOW_NS, sums=kept)
+        )
+
+    def tick() -> int:
+        aliases.update(store.communicators, store.members)
+        tally.feed(store)
+        return len(news.look(finding_views(store, aliases, most=None), NOW_NS))
+
+    scrape(sums)
+    for name, work in (("scrape, packed", scrape), ("page, with its JSON", page)):
+        kept, anew = (best(partial(work, of), passes=3)[0] for of in (sums, None))
+        print(f"| {ranks:,} | {name} | {1e3 * kept:.1f} | {1e3 * anew:.1f} | {anew / kept:.1f} |")
+    print(f"| {ranks:,} | names, findings and totals of a tick with nothing new | {1e3 * best(tick)[0]:.2f} | | |")
+    print(f"| {ranks:,} | adding up, per thousand operations | {1e6 * seconds / OPERATIONS:.2f} | | |")
 
 
 def best(work: Callable[[], _T], *, passes: int = _PASSES) -> tuple[float, _T]:

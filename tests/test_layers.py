@@ -38,6 +38,7 @@ _ACTING = {
         "files",
         "following",
         "health",
+        "left_spools",
         "link",
         "paths",
         "priority",
@@ -53,6 +54,7 @@ _ACTING = {
     "ncclscope_service": {
         "app",
         "archive",
+        "child",
         "credentials",
         "data_folder",
         "detail_routes",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import structlog
 from anyio import TASK_STATUS_IGNORED
@@ -23,7 +24,7 @@ from ncclscope_agent.budget import Budget, BudgetLimits, BudgetState
 from ncclscope_agent.health import FollowerStatistics, agent_health, resident_bytes
 from ncclscope_agent.link import Link, LinkSettings
 from ncclscope_agent.printed import Printer
-from ncclscope_agent.session import Session
+from ncclscope_agent.session import Session, SessionState
 from ncclscope_agent.spool_keeper import SpoolKeeper
 from ncclscope_agent.spooled_session import SpooledSession
 from ncclscope_wire.batch import Batch
@@ -34,7 +35,11 @@ _Answer = TypeVar("_Answer")
 
 _LAST_WORDS_SECONDS: Final = 1.0
 """For Goodbye to leave; a service that does not take it will see the connection close."""
+_COME_BACK_SECONDS: Final = 5.0
+"""For the connection after that of the last spooled session: over it Goodbye is said."""
 _NO_LIMITS: Final = BudgetLimits(cpu_share=0, seconds=1, memory_bytes=0)
+_NOTICE_SECONDS: Final = 0.5
+"""Less than between the answers to two heartbeats, so that a service that answers and takes nothing is noticed too."""
 _MEMORY_READ_NS: Final = 1_000_000_000
 _SLOWDOWN: Final = 1.5
 """By this each pause grows while nothing comes: from 10 to 250 ms within a second."""
@@ -86,6 +91,8 @@ class Followed:
     """It may block for long: it is asked in a worker thread, while the others go on."""
     look: Callable[[int], bool] | None = None
     """Reads ahead for the next poll, at the longest tick; True: there is reason to poll at once."""
+    notice: Callable[[int], None] | None = None
+    """Looks how much waits to be read, once a second while there is no room for it."""
     gather_seconds: float = 0.0
     """Longest time between two polls that give something, where it is looked ahead meanwhile."""
     release: Callable[[Mapping[str, int]], object] | None = None
@@ -139,7 +146,7 @@ class Agent:
         return self._budget.reason if self._budget.state is BudgetState.SPENT else None
 
     def stop(self) -> None:
-        """Asks for the end: a last look at all files, then everything is handed over within the deadline."""
+        """Asks for the end: all files are read to their ends, then everything is handed over within the deadline."""
         if not self._is_stopping:
             self._is_stopping = True
             for nap in self._naps:
@@ -159,6 +166,8 @@ class Agent:
             if once_seconds is not None:
                 self._reading.deadline = anyio.current_time() + once_seconds
             is_complete = await self._read_and_hand_over(once=once_seconds is not None)
+            if is_complete and self._session.wants_reconnect:
+                await self._come_back()
             self._session.heartbeat(self.health(), agent_wall_ns=self._wall_ns())
             self._session.finish("done" if once_seconds is not None else "stopped")
             self._link.nudge()
@@ -184,6 +193,12 @@ class Agent:
         _log.warning("not_all_sent", batches=self._session.statistics().window_batches + self._waiting)
         return False
 
+    async def _come_back(self) -> None:
+        """Waits for another connection, so that the service hears that this is the end."""
+        with anyio.move_on_after(_COME_BACK_SECONDS):
+            while self._session.wants_reconnect or self._session.state is not SessionState.STREAMING:
+                await self._link.wait_for_change()
+
     async def _pump(self, known: Followed, once: bool) -> None:
         """Carries batches from one follower to the session."""
         generation = 0
@@ -203,6 +218,9 @@ class Agent:
             if is_read and self._session.generation == generation:
                 await self._carry(known, known.follower.close, generation)
                 is_last_look = self._session.generation == generation
+            elif is_last_look and carried and known.follower.has_more:
+                is_last_look = False  # to its end, or until the deadline
+                await anyio.lowlevel.checkpoint()
             elif not is_last_look:
                 pause = next_pause(pause, known, read_something=carried > 0, busy_seconds=busy_seconds)
                 await self._wait(known, max(pause, self._rest_seconds()), generation)
@@ -277,10 +295,10 @@ class Agent:
     async def _carry(self, known: Followed, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
         """Offers what a follower gives, one batch after the other; returns how many were accepted."""
         if known.in_thread:
-            return await self._carry_from_thread(ask, generation)
+            return await self._carry_from_thread(known, ask, generation)
         carried = 0
         for batch in ask(self._wall_ns()):
-            if not self._take(batch, generation) and not await self._offer(batch, generation):
+            if not self._take(batch, generation) and not await self._offer(known, batch, generation):
                 break
             carried += 1
         if carried:
@@ -293,11 +311,11 @@ class Agent:
             self._spool.nudge()
         self._link.nudge()
 
-    async def _carry_from_thread(self, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
+    async def _carry_from_thread(self, known: Followed, ask: Callable[[int], Iterable[Batch]], generation: int) -> int:
         batches = iter(await _in_thread(lambda: ask(self._wall_ns())))
         carried = 0
         while (batch := await _in_thread(lambda: next(batches, None))) is not None:
-            if not self._take(batch, generation) and not await self._offer(batch, generation):
+            if not self._take(batch, generation) and not await self._offer(known, batch, generation):
                 break
             carried += 1
             self._nudge()
@@ -308,7 +326,7 @@ class Agent:
     def _take(self, batch: Batch, generation: int) -> bool:
         return self._session.generation == generation and self._session.offer(batch)
 
-    async def _offer(self, batch: Batch, generation: int) -> bool:
+    async def _offer(self, known: Followed, batch: Batch, generation: int) -> bool:
         """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
         self._waiting += 1
         self._nudge()
@@ -316,7 +334,10 @@ class Agent:
             while self._session.generation == generation:
                 if self._session.offer(batch):
                     return True
-                await self._link.wait_for_change()
+                with anyio.move_on_after(_NOTICE_SECONDS) as waited:
+                    await self._link.wait_for_change()
+                if waited.cancelled_caught and known.notice is not None:
+                    known.notice(self._wall_ns())
             return False
         finally:
             self._waiting -= 1

@@ -267,8 +267,11 @@ def load(
     *,
     host: str,
     file: Mapping[str, object] | None = None,
+    sends_spools: bool = False,
 ) -> AgentSettings:
     """The settings, from what the command line gave (None or () where it gave nothing), the environment and a file.
+
+    With `sends_spools` they are of one who only sends what agents have left, and follows nothing.
 
     Raises:
         ConfigError: names every setting that is wrong, its value and what is allowed.
@@ -285,6 +288,10 @@ def load(
     values["name"] = values["name"] or host
     values["job"] = values["job"] or environment.get("SLURM_JOB_ID") or "default"
     settings = AgentSettings(**values)  # type: ignore[arg-type]  # each was converted to its default's type
+    if not sends_spools and not (settings.logs or settings.exports or settings.inspector):
+        faults.append("--logs, --exports or --inspector: at least one is needed, or there is nothing to follow")
+    if sends_spools and not settings.spool:
+        faults.append("--spool: --send-spools needs the folder that the agents were given")
     faults.extend(_faults(settings))
     if faults:
         raise ConfigError("\n".join(faults))
@@ -394,8 +401,6 @@ def _parsed(text: str, *, whole: bool) -> float:
 
 def _faults(settings: AgentSettings) -> Iterator[str]:
     """What is wrong between settings, and in those that have a form."""
-    if not (settings.logs or settings.exports or settings.inspector):
-        yield "--logs, --exports or --inspector: at least one is needed, or there is nothing to follow"
     host, _, port = settings.connect.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         yield f"--connect: {settings.connect!r} is not HOST:PORT with a port of 1 to 65535"

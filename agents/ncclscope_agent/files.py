@@ -4,8 +4,9 @@ Carries out what `tail.py` decides. All files are opened read-only and read with
 shared with the process that writes them. Nothing here sleeps or waits: the caller calls `look` at its tick, and `poll`
 when batches are wanted: making them costs by file and batch more than by line.
 
-Known losses: a file that is rotated twice between two looks loses the middle one; a copy whose name
-matches a pattern too (logrotate's copytruncate) is read as a file of its own.
+Known losses: a file that is rotated twice between two looks loses the middle one; one that was deleted is let go after
+`grace_ns`, and what its writer writes to it later is not seen; a copy whose name matches a pattern too (logrotate's
+copytruncate) is read as a file of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from ncclscope_agent import log_zone, tail
+from ncclscope_agent.gone import gone_sources, last_batch_of
 from ncclscope_agent.health import FollowerStatistics
 from ncclscope_agent.paths import PathPatterns, identity_of
 from ncclscope_agent.recognise import FileKind, recognise
@@ -41,6 +44,9 @@ _LOOK_BACK_BYTES: Final = 16 << 20
 """How far back the mark of the dump is looked for in which reading resumes: it has 2,048 records or fewer."""
 _LOOK_BACK_STEP: Final = 1 << 20
 _REMEMBERED_ENDS: Final = 4096
+_CROWDED_SHARE: Final = 0.75
+_GONE_AFTER_NS: Final = 30_000_000_000
+"""A file whose source is known may appear so late: its directory is mounted after the agent has begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,13 @@ class FollowLimits:
     """Between two looks for new, renamed and deleted files, unless `nudge` was called: only what no watch tells,
     on network file systems and below wildcards, waits for it."""
     grace_ns: int = 30_000_000_000
-    """A file whose path is gone is closed after so long a silence: it holds disk space until then."""
+    """A file that has no name left is closed after so long a silence: it holds disk space until then."""
+    renamed_grace_ns: int = 3_600_000_000_000
+    """The same of one that was renamed to what no pattern matches: NCCL, which cannot open its log anew, goes on
+    writing to it, and pauses for longer than `grace_ns` while its job evaluates or saves a checkpoint."""
+    unread_grace_ns: int = 600_000_000_000
+    """A file that has no name left is let go after so long without room for what it holds: somebody deleted it to get
+    its disk space back."""
     max_files: int = 1024
     """Handles open at once; the usual limit of a process is 1,024 to 65,536."""
     max_line_bytes: int = MAX_LINE_BYTES
@@ -80,12 +92,25 @@ class _Followed:
         """Read from the file up to the tail's offset, and not by the reader yet."""
         self.last_word: Decision | None = None
         """What a look ahead has found: its source ends behind what is `ahead`."""
+        self.nameless_since_ns: int | None = None
+        """Since when it has no name, and there was no room to read it."""
 
     def head(self) -> bytes:
         return os.pread(self.handle, tail.HEAD_BYTES, 0)
 
     def size(self) -> int:
         return os.fstat(self.handle).st_size
+
+    def before(self, end: int) -> bytes:
+        """The last bytes in front of a position; fewer where it stands near the beginning."""
+        begin = max(0, end - tail.LAST_BYTES)
+        return os.pread(self.handle, end - begin, begin)
+
+    def let_go(self) -> None:
+        """Gives the file back to its disk; the handle stays, of nothing."""
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, self.handle, inheritable=False)
+        os.close(nothing)
 
     def take_ahead(self) -> bytes:
         data = self.ahead[0] if len(self.ahead) == 1 else b"".join(self.ahead)
@@ -108,8 +133,8 @@ class LogFollower:
     `zones_ns`: what local time may be ahead of UTC in these logs, the likeliest first; of several, each file's last
     change tells its own (`log_zone.py`).
     `positions` tells by source key where a source is to be read on; the key is `tail.source_key`.
-    Batches of one source are contiguous and in order; a source whose file was truncated, rotated away or
-    deleted ends with a batch that has `is_last` and a SourceGap.
+    Batches of one source are contiguous and in order; a source whose file was rotated away or deleted ends with a batch
+    that has `is_last`, one whose file was truncated, or is gone when reading begins again, with a SourceGap besides.
     """
 
     def __init__(
@@ -133,6 +158,16 @@ class LogFollower:
         self._nudged = threading.Event()
         self._nudged.set()
         self._scanned_ns = 0
+        self._unopened: set[FileIdentity] = set()
+        """Files that were found and cannot be followed."""
+        self._looks_for_gone = True
+        """Whether what is gone is still to be told of."""
+        self._began_ns: int | None = None
+        """When the first poll at these positions was."""
+        self.beside: Sequence[LogFollower] = ()
+        """Others that were told the same positions: what they follow is not gone."""
+        self.tells_of_gone = True
+        """Of several that were told the same positions one does."""
         self._turn = 0
         self._was_cut_short = False
         self._ahead_bytes = 0
@@ -191,7 +226,28 @@ class LogFollower:
             before = self._bytes_read
             read += self._take_turn(followed, now_wall_ns, budget)
             budget -= self._bytes_read - before
-        return self._counted(batches_of(read))
+        return self._counted(batches_of(read)) + self._tell_gone(now_wall_ns)
+
+    def notice(self, now_wall_ns: int) -> None:
+        """Looks at the sizes of the files and reads nothing: what waits is known, and what is lost of it meanwhile.
+
+        To be called while there is no room for more. Files that were deleted are not held for long then.
+        """
+        for followed in self._followed.values():
+            with suppress(OSError):  # the next look says so
+                if followed.last_word is None:
+                    self._notice(followed, now_wall_ns)
+
+    def _notice(self, followed: _Followed, now_ns: int) -> None:
+        status = os.fstat(followed.handle)
+        followed.tail.on_notice(status.st_size, followed.head())
+        if status.st_nlink > 0:
+            followed.nameless_since_ns = None
+        elif followed.nameless_since_ns is None or now_ns < followed.nameless_since_ns:
+            followed.nameless_since_ns = now_ns
+        elif now_ns - followed.nameless_since_ns >= self._limits.unread_grace_ns:
+            followed.last_word = followed.tail.give_up("deleted")
+            followed.let_go()
 
     def reset(self, positions: Mapping[str, Position]) -> None:
         """Forgets all files, dictionaries too, and goes on at these positions. Gives nothing."""
@@ -200,6 +256,7 @@ class LogFollower:
         self._not_logs.clear()
         self._ends.clear()
         self._positions = positions
+        self._looks_for_gone, self._began_ns = True, None
         self._was_cut_short = False
         self.nudge()
 
@@ -285,6 +342,35 @@ class LogFollower:
         for identity, path in found.items():
             if identity not in self._followed and identity not in self._not_logs:
                 self._open(path)
+        self._unopened = found.keys() - self._followed.keys() - self._not_logs.keys()
+
+    def _tell_gone(self, now_ns: int) -> list[Batch]:
+        """The last batches of sources whose files are gone, once, when these have had time to appear."""
+        if not self._looks_for_gone:
+            return []
+        if self._began_ns is None or now_ns < self._began_ns:
+            self._began_ns = now_ns
+        have_others_begun = all(each._began_ns is not None for each in self.beside)
+        if not self.tells_of_gone or not have_others_begun or now_ns - self._began_ns < _GONE_AFTER_NS:
+            return []
+        self._looks_for_gone = False
+        all_of = (self, *self.beside)
+        gone = gone_sources(
+            self._positions,
+            followed={key for each in all_of for key in each._known_keys()},
+            unread={identity for each in all_of for identity in each._unread_files()},
+        )
+        return [last_batch_of(key, position, self._kind, now_ns) for key, position in gone.items()]
+
+    def _known_keys(self) -> list[str]:
+        """The sources that are read, or were and are at their end."""
+        reading = [known.reader.source.key for known in self._followed.values() if known.reader is not None]
+        return [*reading, *self._ends]
+
+    def _unread_files(self) -> list[FileIdentity]:
+        """Files that are there, and of which it is not known yet what they hold."""
+        begun_not = [known.tail.identity for known in self._followed.values() if known.reader is None and known.head()]
+        return [*begun_not, *self._unopened]
 
     def _open(self, path: Path) -> None:
         if len(self._followed) >= self._limits.max_files:
@@ -300,9 +386,16 @@ class LogFollower:
         if not stat.S_ISREG(status.st_mode) or identity in self._followed:
             os.close(handle)
             return
-        self._followed[identity] = _Followed(
-            path, handle, Tail(identity, grace_ns=self._limits.grace_ns), is_zone_open=len(self._zones_ns) > 1
-        )
+        self._followed[identity] = _Followed(path, handle, self._tail(identity), is_zone_open=len(self._zones_ns) > 1)
+
+    def _tail(self, identity: FileIdentity) -> Tail:
+        limits = self._limits
+        return Tail(identity, grace_ns=limits.grace_ns, named_grace_ns=max(limits.grace_ns, limits.renamed_grace_ns))
+
+    @property
+    def _is_crowded(self) -> bool:
+        """So many files are held that those which are away make room soon."""
+        return len(self._followed) >= _CROWDED_SHARE * self._limits.max_files
 
     def _drop(self, followed: _Followed) -> None:
         os.close(followed.handle)
@@ -324,9 +417,11 @@ class LogFollower:
 
     def _look_at(self, followed: _Followed, now_ns: int, budget: int) -> Decision:
         """Looks whether a file has more, and reads a share of that ahead."""
+        followed.nameless_since_ns = None
         try:
             status = os.fstat(followed.handle)
-            decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns)
+            has_name = status.st_nlink > 0 and not self._is_crowded
+            decision = followed.tail.on_look(status.st_size, now_ns, status.st_mtime_ns, has_name=has_name)
             if decision.verdict is Verdict.READ:
                 return self._read(followed, status.st_size, budget)
         except OSError:
@@ -337,11 +432,13 @@ class LogFollower:
     def _read(self, followed: _Followed, size: int, budget: int) -> Decision:
         """Reads ahead a share of what a file of this size has more than was read."""
         most = min(budget, self._limits.bytes_per_turn)
+        offset, overlap = followed.tail.offset, followed.tail.overlap
         # A buffer of the whole share would be asked of the kernel, and given back, for each read.
-        data = os.pread(followed.handle, min(most, size - followed.tail.offset), followed.tail.offset)
+        data = os.pread(followed.handle, overlap + min(most, size - offset), offset - overlap)
+        last, data = data[:overlap], data[overlap:]
         if data.startswith(b"\0") and followed.tail.offset >= tail.HEAD_BYTES and (hole := followed.hole_bytes()):
             return self._pass_over(followed, hole)
-        decision = followed.tail.on_read(data, followed.head(), size)
+        decision = followed.tail.on_read(data, followed.head(), size, last)
         if data and decision.verdict is not Verdict.BEGIN_ANEW:
             self._was_cut_short |= len(data) >= most
             self._bytes_read += len(data)
@@ -390,7 +487,7 @@ class LogFollower:
         """Ends a source; gives its last batch."""
         batches = self._end(followed, decision, now_ns)
         if decision.verdict is Verdict.BEGIN_ANEW:
-            followed.tail = Tail(followed.tail.identity, grace_ns=self._limits.grace_ns)
+            followed.tail = self._tail(followed.tail.identity)
             followed.reader = followed.last_word = None
             followed.must_be_new = True
             # The new tail knows nothing of the path yet.
@@ -461,7 +558,7 @@ class LogFollower:
             followed.reader.learn(self._before(followed.handle, position.end))
             if data_after(followed.handle, position.end) > position.end:
                 followed.reader.tear()
-        followed.tail.start(position.end, head)
+        followed.tail.start(position.end, head, followed.before(position.end))
         return True
 
     def _reader(self, source: Source, position: Position, handle: int) -> NcclLogReader | InspectorReader:
@@ -486,8 +583,8 @@ class LogFollower:
     def _where(self, followed: _Followed, print_of_head: str) -> tuple[str, Position]:
         """The key of a file, and the byte and line from which it is to be read.
 
-        Of the generations that are known (see `tail.source_key`) the last is the file's; where the file is
-        shorter than what was read of that one, or was seen being truncated, it is one generation further.
+        Of the generations that are known (see `tail.source_key`) the last is the file's; where what was read of that
+        one is not in front of its position, or the file was seen being truncated, it is one generation further.
         """
         generation = 0
         known: tuple[str, Position] | None = None
@@ -496,9 +593,21 @@ class LogFollower:
             known = key, position
             generation += 1
             key = tail.source_key(followed.tail.identity, print_of_head, generation)
-        if known is not None and not followed.must_be_new and known[1].end <= followed.size():
+        if known is not None and not followed.must_be_new and self._is_at_a_line(followed, known[1]):
             return known
         return key, Position(end=0)
+
+    def _is_at_a_line(self, followed: _Followed, position: Position) -> bool:
+        """Whether a file may be the one that was read up to there: reading ends with a line, but for the last.
+
+        A job that starts again in a container writes the same first line to the same file. That a line of another
+        content ends right there is as likely as its lines are long: 1 in 150 or so.
+        """
+        if position.end > followed.size():
+            return False
+        if not position.end or position.is_complete or data_after(followed.handle, position.end - 1) >= position.end:
+            return True
+        return os.pread(followed.handle, 1, position.end - 1) in (b"\n", b"\0")
 
 
 def since_last_dump(handle: int, end: int) -> bytes:
@@ -523,7 +632,6 @@ def since_last_dump(handle: int, end: int) -> bytes:
 
 _DETAILS: Final = {
     "truncated": "{name} was truncated or written anew; {lost} bytes that were seen were not read before.",
-    "rotated_away": "{name} was renamed and another file took its place; {lost} bytes were not read.",
-    "deleted": "{name} was deleted; {lost} bytes were not read.",
+    "deleted": "{name} was deleted, and let go after 10 minutes without room for it; {lost} bytes were not read.",
     "unreadable": "{name} cannot be read any more; {lost} bytes were not read. Look at the disk and the mount.",
 }

@@ -44,6 +44,12 @@ class FollowedLogs:
         self._unseen = dict.fromkeys(patterns, False)
         """Patterns that nothing has matched so far, and whether that was said."""
 
+    def tells_for(self, others: Sequence[FollowedLogs]) -> None:
+        """Tells of sources that are gone for these too, which are followed beside it by the same agent."""
+        self._follower.beside = [other._follower for other in others]
+        for other in others:
+            other._follower.tells_of_gone = False
+
     def poll(self, now_wall_ns: int) -> Iterable[Batch]:
         """What the files that match say that is new."""
         if now_wall_ns >= self._refresh_at_ns:
@@ -55,6 +61,10 @@ class FollowedLogs:
     def look(self, now_wall_ns: int) -> bool:
         """Reads what is new ahead of the next `poll`; whether there is reason to ask for that."""
         return self._follower.look(now_wall_ns)
+
+    def notice(self, now_wall_ns: int) -> None:
+        """Looks how much waits in the files, and reads nothing."""
+        self._follower.notice(now_wall_ns)
 
     def reset(self, positions: Mapping[str, Position]) -> None:
         """Opens all files anew, at these positions."""
@@ -157,13 +167,18 @@ class FollowedExports:
 def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_wall_ns: int) -> list[Followed]:
     """The followers that the settings ask for; their watches run until `resources` are closed."""
     followed: list[Followed] = []
+    texts: list[FollowedLogs] = []
     if settings.logs:
         logs = FollowedLogs(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
+        texts.append(logs)
         known = _text_follower(logs, settings, resources)
         followed.append(replace(known, release=logs.release) if settings.release_logs else known)
     if settings.inspector:
         dumps = FollowedLogs(settings.inspector, kind=SourceKind.INSPECTOR)
+        texts.append(dumps)
         followed.append(_text_follower(dumps, settings, resources))
+    if texts:
+        texts[0].tells_for(texts[1:])
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
@@ -180,6 +195,7 @@ def _text_follower(files: FollowedLogs, settings: AgentSettings, resources: Exit
         tick_min_seconds=settings.tick_min_seconds,
         tick_max_seconds=settings.tick_max_seconds,
         look=files.look,
+        notice=files.notice,
         gather_seconds=settings.gather_seconds,
     )
 

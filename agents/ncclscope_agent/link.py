@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,12 +24,20 @@ import anyio.lowlevel
 import structlog
 
 from ncclscope_agent.credentials import Credentials
-from ncclscope_agent.session import Session, SessionState
+from ncclscope_agent.session import Session, SessionState, SessionStatistics
+from ncclscope_agent.tls_faults import closed_unheard, tls_sentence
 from ncclscope_wire.errors import ConfigError, ProtocolError
 from ncclscope_wire.messages import AgentHealth
 
 _log = structlog.get_logger(__name__)
 
+_SOON_SECONDS: Final = 2.0
+_SOON_FOR_SECONDS: Final = 60.0
+"""For so long an agent that lost its service looks for it this often: most are back after a restart, and one that was
+started anew waits 10 s for its agents before it goes on. 512 of them in two seconds are no burden for it."""
+_STOOD_SECONDS: Final = 5.0
+"""A connection that was welcomed, ends sooner and took nothing is a failed attempt: else an agent whose batch is
+refused each time would come back four times a second."""
 _LATE_SHARE: Final = 0.3
 """Of the time between two heartbeats: one that is due waits so long for something to be sent, and goes with that."""
 
@@ -48,7 +55,7 @@ class LinkSettings:
     """After so long without a word the connection is given up, at the next heartbeat."""
     first_retry_seconds: float = 0.25
     last_retry_seconds: float = 15.0
-    """Waiting doubles from the first to the last, each time times a random 0.5 to 1."""
+    """Waiting doubles from the first to the last, each time times a random 0.5 to 1; to 2 s in the first minute."""
 
 
 def retry_seconds(settings: LinkSettings, jitter: Callable[[], float]) -> Iterator[float]:
@@ -56,19 +63,24 @@ def retry_seconds(settings: LinkSettings, jitter: Callable[[], float]) -> Iterat
 
     The jitter keeps a thousand agents from returning in the same moment after a restart of the service.
     """
-    longest = settings.first_retry_seconds
+    longest, waited = settings.first_retry_seconds, 0.0
     while True:
-        yield longest * (0.5 + 0.5 * jitter())
-        longest = min(2 * longest, settings.last_retry_seconds)
+        wait = longest * (0.5 + 0.5 * jitter())
+        yield wait
+        waited += wait
+        bound = settings.last_retry_seconds
+        longest = min(2 * longest, bound if waited >= _SOON_FOR_SECONDS else min(_SOON_SECONDS, bound))
+
+
+def was_of_use(before: SessionStatistics, now: SessionStatistics, *, seconds: float) -> bool:
+    """Whether a connection of so many seconds was welcomed, and took something or stood for a while."""
+    is_welcomed = now.connections_total > before.connections_total
+    return is_welcomed and (now.acknowledged_total > before.acknowledged_total or seconds >= _STOOD_SECONDS)
 
 
 def _sentence(error: Exception) -> str:
-    """The text of an error; some of anyio's have none, and those of TLS name lines of OpenSSL."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the service's certificate is refused: {error.verify_message}; --tls-ca names who may sign it"
-    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return "the service does not speak TLS on this port"
-    return str(error) or type(error).__name__
+    """The text of an error; some of anyio's have none."""
+    return tls_sentence(error) or str(error) or type(error).__name__
 
 
 class _Conversation(asyncio.Protocol):
@@ -182,10 +194,11 @@ class Link:
         """Connects, again and again, until the session is closed and its last words are sent."""
         waits = retry_seconds(self._settings, self._jitter)
         while not self._session.is_closed:
-            welcomes = self._session.statistics().connections_total
+            before, began = self._session.statistics(), anyio.current_time()
             await self._run_connection()
             self.tell_change()
-            if self._session.statistics().connections_total > welcomes:
+            seconds = anyio.current_time() - began
+            if self._session.wants_reconnect or was_of_use(before, self._session.statistics(), seconds=seconds):
                 waits = retry_seconds(self._settings, self._jitter)
             if not self._session.is_closed:
                 await self._wait_or_closed(next(waits))
@@ -254,8 +267,8 @@ class Link:
         except ProtocolError as error:
             self._on_failure(str(error))
         except anyio.EndOfStream:
-            unheard = self._session.state is SessionState.HELLO_SENT and not self._settings.credentials.is_encrypted
-            hint = ": does it want TLS (--tls-ca)?" if unheard else ""
+            unheard = self._session.state is SessionState.HELLO_SENT
+            hint = closed_unheard(self._settings.credentials) if unheard else ""
             self._on_failure(f"the service closed the connection{hint}")
         except OSError as error:
             self._on_failure(f"the connection broke: {_sentence(error)}")

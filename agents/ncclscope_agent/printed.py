@@ -35,6 +35,9 @@ class Printer:
         yield from _first(batch.kernels, lambda row: _kernel(row, names[int(row["template"])]))
         for record in (*batch.communicators, *batch.versions, *batch.captures, *batch.gaps):
             yield f"  {record}"
+        if batch.is_last:
+            for known in (self._strings, self._templates, self._kernel_names):
+                known.pop(batch.source.key, None)
 
 
 def _heading(batch: Batch) -> str:

@@ -152,6 +152,18 @@ def punch_hole(handle: int, wanted: ByteRange) -> None:
             raise OSError(failed, os.strerror(failed))
 
 
+def shared_file_system(handle: int) -> str | None:
+    """The network file system on which an open file or directory lies; None for others.
+
+    Raises:
+        OSError: statfs failed.
+    """
+    buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; its first word is the type
+    if _LIBC.fstatfs(ctypes.c_int(handle), buffer) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return _SHARED_FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF)
+
+
 def refuse_shared(handle: int) -> None:
     """Refuses files that other nodes may write to.
 
@@ -159,10 +171,7 @@ def refuse_shared(handle: int) -> None:
         SourceError: the file lies on a network file system without coherent caches.
         OSError: statfs failed.
     """
-    buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; its first word is the type
-    if _LIBC.fstatfs(ctypes.c_int(handle), buffer) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    kind = _SHARED_FILE_SYSTEMS.get(ctypes.c_ulong.from_buffer(buffer).value & 0xFFFFFFFF)
+    kind = shared_file_system(handle)
     if kind is not None:
         raise SourceError(
             "shared", f"the log lies on {kind}, where another node may write to it: write it to a local disk"

@@ -62,11 +62,15 @@ class _Flying:
 class Spool:
     """The machine: `append` and `acknowledge` batches, carry out `take_job`, say what came of it with `on_done`.
 
-    All times are of one clock that only goes forward, and is near the wall clock at the start.
+    All times are of one clock that only goes forward, and is near the wall clock at the start. `name`, `host` and `job`
+    are the agent's: they are written down for who sends in its place when it is gone.
     """
 
-    def __init__(self, *, agent_id: str, limits: SpoolLimits | None = None) -> None:
+    def __init__(
+        self, *, agent_id: str, limits: SpoolLimits | None = None, name: str = "", host: str = "", job: str = ""
+    ) -> None:
         self._agent_id = agent_id
+        self._name, self._host, self._job = name, host, job
         self._limits = limits or SpoolLimits()
         self._shelf = Shelf()
         self._waiting = WaitingBatches()
@@ -99,6 +103,11 @@ class Spool:
     def is_ours(name: str) -> bool:
         """Whether a file of this name may be part of a spool."""
         return is_of_a_spool(name)
+
+    @property
+    def left_by(self) -> Header | None:
+        """Who wrote last what was recovered; None where nothing of it says so."""
+        return self._recovery.newest
 
     def begin(self, session_id: str) -> Chapter:
         """Begins a chapter: what is appended from now on belongs to it."""
@@ -355,4 +364,7 @@ class Spool:
             chapter=chapter.number,
             created_ns=now_ns,
             positions=dict(positions),
+            name=self._name,
+            host=self._host,
+            job=self._job,
         )

@@ -145,6 +145,22 @@ class SpoolKeeper:
         if left:
             _log.warning("kept_in_spool", directory=str(self._directory.path), batches=left, is_written=is_written)
 
+    def discard(self) -> bool:
+        """Removes the spool from its disk: all of it was acknowledged, or is of no use. False where that failed."""
+        try:
+            if self._directory.remove():
+                return True
+            why = "something else lies in it"
+        except OSError as error:
+            why = error.strerror or str(error)
+        _log.warning("spool_not_removed", directory=str(self._directory.path), why=why)
+        return False
+
+    @property
+    def written_ns(self) -> int:
+        """When a file of it was written last, of the wall clock."""
+        return self._directory.written_ns()
+
     def flush(self, seconds: float) -> bool:
         """Whether all that waits could be written and synced in time."""
         until = time.monotonic() + seconds

@@ -52,6 +52,10 @@ class Header:
     created_ns: int
     positions: dict[str, Position] = field(default_factory=dict[str, Position])
     """Where readers were when the file was begun, by source key."""
+    name: str = ""
+    host: str = ""
+    job: str = ""
+    """As in the agent's `Hello`: for who sends this in its place. Empty where an older version wrote it."""
 
 
 @dataclass(slots=True)
@@ -187,7 +191,7 @@ def _read(kind: int, body: bytes) -> Header | Frame | Entries | dict[str, Positi
             return _frame(number, body[_NUMBER.size :])
         if kind == RecordKind.POSITIONS:
             return _POSITIONS.decode(body[_NUMBER.size :])
-    except (msgspec.DecodeError, struct.error):
+    except (msgspec.DecodeError, struct.error, ValueError):  # ValueError: a text that is not UTF-8
         return None
     return None
 

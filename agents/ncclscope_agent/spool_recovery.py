@@ -32,6 +32,8 @@ class Recovery:
         self.unusable = Counter[str]()
         """Files that were left alone, by why."""
         self.damaged_bytes = 0
+        self.newest: Header | None = None
+        """Of the file that was begun last, of those that can be read."""
 
     def feed(self, name: str, data: bytes) -> None:
         """Takes in a file."""
@@ -77,6 +79,8 @@ class Recovery:
         return header.format_version == FORMAT_VERSION and header.agent_id == self._agent_id
 
     def _known_chapter(self, number: int, header: Header) -> None:
+        if self.newest is None or header.created_ns >= self.newest.created_ns:
+            self.newest = header
         self._shelf.chapters.setdefault(number, Chapter(number, header.session_id, header.protocol_version))
 
     def _take_frame(self, chapter: Chapter, file: FramesFile, frame: Frame) -> None:

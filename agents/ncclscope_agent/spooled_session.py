@@ -350,9 +350,14 @@ class SpooledSession(Session):
             if begin > at:
                 return self._holds(key, known)
             at = max(at, end)
-        return any(
-            chapter.protocol_version != PROTOCOL_VERSION and key in chapter.ranges for chapter in self._queue
-        ) and self._holds(key, known)
+        # What an earlier version of us spooled is read from the file instead, as far as the service does not have it.
+        is_foreign_wanted = any(
+            end > known.end
+            for chapter in self._queue
+            if chapter.protocol_version != PROTOCOL_VERSION
+            for _, end in chapter.ranges.get(key, ())
+        )
+        return is_foreign_wanted and self._holds(key, known)
 
     # Chapters
 

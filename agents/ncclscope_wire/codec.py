@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Final, TypeAlias, TypeVar, cast
 from zlib import crc32
 
 import msgpack
@@ -92,8 +92,8 @@ _NUMBER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
 _SIGNED_64: Final = (-(2**63), 2**63 - 1)
 
 
-class _BatchMap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A batch as it travels."""
+class _StretchMap(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch is of, as it travels."""
 
     source: Source
     begin: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -101,6 +101,11 @@ class _BatchMap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_line: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     is_last: bool = False
     observed_at_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+
+
+class _BatchMap(_StretchMap, frozen=True, kw_only=True, omit_defaults=True):
+    """A batch as it travels."""
+
     strings: tuple[str, ...] = ()
     tables: dict[str, tuple[int, bytes]] = {}
     communicators: tuple[CommunicatorEvent, ...] = ()
@@ -116,6 +121,31 @@ class _BatchMap(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _BatchMessageMap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="batch"):
     sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     batch: _BatchMap
+
+
+_FewCounts: TypeAlias = Annotated[dict[str, int], msgspec.Meta(max_length=256)]
+
+
+class _PlainCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    understood: _FewCounts
+    skipped: _FewCounts
+
+
+class _PlainBatchMap(_StretchMap, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A batch of rows and nothing else, as most are."""
+
+    tables: Annotated[dict[str, tuple[int, bytes]], msgspec.Meta(max_length=len(_TABLES))]
+    counts: _PlainCounts
+
+
+class _PlainMessageMap(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="batch", forbid_unknown_fields=True
+):
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+    batch: _PlainBatchMap
+
+
+_PLAIN_DECODER: Final = msgspec.msgpack.Decoder(_PlainMessageMap)
 
 
 def encode_message(message: Message) -> bytes:
@@ -134,6 +164,9 @@ def decode_message(payload: bytes) -> Message:
         ProtocolError: it is not msgpack, of no known kind, or a field is missing, of another type or out of
             bounds; the text says which.
     """
+    plain = _plain_batch_message(payload)
+    if plain is not None:
+        return plain
     content = _unpack(payload)
     kind = content.get("kind")
     if kind == _BATCH:
@@ -147,6 +180,18 @@ def decode_message(payload: bytes) -> Message:
     if isinstance(message, Acknowledge) and message.sequence < 0:
         raise ProtocolError(f"acknowledge: sequence {message.sequence} is below 0")
     return message
+
+
+def decode_kept_hello(payload: bytes) -> Hello:
+    """The Hello in a payload that was kept on disk, of whichever protocol version, as long as its fields are the same.
+
+    Raises:
+        ProtocolError: it is none, or its fields are others.
+    """
+    content = _unpack(payload)
+    if content.get("kind") != "hello":
+        raise ProtocolError("another message is kept where a Hello must be")
+    return _convert(content, Hello, "hello")
 
 
 def _encode_batch(content: _BatchMessageMap) -> bytes:
@@ -197,8 +242,13 @@ def _builtins(record: object) -> dict[str, object]:
 def _foreign_hello(content: Mapping[str, object]) -> ForeignHello | None:
     version = content.get("protocol_version")
     if isinstance(version, int) and not isinstance(version, bool) and version != PROTOCOL_VERSION:
-        return ForeignHello(protocol_version=version)
+        return ForeignHello(protocol_version=version, host=_text(content, "host"), token=_text(content, "token"))
     return None
+
+
+def _text(content: Mapping[str, object], name: str) -> str:
+    found = content.get(name)
+    return found if isinstance(found, str) else ""
 
 
 def _map_of_batch(batch: Batch) -> _BatchMap:
@@ -224,6 +274,39 @@ def _map_of_batch(batch: Batch) -> _BatchMap:
         gaps=batch.gaps,
         counts=batch.counts,
     )
+
+
+def _plain_batch_message(payload: bytes) -> BatchMessage | None:
+    """The message where it is a batch of rows and nothing is wrong with it; all others are looked at field by field."""
+    try:
+        decoded = _PLAIN_DECODER.decode(payload)
+        content = decoded.batch
+        if content.begin > content.end:
+            return None
+        filled = {name: _columns(name, sent) for name, sent in content.tables.items()}
+        _check_each("counts", "understood", content.counts.understood.values())
+        _check_each("counts", "skipped", content.counts.skipped.values())
+    except (ValueError, KeyError, ProtocolError):
+        return None
+    batch = Batch(
+        source=content.source,
+        begin=content.begin,
+        end=content.end,
+        end_line=content.end_line,
+        is_last=content.is_last,
+        observed_at_ns=content.observed_at_ns,
+        strings=(),
+        communicators=(),
+        versions=(),
+        captures=(),
+        facts=(),
+        topologies=(),
+        tuning_tables=(),
+        gaps=(),
+        counts=Counts(understood=content.counts.understood, skipped=content.counts.skipped),
+        **filled,
+    )
+    return BatchMessage(sequence=decoded.sequence, batch=batch)
 
 
 def _batch_message(content: Mapping[str, object]) -> BatchMessage:
@@ -279,7 +362,7 @@ def _columns(name: str, sent: tuple[int, bytes]) -> Columns:
         raise ProtocolError(f"batch: table {name} has layout {layout:#x}, and {_LAYOUTS[name]:#x} is expected")
     if len(data) % dtype.itemsize:
         raise ProtocolError(f"batch: table {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
-    return np.frombuffer(data, dtype=dtype).copy()
+    return np.frombuffer(bytearray(data), dtype=dtype)  # rows that may be written to, copied as bytes
 
 
 def _check_numbers(content: _BatchMap) -> None:

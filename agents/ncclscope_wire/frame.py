@@ -62,9 +62,11 @@ class Deframer:
             raise ProtocolError(self._fault)
         self._buffer += data
         payloads: list[bytes] = []
-        while (end := self._frame_end()) is not None and end <= len(self._buffer):
-            payloads.append(bytes(memoryview(self._buffer)[HEADER_BYTES:end]))
-            del self._buffer[:end]
+        begin = 0
+        while (end := self._frame_end(begin)) is not None and end <= len(self._buffer):
+            payloads.append(bytes(memoryview(self._buffer)[begin + HEADER_BYTES : end]))
+            begin = end
+        del self._buffer[:begin]
         return payloads
 
     def flush(self) -> list[bytes]:
@@ -72,15 +74,17 @@ class Deframer:
         self._buffer.clear()
         return []
 
-    def _frame_end(self) -> int | None:
-        if len(self._buffer) < HEADER_BYTES:
+    def _frame_end(self, begin: int) -> int | None:
+        """Where the frame that begins there ends; None where its length is not there yet."""
+        header = bytes(self._buffer[begin : begin + HEADER_BYTES])
+        if len(header) < HEADER_BYTES:
             return None
-        length = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
+        length = int.from_bytes(header, "big")
         if length > self.max_frame_bytes:
-            self._fault = self._why_too_long(bytes(self._buffer[:HEADER_BYTES]), length)
+            self._fault = self._why_too_long(header, length)
             self._buffer.clear()
             raise ProtocolError(self._fault)
-        return HEADER_BYTES + length
+        return begin + HEADER_BYTES + length
 
     def _why_too_long(self, header: bytes, length: int) -> str:
         """The sentence about a frame over the limit; a header of HTTP tells that the ports were mixed up."""

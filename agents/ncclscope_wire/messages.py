@@ -23,6 +23,11 @@ from typing import Final, TypeAlias
 from ncclscope_wire.batch import Batch
 
 PROTOCOL_VERSION: Final = 1
+ASKING_VERSION: Final = 0
+"""In a Hello of who only asks which version the service speaks, and whether it would let in: it is always refused, and
+no agent is made known. No batches were ever of this version."""
+WOULD_LET_IN: Final = "an agent with this token or certificate would be let in"
+"""At the end of what a Hello of ASKING_VERSION is refused with, where that is so."""
 """Grows with every change that an older peer would misread: dtypes, codes in terms.py, required fields."""
 
 
@@ -61,9 +66,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignHello:
-    """A Hello of another protocol version: its other fields are not looked at. Never sent, only decoded."""
+    """A Hello of another protocol version, of which only this is looked at. Never sent, only decoded."""
 
     protocol_version: int
+    host: str = ""
+    token: str = field(default="", repr=False)
+    """Of one that only asks (`ASKING_VERSION`); both are empty where they are missing or no texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class SourceGap:
     """Something of a source was lost or skipped; lowers the confidence of what is concluded over it."""
 
     reason: str
-    """A short fixed word: "truncated", "rotated_away", "line_too_long", "unreadable_export", ..."""
+    """A short fixed word: "truncated", "gone", "line_too_long", "unreadable_export", ..."""
     amount: int
     """How much, in `unit`."""
     unit: str

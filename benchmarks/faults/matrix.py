@@ -14,6 +14,7 @@ from typing import Final
 from benchmarks.faults.processes import Hooks
 from benchmarks.faults.proxy import Weather
 from benchmarks.faults.spooled import SPOOLED
+from benchmarks.faults.wired import WIRED
 from benchmarks.faults.world import Result, World, repeated
 
 Fault = Callable[[Path, int], Result]
@@ -317,6 +318,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "bad_exports": (bad_exports, 12),
     "slow_service": (slow_service, 4),
     **SPOOLED,
+    **WIRED,
     "soak": (soak, 1),
 }
 """By name, with how often each is done."""
@@ -363,7 +365,11 @@ def _small_disk(folder: Path, mebibytes: int) -> Generator[Path]:
 
 
 def run(name: str, folder: Path, times: int | None = None) -> Result:
-    """One fault in a folder that is made."""
+    """One fault in a folder that is made.
+
+    Raises:
+        NotHereError: it needs a network that this machine does not give.
+    """
     fault, usual = FAULTS[name]
     folder.mkdir(parents=True, exist_ok=True)
     return fault(folder, usual if times is None else times)

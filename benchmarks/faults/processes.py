@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,8 @@ _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["ncclscope.cli", "ncclscope.serve", "ncclscope.agent", "ncclscope_service.app", "ncclscope_agent.app"]
 )
+_NEW_NETWORK: Final = 0x40000000
+"""CLONE_NEWNET. *Source:* linux/sched.h."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Hooks:
     """What fdatasync takes longer."""
     clock_file: Path | None = None
     """Holds how far the wall clock is off, in seconds; or "x RATE" for one that runs so much faster."""
+    namespace: str | None = None
+    """The network namespace in which it runs, by its name below /run/netns."""
 
 
 class Running:
@@ -83,6 +88,8 @@ def _run(arguments: list[str], output: Path, hooks: Hooks) -> None:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    if hooks.namespace is not None:
+        _enter(hooks.namespace)
     if hooks.sync_seconds:
         setattr(os, "fdatasync", _slowed(os.fdatasync, hooks.sync_seconds))  # noqa: B010
     if hooks.clock_file is not None:
@@ -91,6 +98,15 @@ def _run(arguments: list[str], output: Path, hooks: Hooks) -> None:
 
     sys.argv = ["ncclscope", *arguments]
     main()
+
+
+def _enter(namespace: str) -> None:
+    """*Source:* setns(2); `os.setns` is there from Python 3.12 on only."""
+    handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.setns(handle, _NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+    os.close(handle)
 
 
 def _slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None]:

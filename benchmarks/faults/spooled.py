@@ -70,10 +70,9 @@ def full_disk_of_spool(folder: Path, times: int) -> Result:
 
         def fill(world: World) -> None:
             filler = disk / "filler"
-            with filler.open("wb") as file, suppress(OSError):
+            with suppress(OSError), filler.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(65536))
-                    file.flush()
             world.service.kill()
             time.sleep(2)
             world.service = world.start_service()

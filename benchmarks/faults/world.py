@@ -10,13 +10,14 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyarrow.parquet as pq
 from benchmarks.faults.processes import Hooks, Running
 from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.wire import Wire
 from benchmarks.ports import free_port
 
 LINE: Final = (
@@ -121,6 +122,7 @@ class World:
         rate: int = 2000,
         data: Path | None = None,
         with_proxy: bool = False,
+        wire: Wire | None = None,
         service_hooks: Hooks | None = None,
         agent_hooks: Hooks | None = None,
         serve: tuple[str, ...] = ("--state-every", "0.1"),
@@ -132,6 +134,11 @@ class World:
         self.recovery: list[float] = []
         self.times = 0
         self.note = ""
+        self._host = "127.0.0.1"
+        if wire is not None:
+            self._host = wire.address
+            agent_hooks = replace(agent_hooks or Hooks(), namespace=wire.namespace)
+            serve, agent = (*serve, "--insecure"), (*agent, "--insecure")
         self._hooks = service_hooks, agent_hooks
         self._extra = serve, agent
         self._agents_port, self._http_port = free_port(), free_port()
@@ -143,7 +150,7 @@ class World:
     def start_service(self) -> Running:
         """One more service on the same folder and ports."""
         return Running(
-            ["serve", "--listen", f"127.0.0.1:{self._agents_port}", "--http", f"127.0.0.1:{self._http_port}",
+            ["serve", "--listen", f"{self._host}:{self._agents_port}", "--http", f"127.0.0.1:{self._http_port}",
              "--data", str(self.data), *self._extra[0]],
             self.folder / "service.out", self._hooks[0],
         )  # fmt: skip
@@ -153,7 +160,7 @@ class World:
         port = self._agents_port if self.proxy is None else self.proxy.port
         return Running(
             ["agent", "--logs", str(self.writer.folder / "nccl.*.log*"), "--exports", str(self.folder / "exports"),
-             "--connect", f"127.0.0.1:{port}", *self._extra[1]],
+             "--connect", f"{self._host}:{port}", *self._extra[1]],
             self.folder / "agent.out", self._hooks[1],
         )  # fmt: skip
 

@@ -20,18 +20,15 @@ import benchmarks.load as _package
 import numpy as np
 from benchmarks.freshness import start, wait_for_answer
 from benchmarks.load.agents import Task
-from benchmarks.load.recorded import RecordedHost, RecordedJob, record
+from benchmarks.load.recorded import RANKS_PER_HOST, RecordedHost, RecordedJob, exported, kept, large_config
 from benchmarks.load.schedule import Phase, Schedule
 from benchmarks.load.watch import Look, Watch, delays_s
 from benchmarks.ports import free_port
 from numpy.typing import NDArray
 
-from ncclscope_simulator import SimulationConfig
-
 Report: TypeAlias = dict[str, int | float | bool | list[int] | None]
 """What a process of agents says once a second."""
 
-_PER_HOST: Final = 8
 _OFFSET_MS: Final = 50
 """Clocks of the hosts are off by up to this much."""
 _BEGINS_AFTER_S: Final = 3.0
@@ -60,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the phases and prints the table; 1 where anything was lost."""
     asked = _parser().parse_args(arguments)
     phases = _phases(asked)
-    job = record(_config(asked))
+    job = kept(asked.job, large_config(asked.hosts, small_steps=asked.small_steps))
     speed = asked.hosts * asked.rate * job.period_ns / 1e9 / job.operations
     phases = [Phase(name=each.name, seconds=each.seconds, speed=each.speed * speed) for each in phases]
-    stretches, period = _captured(asked, job.period_ns / 1e9 / speed)
+    stretches, period = exported(asked.captured, asked.capture_seconds, stretch_s=job.period_ns / 1e9 / speed)
     print(
-        f"{asked.hosts * _PER_HOST} ranks on {asked.hosts} hosts, {asked.rate:,.0f} operations/s each; "
+        f"{asked.hosts * RANKS_PER_HOST} ranks on {asked.hosts} hosts, {asked.rate:,.0f} operations/s each; "
         f"exports of {stretches} in {period} stretches; {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}\n"
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--after-seconds", type=float, default=60.0, help="then half of the rate again")
     parser.add_argument("--captured", type=float, default=0.1, help="share of the time that is in exports (0.1)")
     parser.add_argument("--capture-seconds", type=float, default=10.0, help="about how long each export is (10)")
+    parser.add_argument("--look-seconds", type=float, default=0.25, help="between two looks of an agent (0.25)")
     parser.add_argument("--processes", type=int, default=1, help="that the agents are spread over (1)")
     parser.add_argument("--small-steps", action="store_true", help="few operations in a step: for thousands of ranks")
+    parser.add_argument("--job", type=Path, help="where the recorded job is kept, and found the next time")
     parser.add_argument("--every-seconds", type=float, default=1.0, help="between two scrapes (1)")
     parser.add_argument("--flush-seconds", type=float, default=120.0, help="for what waits at the end (120)")
     return parser
@@ -98,23 +97,6 @@ def _phases(asked: argparse.Namespace) -> list[Phase]:
         phases.append(Phase(name=f"{asked.overload:g} times", seconds=asked.overload_seconds, speed=asked.overload))
         phases.append(Phase(name="half", seconds=asked.after_seconds, speed=0.5))
     return phases
-
-
-def _config(asked: argparse.Namespace) -> SimulationConfig:
-    pipeline = 4 if asked.hosts % 4 == 0 else 1
-    few = asked.small_steps
-    return SimulationConfig(
-        nccl="2.28.3", nodes=asked.hosts, gpus=_PER_HOST, tp=_PER_HOST, pp=pipeline, dp=asked.hosts // pipeline,
-        step_seconds=0.65, split=False, layers=1 if few else 2, microbatches=2 if few else 4,
-    )  # fmt: skip
-
-
-def _captured(asked: argparse.Namespace, stretch_s: float) -> tuple[int, int]:
-    """Stretches in an export, and from one export to the next."""
-    if asked.captured <= 0:
-        return 0, 1
-    stretches = max(1, round(asked.capture_seconds / stretch_s))
-    return stretches, max(stretches, round(stretches / asked.captured))
 
 
 def _run(
@@ -177,7 +159,7 @@ def _start_agents(
         task = Task(
             hosts=mine, offsets_ns=tuple(offsets[number :: asked.processes]), period_ns=job.period_ns,
             phases=tuple(phases), begin_ns=schedule.begin_ns, port=port, job="load", stretches=stretches,
-            capture_period=period, flush_seconds=asked.flush_seconds,
+            capture_period=period, flush_seconds=asked.flush_seconds, look_seconds=asked.look_seconds,
         )  # fmt: skip
         path = folder / f"agents{number}.pickle"
         path.write_bytes(pickle.dumps(task))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import anyio
 import orjson
@@ -25,9 +24,6 @@ from ncclscope_agent.app import Agent, Followed
 from ncclscope_agent.link import LinkSettings
 from ncclscope_agent.session import Session
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
-
-_TICK_SECONDS: Final = 0.25
-"""How often an agent of 1,000 lines/s in 8 files looks at them: see `ncclscope_agent.app`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +42,8 @@ class Task:
     """Of these each export has so many, of every `capture_period`."""
     capture_period: int
     flush_seconds: float
+    look_seconds: float
+    """Between two looks. An agent of 1,000 lines/s in 8 files takes 0.25, of 60 up to 1: `ncclscope_agent.app`."""
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ def _agent(task: Task, number: int, schedule: Schedule, end_ns: int) -> _Running
     agent = Agent(
         session,
         LinkSettings(host="127.0.0.1", port=task.port),
-        [Followed(follower=follower, tick_min_seconds=_TICK_SECONDS, tick_max_seconds=_TICK_SECONDS)],
+        [Followed(follower=follower, tick_min_seconds=task.look_seconds, tick_max_seconds=task.look_seconds)],
         flush_seconds=task.flush_seconds,
         wall_ns=_clock(offset_ns),
     )

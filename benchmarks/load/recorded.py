@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,10 +18,13 @@ from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CaptureSeen, CommunicatorEventKind
 
+RANKS_PER_HOST: Final = 8
 _SKIPPED: Final = 3
 """First steps, which are not repeated: lazy connections."""
 _REPEATED: Final = 4
 """Steps of the stretch; as many follow, to tell how counts grow from one stretch to the next."""
+_BOUND_BY: Final = {"kernels": "launch_start_ns", "ranges": "end_ns", "busy": "start_ns"}
+"""The time by which a row belongs to a stretch: a line is printed within its range."""
 _TIMES: Final = ("logged_at_ns", "start_ns", "end_ns", "launch_start_ns", "launch_end_ns")
 
 
@@ -46,7 +50,7 @@ class RecordedExport:
 
     dictionaries: Batch
     tables: dict[str, Columns]
-    """kernels, ranges and busy: those that begin in the stretch."""
+    """kernels, ranges and busy: those of the stretch."""
     correlations: int
     """By how much correlation ids grow from one stretch to the next."""
     capture: CaptureSeen
@@ -72,6 +76,36 @@ class RecordedJob:
     def operations(self) -> int:
         """Of all ranks in one stretch."""
         return sum(len(log.rows) for host in self.hosts for log in host.logs)
+
+
+def large_config(hosts: int, *, small_steps: bool = False) -> SimulationConfig:
+    """A job of eight ranks a host; `small_steps`: few operations in each, for thousands of ranks."""
+    pipeline = 4 if hosts % 4 == 0 else 1
+    return SimulationConfig(
+        nccl="2.28.3", nodes=hosts, gpus=RANKS_PER_HOST, tp=RANKS_PER_HOST, pp=pipeline, dp=hosts // pipeline,
+        step_seconds=0.65, split=False, layers=1 if small_steps else 2, microbatches=2 if small_steps else 4,
+    )  # fmt: skip
+
+
+def exported(share: float, seconds: float, *, stretch_s: float) -> tuple[int, int]:
+    """Stretches in an export of about so long, and from one export to the next, for this share of the time."""
+    if share <= 0:
+        return 0, 1
+    stretches = max(1, round(seconds / stretch_s))
+    return stretches, max(stretches, round(stretches / share))
+
+
+def kept(path: Path | None, config: SimulationConfig) -> RecordedJob:
+    """The job that an earlier run recorded into this file, where it is one of this description; else `record`, and
+    the file is written: thousands of ranks take minutes."""
+    if path is not None and path.exists():
+        found: tuple[SimulationConfig, RecordedJob] = pickle.loads(path.read_bytes())
+        if found[0] == config:
+            return found[1]
+    job = record(config)
+    if path is not None:
+        path.write_bytes(pickle.dumps((config, job)))
+    return job
 
 
 def record(config: SimulationConfig) -> RecordedJob:
@@ -172,7 +206,7 @@ def _log(
 
 
 def _export(batches: list[Batch], first: dict[int, tuple[int, int]], begins_ns: int) -> RecordedExport:
-    """What of each process begins between its first operation of the stretch and of the next."""
+    """What of each process is between its first operation of the stretch and of the next."""
     known = _dictionaries(batches)
     capture = next(capture for batch in batches for capture in batch.captures)
     tables: dict[str, Columns] = {}
@@ -180,7 +214,7 @@ def _export(batches: list[Batch], first: dict[int, tuple[int, int]], begins_ns: 
     for name, of_template in (("kernels", known.kernel_templates), ("ranges", known.range_templates), ("busy", None)):
         rows: Columns = np.concatenate([getattr(batch, name) for batch in batches])
         pids = rows["pid"] if of_template is None else of_template["pid"][rows["template"]]
-        times = rows["launch_start_ns"] if name == "kernels" else rows["start_ns"]
+        times = rows[_BOUND_BY[name]]
         lo = np.array([first[pid][0] for pid in pids.tolist()], np.int64)
         hi = np.array([first[pid][1] for pid in pids.tolist()], np.int64)
         chosen = rows[(times >= lo) & (times < hi)]

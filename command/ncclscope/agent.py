@@ -23,6 +23,7 @@ from ncclscope_agent.app import Agent, print_batches, stop_on_signal
 from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
 from ncclscope_agent.following import followers
+from ncclscope_agent.left_spools import Fate, LeftSpools, SendLimits
 from ncclscope_agent.link import LinkSettings
 from ncclscope_agent.priority import step_back
 from ncclscope_agent.session import Session, WindowLimits
@@ -38,6 +39,11 @@ _log = structlog.get_logger(__name__)
 
 OVER_BUDGET = 3
 """Exit status of an agent that stopped itself."""
+
+WAITS = 1
+"""Exit status of --once and --send-spools: not everything could be handed over in time."""
+STUCK = 4
+"""Exit status of --send-spools: something cannot be sent as things are."""
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -68,18 +74,24 @@ def _setting_options(function: _Function) -> _Function:
 )
 @click.option("--print", "print_only", is_flag=True, help="Write what would be sent, and connect to nothing.")
 @click.option("--once", is_flag=True, help="Read all that is there, send it, wait until it is taken, and end.")
-def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: object) -> None:
+@click.option(
+    "--send-spools", is_flag=True, help="Send what agents that have ended left below --spool, remove it, and end."
+)
+def agent(*, config_file: Path | None, print_only: bool, once: bool, send_spools: bool, **given: object) -> None:
     """Follow NCCL logs and nsys exports on this node and send them to the service.
 
-    Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once, when not
-    everything could be handed over in time; 2 wrong settings; 3 stopped itself over its budget.
+    Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once or --send-spools,
+    when not everything could be handed over in time; 2 wrong settings; 3 stopped itself over its budget; 4 with
+    --send-spools, when something cannot be sent as things are.
     """
+    if send_spools and (print_only or once):
+        raise click.UsageError("--send-spools follows nothing: leave out --print and --once")
     full_host = socket.gethostname()
     # NCCL prints the host's name up to the first dot (src/misc/utils.cc:getHostName), and exports are held against it.
     host = full_host.partition(".")[0]
     try:
         in_file = {} if config_file is None else read_table(config_file, "agent", keys_of_agent())
-        settings = load(given, os.environ, host=host, file=in_file)
+        settings = load(given, os.environ, host=host, file=in_file, sends_spools=send_spools)
         if not print_only:
             settings.credentials.check()
         configure_logs(settings.log_format)
@@ -91,6 +103,9 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: ob
         if print_only:
             anyio.run(_print, settings, host, once, resources)
             return
+        if send_spools:
+            _send_spools(settings)
+            return
         hello = _hello(settings, host=host, full_host=full_host)
         try:
             ended = anyio.run(_run, settings, hello, once, resources)
@@ -100,7 +115,20 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, **given: ob
         click.echo(f"ncclscope agent: stopped itself: {ended.stopped_because}", err=True)
         raise click.exceptions.Exit(OVER_BUDGET)
     if once and not ended.is_complete:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(WAITS)
+
+
+def _send_spools(settings: AgentSettings) -> None:
+    limits = SendLimits(spool=_spool_limits(settings), window=_window(settings), seconds=settings.once_seconds)
+    left = LeftSpools(Path(settings.spool), _link(settings), limits, software_version=__version__)
+    try:
+        fates = anyio.run(left.send)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    if fates[Fate.STUCK]:
+        raise click.exceptions.Exit(STUCK)
+    if fates[Fate.WAITS]:
+        raise click.exceptions.Exit(WAITS)
 
 
 def _hello(settings: AgentSettings, *, host: str, full_host: str) -> Hello:
@@ -126,18 +154,8 @@ class _Ended:
 
 
 async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: ExitStack) -> _Ended:
-    service_host, service_port = settings.service
-    link = LinkSettings(
-        host=service_host,
-        port=service_port,
-        credentials=settings.credentials,
-        connect_seconds=settings.connect_seconds,
-        heartbeat_seconds=settings.heartbeat_seconds,
-        silence_seconds=settings.silence_seconds,
-        last_retry_seconds=settings.retry_seconds,
-    )
     followed = followers(settings, resources, host=hello.host, now_wall_ns=time.time_ns())
-    limits = WindowLimits(max_bytes=settings.window_bytes, max_batches=settings.window_batches)
+    limits = _window(settings)
     is_complete = False
     keeper = _spool(settings, hello, resources) if settings.spool else None
     if keeper is None:
@@ -155,7 +173,9 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
         seconds=settings.budget_seconds,
         memory_bytes=settings.max_memory_bytes,
     )
-    running = Agent(session, link, followed, flush_seconds=settings.flush_seconds, spool=keeper, budget=budget)
+    running = Agent(
+        session, _link(settings), followed, flush_seconds=settings.flush_seconds, spool=keeper, budget=budget
+    )
     async with anyio.create_task_group() as tasks:
         await tasks.start(stop_on_signal, running.stop)
         is_complete = await running.run(once_seconds=settings.once_seconds if once else None)
@@ -166,16 +186,39 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
 def _spool(settings: AgentSettings, hello: Hello, resources: ExitStack) -> SpoolKeeper:
     """The spool of this agent: a directory of its own, so that several may be given the same one."""
     directory = SpoolDirectory(Path(settings.spool) / hello.agent_id)
-    limits = SpoolLimits(
+    spool = Spool(
+        agent_id=hello.agent_id, limits=_spool_limits(settings), name=hello.name, host=hello.host, job=hello.job
+    )
+    keeper = resources.enter_context(SpoolKeeper(spool, directory))
+    keeper.recover()
+    return keeper
+
+
+def _link(settings: AgentSettings) -> LinkSettings:
+    service_host, service_port = settings.service
+    return LinkSettings(
+        host=service_host,
+        port=service_port,
+        credentials=settings.credentials,
+        connect_seconds=settings.connect_seconds,
+        heartbeat_seconds=settings.heartbeat_seconds,
+        silence_seconds=settings.silence_seconds,
+        last_retry_seconds=settings.retry_seconds,
+    )
+
+
+def _window(settings: AgentSettings) -> WindowLimits:
+    return WindowLimits(max_bytes=settings.window_bytes, max_batches=settings.window_batches)
+
+
+def _spool_limits(settings: AgentSettings) -> SpoolLimits:
+    return SpoolLimits(
         max_bytes=settings.spool_max_bytes,
         max_age_ns=int(settings.spool_max_age_seconds * 1e9),
         entries_bytes=settings.spool_max_bytes // 8,
         pending_bytes=settings.window_bytes,
         sync_ns=int(settings.spool_sync_seconds * 1e9),
     )
-    keeper = resources.enter_context(SpoolKeeper(Spool(agent_id=hello.agent_id, limits=limits), directory))
-    keeper.recover()
-    return keeper
 
 
 async def _print(settings: AgentSettings, host: str, once: bool, resources: ExitStack) -> None:

@@ -12,6 +12,7 @@ import click
 import orjson
 
 from ncclscope import node
+from ncclscope.agent_place import fault_of_credentials, fault_of_spool, left_in_spools, secrets_that_others_can_read
 from ncclscope.check_report import Checked, in_json, report
 from ncclscope.options import nccl_version
 from ncclscope.scheduler import scheduler_here
@@ -30,6 +31,7 @@ from ncclscope_agent.volume import Volume, by_node, by_process, shares
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
 _GB: Final = 1e9
+_MB: Final = 1e6
 _FULL_HOURS: Final = 24.0
 """A disk that the logs fill within a day is told."""
 _NO_LOGS: Final = "is it quoted, and the folder of NCCL_DEBUG_FILE? Logs appear when a job makes its first communicator"
@@ -58,6 +60,9 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option("--tls-ca", default="", metavar="FILE", help="Certificates of those who sign the service's.")
 @click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate, where the service wants one.")
 @click.option("--tls-key", default="", metavar="FILE", help="Its key; default: in the same file.")
+@click.option("--tls-server-name", default="", metavar="NAME", help="Name in its certificate; default: its host.")
+@click.option("--token-file", default="", metavar="FILE", help="The agent's token: may it be read, and is it known?")
+@click.option("--spool", metavar="DIR", help="Where the agent is to keep its spool: may it write there, is there room?")
 @click.option("--page", metavar="URL", help="Page of the service: compares the clocks of its host and this one.")
 @click.option("--exports", multiple=True, metavar="DIR", help="Directory in which nsys exports are to appear.")
 @click.option("--observe", type=click.FloatRange(0, 600), default=0.0, metavar="SECONDS",
@@ -77,6 +82,9 @@ def check(
     tls_ca: str,
     tls_cert: str,
     tls_key: str,
+    tls_server_name: str,
+    token_file: str,
+    spool: str | None,
     page: str | None,
     exports: tuple[str, ...],
     observe: float,
@@ -99,9 +107,19 @@ def check(
         _check_logs(checked, logs, most_per_hour * _GB)
     _check_scheduler(checked)
     _check_exports(checked, exports)
-    _check_clock(checked, page)
-    if service is not None:
-        credentials = Credentials(tls=tls, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
+    if spool is not None:
+        _check_spool(checked, spool)
+    credentials = Credentials(
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        server_name=tls_server_name,
+        token_file=token_file,
+    )
+    are_usable = _check_credentials(checked, credentials)
+    _check_clock(checked, page, credentials if are_usable else Credentials())
+    if service is not None and are_usable:
         _check_service(checked, *service, credentials)
     if checked.version is not None:
         checked.variables = wanted(checked.version, log_file=log_file)
@@ -239,7 +257,32 @@ def _check_graphs(checked: Checked, directory: Path) -> None:
         checked.say(Verdict.NOTE, "CUDA graphs", text, str(directory))
 
 
-def _check_clock(checked: Checked, page: str | None) -> None:
+def _check_spool(checked: Checked, directory: str) -> None:
+    fault = fault_of_spool(directory)
+    verdict = Verdict.RIGHT if fault is None else Verdict.CHANGE
+    checked.say(verdict, "spool", fault or "this user can write there, and there is room", directory)
+    agents, left = left_in_spools(directory)
+    if agents:
+        text = (
+            f"agents that do not run have left {left / _MB:.3g} MB there ({agents} of them): where they are not "
+            "started again, `ncclscope agent --send-spools` sends it"
+        )
+        checked.say(Verdict.NOTE, "spool", text, directory)
+
+
+def _check_credentials(checked: Checked, credentials: Credentials) -> bool:
+    """Whether they can be used."""
+    fault = fault_of_credentials(credentials)
+    if fault is not None:
+        checked.say(Verdict.CHANGE, "credentials", f"{fault}; the service was not asked")
+        return False
+    for name in secrets_that_others_can_read(credentials):
+        text = "every user of this machine can read it: chmod 600, and make it the agent's own"
+        checked.say(Verdict.NOTE, "credentials", text, name)
+    return True
+
+
+def _check_clock(checked: Checked, page: str | None, credentials: Credentials) -> None:
     state = checked.clock = node.clock_state()
     if state.synchronised is None:
         checked.say(Verdict.NOTE, "clock", "whether it is synchronised is not known")
@@ -253,13 +296,14 @@ def _check_clock(checked: Checked, page: str | None) -> None:
         )
         checked.say(Verdict.NOTE, "clock", text)
     if page is not None:
-        _check_offset(checked, page)
+        _check_offset(checked, page, credentials)
 
 
-def _check_offset(checked: Checked, page: str) -> None:
-    offset = checked.clock_offset = node.clock_offset(page)
+def _check_offset(checked: Checked, page: str, credentials: Credentials) -> None:
+    offset = checked.clock_offset = node.clock_offset(page, credentials)
     if offset is None:
-        checked.say(Verdict.CHANGE, "page", "it does not answer with a date", page)
+        text = "it does not answer with a date: give its whole URL, with https:// and --tls-ca FILE where it speaks TLS"
+        checked.say(Verdict.CHANGE, "page", text, page)
         return
     told = f"this clock is {offset.seconds:+.1f} s off the service's, give or take {offset.uncertainty_seconds:.1f} s"
     is_off = abs(offset.seconds) > _TOLERATED_OFFSET_SECONDS + offset.uncertainty_seconds
@@ -276,6 +320,9 @@ def _check_service(checked: Checked, host: str, port: int, credentials: Credenti
     elif not node.speaks_our_version(answer):
         text = f"it speaks protocol version {answer.protocol_version}, and agents from here {PROTOCOL_VERSION}"
         checked.say(Verdict.CHANGE, "service", f"{text}: install the same ncclscope on both", address)
+    elif answer.refused is not None:
+        checked.say(Verdict.CHANGE, "service", f"it would not let an agent in from here: {answer.refused}", address)
     else:
         text = f"it answered in {answer.seconds * 1e3:.1f} ms and speaks protocol version {answer.protocol_version}"
-        checked.say(Verdict.RIGHT, "service", f"{text}, as agents from here do", address)
+        lets_in = ", and would let them in" if answer.lets_in else ""
+        checked.say(Verdict.RIGHT, "service", f"{text}, as agents from here do{lets_in}", address)

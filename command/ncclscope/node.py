@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -30,11 +29,12 @@ from ncclscope_agent.credentials import Credentials
 from ncclscope_agent.kernel_clock import read_kernel_clock
 from ncclscope_agent.paths import PathPatterns
 from ncclscope_agent.sources.nsys_export import describe_export
+from ncclscope_agent.tls_faults import closed_unheard, tls_sentence
 from ncclscope_agent.volume import LogLook, Rate, look_at
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError, SourceError
 from ncclscope_wire.frame import Deframer, encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, Hello, Refused
+from ncclscope_wire.messages import ASKING_VERSION, PROTOCOL_VERSION, WOULD_LET_IN, Hello, Refused
 
 _BEGINNING_BYTES: Final = 1 << 20
 _LAST_BYTES: Final = 2 << 20
@@ -47,9 +47,6 @@ _ASK_LIBRARY: Final = (
     "print(n.value if r == 0 else '')"
 )
 _EXPORTS_OPENED: Final = 4
-_CLOSED: Final = "closed the connection without a word: does it speak TLS (--tls-ca FILE)?"
-_NO_PROTOCOL: Final = 0
-"""A version that no service speaks: it names its own and refuses, and no agent is made known to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +187,7 @@ def clock_state() -> ClockState:
 def read_chrony(printed: str) -> ClockState | None:
     """What `chronyc -n tracking` prints; None where it is something else. *Source:* chronyc(1)."""
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in printed.splitlines())}
-    offset = re.match(r"([\d.]+) seconds", fields.get("System time", ""))
+    offset = re.match(r"(\d{1,18}(?:\.\d{1,18})?) seconds", fields.get("System time", ""))
     if offset is None or "Leap status" not in fields:
         return None
     return ClockState(
@@ -236,30 +233,39 @@ class ServiceAnswer:
     seconds: float | None
     """From connecting to the answer."""
     text: str
+    refused: str | None = None
+    """Why an agent with these credentials would not be let in; None where it would be, or the service does not say."""
+    lets_in: bool = False
+    """The service says that such an agent would be let in."""
 
 
 def ask_service(host: str, port: int, credentials: Credentials | None = None) -> ServiceAnswer:
     """Connects as an agent would, with TLS where `credentials` say so; says a Hello of no version and reads the answer.
 
-    The service refuses that Hello and names its version; it counts one refused connection, and learns of no agent.
+    The service refuses that Hello, names its version, and says whether the token or certificate would do; it counts
+    one refused connection, and learns of no agent.
+
+    Raises:
+        ConfigError: a file of the credentials cannot be used.
     """
     began = time.monotonic()
-    context = (credentials or Credentials()).context()
+    credentials = credentials or Credentials()
+    context, name = credentials.context(), credentials.server_name or host
     try:
         with ExitStack() as open_connections:
             connection = socket.create_connection((host, port), timeout=_SERVICE_SECONDS)
             open_connections.enter_context(connection)
             if context is not None:
-                connection = open_connections.enter_context(context.wrap_socket(connection, server_hostname=host))
-            connection.sendall(encode_frame(encode_message(_hello())))
+                connection = open_connections.enter_context(context.wrap_socket(connection, server_hostname=name))
+            connection.sendall(encode_frame(encode_message(_hello(credentials.token()))))
             answer = _first_message(connection)
-    except ssl.SSLCertVerificationError as error:
-        return _no_answer(f"has a certificate that is refused: {error.verify_message}; --tls-ca names who may sign it")
     except TimeoutError:
         return _no_answer(
             f"does not answer within {_SERVICE_SECONDS:g} s: is it the port for agents, and not the page's?"
         )
     except OSError as error:
+        if (sentence := tls_sentence(error)) is not None:
+            return _no_answer(sentence)
         why = error.strerror or error
         return _no_answer(
             f"cannot be reached: {why}: does `ncclscope serve --listen` run there, and does the network let through?"
@@ -267,13 +273,16 @@ def ask_service(host: str, port: int, credentials: Credentials | None = None) ->
     except ProtocolError as error:
         return _no_answer(f"something else than ncclscope's port for agents is there: {error}")
     if not isinstance(answer, Refused):
-        return _no_answer(_CLOSED if answer is None else "gave an unexpected answer")
+        hint = closed_unheard(credentials)
+        return _no_answer(f"closed the connection without a word{hint}" if answer is None else "gave another answer")
     told = re.search(r"this service version (\d+)", answer.message)
     return ServiceAnswer(
         answered=True,
         protocol_version=int(told[1]) if told else None,
         seconds=time.monotonic() - began,
         text=answer.message,
+        refused=None if answer.reason == "wrong_version" else answer.message.rpartition("; ")[2],
+        lets_in=WOULD_LET_IN in answer.message,
     )
 
 
@@ -281,10 +290,11 @@ def _no_answer(text: str) -> ServiceAnswer:
     return ServiceAnswer(answered=False, protocol_version=None, seconds=None, text=text)
 
 
-def _hello() -> Hello:
+def _hello(token: str) -> Hello:
     host = socket.gethostname()
     return Hello(
-        protocol_version=_NO_PROTOCOL,
+        protocol_version=ASKING_VERSION,
+        token=token,
         agent_id=f"check-{host}",
         session_id="check",
         name="check",
@@ -316,16 +326,17 @@ class ClockOffset:
     uncertainty_seconds: float
 
 
-def clock_offset(page: str) -> ClockOffset | None:
+def clock_offset(page: str, credentials: Credentials | None = None) -> ClockOffset | None:
     """This clock minus that of the host that serves a page, from its Date header; None where it does not say.
 
     The header has whole seconds: it tells clocks that are off by seconds, no more. *Source:* RFC 9110, 6.6.1.
     """
     if not page.startswith(("http://", "https://")):
         return None
+    context = (credentials or Credentials()).context() if page.startswith("https://") else None
     before = time.time()
     try:
-        with urllib.request.urlopen(page, timeout=_SERVICE_SECONDS) as answer:
+        with urllib.request.urlopen(page, timeout=_SERVICE_SECONDS, context=context) as answer:
             date = answer.headers.get("Date")
     except urllib.error.HTTPError as error:
         date = error.headers.get("Date")

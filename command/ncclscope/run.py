@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
 import signal
 import socket
 import sys
@@ -42,6 +44,9 @@ _NEWEST: Final = NcclVersion(2, 30, 7)
 """Where the version is not known, what is set is judged by the one that forgives least."""
 _STRICTEST_MODE: Final = 0o700
 _LOCK: Final = ".ncclscope-run"
+_NOT_EVERYTHING: Final = "the service does not have everything of this job"
+_CONNECTED: Final = re.compile(rb"(?<![_a-z])connected(?![_a-z])")
+"""The agent's event in its log, which is JSON or text, and not `not_connected`."""
 _WRONG_SETTINGS: Final = 2
 """Exit status of an agent that does not start."""
 
@@ -183,6 +188,7 @@ def _run_beside_agent(
     locked: int | None,
     patience: _Patience,
 ) -> int:
+    told_before = _size(_told_by_agent(log_file))
     agent = _start_agent(watch, environment, log_file, exports)
     try:
         job = watch.start(command, environment)
@@ -195,7 +201,8 @@ def _run_beside_agent(
         status = watch.wait(job, lambda: job) or 0
     if agent is not None:
         _wait_for_others(watch, locked, patience.linger)
-        _end_agent(watch, agent, environment, log_file, exports, patience.hand_over)
+        if _end_agent(watch, agent, environment, log_file, exports, patience.hand_over):
+            _tell_what_is_left(_told_by_agent(log_file), told_before)
     return status
 
 
@@ -254,8 +261,8 @@ def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
 
 def _end_agent(
     watch: Watch, agent: int, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...], seconds: float
-) -> None:
-    """Lets the agent hand over what it read.
+) -> bool:
+    """Lets the agent hand over what it read; True where it ended as it was asked to, and may have left something.
 
     One that ended before, or before it could begin, is followed by one that reads the rest and ends.
     """
@@ -265,7 +272,7 @@ def _end_agent(
         os.kill(agent, signal.SIGTERM)
         status = _ended_within(watch, agent, seconds)
         if status == 0:
-            return
+            return True
     if status != _WRONG_SETTINGS << 8:
         late = ("--once", "--once-seconds", f"{seconds:g}")
         again = _start_agent(watch, environment, log_file, exports, *late)
@@ -273,7 +280,26 @@ def _end_agent(
     if status == _WRONG_SETTINGS << 8:
         _say(f"the agent did not start, and nothing was sent: {_told_by_agent(log_file)} says why")
     elif status != 0:
-        _say(f"the service does not have everything of this job: {_told_by_agent(log_file)} says why")
+        _say(f"{_NOT_EVERYTHING}: {_told_by_agent(log_file)} says why")
+    return False
+
+
+def _tell_what_is_left(told: Path, begin: int) -> None:
+    """Says where an agent that ended in order did not hand over everything, as it told itself from that byte on."""
+    with contextlib.suppress(OSError), told.open("rb") as stream:
+        stream.seek(begin)
+        said = stream.read()
+        if b"kept_in_spool" in said:
+            _say(f"{_NOT_EVERYTHING}: the rest is in the agent's spool; `ncclscope agent --send-spools` sends it")
+        elif b"not_all_sent" in said or _CONNECTED.search(said) is None:
+            _say(f"{_NOT_EVERYTHING}: {told} says why")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _ended_within(watch: Watch, agent: int, seconds: float) -> int | None:

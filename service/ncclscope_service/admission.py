@@ -35,11 +35,20 @@ class Admission:
         Raises:
             AgentError: "unauthorized", "foreign_job" or "foreign_host".
         """
-        grant = self._grant(token_digest, certificate)
+        grant = self.admit_host(hello.host, token_digest, certificate)
         if not grant.allows_job(hello.job):
             raise AgentError("foreign_job", f"this token is not for the job {hello.job!r}")
-        if not grant.allows_host(hello.host):
-            raise AgentError("foreign_host", f"this token is not for the host {hello.host!r}")
+        return grant
+
+    def admit_host(self, host: str, token_digest: bytes | None, certificate: tuple[str, ...]) -> Grant:
+        """As `admit`, of somebody of whom only the host is known.
+
+        Raises:
+            AgentError: "unauthorized" or "foreign_host".
+        """
+        grant = self._grant(token_digest, certificate)
+        if not grant.allows_host(host):
+            raise AgentError("foreign_host", f"this token is not for the host {host!r}")
         return grant
 
     def _grant(self, token_digest: bytes | None, certificate: tuple[str, ...]) -> Grant:

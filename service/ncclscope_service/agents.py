@@ -252,7 +252,9 @@ class KnownAgent:
         return batch
 
     def _check_indices(self, session: _Session, batch: Batch) -> None:
-        dictionaries = session.dictionaries.setdefault(batch.source.key, Dictionaries())
+        dictionaries = session.dictionaries.get(batch.source.key)
+        if dictionaries is None:
+            dictionaries = session.dictionaries[batch.source.key] = Dictionaries()
         try:
             dictionaries.apply(batch)
         except DictionaryFullError as error:

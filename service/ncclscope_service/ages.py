@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,7 @@ class Ends:
     ranges: int = 0
     busy: int = 0
     inspected: int = 0
+    captures: int = 0
 
 
 @dataclass(slots=True)
@@ -45,16 +47,22 @@ class Ages:
                 ranges=known.ranges.next_id,
                 busy=known.busy.next_id,
                 inspected=known.inspected.next_id,
+                captures=known.captures.next_id,
             )
         )
 
     def at(self, at_ns: int) -> Ends | None:
         """The newest that were noted at or before a time; None if that is too long ago."""
+        later = bisect_right(self._noted, at_ns, key=lambda ends: ends.at_ns)
+        return self._noted[later - 1] if later else None
+
+    def came_at(self, operation: int) -> int | None:
+        """By when that operation had come; None where it came after what was noted last, or was noted too long ago."""
         found = None
-        for ends in self._noted:
-            if ends.at_ns > at_ns:
+        for ends in reversed(self._noted):
+            if ends.operations <= operation:
                 break
-            found = ends
+            found = ends.at_ns
         return found
 
     def forget_before(self, at_ns: int) -> None:

@@ -27,13 +27,22 @@ class Aliases:
     def __init__(self) -> None:
         self._names: dict[int, tuple[str | None, str]] = {}
         self._used: Counter[tuple[str, str]] = Counter()
+        self._kinds: list[str | None] = []
+        """Of all communicators, at the last update."""
+        self.names_given = 0
+        """So far; as long as it stays, all names and kinds do."""
 
     def update(self, communicators: Sequence[Communicator], members: Sequence[Member]) -> None:
-        """Names what is new; linear in the communicators."""
+        """Names what is new; `communicators` are all of a store. Linear in them, and quick where nothing is new."""
+        kinds = [each.parallelism for each in communicators]
+        if kinds == self._kinds:
+            return
+        self._kinds = kinds
         unnamed = [each for each in communicators if self._is_unnamed(each)]
         unnamed.sort(key=lambda each: (_lowest_rank(each, members), each.index))
         for communicator in unnamed:
             self._names[communicator.index] = (communicator.parallelism, self._next_name(communicator))
+            self.names_given += 1
 
     def __getitem__(self, communicator: int) -> str:
         return self._names[communicator][1]

@@ -68,7 +68,8 @@ class ProcessAligner:
     _undecided: Undecided = field(default_factory=Undecided)
     _out: list[Columns] = field(default_factory=list[Columns])
     _plans: list[Columns] = field(default_factory=list[Columns])
-    _has_operations: bool = False
+    newest_operation: int = NO_NUMBER
+    """Id of the last operation that was fed."""
     _is_timed: bool | None = None
     """None until it is chosen how to pair."""
     _replayed: int = 0
@@ -94,9 +95,9 @@ class ProcessAligner:
         """Takes further operations (ALIGN_OPERATION) in log order."""
         if len(rows) == 0:
             return
-        if not self._has_operations:
+        if self.newest_operation == NO_NUMBER:
             self._threads.knows_groups = int(rows["group"][0]) != NO_NUMBER
-            self._has_operations = True
+        self.newest_operation = int(rows["id"][-1])
         silent = self._translator.feed(rows)
         self._emit(silent, NO_NUMBER, NO_NUMBER, Match.NO_KERNEL, 1.0)
         self._first.feed_operations(rows)
@@ -124,7 +125,12 @@ class ProcessAligner:
         self._coverage.add(begin_ns, end_ns)
 
     def give_up(self, before: int) -> None:
-        """Operations with an id below `before` wait no longer: no capture came for too long after them."""
+        """Operations with an id below `before` wait no longer: no capture came for too long after them.
+
+        Nor for lines that would have told what is launched with them.
+        """
+        self._coverage.forget_old()
+        self._place_launches(final=False, before=before)
         for track in self._threads:
             amount = int(np.searchsorted(track.launches["first_op"], before))
             if amount:
@@ -162,8 +168,8 @@ class ProcessAligner:
             self._limit(track)
         self._emit_undecided(final=final)
 
-    def _place_launches(self, *, final: bool) -> None:
-        rows, ids = self._translator.launches(final=final)
+    def _place_launches(self, *, final: bool, before: int = 0) -> None:
+        rows, ids = self._translator.launches(final=final, before=before)
         self._threads.lanes.grow(self._translator.lane_devices)
         if len(rows):
             self._threads.add_launches(rows, ids)

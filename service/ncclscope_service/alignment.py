@@ -7,7 +7,7 @@ are found before (`graph_replays`) and kept from the aligners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -37,6 +37,9 @@ _ALIGNED_TEMPLATE: Final = tuple(
     name for name in ALIGN_OPERATION.names or () if name in (OPERATION_TEMPLATE.names or ()) and name != "device"
 )
 """Columns that an aligner needs of an operation, and of its template."""
+
+FORGOTTEN_KERNEL: Final = "line_came_after_its_kernel_was_forgotten"
+"""Why an operation inside a capture has no kernel, as it is counted: its line came a window later."""
 
 _PLANS_LIMIT: Final = 65_536
 """Further kernels of a process's launches that wait for their first ones."""
@@ -72,6 +75,8 @@ class Alignment:
         self._plans: dict[int, Columns] = {}
         """Further kernels of launches (align_rows.PLAN) by process, until their first kernel is written."""
         self._touched: set[int] = set()
+        self._silent: set[int] = set()
+        """Processes of which nothing came for so long that the next `advance` decides all that waits of them."""
         self._name_columns: dict[int, tuple[int, int]] = {}
         self._copies = Copies(known)
 
@@ -94,12 +99,15 @@ class Alignment:
         operations = self.graphs.without_captured(operations)
         if not len(operations):
             return
-        processes = self._store.operations.take(operations, "process")["process"]
-        for process, at in groups(processes):
-            mine = operations[at]
+        # Most often all are of one process. Rows lie apart in memory: what is needed of them is read in one go.
+        table = self._store.operations
+        first = int(table.rows["process"][table.at(operations[:1])][0])
+        rows = table.take(operations, "process", *(_ALIGNED if first in self._aligners else ()))
+        for process, at in groups(rows["process"]):
+            mine, own = operations[at], rows if len(at) == len(rows) else whole_rows.taken(rows, at)
             if process in self._aligners:
                 with self._given_up_where_it_fails(process):
-                    self._feed(process, mine)
+                    self._feed(process, mine, own if first in self._aligners else table.take(mine, *_ALIGNED))
             else:
                 self._not_captured.setdefault(process, []).append(mine)
 
@@ -170,11 +178,12 @@ class Alignment:
         """
         decided = [self.graphs.advance(final=final, ended=ended)]
         self._feed_arrived()
-        touched = set(self._aligners) if final else self._touched | (set(ended) & set(self._aligners))
-        self._touched = set()
+        over = {*ended, *self._silent}
+        touched = set(self._aligners) if final else self._touched | over
+        self._touched, self._silent = set(), set()
         for process in sorted(touched & set(self._aligners)):
             with self._given_up_where_it_fails(process):
-                decided.append(self._advance(process, final=final or process in ended))
+                decided.append(self._advance(process, final=final or process in over))
         if final:
             decided.append(self.give_up_uncaptured())
         else:
@@ -185,7 +194,10 @@ class Alignment:
         matches = self._aligners[process].advance(final=final)
         matches = self._judged(process, matches, final=final)
         self._feed_plans(process)
-        matches = matches[~self.graphs.is_captured(process, matches["operation"])]
+        is_captured = self.graphs.is_captured(process, matches["operation"])
+        if is_captured.any():
+            matches = whole_rows.kept(matches, ~is_captured)
+        self._leave_forgotten(matches)
         try:
             self._write(process, matches)
         except Exception:
@@ -194,6 +206,15 @@ class Alignment:
             raise
         decided: Ids = matches["operation"]
         return decided
+
+    def _leave_forgotten(self, matches: Columns) -> None:
+        """Kernels that left the store before their lines came are nobody's any more."""
+        kernels = matches["kernel"]
+        is_gone = (kernels != NO_NUMBER) & (kernels < self._store.kernels.first)
+        if is_gone.any():
+            matches["match"][is_gone] = Match.UNMATCHED
+            matches["kernel"][is_gone] = matches["launch"][is_gone] = NO_NUMBER
+            self._store.skipped[FORGOTTEN_KERNEL] += int(np.count_nonzero(is_gone))
 
     def _judged(self, process: int, matches: Columns, *, final: bool) -> Columns:
         """What is settled of an aligner's matches beside exact joins; it waits for captures that are being read."""
@@ -204,7 +225,8 @@ class Alignment:
         if exact is None:
             return verdicts.release(matches)
         checked, disagreements = verdicts.checked, verdicts.disagreements
-        settled = verdicts.merge(matches, exact.advance(final=final), final=final)
+        first = self._store.kernels.first
+        settled = verdicts.merge(matches, exact.advance(final=final), final=final, first_kernel=first)
         job = self._store.process_job[process]
         self._store.alignment_checked[job] += verdicts.checked - checked
         self._store.alignment_disagreements[job] += verdicts.disagreements - disagreements
@@ -214,6 +236,10 @@ class Alignment:
         """Of which operations wait here, or may."""
         return {*self._aligners, *self._not_captured}
 
+    def captured(self) -> set[int]:
+        """Processes of which something was captured so far."""
+        return set(self._aligners)
+
     def give_up(self, process: int, before: int) -> Ids:
         """Lets operations of a process with an id below `before` wait no longer for a capture; gives those of a process
         that never had one. What belongs to one that had is decided with the next `advance`.
@@ -221,17 +247,31 @@ class Alignment:
         self._feed_arrived()
         if process in self._aligners:
             with self._given_up_where_it_fails(process):
-                self._aligners[process].give_up(before)
-                if (exact := self._exact[process]) is not None:
-                    exact.give_up(before)
-                self._touched.add(process)
+                self._give_up_in_aligner(process, before)
         return self._give_up(process, before) if process in self._not_captured else np.empty(0, np.int64)
+
+    def _give_up_in_aligner(self, process: int, before: int) -> None:
+        aligner, exact = self._aligners[process], self._exact[process]
+        if aligner.newest_operation < before:
+            self._silent.add(process)  # what its last lines launched is as well known as it will ever be
+            return
+        aligner.give_up(before)
+        if exact is not None:
+            exact.give_up(before)
+        self._touched.add(process)
 
     def give_up_uncaptured(self) -> Ids:
         """Lets operations of processes of which nothing was captured wait no longer, and gives them."""
         self._feed_arrived()
         given_up = [self._give_up(process) for process in list(self._not_captured)]
         return np.concatenate([np.empty(0, np.int64), *given_up])
+
+    def leave(self, processes: Iterable[int]) -> None:
+        """Lets go of what was learnt of processes of which nothing waits."""
+        for process in processes:
+            if process not in self._not_captured:
+                self._let_go(process)
+                self.graphs.leave(process)
 
     def take_lost(self) -> list[tuple[int, Ids]]:
         """Processes of which a mistake of ours was made since the last call, each with its operations that were not
@@ -251,17 +291,22 @@ class Alignment:
 
     def _forget(self, process: int) -> Ids:
         """Begins anew with a process; gives its operations that nothing was decided of."""
-        for known in (
-            self._aligners, self._not_captured, self._kernels, self._coverage, self._exact, self._verdicts,
-            self._captured, self._called, self._plans,
-        ):  # fmt: skip
-            known.pop(process, None)
-        self._touched.discard(process)
+        self._not_captured.pop(process, None)
+        self._let_go(process)
         table = self._store.operations
         at = np.flatnonzero((table.rows["process"] == process) & (table.rows["match"] == Match.PENDING))
         self._arrived = [ids[~np.isin(ids, table.first + at)] for ids in self._arrived]
         table.rows["match"][at], table.rows["confidence"][at] = Match.NOT_COVERED, 0.0
         return table.first + at
+
+    def _let_go(self, process: int) -> None:
+        for known in (
+            self._aligners, self._kernels, self._coverage, self._exact, self._verdicts, self._captured, self._called,
+            self._plans,
+        ):  # fmt: skip
+            known.pop(process, None)
+        self._touched.discard(process)
+        self._silent.discard(process)
 
     def _give_up(self, process: int, before: int | None = None) -> Ids:
         ids = self.graphs.without_captured(np.concatenate(self._not_captured.pop(process)))
@@ -287,11 +332,12 @@ class Alignment:
             self._verdicts[process] = Verdicts()
             waiting = self._not_captured.pop(process, None)
             if waiting:
-                self._feed(process, self.graphs.without_captured(np.concatenate(waiting)))
+                operations = self.graphs.without_captured(np.concatenate(waiting))
+                self._feed(process, operations, self._store.operations.take(operations, *_ALIGNED))
         return aligner
 
-    def _feed(self, process: int, operations: Ids) -> None:
-        columns = self._operation_columns(operations, self._store.operations.take(operations, *_ALIGNED))
+    def _feed(self, process: int, operations: Ids, rows: Columns) -> None:
+        columns = self._operation_columns(operations, rows)
         self._aligners[process].feed_operations(columns)
         if (exact := self._exact[process]) is not None:
             exact.feed_operations(columns)
@@ -345,10 +391,10 @@ class Alignment:
         plans = self._plans.get(process)
         if plans is None:
             return np.empty(0, PLAN)
+        kernels = self._store.kernels
+        plans = plans[(plans["first"] >= kernels.first) & (plans["kernel"] >= kernels.first)]
         mine = np.isin(plans["first"], firsts)
         chosen, left = plans[mine], plans[~mine]
-        kernels = self._store.kernels
-        left = left[(left["first"] >= kernels.first) & (left["kernel"] >= kernels.first)]
         # What was written before as another launch's, or its own, is that.
         self._plans[process] = left[kernels.take(left["first"], "launch")["launch"] == NO_NUMBER]
         chosen = chosen[~np.isin(chosen["kernel"], firsts)]
@@ -365,13 +411,16 @@ class Alignment:
         idle = np.flatnonzero((matches["match"] == Match.UNMATCHED) | (matches["match"] == Match.NOT_COVERED))
         table["match"][at[idle[self._copies.holds(matches["operation"][idle])]]] = Match.NO_KERNEL
         table["confidence"][at] = matches["confidence"]
-        found = matches["kernel"] != NO_NUMBER
-        at, matches = at[found], matches[found]
+        found = np.flatnonzero(matches["kernel"] != NO_NUMBER)
+        if not len(found) and process not in self._plans:
+            return
+        at, matches = at[found], whole_rows.taken(matches, found)
         launches, inverse = distinct(matches["launch"])
         first = firsts(matches["launch"])
         ids = self._store.new_launches(len(launches))
         table["launch"][at] = ids[inverse]
         table["kernel"][at] = matches["kernel"]
+        self._store.named_kernels.note(matches["operation"], matches["kernel"])
         kernel_at = kernels.at(matches["kernel"][first])
         kernels.rows["launch"][kernel_at] = ids
         kernels.rows["replay"][kernel_at] = 0

@@ -128,6 +128,7 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
             (400, "A parameter is not understood."),
             _NO_JOB,
             (429, "A snapshot is being written."),
+            (507, "There is no room to write it."),
         ),
     ),
     ApiRoute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import socket
@@ -47,6 +48,7 @@ from ncclscope_service.persistence import Persistence, PersistenceSettings
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import AgentRecord, Received, Receiver
 from ncclscope_service.routes import make_app
+from ncclscope_service.scrape_memo import ScrapeMemo
 from ncclscope_service.snapshot_shelf import SnapshotShelf
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.views_of_job import JobAsked, ask_job
@@ -60,6 +62,11 @@ _log = structlog.get_logger(__name__)
 _TICK_SECONDS: Final = 0.5
 _LEAST_PAUSE_SECONDS: Final = 0.1
 _MOMENT_SECONDS: Final = 0.005
+_GARBAGE_THRESHOLDS: Final = (20_000, 20, 20)
+"""Objects after which Python looks for those that refer to themselves, of which few are made here: by its own
+thresholds (700, 10, 10) that was a twentieth of the work, and a quarter of a second at a time."""
+_GATHERED_EVERY_SECONDS: Final = 0.25
+"""Metrics are not gathered more often while operations come: 20 ms each time."""
 _ROWS_OF_TICK: Final = 100_000
 """Operations and records of Inspector that are applied between two ticks: half a second of work."""
 _ROWS_WAITING: Final = 3_000_000
@@ -131,6 +138,10 @@ class Service:
         self._listener: Listener | None = None
         self._hub = Hub()
         self._metrics: MetricsView | None = None
+        self._memo = ScrapeMemo()
+        self._gathered_rows = 0
+        """Rows that were fed since the last tick, and are in `_metrics`."""
+        self._gathered_at = 0.0
         self._ingest_lag_seconds: float | None = None
         self._tick_seconds: float | None = None
         self._ticked_at: float | None = None
@@ -229,6 +240,7 @@ class Service:
             agents=self._agents(),
             health=self._health(),
             now_ns=time.time_ns(),
+            sums=self.pipeline.recent,
         )
 
     def findings(self) -> tuple[FindingView, ...]:
@@ -242,12 +254,16 @@ class Service:
     def job(self, name: str) -> tuple[JobAsked, int] | None:
         """What can be asked about a job, now."""
         now_ns = time.time_ns()
-        asked = ask_job(self.pipeline.store, self._kept.aliases, name, now_ns)
+        asked = ask_job(self.pipeline.store, self._kept.aliases, name, now_ns, sums=self.pipeline.recent)
         return None if asked is None else (asked, now_ns)
 
     def metrics(self) -> MetricsView:
-        """Every metric, as the last tick left it: gathered once for all scrapes between two ticks."""
-        if self._metrics is None:
+        """Every metric as the last tick left it, with the operations that came since counted.
+
+        Gathered once for all scrapes between two ticks where nothing came, and else for those of a moment.
+        """
+        if self._metrics is None or self._is_outdated():
+            self._gathered_rows, self._gathered_at = self.pipeline.fed_rows, time.monotonic()
             self._kept.tally.feed(self.pipeline.store)
             self._metrics = gather(
                 self.pipeline.store,
@@ -257,8 +273,16 @@ class Service:
                 health=self._health(),
                 now_ns=time.time_ns(),
                 budget=self._kept.budget,
+                sums=self.pipeline.recent,
+                memo=self._memo,
+                series=self.pipeline.expected_series(),
             )
         return self._metrics
+
+    def _is_outdated(self) -> bool:
+        """Whether operations came since metrics were gathered; not at once again, whoever asks how often."""
+        is_over = time.monotonic() - self._gathered_at >= _GATHERED_EVERY_SECONDS
+        return is_over and self.pipeline.fed_rows != self._gathered_rows
 
     def is_ready(self) -> tuple[bool, str]:
         """Whether agents can be served."""
@@ -349,6 +373,7 @@ class Service:
         self.receiver = Receiver(agents=self._kept.agents, record=persistence.journal.append)
         self._persistence = persistence
         self._metrics = None
+        self._memo = ScrapeMemo()
         return persistence
 
     def _on_kept(self, entry: int) -> None:
@@ -394,7 +419,11 @@ class Service:
                 await self._is_full.wait()
 
     async def _wait_for_quiet(self) -> None:
-        """Between two slices of work: returns when agents have nothing more to bring, or may bring no more."""
+        """Between two slices of work: returns when agents have nothing more to bring, or all have to wait.
+
+        Not as soon as none waits for its turn: the lines of an agent that sends an export come behind it, which takes
+        many turns.
+        """
         heard = -1
         while heard != self._heard and not self._is_full.is_set():
             heard = self._heard
@@ -407,7 +436,11 @@ class Service:
         acknowledged, and leave the rest in the files.
         """
         self._heard += 1
-        while self.pipeline.fed_rows >= _ROWS_OF_TICK or self.pipeline.waiting_rows >= _ROWS_WAITING:
+        while (
+            self.pipeline.fed_rows >= _ROWS_OF_TICK
+            or self.pipeline.waiting_rows >= _ROWS_WAITING
+            or self.pipeline.is_full
+        ):
             self._is_full.set()
             await self._ticked.wait()
 
@@ -550,6 +583,7 @@ def _agent_view(record: AgentRecord) -> AgentView:
         lag_seconds=health.lag_seconds,
         lines_total=health.lines_total,
         bytes_read_total=health.bytes_read_total,
+        unread_bytes=health.lag_bytes,
         skipped=health.skipped,
         cpu_seconds=health.cpu_seconds,
         rss_bytes=health.rss_bytes,
@@ -570,6 +604,7 @@ async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, i
     `on_started` is called with (agents' port, HTTP port) once both are open.
     """
     _raise_open_files()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
     service = Service(settings)
     until: float | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:

@@ -60,14 +60,18 @@ class Archive:
                 path.unlink()
 
     def sync(self) -> None:
-        """Returns when all that was written outlives a loss of power."""
+        """Returns when all that was written outlives a loss of power.
+
+        Raises:
+            OSError: it does not yet.
+        """
         paths, self._unsynced = self._unsynced, []
-        for path in (*(path for path in paths if path.exists()), self._folder):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        try:
+            for path in (*(path for path in paths if path.exists()), self._folder):
+                _sync(path)
+        except OSError:
+            self._unsynced = [*paths, *self._unsynced]
+            raise
 
     def segments(self) -> list[Path]:
         """The segments, oldest first."""
@@ -92,6 +96,14 @@ class Archive:
         for path in self.segments():
             if (match := _NAME.fullmatch(path.name)) is not None:
                 yield path, int(match[1]), int(match[2])
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_whole(path: Path, rows: int) -> bool:

@@ -9,8 +9,8 @@ given out a bounded amount at a time, those first that have waited longest: what
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
-from ncclscope_service.distinct import groups, values_of
+from ncclscope_service.by_process import ByProcess
+from ncclscope_service.distinct import groups
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen
@@ -69,13 +70,43 @@ class _Queued:
         return _joined(taken)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
-    """Operations that came together, and the process of each."""
+    """Operations that came together."""
 
     at_ns: int
-    operations: Ids
-    processes: NDArray[np.int32]
+    first: int
+    """The smallest id among them."""
+    rows: ByProcess
+    waits: NDArray[np.bool_]
+    """By process: nobody was given its operations yet."""
+    left: int
+    """Operations that nobody was given."""
+    is_due: bool = False
+    """Their processes were queued."""
+    gives_up: bool = False
+    """And shall give up operations."""
+
+    def processes(self) -> list[int]:
+        """Those whose operations wait."""
+        waiting: list[int] = self.rows.processes[self.waits].tolist()
+        return waiting
+
+    def take(self, chosen: NDArray[np.int64]) -> Iterator[tuple[int, Ids]]:
+        """The operations of each of these processes (ascending, each once), which wait no longer."""
+        places = self.rows.places(chosen)
+        places = places[self.waits[places]]
+        self.waits[places] = False
+        for place in places.tolist():
+            operations = self.rows.at(place)
+            self.left -= len(operations)
+            yield int(self.rows.processes[place]), operations
+
+    def compact(self) -> None:
+        """Lets go of what was given when that is most of it."""
+        if 2 * self.left < len(self.rows.operations):
+            self.rows = self.rows.only(np.flatnonzero(self.waits))
+            self.waits = np.ones(len(self.rows.processes), np.bool_)
 
 
 @dataclass(slots=True)
@@ -90,7 +121,7 @@ class Arrivals:
     _waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
     """Oldest first."""
     _amounts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Operations that wait, by process."""
+    """Operations that wait, by process; zeros behind the last."""
     _captured: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(process, end) of captures since they were last asked for."""
 
@@ -133,12 +164,13 @@ class Arrivals:
     def take_new(self, known: Store, now_ns: int) -> list[Ids]:
         """Operations since this was last asked; from now on they wait."""
         new, self._new = [operations for operations in self._new if len(operations)], []
-        for operations in new:
-            processes = known.operations.take(operations, "process")["process"].copy()
-            self._waiting.append(_Waiting(now_ns, operations, processes))
-            counted = np.bincount(processes, minlength=len(self._amounts))
-            counted[: len(self._amounts)] += self._amounts
-            self._amounts = counted.astype(np.int64, copy=False)
+        if new:
+            operations = np.concatenate(new)
+            rows = ByProcess.of(operations, known.operations.take(operations, "process")["process"])
+            waits = np.ones(len(rows.processes), np.bool_)
+            self._waiting.append(_Waiting(now_ns, int(operations.min()), rows, waits, len(operations)))
+            self._reserve(int(rows.processes[-1]) + 1)
+            self._amounts[rows.processes] += np.diff(rows.ends, prepend=0)
         return new
 
     def take_captured(self) -> list[tuple[int, int]]:
@@ -153,17 +185,21 @@ class Arrivals:
         As many processes as it takes for the work of `most` kernels, and at least one; None: all of them.
         """
         for waiting in self._waiting:
-            is_given_up = waiting.operations[0] < before
-            if now_ns - waiting.at_ns < _WAITS_NS and not is_given_up:
+            gives_up = waiting.first < before
+            if now_ns - waiting.at_ns < _WAITS_NS and not gives_up:
                 break
-            for process in values_of(waiting.processes):
-                self._of_process(process).gives_up |= bool(is_given_up)
+            self._queue_all(waiting, gives_up=gives_up)
         chosen = self._choose(np.inf if most is None else most)
-        operations_of = self._operations_of(list(chosen))
-        return [
-            self._portion(process, operations_of.get(process, np.empty(0, np.int64)), kernels)
-            for process, kernels in chosen.items()
-        ]
+        operations_of = self._operations_of(sorted(chosen))
+        return [self._portion(process, _joined(operations_of[process]), kernels) for process, kernels in chosen.items()]
+
+    def _queue_all(self, waiting: _Waiting, *, gives_up: bool) -> None:
+        """Queues the processes of operations that are due, once, and once more when they shall be given up."""
+        if waiting.is_due and (waiting.gives_up or not gives_up):
+            return
+        waiting.is_due, waiting.gives_up = True, gives_up
+        for process in waiting.processes():
+            self._of_process(process).gives_up |= gives_up
 
     def _choose(self, most: float) -> dict[int, Ids]:
         """Processes from the front of the queue, with the kernels that they are given."""
@@ -171,7 +207,8 @@ class Arrivals:
         for process, queued in self._queue.items():
             if most <= 0:
                 break
-            others = sum(map(len, queued.calls)) + (self._amounts[process] if process < len(self._amounts) else 0)
+            self._reserve(process + 1)
+            others = sum(map(len, queued.calls)) + int(self._amounts[process])
             most -= _OF_PROCESS + others // _PER_KERNEL
             chosen[process] = queued.take_kernels(most)
             most -= len(chosen[process])
@@ -195,29 +232,26 @@ class Arrivals:
             gives_up=is_all and queued.gives_up,
         )
 
-    def _operations_of(self, chosen: list[int]) -> dict[int, Ids]:
-        """Takes the operations of these processes out of those that wait."""
-        wanted = np.zeros(max([len(self._amounts), *(process + 1 for process in chosen)]), np.bool_)
-        wanted[chosen] = True
-        if not self._amounts[wanted[: len(self._amounts)]].any():
-            return {}
-        taken: list[Ids] = []
-        processes: list[NDArray[np.int32]] = []
-        left: deque[_Waiting] = deque()
+    def _operations_of(self, chosen: list[int]) -> defaultdict[int, list[Ids]]:
+        """Takes the operations of these processes, ascending, out of those that wait."""
+        found: defaultdict[int, list[Ids]] = defaultdict(list)
+        processes = np.asarray(chosen, np.int64)
+        processes = processes[self._amounts[processes] > 0]
+        if not len(processes):
+            return found
+        self._amounts[processes] = 0
         for waiting in self._waiting:
-            is_wanted = wanted[waiting.processes]
-            if not is_wanted.any():
-                left.append(waiting)
-                continue
-            taken.append(waiting.operations[is_wanted])
-            processes.append(waiting.processes[is_wanted])
-            if not is_wanted.all():
-                rest = ~is_wanted
-                left.append(_Waiting(waiting.at_ns, waiting.operations[rest], waiting.processes[rest]))
-        self._waiting = left
-        self._amounts[wanted[: len(self._amounts)]] = 0
-        together = _joined(taken)
-        return {process: together[mine] for process, mine in groups(np.concatenate(processes))}
+            for process, operations in waiting.take(processes):
+                found[process].append(operations)
+            waiting.compact()
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.left)
+        return found
+
+    def _reserve(self, processes: int) -> None:
+        """There is an amount for so many processes."""
+        if processes > len(self._amounts):
+            more = max(processes, 2 * len(self._amounts)) - len(self._amounts)
+            self._amounts = np.concatenate([self._amounts, np.zeros(more, np.int64)])
 
     def _of_process(self, process: int) -> _Queued:
         return self._queue.setdefault(process, _Queued())

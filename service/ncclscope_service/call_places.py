@@ -90,6 +90,8 @@ class Place:
     """Calls after which the program repeats; 0 where that is not known."""
     paces: tuple[tuple[int, float], ...]
     """As in Placed."""
+    is_timed: bool = False
+    """Whether stamps told it, rather than what follows what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ def find_place(
     timed = _by_time(lines, begin, calls)
     if timed is not None:
         paces = progress.paces if progress is not None else _NO_PACES
-        return Place(*timed, 1.0, progress.period if progress is not None else period_of(calls), paces)
+        return Place(*timed, 1.0, progress.period if progress is not None else period_of(calls), paces, is_timed=True)
     expected = before.last_line + progress.calls if before is not None and progress is not None else None
     starts = _starts(lines, begin, calls, expected)
     best: tuple[int, int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
@@ -252,10 +254,11 @@ class _Progress:
 
 def period_of(calls: Columns) -> int:
     """After how many calls all of them repeat; 0 where that is not seen."""
+    kinds, sizes = _kinds_and_bytes(calls)
     for lag in _occurrences(calls, calls[: min(_AGREE, len(calls))])[1:].tolist():
         if 2 * lag > 3 * (len(calls) - lag):
             break
-        if _same(calls[lag:], calls[:-lag]).all():
+        if _equal(kinds[lag:], sizes[lag:], kinds[:-lag], sizes[:-lag]).all():
             return int(lag)
     return 0
 

@@ -2,83 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from ncclscope_service import whole_rows
+from ncclscope_service.captures import Captures
+from ncclscope_service.intervals import Spans, union
 from ncclscope_service.store import Store
-from ncclscope_service.window import RecentOperations, Window
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_service.window import Int64s, Window
+from ncclscope_wire.batch import Columns
 
-_ARRIVAL_SLACK_NS: Final = 600_000_000_000
-"""Captures arrive out of order by less than this: an older one ends the search backwards. nsys's maker
-supports captures of up to five minutes."""
+SPAN: Final = np.dtype([("seat", "<i4"), ("start_ns", "<i8"), ("end_ns", "<i8")])
+"""A captured stretch of one process."""
 
 
-def jobs_with_kernels(store: Store) -> frozenset[str]:
-    """Jobs of which a capture or a kernel has been seen, since the start."""
-    processes = store.kernels.rows["process"]
-    seen = np.flatnonzero(np.bincount(processes[processes >= 0]))
-    jobs = {store.process_job[int(index)] for index in seen}
+def jobs_with_kernels(store: Store, processes: Sequence[int]) -> frozenset[str]:
+    """Jobs of which a capture or a kernel has been seen since the start; `processes`: those with kernels."""
+    jobs = {store.process_job[index] for index in processes}
     series = store.series.rows
     with_kernels = series["communicator"][series["matched"] > 0]
     jobs |= {store.communicators[int(index)].job for index in np.unique(with_kernels) if index >= 0}
     return frozenset(jobs)
 
 
-def captured_ratio(store: Store, job: str, operations: RecentOperations, window: Window) -> float | None:
-    """Share of the window covered by captures, mean over the job's processes that logged in it.
+class CapturedSpans:
+    """Where captures lie in time, by host and process, as far as they reach into the window or come after it."""
 
-    Of a process counts the stretch from its first operation in the window to its last. None where the job
-    has no capture at all, or no line of it has a time.
-    """
-    observed = _observed(store, job, operations, window)
-    captures = _captures_by_process(store, job, window)
-    if not observed or not captures:
-        return None
-    covered = sum(_overlap_ns(captures.get(process, []), *span) for process, span in observed.items())
-    return round(covered / sum(end - begin for begin, end in observed.values()), 4)
+    def __init__(self) -> None:
+        self._read = 0
+        """Captures of the store before this one."""
+        self._seats: dict[tuple[str, int], int] = {}
+        """Of every process that was captured, by host and pid."""
+        self._spans: Columns = np.empty(0, SPAN)
 
+    def advance(self, captures: Captures, window: Window) -> None:
+        """Takes the captures that came since, and forgets what ended before the window."""
+        new = captures.since(self._read)
+        self._read = captures.next_id
+        found = [
+            (self._seats.setdefault((capture.host, pid), len(self._seats)), capture.start_ns, capture.end_ns)
+            for _, capture in new
+            for pid in capture.pids
+        ]
+        if found:
+            self._spans = np.concatenate([self._spans, np.array(found, SPAN)])
+        is_over = self._spans["end_ns"] < window.begin_ns
+        if is_over.any():
+            self._spans = whole_rows.kept(self._spans, ~is_over)
 
-def _observed(store: Store, job: str, operations: RecentOperations, window: Window) -> dict[int, tuple[int, int]]:
-    """By process of the job: times of its first and last operation in the window."""
-    inside = window.holds(operations.logged_ns)
-    processes, times = operations.process[inside], operations.logged_ns[inside]
-    first = np.full(len(store.processes), np.iinfo(np.int64).max, np.int64)
-    last = np.full(len(store.processes), NO_TIME_NS, np.int64)
-    np.minimum.at(first, processes, times)
-    np.maximum.at(last, processes, times)
-    return {
-        int(process): (int(first[process]), int(last[process]))
-        for process in np.flatnonzero(first < last)
-        if store.process_job[process] == job
-    }
+    def ratio(self, store: Store, processes: Int64s, first_ns: Int64s, last_ns: Int64s) -> float | None:
+        """Share that captures cover of the time between the first and last operation of each of these processes.
 
+        None where none of them was ever captured, or none has two times.
+        """
+        seats = np.asarray([self._seat(store, process) for process in processes.tolist()], np.int64)
+        is_observed = first_ns < last_ns
+        whole = int((last_ns - first_ns)[is_observed].sum())
+        if not whole or not (seats >= 0).any():
+            return None
+        place_of = np.full(len(self._seats), -1, np.int64)
+        place_of[seats[seats >= 0]] = np.flatnonzero(seats >= 0)
+        places = place_of[self._spans["seat"]]
+        spans, places = self._spans[places >= 0], places[places >= 0]
+        start = np.maximum(spans["start_ns"], first_ns[places])
+        end = np.minimum(spans["end_ns"], last_ns[places])
+        held = np.flatnonzero(start < end)
+        covered = union(Spans(places[held], start[held], end[held]))
+        return round(int((covered.end - covered.start).sum()) / whole, 4)
 
-def _captures_by_process(store: Store, job: str, window: Window) -> dict[int, list[tuple[int, int]]]:
-    """Captured stretches by process of the job that was captured, the recent ones at least."""
-    index_of = {
-        (process.host, process.pid): index
-        for index, process in enumerate(store.processes)
-        if store.process_job[index] == job
-    }
-    stretches: dict[int, list[tuple[int, int]]] = {}
-    for _, capture in reversed(store.captures):
-        if capture.end_ns < window.begin_ns - _ARRIVAL_SLACK_NS and stretches:
-            break
-        for pid in capture.pids:
-            process = index_of.get((capture.host, pid))
-            if process is not None:
-                stretches.setdefault(process, []).append((capture.start_ns, capture.end_ns))
-    return stretches
-
-
-def _overlap_ns(stretches: list[tuple[int, int]], begin: int, end: int) -> int:
-    """How much of begin..end the union of the stretches covers."""
-    covered, reached = 0, begin
-    for start, stop in sorted(stretches):
-        start_here, stop_here = max(start, reached), min(stop, end)
-        if stop_here > start_here:
-            covered += stop_here - start_here
-            reached = stop_here
-    return covered
+    def _seat(self, store: Store, process: int) -> int:
+        of = store.processes[process]
+        return self._seats.get((of.host, of.pid), -1)

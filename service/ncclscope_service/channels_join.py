@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,6 +52,11 @@ class ChannelsJoin:
                 touched[id(thread)] = thread
         for thread in touched.values():
             self._tie(thread)
+
+    def leave(self, sources: Collection[int]) -> None:
+        """Nothing more comes of these sources."""
+        for key in [key for key in self._threads if key[0] in sources] if sources else ():
+            del self._threads[key]
 
     def _thread(self, source: int, host: str | None, pid: int | None, tid: int | None) -> _Thread:
         return self._threads.setdefault((source, host, pid, tid), _Thread())

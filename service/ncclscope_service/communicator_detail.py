@@ -89,11 +89,11 @@ class CommunicatorDetail:
 
 def communicator_detail(asked: JobAsked, communicator: Communicator, now_ns: int) -> CommunicatorDetail:
     """The view of one communicator at `now_ns`."""
-    recent = recent_of_communicators(asked.store, asked.operations, asked.window)
+    recent = recent_of_communicators(asked.store, asked.sums, asked.window)
     rows = recent_collectives(asked.store)
     rows = rows[rows["communicator"] == communicator.index]
-    waits = _waits(asked, communicator)
-    hosts = host_of_ranks(asked.store, asked.job)
+    waits = asked.waits.of_communicator(communicator.index)
+    hosts = host_of_ranks(asked.store).get(asked.job, {})
     bottleneck = communicator.bottleneck
     return CommunicatorDetail(
         now_ns=now_ns,
@@ -109,22 +109,6 @@ def communicator_detail(asked: JobAsked, communicator: Communicator, now_ns: int
         ranks=_ranks(asked, communicator, rows, waits, hosts),
         waits=make_wait_map(waits, hosts),
         sizes=size_points(asked, communicator),
-    )
-
-
-def _waits(asked: JobAsked, communicator: Communicator) -> RankWaits:
-    """As of a job's ranks, over this communicator's operations only."""
-    operations, window = asked.operations, asked.window
-    chosen = operations.has_wait & (operations.communicator == communicator.index) & (operations.rank >= 0)
-    chosen &= window.holds(operations.kernel_ns)
-    ranks, groups = np.unique(operations.rank[chosen], return_inverse=True)
-    waits, durations = operations.wait_ns[chosen], operations.duration_ns[chosen]
-    by_bucket = ratio_by_bucket(
-        groups.astype(np.int64), operations.kernel_ns[chosen], waits, durations, count=len(ranks), window=window
-    )
-    whole = np.bincount(groups, weights=durations, minlength=len(ranks))
-    return RankWaits(
-        ranks=ranks, mean_ratio=np.bincount(groups, weights=waits, minlength=len(ranks)) / whole, by_bucket=by_bucket
     )
 
 

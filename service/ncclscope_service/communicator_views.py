@@ -13,21 +13,13 @@ from numpy.typing import NDArray
 
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.ranks import global_ranks, hosts_of
+from ncclscope_service.recent_sums import BUSY, MOVED, TRANSFER, WAIT, RecentSums, ratio, series_key
 from ncclscope_service.rows import SIZE_CLASSES, Communicator
 from ncclscope_service.store import Store
 from ncclscope_service.tally import operation_name
-from ncclscope_service.window import (
-    BandwidthPoints,
-    Floats,
-    Int64s,
-    RecentOperations,
-    Window,
-    bandwidth_points,
-    ratio_by_bucket,
-    recent_collectives,
-    sum_by_bucket,
-)
+from ncclscope_service.window import Floats, Int64s, Window
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
 
 MAX_SHOWN: Final = 64
 """Communicators of a job on the page."""
@@ -79,14 +71,12 @@ class Recent:
     """Over the last minute; NaN without data."""
 
 
-def recent_of_communicators(store: Store, operations: RecentOperations, window: Window) -> Recent:
+def recent_of_communicators(store: Store, sums: RecentSums, window: Window) -> Recent:
     """The last minutes of all communicators of the store."""
-    count = len(store.communicators)
-    collectives = recent_collectives(store)
     return Recent(
-        busbw=_busbw_history(bandwidth_points(collectives), store, window),
-        bytes_per_second=_bytes_history(operations, count, window),
-        wait_ratio=recent_wait_ratio(collectives, count, window),
+        busbw=_busbw_history(store, sums, window),
+        bytes_per_second=_bytes_history(store, sums, window),
+        wait_ratio=recent_wait_ratio(sums, len(store.communicators), window),
     )
 
 
@@ -100,21 +90,15 @@ def main_series(store: Store) -> Int64s:
     return main
 
 
-def recent_wait_ratio(collectives: Columns, count: int, window: Window) -> Floats:
+def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
     """By communicator: waiting over kernel time of the collectives of the last minute; NaN without."""
     last = Window(
         begin_ns=window.end_ns - _RECENT_BUCKETS * window.bucket_ns,
-        bucket_ns=_RECENT_BUCKETS * window.bucket_ns,
-        buckets=1,
+        bucket_ns=window.bucket_ns,
+        buckets=_RECENT_BUCKETS,
     )
-    return ratio_by_bucket(
-        collectives["communicator"].astype(np.int64),
-        collectives["end_true_ns"].astype(np.int64),
-        collectives["wait_ns"],
-        collectives["busy_ns"],
-        count=count,
-        window=last,
-    )[:, 0]
+    whole = sums.collectives.whole(last, count)
+    return ratio(whole[WAIT], whole[BUSY])
 
 
 def most_telling(
@@ -181,32 +165,31 @@ def _operations_by_name(series: Columns) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(named, key=lambda pair: -pair[1]))
 
 
-def _busbw_history(points: BandwidthPoints, store: Store, window: Window) -> Floats:
+def _busbw_history(store: Store, sums: RecentSums, window: Window) -> Floats:
     """All bytes that passed the bus in a bucket over the time that their transfers took, main series only."""
     main, series = main_series(store), store.series.rows
-    main_kind = np.full(len(main), -1, np.int64)
-    has_main = main >= 0
-    main_kind[has_main] = _kinds(series["op"][main[has_main]], series["size_class"][main[has_main]])
-    kinds = _kinds(points.op, points.size_class)
-    groups = np.full(len(kinds), -1, np.int64)
-    inside = (points.communicator >= 0) & (points.communicator < len(main))
-    own = points.communicator[inside]
-    groups[inside] = np.where(main_kind[own] == kinds[inside], own, -1)
-    moved = points.busbw * points.transfer_ns
-    return ratio_by_bucket(groups, points.time_ns, moved, points.transfer_ns, count=len(main), window=window)
+    has_main = np.flatnonzero(main >= 0)
+    rows = series[main[has_main]]
+    main_key = np.full(len(main), NO_NUMBER, np.int64)
+    main_key[has_main] = series_key(rows["communicator"], rows["op"], rows["size_class"])
+    keys = sums.series_keys()
+    of = keys >> 16
+    shown = np.flatnonzero(main_key[of] == keys)
+    moved, took = (
+        sums.bandwidths.by_bucket(column, window, shown, of[shown], len(main)) for column in (MOVED, TRANSFER)
+    )
+    return ratio(moved, took)
 
 
-def _kinds(ops: NDArray[np.integer], size_classes: NDArray[np.integer]) -> Int64s:
-    return ops.astype(np.int64) * 256 + size_classes
-
-
-def _bytes_history(operations: RecentOperations, count: int, window: Window) -> Floats:
+def _bytes_history(store: Store, sums: RecentSums, window: Window) -> Floats:
     """Bytes per second; buckets before the first line and the one that is still filling are not known."""
-    sized = np.maximum(operations.message_bytes, 0)
-    sums = sum_by_bucket(operations.communicator, operations.logged_ns, sized, count=count, window=window)
-    rates = sums / window.bucket_seconds
-    inside = operations.logged_ns[window.holds(operations.logged_ns)]
-    first = int(window.bucket_of(inside.min()[None])[0]) if len(inside) else window.buckets
+    count = len(store.communicators)
+    taken_in = [each.index if each.absorbed_by is None else each.absorbed_by for each in store.communicators]
+    into = np.array(taken_in, np.int64)
+    rates = sums.bytes.by_bucket(0, window, np.arange(count), into, count) / window.bucket_seconds
+    first_ns, last_ns = sums.logged.within(window, len(store.processes))
+    logged = first_ns[first_ns <= last_ns]
+    first = int(window.bucket_of(logged.min()[None])[0]) if len(logged) else window.buckets
     rates[:, : first + 1] = np.nan
     rates[:, -1] = np.nan
     return rates

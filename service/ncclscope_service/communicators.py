@@ -63,8 +63,8 @@ class Communicators:
         self._members_of: dict[int, list[int]] = {}
         self.completed: list[tuple[CommunicatorEvent, int]] = []
         """Init COMPLETE lines with their member, since this was last emptied."""
-        self.changed = True
-        """True since membership last changed and `changed` was cleared: global ranks must be found again."""
+        self.changed: set[str] = set()
+        """Jobs whose membership changed since this was last emptied: their global ranks must be found again."""
 
     def place(
         self, operations: Columns, events: tuple[CommunicatorEvent, ...], event_processes: tuple[int, ...]
@@ -81,6 +81,13 @@ class Communicators:
             done = upto
             self._follow(event, process)
         self._place_run(operations[done:])
+
+    def members_of(self, templates: NDArray[np.integer]) -> NDArray[np.int32]:
+        """The member that operations of each of these templates are of, now; NO_NUMBER where that is not known yet."""
+        known = templates < len(self._member_of_template)
+        members = np.full(len(templates), NO_NUMBER, np.int32)
+        members[known] = self._member_of_template[templates[known]]
+        return members
 
     def of_hash(self, job: str, comm_hash: int) -> int | None:
         """The communicator that NCCL knows by this hash; None where no line named it so far."""
@@ -108,7 +115,7 @@ class Communicators:
                     **self._only_device(process),
                 )
             )
-            self.changed = True
+            self.changed.add(job)
         return index
 
     def _only_device(self, process: int) -> _Device:
@@ -273,7 +280,7 @@ class Communicators:
         self._members_of.setdefault(process, []).append(index)
         self._open[process, pointer] = index
         self._epochs[process, pointer] += 1
-        self.changed = True
+        self.changed.add(self._store.process_job[process])
         return index
 
     def _forget_pointer(self, process: int, pointer: int) -> None:

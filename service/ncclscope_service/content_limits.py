@@ -36,9 +36,9 @@ class ContentLimits:
         understood, skipped = self._counted(counts.understood), self._counted(counts.skipped)
         if understood is not counts.understood or skipped is not counts.skipped:
             batch = replace(batch, counts=replace(counts, understood=dict(understood), skipped=dict(skipped)))
-        if any(len(text) > MAX_TEXT_CHARACTERS for text in batch.strings):
+        if batch.strings and max(map(len, batch.strings)) > MAX_TEXT_CHARACTERS:
             batch = replace(batch, strings=tuple(text[:MAX_TEXT_CHARACTERS] for text in batch.strings))
-        if any(self._word(gap.reason) != gap.reason for gap in batch.gaps):
+        if batch.gaps and any(self._word(gap.reason) != gap.reason for gap in batch.gaps):
             batch = replace(batch, gaps=tuple(replace(gap, reason=self._word(gap.reason)) for gap in batch.gaps))
         return batch
 
@@ -50,7 +50,7 @@ class ContentLimits:
         return replace(health, skipped=dict(skipped), dropped=dict(dropped))
 
     def _counted(self, counts: Mapping[str, int]) -> Mapping[str, int]:
-        if all(self._word(word) == word for word in counts):
+        if counts.keys() <= self._words or all(self._word(word) == word for word in counts):
             return counts
         merged = Counter[str]()
         for word, count in counts.items():

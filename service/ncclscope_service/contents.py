@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth
 from ncclscope_service.distinct import distinct_together
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -43,11 +43,10 @@ class Contents:
         self.operations = 0
         """How many were counted."""
 
-    def count_logged(self, operations: Ids) -> None:
-        """Operations that were read from a log: each exactly once."""
-        rows = self._store.operations.take(operations, "template", "member")
+    def count_logged(self, rows: Columns) -> None:
+        """Operations (rows.PLACED) that were read from a log: each exactly once."""
         self._reserve(len(self._store.operation_templates))
-        np.add.at(self._counts, rows["template"], 1)
+        np.add.at(self._counts, np.ascontiguousarray(rows["template"]), 1)
         # A pointer that is used again makes the same template another communicator's; the newest one has all.
         self._members[rows["template"]] = rows["member"]
         self.operations += len(rows)

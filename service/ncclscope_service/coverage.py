@@ -17,6 +17,9 @@ _AS_LONG: Final = 5
 _LONG_ENOUGH_NS: Final = 10_000_000_000
 """For so many times that pause, or this long, others are looked at."""
 
+INTERVALS_KEPT: Final = 4096
+"""Captures of a process that a running service remembers: two weeks of them, one every five minutes."""
+
 
 @dataclass(slots=True)
 class Coverage:
@@ -39,6 +42,10 @@ class Coverage:
         starts = np.concatenate([[True], begins[1:] > ends[:-1]])
         self.begins = begins[starts]
         self.ends = ends[np.append(starts[1:], True)]
+
+    def forget_old(self) -> None:
+        """Keeps the newest INTERVALS_KEPT."""
+        self.begins, self.ends = self.begins[-INTERVALS_KEPT:], self.ends[-INTERVALS_KEPT:]
 
     def interval_of(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Index of the interval that holds each time; NO_NUMBER where none does."""

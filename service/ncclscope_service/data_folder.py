@@ -43,6 +43,7 @@ class DataFolder:
         self.path = path
         self.journal = path / "journal"
         self._state = path / "state"
+        self._unfinished = self._state / "unfinished.part"
         try:
             self._make()
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -93,30 +94,30 @@ class DataFolder:
             raise OtherVersionError(f"the state file has format {header.format}, this program reads {FORMAT}")
         return header, memoryview(data)[HEADER_BYTES:]
 
-    def write_state(self, number: int, era: str, parts: Iterable[Part]) -> int:
-        """Writes a state file, whole or not at all, and lets go of the ones that are too old; gives its bytes.
+    def begin_state(self) -> int:
+        """A new file for a state: its descriptor. There is one at a time; what one before left half written is gone.
 
         Raises:
-            OSError: it cannot be written; the ones before stay.
+            OSError: it cannot be made.
         """
-        path = self._state / f"{number:016d}.state"
-        unfinished = path.with_suffix(".part")
-        try:
-            with unfinished.open("wb") as file:
-                file.write(encode_header(SegmentHeader(format=FORMAT, first=number, era=era)))
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-                size = file.tell()
-            os.replace(unfinished, path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+        self.drop_unfinished()
+        return os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def keep_state(self, number: int) -> None:
+        """What was begun and is written (`write_state`) counts from now on; lets go of the ones that are too old.
+
+        Raises:
+            OSError: it does not count; the ones before stay.
+        """
+        os.replace(self._unfinished, self._state / f"{number:016d}.state")
         sync_folder(self._state)
         for old in self.states()[_STATES_KEPT:]:
             old.unlink()
-        return size
+
+    def drop_unfinished(self) -> None:
+        """Removes what was begun and does not count."""
+        for unfinished in self._state.glob("*.part"):
+            unfinished.unlink(missing_ok=True)
 
     def spoil(self, state: Path) -> None:
         """Renames a damaged state file, so that it counts no more."""
@@ -139,8 +140,23 @@ class DataFolder:
     def _make(self) -> None:
         for folder in (self.path, self.journal, self._state):
             folder.mkdir(parents=True, exist_ok=True)
-        for unfinished in self._state.glob("*.part"):
-            unfinished.unlink()
+        self.drop_unfinished()
+
+
+def write_state(descriptor: int, number: int, era: str, parts: Iterable[Part]) -> int:
+    """Writes a state to a file that was begun, and syncs it; gives its bytes. Takes no lock (see `child.py`).
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    size = 0
+    for part in (encode_header(SegmentHeader(format=FORMAT, first=number, era=era)), *parts):
+        rest = memoryview(part)
+        size += len(rest)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    os.fsync(descriptor)
+    return size
 
 
 def sync_folder(folder: Path) -> None:

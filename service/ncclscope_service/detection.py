@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service import whole_rows
 from ncclscope_service.clocks import Clocks
+from ncclscope_service.departed import Departed, Gone
 from ncclscope_service.detect.blind import HostSight, service_is_blind
 from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context, Group
@@ -30,18 +31,16 @@ from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.periods import Periods
 from ncclscope_service.progress import Progress
 from ncclscope_service.rows import Communicator, Finding, Match
+from ncclscope_service.source_places import hosts_of
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
+from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
 _STRIDE_NS: Final = 1_000_000_000
-
-_LOGGED: Final = (
-    "process", "member", "template", "coll_seq", "pair_seq", "message_bytes", "logged_at_ns", "observed_at_ns"
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -77,9 +76,10 @@ class Detection:
         periods: Periods | None = None,
         make_detectors: Callable[[], Detectors] = Detectors,
         mistakes: Mistakes | None = None,
+        departed: Departed | None = None,
     ) -> None:
         """`periods` tells where steps end; without it no pause is held for one between steps. Where `mistakes` are
-        borne, a job whose detectors fail has the findings that it had.
+        borne, a job whose detectors fail has the findings that it had. Jobs that are `departed` are not judged.
         """
         self._store = known
         self._mistakes = mistakes or Mistakes()
@@ -89,20 +89,29 @@ class Detection:
         """Of each rank that `_rests` knows by its number."""
         self._jobs: defaultdict[str, _Job] = defaultdict(lambda: _Job(make_detectors()))
         self._sights: defaultdict[str, _Sight] = defaultdict(_Sight)
-        self._groups: dict[int, Group] = {}
-        """By communicator, as they stood when `regroup` was last called."""
+        self._groups: dict[int, tuple[int, Group]] = {}
+        """By communicator: how many of its ranks were known, and what was known of it."""
+        self._departed = Departed() if departed is None else departed
         self._newest_log_ns = NO_TIME_NS
         self._watched = Watched()
         self._facts: defaultdict[str, list[tuple[Fact, str, int]]] = defaultdict(list[tuple[Fact, str, int]])
         """By job: (fact, name of its log, when) since the last `advance`."""
 
-    def regroup(self) -> None:
-        """Membership, ranks or limits of communicators may have changed."""
-        self._groups.clear()
+    def regroup(self, communicators: Iterable[int]) -> None:
+        """Names, ranks, limits or the use of these communicators changed."""
+        for index in communicators:
+            self._groups.pop(index, None)
 
-    def count_logged(self, operations: Ids) -> None:
-        """New operations, placed in their communicators."""
-        rows = self._store.operations.take(operations, *_LOGGED)
+    def leave(self, gone: Gone) -> None:
+        """Lets go of what was learnt of jobs and communicators, and of the findings of those jobs."""
+        for job in gone.jobs:
+            self._jobs.pop(job, None)
+        self.regroup(gone.communicators)
+        for job in {self._store.communicators[index].job for index in gone.communicators} & self._jobs.keys():
+            self._jobs[job].detectors.leave(gone.communicators)
+
+    def count_logged(self, rows: Columns) -> None:
+        """New operations (rows.PLACED)."""
         processes, inverse = distinct(rows["process"])
         for process, amount in zip(processes.tolist(), np.bincount(inverse).tolist(), strict=True):
             self._sights[self._store.processes[process].host].operations += amount
@@ -146,7 +155,7 @@ class Detection:
         """
         at_ns = self._newest_time(measured) if final else now_ns
         watched_ns = at_ns if final else self._watched.at(now_ns, self._newest_log_ns)
-        fed = {*self._store.process_job, *self._facts}
+        fed = {*self._store.process_job, *self._facts} - self._departed.jobs
         for name in sorted({*fed, *self._jobs}):
             job = self._jobs[name]
             try:
@@ -206,6 +215,7 @@ class Detection:
                 communicator.index: self._known_group(communicator)
                 for communicator in known.listed_communicators()
                 if communicator.job == job and communicator.size > 1
+                if communicator.index not in self._departed.communicators
             },
             clock_sigma_ns=clocks.worst_sigma_ns(),
             clock_is_trusted=clocks.is_trusted(),
@@ -217,10 +227,10 @@ class Detection:
         )
 
     def _known_group(self, communicator: Communicator) -> Group:
-        group = self._groups.get(communicator.index)
-        if group is None:
-            group = self._groups[communicator.index] = self._group(communicator)
-        return group
+        amount, known = len(communicator.members or {}), self._groups.get(communicator.index)
+        if known is None or known[0] != amount:
+            known = self._groups[communicator.index] = (amount, self._group(communicator))
+        return known[1]
 
     def _group(self, communicator: Communicator) -> Group:
         ranks = [NO_NUMBER] * communicator.size
@@ -257,15 +267,20 @@ class Detection:
         return {of.host for of, its in zip(known.processes, known.process_job, strict=True) if its == job}
 
     def _lossy_hosts(self) -> frozenset[str]:
-        return frozenset(host for host, gaps in self._gaps_by_host().items() if gaps)
+        """Hosts of whose operations some may be unknown."""
+        return frozenset(self._gaps_by_host(SourceKind.NCCL_LOG))
 
-    def _gaps_by_host(self) -> Counter[str]:
-        """Gaps in the logs of each host; a source belongs to the hosts of the processes that it first showed."""
+    def _gaps_by_host(self, *kinds: SourceKind) -> Counter[str]:
+        """Gaps in what came of each host, of sources of these kinds or of all."""
+        known = self._store
         gaps: Counter[str] = Counter()
-        if not any(self._store.gaps.values()):
-            return gaps
-        for process, source in self._store.process_source.items():
-            gaps[self._store.processes[process].host] += len(self._store.gaps.get(source, ()))
+        for (kind, host), amount in known.left.gaps_of_hosts.items():
+            if not kinds or kind in kinds:
+                gaps[host] += amount
+        for source, found in known.gaps.items():
+            if found and (not kinds or known.sources[source].source.kind in kinds):
+                for host in hosts_of(known, source):
+                    gaps[host] += len(found)
         return gaps
 
     def _sight(self, host: str, gaps: Counter[str], torn: Counter[str]) -> HostSight:
@@ -281,10 +296,10 @@ class Detection:
 
     def _torn_by_host(self) -> Counter[str]:
         """Torn lines in the logs of each host; a log of several processes counts once."""
-        logs = {(self._store.processes[process].host, source) for process, source in self._store.process_source.items()}
-        torn: Counter[str] = Counter()
-        for host, source in logs:
-            torn[host] += self._store.torn_lines.get(source, 0)
+        torn = self._store.left.torn_lines.copy()
+        for source, lines in self._store.torn_lines.items():
+            for host in self._store.source_hosts.get(source, ()) if lines else ():
+                torn[host] += lines
         return torn
 
     def _note_rests(self, rows: Columns, times: NDArray[np.int64]) -> None:
@@ -369,8 +384,7 @@ class Detection:
 
     def _newest_time(self, measured: Columns) -> int:
         newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
-        captured = max((capture.end_ns for _, capture in self._store.captures), default=NO_TIME_NS)
-        return max(newest, self._newest_log_ns, captured, 0)
+        return max(newest, self._newest_log_ns, self._store.captures.newest_ns, 0)
 
 
 def _blind(job: str, since_ns: int | None) -> tuple[Finding, ...]:

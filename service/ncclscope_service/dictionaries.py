@@ -104,6 +104,9 @@ class Dictionaries:
         """
         # Most tables of most batches are empty, and batches are many: only what is there is looked at.
         filled = [(name, rows) for name, rows in zip(_REFERENCES, _tables_of(batch), strict=True) if len(rows)]
+        if not batch.strings and all(name not in self._sizes for name, _ in filled):
+            _check(filled, self._sizes)
+            return
         added = {name: len(rows) for name, rows in filled if name in self._sizes}
         sizes = {**self._sizes, "strings": self._sizes["strings"] + len(batch.strings)}
         for name, amount in added.items():
@@ -114,18 +117,23 @@ class Dictionaries:
         characters = self._characters + sum(map(len, batch.strings))
         if characters > MAX_STRING_CHARACTERS:
             raise DictionaryFullError(f"strings have {characters} characters, and {MAX_STRING_CHARACTERS} is the limit")
-        for table, rows in filled:
-            for column, dictionary in _REFERENCES[table].items():
-                _check_indices(rows[column], sizes[dictionary], f"{table}.{column}", dictionary)
-            for column, length, none in _CODES.get(table, ()):
-                _check_codes(rows[column], length, none, f"{table}.{column}")
+        _check(filled, sizes)
         self._sizes, self._characters = sizes, characters
 
 
-def _check_indices(indices: NDArray[np.integer], size: int, where: str, dictionary: str) -> None:
-    if int(indices.max()) >= size:
-        row = int(indices.argmax())
-        raise ProtocolError(f"row {row}: {where} is {int(indices[row])}, and {dictionary} has {size} entries")
+def _check(filled: Sequence[tuple[str, Columns]], sizes: Mapping[str, int]) -> None:
+    """Whether all indices of these tables point inside dictionaries of these sizes, and all codes are known."""
+    for table, rows in filled:
+        for column, dictionary in _REFERENCES[table].items():
+            _check_indices(rows[column], sizes[dictionary], table, column, dictionary)
+        for column, length, none in _CODES.get(table, ()):
+            _check_codes(rows[column], length, none, f"{table}.{column}")
+
+
+def _check_indices(indices: NDArray[np.integer], size: int, table: str, column: str, dictionary: str) -> None:
+    row = int(indices.argmax())  # half of what the largest itself takes, of a few rows
+    if int(indices[row]) >= size:
+        raise ProtocolError(f"row {row}: {table}.{column} is {int(indices[row])}, and {dictionary} has {size} entries")
 
 
 def _check_codes(codes: NDArray[np.integer], length: int, none: int, where: str) -> None:

@@ -7,6 +7,7 @@ What is asked for here are indices (processes, members, templates, codes): small
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,8 @@ def distinct(values: Integers) -> tuple[Integers, NDArray[np.intp]]:
     if not len(values):
         return values[:0], np.empty(0, np.intp)
     least, largest = int(values.min()), int(values.max())
+    if least == largest:
+        return values[:1].copy(), np.zeros(len(values), np.intp)
     if largest - least > max(_LEAST_RANGE, _RANGE_PER_VALUE * len(values)):
         found, inverse = np.unique(values, return_inverse=True)
         return found, inverse
@@ -40,6 +43,9 @@ def distinct_together(*columns: Integers) -> tuple[list[Integers], NDArray[np.in
     found = [values]
     for column in columns[1:]:
         values, place = distinct(column)
+        if len(values) == 1:
+            found.append(np.repeat(values, len(found[0])))
+            continue
         pairs, inverse = distinct(inverse * max(1, len(values)) + place)
         before, own = np.divmod(pairs, max(1, len(values)))
         found = [*(each[before] for each in found), values[own]]
@@ -54,18 +60,38 @@ def firsts(values: Integers) -> NDArray[np.intp]:
     return first
 
 
-def groups(values: Integers) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Each distinct value, ascending, with the positions that have it, ascending."""
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Rows by value."""
+
+    values: Integers
+    """Ascending, each once."""
+    order: NDArray[np.intp]
+    """The positions of all rows, by value, those of each value ascending."""
+    ends: NDArray[np.int64]
+    """Where the positions of each value end."""
+
+
+def grouped(values: Integers) -> Grouped:
+    """Which rows have each value."""
     found, inverse = distinct(values)
     if len(found) == 1:
-        yield int(found[0]), np.arange(len(values))
-        return
+        return Grouped(found, np.arange(len(values)), np.array([len(values)]))
     # Few values fit the 16 bits that numpy sorts by counting.
     keys = inverse.astype(np.uint16) if len(found) < 2**16 else inverse
     order = np.argsort(keys, kind="stable")
-    ends = np.cumsum(np.bincount(inverse, minlength=len(found))).tolist()
-    for value, begin, end in zip(found.tolist(), [0, *ends], ends, strict=False):
-        yield value, order[begin:end]
+    return Grouped(found, order, np.cumsum(np.bincount(inverse, minlength=len(found))))
+
+
+def groups(values: Integers) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Each distinct value, ascending, with the positions that have it, ascending."""
+    if len(values) and values[0] == values[-1] and (values == values[0]).all():
+        yield int(values[0]), np.arange(len(values))
+        return
+    found = grouped(values)
+    ends = found.ends.tolist()
+    for value, begin, end in zip(found.values.tolist(), [0, *ends], ends, strict=False):
+        yield value, found.order[begin:end]
 
 
 def values_of(values: Integers) -> Sequence[int]:

@@ -35,14 +35,17 @@ OPINION: Final = np.dtype(
     ]
 )
 
-HISTORY: Final = 65_536
-"""Placed lines of a thread that are remembered, to tell how a program goes on."""
+HISTORY: Final = 16_384
+"""Decided lines of a thread that are remembered at most, to tell how a program goes on: below 1 MB."""
 
 PENDING_LINES: Final = 1_000_000
 """Lines of a thread that wait for captures; beyond, the older half is left to others."""
 
 _TAIL: Final = 256
 """Lines before a capture of which kernels may still have run in it."""
+
+_PERIODS_BACK: Final = 64
+"""So many periods before a line are looked at, for one of its like that was placed."""
 
 _SIZES: Final = np.array([of.size_bytes for of in DATA_TYPES], dtype=np.int64)
 
@@ -68,6 +71,8 @@ class _Thread:
     """A capture of it fitted nowhere: what lies between captures is not known."""
     units: int = 0
     placed: Placed | None = None
+    period: int = 0
+    """Lines after which the program repeats, as the last capture told; 0 where that is not known."""
 
 
 @dataclass(slots=True)
@@ -85,16 +90,15 @@ class ExactJoin:
 
     def feed_operations(self, rows: Columns) -> None:
         """Takes operations (align_rows.ALIGN_OPERATION) in log order."""
+        lines = np.empty(len(rows), LINE)
+        for name in ("id", "member", "logged_at_ns"):
+            lines[name] = rows[name]
+        lines["kind"] = rows["op"]
+        lines["bytes"] = _call_bytes(rows)
+        lines["unit"] = NO_NUMBER
         for tid, mine in groups(rows["tid"]):
-            own = whole_rows.taken(rows, mine)
-            lines = np.zeros(len(own), LINE)
-            for name in ("id", "member", "logged_at_ns"):
-                lines[name] = own[name]
-            lines["kind"] = own["op"]
-            lines["bytes"] = _call_bytes(own)
-            lines["unit"] = NO_NUMBER
             thread = self._threads.setdefault(tid, _Thread())
-            thread.lines = whole_rows.joined([thread.lines, lines])
+            thread.lines = whole_rows.joined([thread.lines, whole_rows.taken(lines, mine)])
 
     def feed_capture(self, ranges: Columns, kernels: Columns, end_ns: int) -> None:
         """Takes a whole capture: the ranges (store.API_CALL) and kernels (align_rows.ALIGN_KERNEL) of this process."""
@@ -144,7 +148,7 @@ class ExactJoin:
             thread.is_broken = final or thread.is_broken
             return final
         last = int(place.lines[-1]) + 1
-        if not final and len(thread.lines) < last + max(place.period, 1):
+        if not final and not _have_all_come(thread.lines, last, calls, place):
             return False
         if place.trust <= GUESSED:
             thread.is_broken = True  # a guess is no better than what others say
@@ -153,7 +157,7 @@ class ExactJoin:
         self._note(thread, calls, correlation_ids, place)
         self._decide_gap(tid, thread, chunk, place)
         self._decide(thread, chunk, place, mine, units)
-        thread.frontier, thread.is_broken = last, False
+        thread.frontier, thread.is_broken, thread.period = last, False, place.period
         return True
 
     def _without_strangers(self, thread: _Thread, calls: Columns, place: Place) -> Place:
@@ -189,17 +193,18 @@ class ExactJoin:
         first = int(place.lines[0])
         begin = thread.frontier
         opinions = self._opinions(thread.lines["id"][begin:first], thread.is_broken)
-        orphans = chunk.kernels[chunk.kernels["launch_start_ns"] == NO_TIME_NS]
+        self._out.append(opinions)
+        orphans = whole_rows.kept(chunk.kernels, chunk.kernels["launch_start_ns"] == NO_TIME_NS)
+        if len(orphans) == 0:
+            return
         tail = max(begin, first - _TAIL)
-        units = _units_of_tail(thread.lines, tail, first, place.period)
+        opinions["match"][tail - begin :] = Match.PENDING
+        units = _units_of_tail(thread.lines["unit"], tail, first, place.period)
+        if units is None:
+            return
         elsewhere = chunk.kernels[(chunk.kernels["launch_tid"] != tid) & (chunk.kernels["launch_tid"] != NO_NUMBER)]
         others = set(zip(elsewhere["device_id"].tolist(), elsewhere["stream_id"].tolist(), strict=True))
-        if len(orphans):
-            opinions["match"][tail - begin :] = Match.PENDING
-        for member in (
-            np.unique(thread.lines["member"][tail:first]).tolist() if len(orphans) and units is not None else ()
-        ):
-            assert units is not None
+        for member in np.unique(thread.lines["member"][tail:first]).tolist():
             lanes = self._lanes.get(member, set()) - others
             own = orphans[[(row["device_id"], row["stream_id"]) in lanes for row in orphans]]
             mine = np.flatnonzero(thread.lines["member"][tail:first] == member)
@@ -209,7 +214,6 @@ class ExactJoin:
                 opinions["kernel"][of_unit], opinions["match"][of_unit] = kernel, Match.MATCHED
                 opinions["launch"][of_unit] = opinions["operation"][of_unit[0]]
                 opinions["confidence"][of_unit] = min(0.9, place.trust)
-        self._out.append(opinions)
 
     def _decide(self, thread: _Thread, chunk: _Chunk, place: Place, kernels: Columns, units: NDArray[np.int64]) -> None:
         begin, end = (int(place.lines[0]), int(place.lines[-1]) + 1) if len(place.lines) else (0, 0)
@@ -327,6 +331,14 @@ def _call_bytes(rows: Columns) -> NDArray[np.int64]:
     return np.where(known, rows["count"].astype(np.int64) * sizes, NO_NUMBER)
 
 
+def _have_all_come(lines: Columns, last: int, calls: Columns, place: Place) -> bool:
+    """Whether no line of these calls is still to come, nor any that could show them to belong elsewhere."""
+    if place.is_timed:
+        is_last = int(place.calls[-1]) == len(calls) - 1
+        return is_last or bool(lines["logged_at_ns"][-1] > calls["end_ns"][-1])
+    return len(lines) >= last + max(place.period, 1)
+
+
 def _first_of_unit(values: NDArray[np.int64], units: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
     first = np.full(amount, NO_NUMBER, dtype=np.int64)
     first[units[::-1]] = values[::-1]
@@ -345,16 +357,16 @@ def _differs(values: NDArray[np.integer]) -> NDArray[np.bool_]:
     return differs
 
 
-def _units_of_tail(lines: Columns, begin: int, end: int, period: int) -> NDArray[np.int64] | None:
+def _units_of_tail(known_units: NDArray[np.int64], begin: int, end: int, period: int) -> NDArray[np.int64] | None:
     """A number for each line that lines of one launch share, as their like a whole number of periods ago did."""
     if period == 0:
         return None
-    units = np.full(end - begin, NO_NUMBER, dtype=np.int64)
-    for at in range(begin, end):
-        for before in range(at - period, max(-1, at - 64 * period), -period):
-            if lines["unit"][before] != NO_NUMBER:
-                units[at - begin] = lines["unit"][before] + (at - before) // period * 2**40
-                break
+    periods = np.arange(1, _PERIODS_BACK)
+    before = np.arange(begin, end)[:, None] - period * periods
+    units: NDArray[np.int64] = np.where(before >= 0, known_units[np.maximum(before, 0)], NO_NUMBER)
+    latest = (units != NO_NUMBER).argmax(axis=1)
+    units = units[np.arange(end - begin), latest]
+    units[units != NO_NUMBER] += periods[latest[units != NO_NUMBER]] * 2**40
     known = np.flatnonzero(units == NO_NUMBER)
     if len(known):
         units[: known[-1] + 1] = -2 - np.arange(known[-1] + 1)
@@ -362,8 +374,9 @@ def _units_of_tail(lines: Columns, begin: int, end: int, period: int) -> NDArray
 
 
 def _forget(thread: _Thread) -> None:
-    surplus = thread.frontier - HISTORY
-    if surplus > HISTORY:
+    kept = min(HISTORY, _TAIL + _PERIODS_BACK * thread.period) if thread.period else HISTORY
+    surplus = thread.frontier - kept
+    if surplus > kept // 2:
         thread.lines = thread.lines[surplus:].copy()
         thread.frontier -= surplus
         if thread.placed is not None:

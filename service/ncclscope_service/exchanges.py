@@ -62,7 +62,12 @@ class ExchangeBook:
     """Keeps sides until their launch is complete."""
 
     def __init__(self) -> None:
-        self._waiting: Columns = np.empty(0, SIDE)
+        self._new: list[Columns] = []
+        """Sides since the launches that are complete were taken."""
+        self._waiting: list[Columns] = []
+        """Sides before: they are looked at only where the last one of their launch has come since."""
+        self._met: dict[int, int] = {}
+        """By launch: how many of its sides are among those before."""
         self._sizes: dict[int, int] = {}
 
     def expect(self, launches: NDArray[np.int64]) -> None:
@@ -72,11 +77,12 @@ class ExchangeBook:
 
     def add(self, sides: Columns) -> None:
         """Sides (SIDE) that met their other side."""
-        self._waiting = whole_rows.joined([self._waiting, sides])
+        if len(sides):
+            self._new.append(sides)
 
     def waiting(self) -> Ids:
         """Operations that met their other side, whose launch is not complete yet."""
-        ids: Ids = self._waiting["operation"]
+        ids: Ids = _joined(self._waiting + self._new)["operation"]
         return ids
 
     def forget(self, launches: NDArray[np.int64]) -> None:
@@ -84,20 +90,44 @@ class ExchangeBook:
         gone = np.unique(launches)
         for launch in gone.tolist():
             self._sizes.pop(launch, None)
-        self._waiting = whole_rows.kept(self._waiting, ~np.isin(self._waiting["launch"], gone))
+        self._new = [whole_rows.kept(each, ~np.isin(each["launch"], gone)) for each in self._new]
+        self._take_waiting(gone)
 
     def take_complete(self) -> Exchanges:
         """The launches of which every operation has met its other side."""
-        launches, inverse = distinct(self._waiting["launch"])
-        amounts = np.bincount(inverse, minlength=len(launches))
-        needed = np.asarray([self._sizes.get(launch, -1) for launch in launches.tolist()], np.int64)
-        complete = amounts == needed
-        chosen = complete[inverse] if len(launches) else np.zeros(0, bool)
-        sides = whole_rows.kept(self._waiting, chosen)
-        self._waiting = whole_rows.kept(self._waiting, ~chosen)
-        for launch in launches[complete].tolist():
+        new, self._new = _joined(self._new), []
+        launches, inverse = distinct(new["launch"])
+        amounts = np.bincount(inverse, minlength=len(launches)).tolist()
+        is_complete, is_left = np.zeros(len(launches), np.bool_), np.zeros(len(launches), np.bool_)
+        for place, (launch, amount) in enumerate(zip(launches.tolist(), amounts, strict=True)):
+            size = self._sizes.get(launch)
+            if size is None:
+                continue  # it was forgotten: this one came too late
+            met = self._met.get(launch, 0) + amount
+            is_complete[place], is_left[place] = met == size, met != size
+            if met != size:
+                self._met[launch] = met
+        complete = launches[is_complete].astype(np.int64)
+        before = self._take_waiting(complete)
+        if is_left.any():
+            self._waiting.append(whole_rows.kept(new, is_left[inverse]))
+        for launch in complete.tolist():
             del self._sizes[launch]
-        return _exchanges(sides)
+        return _exchanges(_joined([before, whole_rows.kept(new, is_complete[inverse])]))
+
+    def _take_waiting(self, launches: NDArray[np.int64]) -> Columns:
+        """The sides of these launches that came before, which wait no longer."""
+        met = [launch for launch in launches.tolist() if self._met.pop(launch, 0)]
+        if not met:
+            return np.empty(0, SIDE)
+        waiting = _joined(self._waiting)
+        is_theirs = np.isin(waiting["launch"], met)
+        self._waiting = [whole_rows.kept(waiting, ~is_theirs)]
+        return whole_rows.kept(waiting, is_theirs)
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    return whole_rows.joined([np.empty(0, SIDE), *parts])
 
 
 def _exchanges(sides: Columns) -> Exchanges:

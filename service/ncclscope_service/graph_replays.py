@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rows
+from ncclscope_service import rows, whole_rows
 from ncclscope_service.distinct import groups
 from ncclscope_service.graph_lines import CapturedLaunch
 from ncclscope_service.graphs import ProcessGraphs
@@ -53,9 +53,9 @@ class _Remembered:
     parts: deque[tuple[Ids, Columns]] = field(default_factory=deque[tuple[Ids, Columns]])
     amount: int = 0
 
-    def add(self, operations: Ids, table: Columns, limit: int) -> None:
-        self.parts.append((operations[-limit:].copy(), table[-limit:].copy()))
-        self.amount += min(len(operations), limit)
+    def add(self, operations: Ids, table: Columns) -> None:
+        self.parts.append((operations, table))
+        self.amount += len(operations)
 
     def forget_all_but(self, limit: int) -> None:
         while self.parts and self.amount - len(self.parts[0][0]) >= limit:
@@ -63,7 +63,7 @@ class _Remembered:
         excess = self.amount - limit
         if excess > 0:
             operations, table = self.parts.popleft()
-            self.parts.appendleft((operations[excess:].copy(), table[excess:].copy()))
+            self.parts.appendleft((operations[excess:].copy(), whole_rows.copied(table[excess:])))
             self.amount = limit
 
     def all(self) -> tuple[Ids, Columns]:
@@ -105,9 +105,14 @@ class GraphReplays:
         for process, chosen in groups(table.take(operations, "process")["process"]):
             kept = chosen[-REMEMBERED_LINES:]
             remembered = self._remembered.setdefault(process, _Remembered())
-            remembered.add(operations[kept], table.take(operations[kept]), REMEMBERED_LINES)
+            remembered.add(operations[kept], table.take(operations[kept]))
         for remembered in self._remembered.values():
             remembered.forget_all_but(REMEMBERED_LINES // len(self._remembered))
+
+    def leave(self, process: int) -> None:
+        """Lets go of a process of which nothing came for long: its graphs are replayed no more."""
+        self._processes.pop(process, None)
+        self._remembered.pop(process, None)
 
     def captured_of(self, process: int) -> Ids:
         """The operations of a process that are known to be captured, ascending."""
@@ -115,7 +120,8 @@ class GraphReplays:
 
     def is_captured(self, process: int, operations: Ids) -> NDArray[np.bool_]:
         """Which of these operations of a process are known to be captured."""
-        return np.isin(operations, self.captured_of(process))
+        captured = self.captured_of(process)
+        return np.isin(operations, captured) if len(captured) else np.zeros(len(operations), np.bool_)
 
     def without_captured(self, operations: Ids) -> Ids:
         """Those of these operations, of any processes, that are not known to be captured."""
@@ -139,25 +145,30 @@ class GraphReplays:
     def advance(self, *, final: bool, ended: Collection[int] = ()) -> Ids:
         """Decides what can be decided; gives the captured operations that nothing had been decided of."""
         decided = [_NOTHING]
-        for index, process in list(self._processes.items()):
-            if not process.graphs.waits:
-                continue
+        waiting = [(index, process) for index, process in self._processes.items() if process.graphs.waits]
+        amounts = self._amounts() if waiting else _NOTHING
+        for index, process in waiting:
             is_over = final or index in ended
             try:
-                decided.append(self._look_for_lines(index, process, final=is_over))
+                if process.graphs.wants_lines(int(amounts[index]), final=is_over):
+                    decided.append(self._look_for_lines(index, process, final=is_over))
                 self._write(process, process.graphs.take(final=is_over))
             except Exception as error:
                 self._mistakes.bear(error, "align", f"CUDA graphs of process {self._store.processes[index].pid}")
                 del self._processes[index]  # it begins anew: what it had found stays as it was written
         return np.concatenate(decided)
 
+    def _amounts(self) -> NDArray[np.int64]:
+        """How many operations of each process are known, those that left the store and are remembered included."""
+        amounts = np.bincount(self._store.operations.rows["process"], minlength=len(self._store.processes))
+        for index, remembered in self._remembered.items():
+            amounts[index] += remembered.amount
+        return amounts
+
     def _look_for_lines(self, index: int, process: _Process, *, final: bool) -> Ids:
         table = self._store.operations
         at = np.flatnonzero(table.rows["process"] == index)
-        remembered = self._remembered.get(index, _Remembered())
-        if not process.graphs.wants_lines(len(at) + remembered.amount, final=final):
-            return _NOTHING
-        ids, left = remembered.all()
+        ids, left = self._remembered.get(index, _Remembered()).all()
         operations, known = np.concatenate([ids, table.first + at]), np.concatenate([left, table.rows[at]])
         matched = operations[known["match"] == Match.MATCHED]
         found = process.graphs.look_for_lines(
@@ -232,6 +243,7 @@ class GraphReplays:
         table = self._store.operations
         first = first[first["operation"] >= table.first]
         at = table.at(first["operation"])
+        self._store.named_kernels.note(first["operation"], first["kernel"])
         for name in ("kernel", "start_ns", "end_ns", "censored"):
             table.rows[name][at] = first[name]
         table.rows["launch"][at] = first["captured_launch"]

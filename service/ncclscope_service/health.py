@@ -25,6 +25,8 @@ class AgentView:
     """How far it is behind the files that it reads."""
     lines_total: int | None = None
     bytes_read_total: int | None = None
+    unread_bytes: int | None = None
+    """Of files that it follows, seen and not read yet."""
     skipped: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Lines by the reason they were skipped."""
     cpu_seconds: float | None = None
@@ -77,7 +79,7 @@ class JournalHealth:
     state_bytes: int | None
     state_seconds: float | None
     """What the last state file took to be written, beside the service's work."""
-    freeze_seconds: float | None
+    pause_seconds: float | None
     """For how long the service's work stood still for it."""
 
 

@@ -56,19 +56,19 @@ class Identification:
         waiting[[member.index for member in self._open_members()]] = True
         return waiting
 
-    def advance(self, now_ns: int, *, final: bool) -> bool:
-        """Puts together what can be told by now; True if any communicator was found."""
+    def advance(self, now_ns: int, *, final: bool) -> set[str]:
+        """Puts together what can be told by now; the jobs of which any communicator was found."""
         if len(self._store.members) != self._members_seen:
             self._members_seen, self._settled_at_ns = len(self._store.members), now_ns
         open_members = self._open_members()
         if not open_members or not (final or self._is_worth_a_look(now_ns)):
-            return False
+            return set()
         self._looked_at_rows = self._store.operations.next_id
         largest = max(member_size(self._store, member) for member in open_members)
         # Global ranks come from the largest communicator, and the layout of all others from global ranks.
         found = self._put_together(open_members, [largest])
         sizes = sorted({member_size(self._store, member) for member in open_members} - {largest}, reverse=True)
-        return self._put_together(self._open_members(), sizes) or found
+        return found | self._put_together(self._open_members(), sizes)
 
     def _is_worth_a_look(self, now_ns: int) -> bool:
         is_settled = self._settled_at_ns is not None and now_ns - self._settled_at_ns >= self._settle_ns
@@ -88,7 +88,7 @@ class Identification:
         mates = Counter(member.communicator for member in unnamed)
         return [member for member in unnamed if mates[member.communicator] == 1]
 
-    def _put_together(self, members: Iterable[Member], sizes: Sequence[int]) -> bool:
+    def _put_together(self, members: Iterable[Member], sizes: Sequence[int]) -> set[str]:
         chosen = [member for member in members if member_size(self._store, member) in sizes]
         groups: list[InferredGroup] = []
         by_job: dict[str, list[Member]] = defaultdict(list)
@@ -101,10 +101,11 @@ class Identification:
             absorbed |= self._unite(group)
         united = {member for group in groups for member in group.members}
         self._unnamed = [member for member in self._unnamed if member not in united]
+        jobs = {self._store.communicators[index].job for index in absorbed}
         if absorbed:
             self._series.absorb(absorbed)
-            ranks.assign_ranks(self._store, gpus_per_node=self._gpus_per_node)
-        return bool(absorbed)
+            ranks.assign_ranks(self._store, jobs=jobs, gpus_per_node=self._gpus_per_node)
+        return jobs
 
     def _unite(self, group: InferredGroup) -> dict[int, int]:
         """Makes one communicator of the group; gives what became of the others: index to index."""

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ncclscope_service import bandwidth, rows, store, whole_rows
 from ncclscope_service.call_groups import CallGroups
 from ncclscope_service.distinct import distinct_together
-from ncclscope_service.store import SourceState, Store
+from ncclscope_service.source_places import SourcePlaces
+from ncclscope_service.store import Ids, SourceState, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
 from ncclscope_wire.records import CommunicatorEvent, SourceGap
@@ -91,6 +92,7 @@ class Intake:
         self._store = known
         self._processes: dict[tuple[str, str, int], int] = {}
         self._sources: dict[tuple[str, str], int] = {}
+        self._places = SourcePlaces(known)
         self._dictionaries: dict[int, _Dictionaries] = {}
         self._topologies: Counter[tuple[str, str | None]] = Counter()
         self._topology_contents: set[bytes] = set()
@@ -132,7 +134,7 @@ class Intake:
             source=source,
             operations=self._operations(batch, dictionaries, source),
             events=batch.communicators,
-            event_processes=tuple(self.process(job, event.host, event.pid) for event in batch.communicators),
+            event_processes=tuple([self.process(job, event.host, event.pid) for event in batch.communicators]),
             tunings=_tunings(batch, dictionaries),
             kernels=self._kernels(batch, dictionaries, source),
             inspected=_inspected(batch, dictionaries, source),
@@ -166,12 +168,29 @@ class Intake:
         key = (agent, batch.source.key)
         index = self._sources.get(key)
         if index is None:
-            index = self._sources[key] = len(self._store.sources)
-            self._store.sources.append(SourceState(source=batch.source, agent=agent))
+            index = self._sources[key] = self._new_source(SourceState(source=batch.source, agent=agent))
         state = self._store.sources[index]
         state.position = batch.end
         state.is_complete = batch.is_last
+        self._places.note(index, is_complete=batch.is_last)
         return index
+
+    def _new_source(self, state: SourceState) -> int:
+        sources = self._store.sources
+        index = self._places.take()
+        if index is None:
+            sources.append(state)
+            return len(sources) - 1
+        del self._sources[sources[index].agent, sources[index].source.key]
+        sources[index] = state
+        return index
+
+    def forget(self, now_ns: int) -> list[int]:
+        """After rows have left the store: sources that are read to their end and had no others, now and then only.
+
+        Others may have their places from now on.
+        """
+        return self._places.look(now_ns)
 
     def _extend(self, known: _Dictionaries, batch: Batch, job: str) -> None:
         if batch.strings:
@@ -193,6 +212,9 @@ class Intake:
     def _host_processes(self, known: _Dictionaries, table: Columns, job: str) -> Indices:
         """The process of each row of a table with host and pid."""
         strings = self._store.strings
+        self._store.source_hosts[known.source].update(
+            strings[host] for host in set(known.strings[table["host"]].tolist())
+        )
         return np.asarray(
             [
                 self.process(job, strings[host], pid)
@@ -258,13 +280,18 @@ class Intake:
 
     def _apply_records(self, batch: Batch, source: int, job: str) -> None:
         known = self._store
-        known.understood.update(batch.counts.understood)
-        known.skipped.update(batch.counts.skipped)
-        known.torn_lines[source] += batch.counts.skipped.get("torn", 0)
-        known.gaps[source].extend(batch.gaps)
+        for family, amount in batch.counts.understood.items():
+            known.understood[family] += amount
+        for reason, amount in batch.counts.skipped.items():
+            known.skipped[reason] += amount
+        if torn := batch.counts.skipped.get("torn", 0):
+            known.torn_lines[source] += torn
+        if batch.gaps:
+            known.gaps[source].extend(batch.gaps)
         for fact in batch.facts:
             known.facts[type(fact).__name__].append(store.KnownFact(job, source, fact))
-        known.captures.extend((source, capture) for capture in batch.captures)
+        for capture in batch.captures:
+            known.captures.append((source, capture))
         for version in batch.versions:
             if version.host is not None and version.pid is not None:
                 known.process_version[self.process(job, version.host, version.pid)] = version.version
@@ -467,11 +494,23 @@ def empty_operations(amount: int) -> Columns:
 
 
 def logged_operations(logged: Columns) -> Columns:
-    """Operation rows of which what a log says (rows.LOGGED) is known."""
-    operations = empty_operations(len(logged))
-    for name in rows.LOGGED.names or ():
-        operations[name] = logged[name]
-    return operations
+    """Operations (rows.PLACED) of which what a log says (rows.LOGGED) is known, and their places are not."""
+    placed: Columns = np.empty(len(logged), rows.PLACED)
+    for name in rows.PLACED.names or ():
+        placed[name] = logged[name] if name in _SAID else NO_NUMBER
+    return placed
+
+
+def append_placed(operations: store.Table, placed: Columns) -> Ids:
+    """Adds rows of operations (rows.PLACED) of which nothing else is known; gives their ids."""
+    first = operations.next_id
+    for begin in range(0, len(placed), _AT_ONCE):
+        part = placed[begin : begin + _AT_ONCE]
+        fresh = empty_operations(len(part))
+        for name in rows.PLACED.names or ():
+            fresh[name] = part[name]
+        operations.append(fresh)
+    return np.arange(first, first + len(placed), dtype=np.int64)
 
 
 def _unknown_operation() -> Columns:
@@ -486,3 +525,6 @@ def _unknown_operation() -> Columns:
 
 
 _UNKNOWN: Final = _unknown_operation()
+_SAID: Final = frozenset(rows.LOGGED.names or ())
+_AT_ONCE: Final = 2048
+"""Rows that are filled before they go to the table: what caches hold."""

@@ -7,6 +7,7 @@ numbered per (communicator, sender, receiver), for the same reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,7 +89,8 @@ class CollectiveJoin:
     def __init__(self, *, settle_ns: int, patience_ns: int) -> None:
         """`settle_ns`: how long ranks that never spoke are waited for; `patience_ns`: how long any rank is."""
         self._settle_ns = settle_ns
-        self._patience_ns = patience_ns
+        self.patience_ns = patience_ns
+        """It may be changed at any time."""
         self._buffers: dict[int, _Buffer] = {}
         self.has_more = False
         """Whether the last call of `take_ready` left some."""
@@ -96,6 +98,11 @@ class CollectiveJoin:
         """Place of the communicator that comes first the next time."""
         self.late = 0
         """Operations whose collective had been given already when they were reported."""
+
+    def leave(self, communicators: Iterable[int]) -> None:
+        """No rank of these communicators will call anything: those that wait are late."""
+        for communicator in communicators:
+            self._buffers.pop(communicator, None)
 
     def report(
         self,
@@ -139,6 +146,8 @@ class CollectiveJoin:
         begin, self._next = self._next, 0
         for place, communicator in _from(begin, list(self._buffers)):
             buffer = self._buffers[communicator]
+            if not buffer.used:
+                continue
             rows = self._ready_rows(buffer, members_seen.get(communicator, 0), now_ns, final)
             if not rows:
                 continue
@@ -172,7 +181,7 @@ class CollectiveJoin:
         complete = (
             (reports >= buffer.size)
             | ((reports >= members_seen) & (waited_ns > self._settle_ns))
-            | ((reports > 0) & (waited_ns > self._patience_ns))
+            | ((reports > 0) & (waited_ns > self.patience_ns))
         )
         # A number that no rank reported is most likely decided later than those behind it, which wait a while for it.
         since_ns = np.where(reports > 0, buffer.reported_at_ns[: buffer.used], np.iinfo(np.int64).max)
@@ -195,7 +204,8 @@ class PairJoin:
     """Finds the Recv of each Send."""
 
     def __init__(self, *, patience_ns: int) -> None:
-        self._patience_ns = patience_ns
+        self.patience_ns = patience_ns
+        """How long a side is waited for; it may be changed at any time."""
         self._waiting: Columns = np.empty(0, PAIR_SIDE)
 
     def report(self, sides: Columns) -> None:
@@ -225,6 +235,6 @@ class PairJoin:
         left = np.ones(len(ordered), bool)
         left[sends] = False
         left[sends + 1] = False
-        left &= now_ns - ordered["reported_at_ns"] <= self._patience_ns
+        left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
         self._waiting = np.empty(0, PAIR_SIDE) if final else whole_rows.kept(ordered, left)
         return ordered["operation"][sends], ordered["operation"][sends + 1]

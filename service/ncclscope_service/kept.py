@@ -27,7 +27,6 @@ from ncclscope_service.pipeline import Pipeline, PipelineSettings
 from ncclscope_service.receive import Received, Receiver, ReplayError
 from ncclscope_service.rows import Finding
 from ncclscope_service.series_budget import SeriesBudget
-from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.tally import Tally
 
@@ -75,9 +74,13 @@ class Kept:
         self._let_go_at_ns = 0
         self._trouble_since_ns: int | None = None
 
-    def freeze(self, room: SnapshotRoom | None = None) -> state.Frozen:
-        """The whole state at this moment; the work goes on while it is written. `room` is memory for it."""
-        return state.freeze(self, room=room)
+    def parts(self) -> list[state.Part]:
+        """The whole state as bytes, in pieces that are right until the work goes on.
+
+        Raises:
+            StateError: it holds what cannot be kept.
+        """
+        return state.parts_of(self)
 
     @classmethod
     def restore(cls, snapshot: state.Part, settings: PipelineSettings | None = None) -> Kept:

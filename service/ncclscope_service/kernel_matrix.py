@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Times = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.generic)
+_GATHERED: Final = (
+    "template", "message_bytes", "start_ns", "end_ns", "start_true_ns", "end_true_ns", "censored", "confidence",
+    "launch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +97,10 @@ class KernelMatrix:
 def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], table: Table) -> KernelMatrix:
     """The kernels of joined collectives. `hosts`: index of each rank's host; `table`: what their ids are of."""
     present = joined.operations != NO_NUMBER
-    at = table.at(joined.operations[present])
-    rows, templates = table.rows, known.operation_templates.rows
-    template = rows["template"][at]
-    op = _matrix(present, templates["op"][template], np.uint8(0))
-    message_bytes = _matrix(present, rows["message_bytes"][at], np.int64(NO_NUMBER))
+    rows = table.take(joined.operations[present], *_GATHERED)
+    templates = known.operation_templates.take(rows["template"], "op", "root")
+    op = _matrix(present, templates["op"], np.uint8(0))
+    message_bytes = _matrix(present, rows["message_bytes"], np.int64(NO_NUMBER))
     every = np.arange(len(present))
     first = present.argmax(axis=1)
     agree = (op == op[every, first][:, None]) & (message_bytes == message_bytes[every, first][:, None])
@@ -105,15 +108,15 @@ def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], ta
         joined=joined,
         hosts=hosts,
         present=present,
-        start_ns=_matrix(present, rows["start_ns"][at], np.int64(NO_TIME_NS)),
-        end_ns=_matrix(present, rows["end_ns"][at], np.int64(NO_TIME_NS)),
-        start_true_ns=_matrix(present, rows["start_true_ns"][at], np.int64(NO_TIME_NS)),
-        end_true_ns=_matrix(present, rows["end_true_ns"][at], np.int64(NO_TIME_NS)),
-        censored=_matrix(present, rows["censored"][at], np.bool_(False)),
-        confidence=_matrix(present, rows["confidence"][at], np.float32(1)),
+        start_ns=_matrix(present, rows["start_ns"], np.int64(NO_TIME_NS)),
+        end_ns=_matrix(present, rows["end_ns"], np.int64(NO_TIME_NS)),
+        start_true_ns=_matrix(present, rows["start_true_ns"], np.int64(NO_TIME_NS)),
+        end_true_ns=_matrix(present, rows["end_true_ns"], np.int64(NO_TIME_NS)),
+        censored=_matrix(present, rows["censored"], np.bool_(False)),
+        confidence=_matrix(present, rows["confidence"], np.float32(1)),
         op=op[every, first],
-        root=_matrix(present, templates["root"][template], np.int32(NO_NUMBER))[every, first],
-        launch=_matrix(present, rows["launch"][at], np.int64(NO_NUMBER))[every, first],
+        root=_matrix(present, templates["root"], np.int32(NO_NUMBER))[every, first],
+        launch=_matrix(present, rows["launch"], np.int64(NO_NUMBER))[every, first],
         message_bytes=message_bytes[every, first],
         agrees=(agree | ~present).all(axis=1),
     )

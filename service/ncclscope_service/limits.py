@@ -25,7 +25,7 @@ from ncclscope_service.store import Store
 from ncclscope_service.topology import Bottleneck, Machine
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
-from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen
+from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen, TuningTableSeen
 
 _BUS_ID_BITS: Final = (1 << 40) - 1
 """Above them 2.30 says which of several ranks on a GPU it is."""
@@ -70,29 +70,56 @@ class Limits:
         self._known: dict[int, _Known] = {}
         self._sharing: dict[int, dict[tuple[str, int], int]] = {}
         """By communicator: how many groups use a port (host, node) at once."""
-        self._pairs: dict[tuple[int, int, int], Bottleneck | None] = {}
+        self._use: dict[int, str | None] = {}
+        """What communicators that use ports served when that was counted, by index."""
+        self._modelled: dict[int, tuple[int, TuningTableSeen]] = {}
+        """By communicator: the operation and the table that its model's limit is from."""
+        self._pairs: defaultdict[int, dict[tuple[int, int], Bottleneck | None]] = defaultdict(dict)
         """By communicator and two of its ranks, the lower first: pairs that sent and received."""
-        self._pair_rates: dict[int, set[float]] = {}
-        """By communicator."""
+        self._new_pairs: set[int] = set()
+        """Communicators of which more pairs became known since the last `refresh`."""
 
-    def refresh(self) -> None:
-        """Looks anew at what has changed: members, blocks, and which groups share a network port."""
+    def refresh(self) -> set[int]:
+        """Looks anew at what has changed: members, blocks, and which groups share a network port.
+
+        Gives the communicators of which a limit may have changed, by index.
+        """
         store = self._store
-        for communicator in store.listed_communicators():
-            members = communicator.members or {}
-            known = self._known.get(communicator.index)
-            seen = store.topologies_seen
-            if known is None or known.members != len(members) or (known.topologies != seen and not known.parts):
-                parts = self._parts(communicator, members) if len(members) == communicator.size else ()
-                self._known[communicator.index] = _Known(len(members), seen, parts)
-        self._share()
-        for communicator in store.listed_communicators():
-            parts = self._known[communicator.index].parts
-            communicator.bottleneck = self._narrowest(communicator.index, parts) if communicator.size > 1 else None
-            communicator.model_limit = model_limits.large_messages(self._store, communicator)
-        self._pair_rates.clear()
-        for index, one, other in list(self._pairs):
-            self._remember_pair(store.communicators[index], one, other)
+        listed = store.listed_communicators()
+        changed = {communicator.index for communicator in listed if self._look(communicator)}
+        use = {of.index: of.parallelism for of in listed if len(self._known[of.index].parts) > 1}
+        if changed or use != self._use:
+            before, self._use = self._sharing, use
+            self._share()
+            changed |= {each for each in {*before, *self._sharing} if before.get(each) != self._sharing.get(each)}
+        for index in sorted(changed):
+            communicator = store.communicators[index]
+            parts = self._known[index].parts
+            communicator.bottleneck = self._narrowest(index, parts) if communicator.size > 1 else None
+            for one, other in list(self._pairs.get(index, ())):
+                self._remember_pair(communicator, one, other)
+        self._model()
+        changed |= self._new_pairs
+        self._new_pairs = set()
+        return changed
+
+    def _look(self, communicator: Communicator) -> bool:
+        """Finds the machines of a communicator if they may not be those that are known; whether it was so."""
+        members, known = communicator.members or {}, self._known.get(communicator.index)
+        seen = self._store.topologies_seen
+        if known is None or known.members != len(members) or (known.topologies != seen and not known.parts):
+            parts = self._parts(communicator, members) if len(members) == communicator.size else ()
+            self._known[communicator.index] = _Known(len(members), seen, parts)
+            return known is None or known.members != len(members) or known.parts != parts
+        return False
+
+    def _model(self) -> None:
+        for index, op in model_limits.busiest(self._store).items():
+            table, communicator = self._store.tuning_tables[index], self._store.communicators[index]
+            known = self._modelled.get(index)
+            if known is None or known[0] != op or known[1] is not table:
+                self._modelled[index] = op, table
+                communicator.model_limit = model_limits.large_messages(table, op, communicator.size)
 
     def fill(self, rows: Columns) -> None:
         """Sets limit, limit_reference and bottleneck of rows.OPERATION rows: by topology, else by NCCL's model.
@@ -116,7 +143,8 @@ class Limits:
         of = self._store.communicators[communicator]
         if op not in _PAIRWISE or of.size == 2:
             return np.nan if of.bottleneck is None else of.bottleneck.bytes_per_second
-        rates = self._pair_rates.get(communicator, set())
+        pairs = self._pairs.get(communicator, {}).values()
+        rates = {np.nan if pair is None else pair.bytes_per_second for pair in pairs}
         return next(iter(rates)) if len(rates) == 1 else np.nan
 
     def _parts(self, communicator: Communicator, members: Mapping[int, int]) -> tuple[_Part, ...]:
@@ -177,12 +205,13 @@ class Limits:
         users: dict[tuple[object, ...], set[frozenset[_Seat]]] = defaultdict(set)
         for communicator, part, port in self._port_uses():
             users[_kind_of(communicator, part, port)].add(part.seats)
-        self._sharing = defaultdict(dict)
+        sharing: defaultdict[int, dict[tuple[str, int], int]] = defaultdict(dict)
         for communicator, part, port in self._port_uses():
             others = users[_kind_of(communicator, part, port)]
             count = 1 + sum(other.isdisjoint(part.seats) for other in others)
             if count > 1:
-                self._sharing[communicator.index][part.host, port] = count
+                sharing[communicator.index][part.host, port] = count
+        self._sharing = dict(sharing)
 
     def _port_uses(self) -> Iterator[tuple[Communicator, _Part, int]]:
         for communicator in self._store.listed_communicators():
@@ -210,13 +239,12 @@ class Limits:
 
     def _pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
         """The narrowest link between two ranks of a communicator."""
-        key = (communicator.index, min(one, other), max(one, other))
-        return self._pairs[key] if key in self._pairs else self._remember_pair(communicator, *key[1:])
+        pairs, ranks = self._pairs[communicator.index], (min(one, other), max(one, other))
+        return pairs[ranks] if ranks in pairs else self._remember_pair(communicator, *ranks)
 
     def _remember_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
-        found = self._pairs[communicator.index, one, other] = self._find_pair(communicator, one, other)
-        rate = np.nan if found is None else found.bytes_per_second
-        self._pair_rates.setdefault(communicator.index, set()).add(rate)
+        found = self._pairs[communicator.index][one, other] = self._find_pair(communicator, one, other)
+        self._new_pairs.add(communicator.index)
         return found
 
     def _find_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,13 +58,19 @@ class Lives:
         """Processes of which nothing more will come, each once; `has_ended`: whether its communicators have."""
         ended: list[int] = []
         for process, life in self._lives.items():
-            if life.is_ended or not has_ended(process):
+            if life.is_ended:
                 continue
             silence_ns = now_ns - life.heard_at_ns
-            if silence_ns > (min(_SECOND_NS, self.idle_ns) if life.is_covered() else self.idle_ns):
+            patience_ns = min(_SECOND_NS, self.idle_ns) if life.is_covered() else self.idle_ns
+            if silence_ns > patience_ns and has_ended(process):
                 life.is_ended = True
                 ended.append(process)
         return ended
+
+    def leave(self, processes: Iterable[int]) -> None:
+        """Forgets these processes."""
+        for process in processes:
+            self._lives.pop(process, None)
 
     def has_ended(self, process: int) -> bool:
         """Whether it was among those, and nothing has come of it since."""

@@ -41,16 +41,19 @@ class Hosts:
         self._store = known
         self.names: list[str] = []
         self._index: dict[str, int] = {}
-        self._of_process: list[int] = []
+        self._of_process: NDArray[np.int32] = np.empty(0, np.int32)
 
     def of_processes(self) -> NDArray[np.int32]:
         """The host of every process."""
-        for process in self._store.processes[len(self._of_process) :]:
+        new = self._store.processes[len(self._of_process) :]
+        for process in new:
             if process.host not in self._index:
                 self._index[process.host] = len(self.names)
                 self.names.append(process.host)
-            self._of_process.append(self._index[process.host])
-        return np.asarray(self._of_process, np.int32)
+        if new:
+            hosts = np.asarray([self._index[process.host] for process in new], np.int32)
+            self._of_process = np.concatenate([self._of_process, hosts])
+        return self._of_process
 
 
 class Measuring:
@@ -102,6 +105,8 @@ class Measuring:
 
     def _is_counted(self, part: KernelMatrix) -> NDArray[np.bool_]:
         """K: what NCCL Inspector told of the collective was counted before its kernels came."""
+        if not self._store.inspected.next_id:
+            return np.zeros(len(part.present), bool)
         table = self._table
         counted = np.zeros(part.present.shape, bool)
         counted[part.present] = table.rows["inspected"][table.at(part.joined.operations[part.present])]

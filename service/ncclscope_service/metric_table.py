@@ -446,6 +446,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         bound=_PER_AGENT,
     ),
     Metric(
+        name="ncclscope_agent_unread_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        labels=("agent", "host"),
+        help="Bytes in the logs that a connected agent has seen and not read: they wait there while it has no room.",
+        bound=_PER_AGENT,
+    ),
+    Metric(
         name="ncclscope_agent_queued_batches",
         kind=Kind.GAUGE,
         labels=("agent", "host"),
@@ -519,6 +527,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         labels=("agent", "host"),
         help="1 while an agent rests because it has used up its budget of processor or memory.",
         bound=_PER_AGENT,
+    ),
+    Metric(
+        name="ncclscope_agent_files_skipped",
+        kind=Kind.COUNTER,
+        labels=("agent", "host", "reason"),
+        help="Files that an agent could not read: file_unreadable and file_too_many at each look, export_refused once.",
+        bound=f"{_PER_AGENT} x 3 reasons, where there is one",
     ),
     Metric(
         name="ncclscope_agent_lines_skipped",
@@ -671,7 +686,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         name="ncclscope_state_pause_seconds",
         kind=Kind.GAUGE,
         unit="seconds",
-        help="For how long work stood still for it.",
+        help="For how long work stood still when the process that writes it was made.",
         bound=_ONE,
     ),
     Metric(

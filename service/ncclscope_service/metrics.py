@@ -21,7 +21,7 @@ from ncclscope_service import metric_table as table
 from ncclscope_service.aliases import Aliases
 from ncclscope_service.communicator_views import recent_wait_ratio
 from ncclscope_service.health import AgentView, ServiceHealth
-from ncclscope_service.iteration_times import iteration_times, summarise
+from ncclscope_service.iteration_times import IterationSummary
 from ncclscope_service.metric_table import (
     MAX_FINDINGS,
     MAX_RANKS,
@@ -29,24 +29,21 @@ from ncclscope_service.metric_table import (
     METRICS_BY_NAME,
     Kind,
 )
-from ncclscope_service.overview import alignment_of, clock_views, gap_counts, of_job
-from ncclscope_service.ranks import host_of_ranks, hosts_of
+from ncclscope_service.overview import AlignmentViews, clock_views, gap_counts, names_of_accused
+from ncclscope_service.ranks import host_of_ranks
+from ncclscope_service.recent_sums import RecentSums
 from ncclscope_service.rows import FindingKind, Match, Severity
+from ncclscope_service.scrape_memo import ScrapeMemo
 from ncclscope_service.series_budget import SeriesBudget
 from ncclscope_service.series_metrics import UNKNOWN, Column, Labels, series_columns
 from ncclscope_service.store import Store
 from ncclscope_service.tally import Histogram, HistogramLabels, Tally
-from ncclscope_service.wait_map import host_waits, rank_waits
-from ncclscope_service.window import (
-    MAX_OPERATIONS,
-    Floats,
-    RecentOperations,
-    Window,
-    recent_collectives,
-    recent_operations,
-    window_until,
-)
+from ncclscope_service.wait_map import Waits, host_waits
+from ncclscope_service.window import Floats, Window, window_until
+from ncclscope_wire.batch import Columns
 
+_FILES_SKIPPED: Final = ("export_refused", "file_too_many", "file_unreadable")
+"""What an agent counts as skipped that is no line, and should have been read."""
 _NAMED_RANKS: Final = 8
 _NAMED_HOSTS: Final = 4
 
@@ -91,23 +88,31 @@ def gather(
     health: ServiceHealth,
     now_ns: int,
     budget: SeriesBudget | None = None,
+    sums: RecentSums | None = None,
+    memo: ScrapeMemo | None = None,
+    series: Columns | None = None,
 ) -> MetricsView:
     """The view at `now_ns` (service's wall clock); the tally has been fed by the caller.
 
-    `budget` remembers from one view to the next which groups have series of their own.
+    `budget` remembers from one view to the next which groups have series of their own; `sums` are those of this store,
+    where somebody has kept them; `memo` is of the views before, of the same store; `series`: its series with what is
+    not counted there yet, where there is such.
     """
-    budget = budget or SeriesBudget()
+    budget, memo = budget or SeriesBudget(), memo or ScrapeMemo()
     aliases.update(store.communicators, store.members)
     window = window_until(now_ns)
-    operations = recent_operations(store)
+    sums = sums or RecentSums.of_store(store, now_ns)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
     own_labels = _communicators_with_own_labels(store, budget, now_ns)
     collected = _Collected()
-    for column in series_columns(store, aliases, budget, now_ns):
+    for column in series_columns(store, aliases, budget, now_ns, memo.labels, series=series):
         collected.add_column(column)
-    _add_communicators(collected, store, aliases, own_labels, window, jobs)
-    _add_jobs(collected, store, operations, window, jobs)
-    _add_iterations(collected, store, jobs)
+    _add_communicators(
+        collected, store, aliases, own_labels, jobs,
+        waits=recent_wait_ratio(sums, len(store.communicators), window), memo=memo,
+    )  # fmt: skip
+    _add_jobs(collected, store, sums, window, jobs)
+    _add_iterations(collected, memo.iterations.of(store, jobs, now_ns))
     _add_matches(collected, store)
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
@@ -168,7 +173,6 @@ class _Collected:
     def add(self, name: str, value: float | None, *labels: str) -> None:
         """One sample; None stands for not known."""
         if value is not None:
-            assert len(labels) == len(METRICS_BY_NAME[name].labels), name
             self._single[name][labels] = value
 
     def add_column(self, column: Column) -> None:
@@ -180,6 +184,7 @@ class _Collected:
         """By metric."""
         columns = dict(self._columns)
         for name, own in self._single.items():
+            assert {*map(len, own)} == {len(METRICS_BY_NAME[name].labels)}, name
             columns[name] = Samples(labels=list(own), values=np.array(list(own.values()), np.float64))
         return columns
 
@@ -189,7 +194,7 @@ def _communicators_with_own_labels(store: Store, budget: SeriesBudget, now_ns: i
     series = store.series.rows
     operations = np.bincount(
         np.maximum(series["communicator"], 0), weights=series["operations"], minlength=len(store.communicators)
-    )
+    ).tolist()
     of_job: Counter[str] = Counter()
     for communicator in store.communicators:
         of_job[communicator.job] += int(operations[communicator.index])
@@ -206,44 +211,44 @@ def _add_communicators(
     store: Store,
     aliases: Aliases,
     own_labels: frozenset[int],
-    window: Window,
     jobs: Sequence[str],
+    *,
+    waits: Floats,
+    memo: ScrapeMemo,
 ) -> None:
-    waits = recent_wait_ratio(recent_collectives(store), len(store.communicators), window).tolist()
+    ratios = waits.tolist()
+    listed, summed = Counter[str](), Counter[str]()
     for each in store.listed_communicators():
+        listed[each.job] += 1
         if each.index not in own_labels:
+            summed[each.job] += 1
             continue
         alias, parallelism = aliases[each.index], each.parallelism or UNKNOWN
-        collected.add("ncclscope_wait_ratio", waits[each.index], each.job, alias, parallelism)
-        about = (each.comm_id, str(each.size), parallelism, str(each.identity), str(len(hosts_of(store, each))))
+        collected.add("ncclscope_wait_ratio", ratios[each.index], each.job, alias, parallelism)
+        hosts = memo.hosts.amount(store, each)
+        about = (each.comm_id, str(each.size), parallelism, str(each.identity), str(hosts))
         collected.add("ncclscope_communicator_info", 1, each.job, alias, *about)
     for job in jobs:
-        indices = [each.index for each in store.listed_communicators() if each.job == job]
-        collected.add("ncclscope_communicators", len(indices), job)
-        collected.add("ncclscope_communicators_summed", sum(index not in own_labels for index in indices), job)
+        collected.add("ncclscope_communicators", listed[job], job)
+        collected.add("ncclscope_communicators_summed", summed[job], job)
 
 
-def _add_jobs(
-    collected: _Collected, store: Store, operations: RecentOperations, window: Window, jobs: Sequence[str]
-) -> None:
+def _add_jobs(collected: _Collected, store: Store, sums: RecentSums, window: Window, jobs: Sequence[str]) -> None:
+    alignments, waits, hosts = AlignmentViews(store, sums, window), Waits(store, sums, window), host_of_ranks(store)
     for job in jobs:
-        alignment = alignment_of(store, job, operations, window)
+        alignment = alignments.of(job)
         collected.add("ncclscope_alignment_matched_ratio", alignment.matched_ratio, job)
         collected.add("ncclscope_captured_ratio", alignment.captured_ratio, job)
-        waits = rank_waits(operations, of_job(store, job, operations.process), window, store.communicators)
-        for position in waits.most_telling(MAX_RANKS):
-            rank = str(waits.ranks[position])
-            collected.add("ncclscope_rank_wait_ratio", float(waits.mean_ratio[position]), job, rank)
-        for host, ratio in host_waits(waits, host_of_ranks(store, job)):
+        means = waits.means_of_job(job)
+        for position in means.most_telling(MAX_RANKS):
+            rank = str(means.ranks[position])
+            collected.add("ncclscope_rank_wait_ratio", float(means.mean_ratio[position]), job, rank)
+        for host, ratio in host_waits(means, hosts.get(job, {})):
             collected.add("ncclscope_host_wait_ratio", ratio, job, host)
 
 
-def _add_iterations(collected: _Collected, store: Store, jobs: Sequence[str]) -> None:
-    found = iteration_times(store, store.operations.rows[-MAX_OPERATIONS:])
-    job_of = np.asarray([jobs.index(job) for job in store.process_job], np.int64)
-    places = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
-    for place, job in enumerate(jobs):
-        of = summarise(found[places == place])
+def _add_iterations(collected: _Collected, of_jobs: Mapping[str, IterationSummary]) -> None:
+    for job, of in of_jobs.items():
         for percentile, duration in (("50", of.median_ns), ("90", of.p90_ns)):
             collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, percentile)
         collected.add("ncclscope_communication_ratio", of.communication_ratio, job)
@@ -284,9 +289,9 @@ def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> N
 
 def _add_culprits(collected: _Collected, store: Store, aliases: Aliases) -> None:
     """Who is accused by the findings that are open; the store has the gravest first."""
-    alias_of = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
-    open_ones = [each for each in store.findings if each.until_ns is None]
-    for finding in open_ones[:MAX_FINDINGS]:
+    open_ones = [each for each in store.findings if each.until_ns is None][:MAX_FINDINGS]
+    alias_of = names_of_accused(open_ones, store, aliases)
+    for finding in open_ones:
         communicator = alias_of.get((finding.job, finding.comm_id or ""), "")
         ranks = _named([str(rank) for rank in finding.ranks], _NAMED_RANKS)
         hosts = _named(finding.hosts, _NAMED_HOSTS)
@@ -313,7 +318,7 @@ def _with_unique_names(agents: Sequence[AgentView]) -> list[AgentView]:
             number += 1
             name = f"{agent.name}#{number}"
         if number == 1 or agent.connected:
-            named[(name, agent.host)] = replace(agent, name=name)
+            named[(name, agent.host)] = agent if number == 1 else replace(agent, name=name)
     return sorted(named.values(), key=lambda each: (each.name, each.host))
 
 
@@ -325,6 +330,7 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             ("ncclscope_agent_lines", agent.lines_total),
             ("ncclscope_agent_read_bytes", agent.bytes_read_total),
             ("ncclscope_agent_lag_seconds", agent.lag_seconds if agent.connected else None),
+            ("ncclscope_agent_unread_bytes", agent.unread_bytes if agent.connected else None),
             ("ncclscope_agent_queued_batches", agent.queued_batches),
             ("ncclscope_agent_spool_bytes", agent.spool_bytes),
             ("ncclscope_agent_spool_oldest_seconds", agent.spool_oldest_seconds),
@@ -337,6 +343,9 @@ def _add_agents(collected: _Collected, agents: Sequence[AgentView]) -> None:
             ("ncclscope_agent_slowed", None if agent.is_slowed is None else float(agent.is_slowed)),
         ):
             collected.add(name, value, agent.name, agent.host)
+        for reason in _FILES_SKIPPED:
+            if count := agent.skipped.get(reason):
+                collected.add("ncclscope_agent_files_skipped", count, agent.name, agent.host, reason)
 
 
 def _add_service(collected: _Collected, store: Store, health: ServiceHealth, tally: Tally) -> None:
@@ -387,7 +396,7 @@ def _add_journal(collected: _Collected, health: ServiceHealth) -> None:
         ("ncclscope_state_age_seconds", journal.state_age_seconds),
         ("ncclscope_state_bytes", journal.state_bytes),
         ("ncclscope_state_write_seconds", journal.state_seconds),
-        ("ncclscope_state_pause_seconds", journal.freeze_seconds),
+        ("ncclscope_state_pause_seconds", journal.pause_seconds),
         ("ncclscope_operations_not_archived", health.operations_not_archived),
     ):
         collected.add(name, value)

@@ -15,6 +15,7 @@ from ncclscope_service.store import Store
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import ALGORITHMS, OPERATION_CODES, OPERATIONS, PROTOCOLS
+from ncclscope_wire.topology import TuningTableSeen
 
 MODELLED: Final = tuple(OPERATION_CODES[name] for name in nccl_model.FUNCTIONS)
 """Codes of the operations that a table has rows for."""
@@ -46,21 +47,20 @@ def expected_busbw(known: Store, rows: Columns) -> NDArray[np.float64]:
     return expected
 
 
-def large_messages(known: Store, communicator: Communicator) -> float | None:
-    """The busbw that a communicator's table gives large messages of the operation that has moved most.
-
-    Bytes per second; None without a table or such an operation.
-    """
-    table = known.tuning_tables.get(communicator.index)
-    if table is None:
-        return None
+def busiest(known: Store) -> dict[int, int]:
+    """Of each communicator that has a table, the operation that has moved most of those that a table has rows for."""
+    if not known.tuning_tables:
+        return {}
     series = known.series.rows
-    ours = series[(series["communicator"] == communicator.index) & np.isin(series["op"], MODELLED)]
-    if not len(ours):
-        return None
-    op = int(ours["op"][int(ours["bytes"].argmax())])
+    at = np.flatnonzero(np.isin(series["op"], MODELLED) & np.isin(series["communicator"], list(known.tuning_tables)))
+    order = at[np.lexsort((-at, series["bytes"][at], series["communicator"][at]))]
+    return dict(zip(series["communicator"][order].tolist(), series["op"][order].tolist(), strict=True))
+
+
+def large_messages(table: TuningTableSeen, op: int, ranks: int) -> float | None:
+    """The busbw that a table gives large messages of an operation, bytes per second; None where it has none of it."""
     best = max((cell.bytes_per_second for cell in table.cells if cell.function == OPERATIONS[op].name), default=0)
-    return best * _factor(op, communicator.size) or None
+    return best * _factor(op, ranks) or None
 
 
 def _expected(known: Store, asked: np.void, group: Group | None) -> float:

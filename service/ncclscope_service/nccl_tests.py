@@ -33,9 +33,11 @@ _NAME: Final = "all_?reduce|all_?gather|reduce_?scatter|alltoall|broadcast|reduc
 _PROGRAM: Final = re.compile(rf"\b({_NAME})_perf\b")
 _IN_FILE_NAME: Final = re.compile(rf"({_NAME})")
 _START: Final = re.compile(r"nThread \d+ nGpus")
-_RANK: Final = re.compile(r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
-_ROW: Final = re.compile(r"^\s*(?:\S+:\s+)?(\d+)\s+(\d+)\s+(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d)\s")
-_NUMBER: Final = re.compile(r"^\d+(?:\.\d+)?$")
+_RANK: Final = re.compile(r"\bRank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_TYPE: Final = r"u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d"
+_ROW: Final = re.compile(rf"^\s*(?:\S+:\s+)?(\d{{1,18}})\s+(\d{{1,18}})\s+(?:{_TYPE})\s")
+_NUMBER: Final = re.compile(r"^\d{1,18}(?:\.\d{1,18})?$")
+"""Longer ones are none that a machine has measured, and fit no column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.distinct import distinct, distinct_together
+from ncclscope_service.key_places import KeyPlaces
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATIONS, UNKNOWN_OPERATION
 
@@ -34,9 +34,9 @@ class Numbers:
         self._rows: NDArray[np.int64] = np.zeros(0, np.int64)
         """By member: operations seen so far."""
         self._collectives: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._kinds: Counter[tuple[int, ...]] = Counter()
+        self._kinds = _Counts(2)
         """By (member, operation code): collectives that NCCL launches."""
-        self._pairs: Counter[tuple[int, ...]] = Counter()
+        self._pairs = _Counts(3)
         """By (member, operation code, peer)."""
 
     def give(self, operations: Columns, templates: Columns, members: int) -> None:
@@ -52,10 +52,10 @@ class Numbers:
         collectives = everything[is_collective]
         operations["coll_seq"][collectives] = self._counted(self._collectives, operations["member"][collectives])
         kinds = np.flatnonzero(_IS_NUMBERED[codes] & (templates["nranks"] > 1) & (templates["count"] > 0))
-        operations["kind_seq"][kinds] = _counted_by(self._kinds, operations["member"][kinds], codes[kinds])
+        operations["kind_seq"][kinds] = self._kinds.counted(operations["member"][kinds], codes[kinds])
         others = everything[~is_collective]
         keys = operations["member"][others], codes[others], templates["root"][others]
-        operations["pair_seq"][others] = _counted_by(self._pairs, *keys)
+        operations["pair_seq"][others] = self._pairs.counted(*keys)
 
     def _counted(self, counts: NDArray[np.int64], members: NDArray[np.int32]) -> NDArray[np.int64]:
         """The number of each of these operations of its member, from 0."""
@@ -73,17 +73,26 @@ class Numbers:
             self._collectives = np.concatenate([self._collectives, none])
 
 
-def _counted_by(counts: Counter[tuple[int, ...]], *columns: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The number of each row among those of equal columns, from 0."""
-    if not len(columns[0]):
-        return np.empty(0, np.int64)
-    found, inverse = distinct_together(*columns)
-    running, amounts = _running(inverse, len(found[0]))
-    keys = list(zip(*(column.tolist() for column in found), strict=True))
-    numbers = np.asarray([counts[key] for key in keys], np.int64)[inverse] + running
-    for key, amount in zip(keys, amounts.tolist(), strict=True):
-        counts[key] += amount
-    return numbers
+class _Counts:
+    """How many rows there were so far of each combination of some columns."""
+
+    def __init__(self, columns: int) -> None:
+        self._places = KeyPlaces(columns)
+        self._amounts: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def counted(self, *columns: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The number of each row among those of equal columns, from 0."""
+        if not len(columns[0]):
+            return np.empty(0, np.int64)
+        found, inverse = distinct_together(*columns)
+        running, amounts = _running(inverse, len(found[0]))
+        places = self._places.of(*found)
+        more = len(self._places) - len(self._amounts)
+        if more > 0:
+            self._amounts = np.concatenate([self._amounts, np.zeros(max(more, len(self._amounts)), np.int64)])
+        numbers: NDArray[np.int64] = self._amounts[places][inverse] + running
+        self._amounts[places] += amounts
+        return numbers
 
 
 def _running(inverse: NDArray[np.intp], amount: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

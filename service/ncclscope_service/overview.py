@@ -12,14 +12,12 @@ from enum import StrEnum
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclscope_service.aliases import Aliases, with_name
-from ncclscope_service.captured import captured_ratio, jobs_with_kernels
+from ncclscope_service.captured import jobs_with_kernels
 from ncclscope_service.communicator_views import (
     CommunicatorView,
     CommunicatorViews,
-    Recent,
     known,
     most_telling,
     recent_of_communicators,
@@ -28,12 +26,13 @@ from ncclscope_service.communicator_views import (
 from ncclscope_service.export.reference_clock import has_clock_estimate
 from ncclscope_service.health import AgentView, ServiceHealth
 from ncclscope_service.ranks import host_of_ranks
+from ncclscope_service.recent_sums import RecentSums
 from ncclscope_service.rows import Communicator, Finding, Match
 from ncclscope_service.store import Store
 from ncclscope_service.tally import operation_name
 from ncclscope_service.version_of import version_of
-from ncclscope_service.wait_map import WaitMap, make_wait_map, rank_waits
-from ncclscope_service.window import RecentOperations, Window, recent_operations, window_until
+from ncclscope_service.wait_map import WaitMap, Waits, make_wait_map
+from ncclscope_service.window import Int64s, Window, window_until
 
 MAX_FINDINGS: Final = 50
 """Findings on the page, latest first."""
@@ -198,15 +197,22 @@ class Overview:
 
 
 def make_overview(
-    store: Store, *, aliases: Aliases, agents: Sequence[AgentView], health: ServiceHealth, now_ns: int
+    store: Store,
+    *,
+    aliases: Aliases,
+    agents: Sequence[AgentView],
+    health: ServiceHealth,
+    now_ns: int,
+    sums: RecentSums | None = None,
 ) -> Overview:
-    """The overview at `now_ns` (service's wall clock); gives new communicators their aliases."""
+    """The overview at `now_ns` (service's wall clock); gives new communicators their aliases.
+
+    `sums`: those of this store, where somebody has kept them.
+    """
     aliases.update(store.communicators, store.members)
     window = window_until(now_ns)
-    operations = recent_operations(store)
-    recent = recent_of_communicators(store, operations, window)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
-    makers = _Makers(store, aliases, operations, recent, window)
+    makers = _Makers(store, aliases, sums or RecentSums.of_store(store, now_ns), window)
     return Overview(
         now_ns=now_ns,
         window_begin_ns=window.begin_ns,
@@ -223,9 +229,17 @@ def make_overview(
 
 def finding_views(store: Store, aliases: Aliases, *, most: int | None = MAX_FINDINGS) -> tuple[FindingView, ...]:
     """The latest findings, the open ones first; `most` None for all. The aliases must be up to date."""
-    by_id = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
+    by_id = names_of_accused(store.findings, store, aliases)
     ordered = sorted(store.findings, key=lambda finding: (finding.until_ns is not None, -finding.since_ns))
     return tuple(_finding(finding, by_id) for finding in ordered[:most])
+
+
+def names_of_accused(findings: Sequence[Finding], store: Store, aliases: Aliases) -> dict[tuple[str, str], str]:
+    """The aliases of the communicators that findings name, by job and `comm_id`; the aliases must be up to date."""
+    named = {each.comm_id for each in findings}
+    if named <= {None}:
+        return {}
+    return {(each.job, each.comm_id): aliases[each.index] for each in store.communicators if each.comm_id in named}
 
 
 def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
@@ -258,47 +272,55 @@ def _clock_sigma(store: Store, hosts: Set[str]) -> float | None:
 
 def gap_counts(store: Store) -> dict[str, int]:
     """Gaps of all sources by reason."""
-    counts: dict[str, int] = {}
+    counts = store.left.gaps.copy()
     for gaps in store.gaps.values():
-        for gap in gaps:
-            counts[gap.reason] = counts.get(gap.reason, 0) + 1
+        counts.update(gaps.by_reason)
     return dict(sorted(counts.items()))
 
 
-def of_job(store: Store, job: str, processes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these processes belong to the job."""
-    belongs = np.array([name == job for name in store.process_job] or [False], np.bool_)
-    return belongs[processes]
+class AlignmentViews:
+    """What became of the operations of each job that are in memory."""
+
+    def __init__(self, store: Store, sums: RecentSums, window: Window) -> None:
+        self._store = store
+        self._captured = sums.captured
+        self._matches = sums.matches()
+        self._first_ns, self._last_ns = sums.logged.within(window, len(store.processes))
+
+    def of(self, job: str) -> AlignmentView:
+        """Of one job."""
+        own = processes_of(self._store, job)
+        counts = self._matches[own].sum(axis=0).tolist()
+        covered = counts[Match.MATCHED] + counts[Match.UNMATCHED]
+        return AlignmentView(
+            matched=counts[Match.MATCHED],
+            unmatched=counts[Match.UNMATCHED],
+            not_covered=counts[Match.NOT_COVERED],
+            no_kernel=counts[Match.NO_KERNEL],
+            pending=counts[Match.PENDING],
+            matched_ratio=round(counts[Match.MATCHED] / covered, 4) if covered else None,
+            captured_ratio=self._captured.ratio(self._store, own, self._first_ns[own], self._last_ns[own]),
+        )
 
 
-def alignment_of(store: Store, job: str, operations: RecentOperations, window: Window) -> AlignmentView:
-    """What became of the job's operations that are in memory."""
-    own = of_job(store, job, operations.process)
-    counts = np.bincount(operations.match[own], minlength=len(Match)).tolist()
-    covered = counts[Match.MATCHED] + counts[Match.UNMATCHED]
-    return AlignmentView(
-        matched=counts[Match.MATCHED],
-        unmatched=counts[Match.UNMATCHED],
-        not_covered=counts[Match.NOT_COVERED],
-        no_kernel=counts[Match.NO_KERNEL],
-        pending=counts[Match.PENDING],
-        matched_ratio=round(counts[Match.MATCHED] / covered, 4) if covered else None,
-        captured_ratio=captured_ratio(store, job, operations, window),
-    )
+def processes_of(store: Store, job: str) -> Int64s:
+    """The processes of a job."""
+    return np.array([index for index, name in enumerate(store.process_job) if name == job], np.int64)
 
 
 class _Makers:
     """Makes the view of each job from what was computed once for all."""
 
-    def __init__(
-        self, store: Store, aliases: Aliases, operations: RecentOperations, recent: Recent, window: Window
-    ) -> None:
+    def __init__(self, store: Store, aliases: Aliases, sums: RecentSums, window: Window) -> None:
         self._store = store
-        self._operations = operations
-        self._recent = recent
+        self._sums = sums
+        self._recent = recent_of_communicators(store, sums, window)
         self._window = window
-        self._communicators = CommunicatorViews(store, aliases, recent)
-        self._with_kernels = jobs_with_kernels(store)
+        self._communicators = CommunicatorViews(store, aliases, self._recent)
+        self._alignments = AlignmentViews(store, sums, window)
+        self._waits = Waits(store, sums, window)
+        self._host_of_ranks = host_of_ranks(store)
+        self._with_kernels = jobs_with_kernels(store, sorted(sums.with_kernels))
         series = store.series.rows
         inspected = np.unique(series["communicator"][series["inspected"] > 0]).tolist()
         self._with_inspector = {store.communicators[index].job for index in inspected if index >= 0}
@@ -309,7 +331,7 @@ class _Makers:
     def job(self, name: str) -> JobView:
         """One job's view."""
         store = self._store
-        processes = [index for index, job in enumerate(store.process_job) if job == name]
+        processes = processes_of(store, name).tolist()
         communicators = [each for each in store.listed_communicators() if each.job == name]
         mix = self._mix(communicators)
         shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
@@ -318,7 +340,7 @@ class _Makers:
             level=self._level(name, has_operations=bool(mix)),
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),
-            versions=tuple(sorted({version for i in processes if (version := version_of(store, i)) is not None})),
+            versions=_versions(store, processes),
             clock_sigma_seconds=_clock_sigma(store, {store.processes[index].host for index in processes}),
             communicators_known=len(communicators),
             communicators=tuple(self._communicators.view(each) for each in shown),
@@ -326,9 +348,9 @@ class _Makers:
             operations=sum(entry.operations for entry in mix),
             bytes=sum(entry.bytes for entry in mix),
             operations_per_second=self._operation_rate(name),
-            alignment=alignment_of(store, name, self._operations, self._window),
+            alignment=self._alignments.of(name),
             mix=mix,
-            waits=self._waits(name),
+            waits=make_wait_map(self._waits.of_job(name), self._host_of_ranks.get(name, {})),
         )
 
     def _level(self, name: str, *, has_operations: bool) -> Level:
@@ -377,21 +399,25 @@ class _Makers:
 
     def _operation_rate(self, name: str) -> float | None:
         """Operations per second over the last full buckets; None where no line has a time."""
-        times = self._operations.logged_ns[of_job(self._store, name, self._operations.process)]
-        inside = times[self._window.holds(times)]
-        if not len(inside):
+        own = processes_of(self._store, name)
+        first_ns, last_ns = self._sums.logged.within(self._window, len(self._store.processes))
+        first_ns = first_ns[own][first_ns[own] <= last_ns[own]]
+        if not len(first_ns):
             return None
         last = self._window.end_ns - self._window.bucket_ns
-        first = last - _RATE_BUCKETS * self._window.bucket_ns
-        first = max(first, int(inside.min()))
+        first = max(last - _RATE_BUCKETS * self._window.bucket_ns, int(first_ns.min()))
         if first >= last:
             return None
-        return known(np.count_nonzero((inside >= first) & (inside < last)) / ((last - first) * 1e-9))
+        logged = self._sums.operations.by_bucket(0, self._window, own, np.zeros(len(own), np.int64), 1)[0]
+        return known(float(logged[-1 - _RATE_BUCKETS : -1].sum()) / ((last - first) * 1e-9))
 
-    def _waits(self, name: str) -> WaitMap | None:
-        ours = of_job(self._store, name, self._operations.process)
-        waits = rank_waits(self._operations, ours, self._window, self._store.communicators)
-        return make_wait_map(waits, host_of_ranks(self._store, name))
+
+def _versions(store: Store, processes: Sequence[int]) -> tuple[str, ...]:
+    """The different versions of these processes, sorted."""
+    own = [store.process_version.get(process) for process in processes]  # mostly each has said its own
+    silent = (process for process, version in zip(processes, own, strict=True) if version is None)
+    found = {*own, *(version_of(store, process) for process in silent)}
+    return tuple(sorted(version for version in found if version is not None))
 
 
 def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingView:

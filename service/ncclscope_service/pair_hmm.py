@@ -208,7 +208,8 @@ def _alone(weights: Weights, first: int, last: int, diagonal: int) -> Floats:
 def _cells(first: int, last: int, diagonal: int, width: int) -> slice:
     """The cells (i, diagonal - i), i from first to last, of a flat table that is so wide."""
     begin = first * width + diagonal - first
-    return slice(begin, begin + (last - first) * (width - 1) + 1, width - 1)
+    step = max(1, width - 1)  # where it is one wide, a diagonal has one cell of it
+    return slice(begin, begin + (last - first) * step + 1, step)
 
 
 def _forward(weights: Weights, ends: Ends) -> _Ahead:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -114,30 +114,44 @@ def assign_parallelism(
     patterns: Mapping[int, Pattern],
     sizes: Sizes | None = None,
     iterations: Mapping[str, int] | None = None,
-) -> None:
-    """Sets parallelism and its confidence on every communicator that is listed.
+    *,
+    jobs: Collection[str] | None = None,
+) -> set[int]:
+    """Sets parallelism and its confidence on every communicator of these jobs that is listed; None: of all jobs.
 
     `contents` are `contents.CONTENT`, `patterns` by communicator index; `iterations`: how many each job has done, where
-    that is known.
+    that is known. Gives the communicators that serve something else now, by index.
     """
     seen = np.zeros(len(known.communicators), np.int64)
     by_job: dict[str, list[Communicator]] = defaultdict(list)
     for communicator in known.listed_communicators():
-        by_job[communicator.job].append(communicator)
+        if jobs is None or communicator.job in jobs:
+            by_job[communicator.job].append(communicator)
         seen[communicator.index] = len(communicator.members or {})
     carried = carried_by(contents, seen)
+    changed: set[int] = set()
     for job, communicators in by_job.items():
-        families = _families(known, communicators, carried, patterns)
-        _Job(known, families, carried, communicators, sizes or Sizes(), (iterations or {}).get(job)).decide()
-        for family in families:
-            for communicator in family.communicators:
-                communicator.parallelism, communicator.parallelism_confidence = family.kind, family.confidence
+        ranks = {each.index: frozenset(global_ranks(known, each).values()) for each in communicators}
+        families = _families(known, communicators, ranks, carried, patterns)
+        _Job(known, families, ranks, communicators, sizes or Sizes(), (iterations or {}).get(job)).decide()
+        told = {of.index: family for family in families for of in family.communicators}
+        for communicator in communicators:
+            family = told.get(communicator.index)
+            kind, confidence = (None, 0.0) if family is None else (family.kind, family.confidence)
+            if communicator.parallelism != kind:
+                changed.add(communicator.index)
+            communicator.parallelism, communicator.parallelism_confidence = kind, confidence
+    return changed
 
 
 def _families(
-    known: Store, communicators: Sequence[Communicator], carried: Columns, patterns: Mapping[int, Pattern]
+    known: Store,
+    communicators: Sequence[Communicator],
+    ranks: Mapping[int, frozenset[int]],
+    carried: Columns,
+    patterns: Mapping[int, Pattern],
 ) -> list[_Family]:
-    ranks = {each.index: frozenset(global_ranks(known, each).values()) for each in communicators}
+    """The families that carry something: of the others nothing can be told."""
     on_ranks: dict[frozenset[int], list[Communicator]] = defaultdict(list)
     for communicator in communicators:
         on_ranks[ranks[communicator.index]].append(communicator)
@@ -146,7 +160,12 @@ def _families(
         same.sort(key=lambda each: (-carried["operations"][each.index], each.index))
         for place, communicator in enumerate(same):
             together[_layout(communicator, ranks[communicator.index], place)].append(communicator)
-    return [_family(known, members, ranks, carried, patterns) for members in together.values()]
+    is_used = carried["operations"] > 0
+    return [
+        _family(known, members, ranks, carried, patterns)
+        for members in together.values()
+        if is_used[[each.index for each in members]].any()
+    ]
 
 
 def _layout(communicator: Communicator, ranks: frozenset[int], place: int) -> tuple[object, ...]:
@@ -191,15 +210,16 @@ class _Job:
         self,
         known: Store,
         families: list[_Family],
-        carried: Columns,
+        ranks: Mapping[int, frozenset[int]],
         communicators: Sequence[Communicator],
         sizes: Sizes,
         iterations: int | None,
     ) -> None:
-        self._families = [each for each in families if each.size > 1 and each.carried["operations"] > 0]
-        seats = {rank for family in families for ranks in family.ranks for rank in ranks}
+        self._families = [each for each in families if each.size > 1]
+        seats = frozenset[int]().union(*ranks.values())
         self._world = max(len(seats), max((each.size for each in communicators), default=0))
-        self._is_spread = len({host for each in communicators for host in hosts_of(known, each)}) > 1
+        members = (member for each in communicators for member in (each.members or {}).values())
+        self._is_spread = len({known.processes[known.members[member].process].host for member in members}) > 1
         self._sizes = sizes
         self._iterations = iterations
         self._reduce_alone = {
@@ -216,13 +236,17 @@ class _Job:
         """Sets kind and confidence of every family."""
         reducing = [each for each in self._families if not each.exchanges]
         tensors = [each for each in reducing if not self._is_next_to_nothing(each)]
-        odds = {id(each): self._odds_of_gradients(each, tensors) for each in tensors}
+        busy = _first_of_each_on(tensors)
+        odds = {id(each): self._odds_of_gradients(each, busy) for each in tensors}
         smaller = [each for each in tensors if each.size < self._world and odds[id(each)] > 0]
         for family in [each for each in reducing if each.size == self._world]:
             self._judge_world(family, tensors, smaller)
-        gradients = [each for each in tensors if each.kind is None and odds[id(each)] > 0]
+        reduced = [each for each in tensors if each.kind is None and odds[id(each)] > 0]
+        gradients = _Groups(reduced)
+        # One buffer alone is an embedding's, which the ends of a pipeline share.
+        model = _Groups([each for each in reduced if each.carried["calls"] > _ONE_BUFFER])
         for family in [each for each in self._families if each.exchanges]:
-            self._judge_exchanges(family, gradients)
+            self._judge_exchanges(family, gradients, model)
         stages = _stages(self._families)
         for family in reducing:
             if family.kind is None:
@@ -242,11 +266,9 @@ class _Job:
         elif smaller:
             family.be("WORLD", 0.8)
 
-    def _judge_exchanges(self, family: _Family, gradients: list[_Family]) -> None:
-        pattern, nested = family.pattern, _is_within(family, gradients, strictly=True)
-        # One buffer alone is an embedding's, which the ends of a pipeline share.
-        model = [each for each in gradients if each.carried["calls"] > _ONE_BUFFER]
-        equal = not nested and _is_within(family, model, strictly=False)
+    def _judge_exchanges(self, family: _Family, gradients: _Groups, model: _Groups) -> None:
+        pattern, nested = family.pattern, gradients.hold(family, strictly=True)
+        equal = not nested and model.hold(family, strictly=False)
         together = pattern.paired is not None and pattern.paired >= _TOGETHER
         if family.carried["all_to_all"] > family.carried["exchanged"]:
             family.be("EP", 0.9)
@@ -260,16 +282,16 @@ class _Job:
             family.be("PP", 0.9)
 
     def _judge_reductions(
-        self, family: _Family, gradients: list[_Family], odds: Mapping[int, float], stages: list[frozenset[int]]
+        self, family: _Family, gradients: _Groups, odds: Mapping[int, float], stages: Mapping[int, set[int]]
     ) -> None:
         odds_of = odds.get(id(family))
-        if family.is_whole and any(ranks <= stage for ranks in family.ranks for stage in stages):
+        if family.is_whole and any(ranks <= stages.get(min(ranks), set()) for ranks in family.ranks):
             family.be("EMBEDDING", 0.85)
         elif odds_of is None:
             family.be("DP", _LEAST_SURE)
         elif odds_of > 0:
             self._judge_gradients(family, _sureness(odds_of))
-        elif not _is_within(family, gradients, strictly=False):
+        elif not gradients.hold(family, strictly=False):
             family.be("TP", _sureness(odds_of))
         elif family.carried["reduced"] > family.carried["gathered"]:
             family.be("DP", _LEAST_SURE)
@@ -282,15 +304,15 @@ class _Job:
         is_sharded = scattered > 0 and gathered >= _GATHERED_TWICE * scattered
         family.be("OPTIMIZER" if is_sharded else "DP", sureness)
 
-    def _odds_of_gradients(self, family: _Family, others: list[_Family]) -> float:
-        """Evidence for gradients (above 0) against activations (below), as log odds."""
+    def _odds_of_gradients(self, family: _Family, busy: Mapping[int, list[_Family]]) -> float:
+        """Evidence for gradients (above 0) against activations (below), as log odds; `busy` as `_first_of_each_on`."""
         carried = family.carried
         odds = 3.0 * (carried["averaged"] > 0)
         if carried["wide"] + carried["narrow"] > 0:
             odds += 1.5 if carried["wide"] > carried["narrow"] else -0.7
         odds += 2.0 * (carried["narrow_gathered"] > 0 and carried["wide_scattered"] > 0)
         odds -= 2.5 * (carried["maxima"] > 0) + 1.0 * (carried["integers"] > 1)
-        odds += self._odds_of_sizes(family) + self._odds_of_repetition(family) + self._odds_of_busyness(family, others)
+        odds += self._odds_of_sizes(family) + self._odds_of_repetition(family) + self._odds_of_busyness(family, busy)
         if self._is_spread:
             odds += 0.5 if family.hosts > 1 else -0.3
         if all(ranks <= self._reduce_alone for ranks in family.ranks):
@@ -315,13 +337,10 @@ class _Job:
             return -1.0
         return 1.5 if repeats > _ONCE * (1 - _ROUGHLY) else 0.0
 
-    def _odds_of_busyness(self, family: _Family, others: list[_Family]) -> float:
+    def _odds_of_busyness(self, family: _Family, busy: Mapping[int, list[_Family]]) -> float:
         mine = float(family.carried["operations"])
-        rivals = [
-            float(other.carried["operations"])
-            for other in others
-            if other is not family and any(a & b for a in family.ranks for b in other.ranks[:1])
-        ]
+        on_its_ranks = {each for ranks in family.ranks for rank in ranks for each in busy.get(rank, ())}
+        rivals = [float(each.carried["operations"]) for each in on_its_ranks if each is not family]
         if not rivals:
             return 0.0
         if mine >= _BUSIER * max(rivals):
@@ -361,20 +380,44 @@ class _Job:
         return [name for name, size, strides in layouts if size == family.size > 1 and stride in strides]
 
 
-def _is_within(family: _Family, gradients: list[_Family], *, strictly: bool) -> bool:
-    """Whether the ranks of each of its communicators reduce gradients together."""
-    sets = [ranks for each in gradients if each is not family for ranks in each.ranks]
-    return all(any(ranks < other or (not strictly and ranks == other) for other in sets) for ranks in family.ranks)
+class _Groups:
+    """The groups of ranks that some families have."""
+
+    def __init__(self, families: Sequence[_Family]) -> None:
+        self._with_rank: dict[int, list[tuple[_Family, frozenset[int]]]] = defaultdict(list)
+        for family in families:
+            for ranks in family.ranks:
+                for rank in ranks:
+                    self._with_rank[rank].append((family, ranks))
+        self._some_rank = next(iter(self._with_rank), 0)
+
+    def hold(self, family: _Family, *, strictly: bool) -> bool:
+        """Whether the ranks of each of its communicators are within a group of another family; `strictly`: a larger."""
+        return all(
+            any(
+                other is not family and (ranks < group or (not strictly and ranks == group))
+                for other, group in self._with_rank.get(min(ranks, default=self._some_rank), ())
+            )
+            for ranks in family.ranks
+        )
 
 
-def _stages(families: list[_Family]) -> list[frozenset[int]]:
-    """The ranks of each pipeline; where each pair of stages has a communicator of its own, they are put together."""
-    pipelines: list[frozenset[int]] = []
+def _first_of_each_on(families: Sequence[_Family]) -> dict[int, list[_Family]]:
+    """By rank, the families whose first communicator has it."""
+    found: dict[int, list[_Family]] = defaultdict(list)
+    for family in families:
+        for rank in family.ranks[0]:
+            found[rank].append(family)
+    return found
+
+
+def _stages(families: list[_Family]) -> dict[int, set[int]]:
+    """The pipeline of each rank: where each pair of stages has a communicator of its own, they are put together."""
+    pipelines: dict[int, set[int]] = {}
     for family in families:
         for ranks in family.ranks if family.kind == "PP" else ():
-            touching = [each for each in pipelines if each & ranks]
-            pipelines = [each for each in pipelines if each not in touching]
-            pipelines.append(ranks.union(*touching))
+            together = set(ranks).union(*(pipelines[rank] for rank in ranks if rank in pipelines))
+            pipelines.update(dict.fromkeys(together, together))
     return pipelines
 
 

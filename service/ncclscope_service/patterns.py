@@ -25,6 +25,9 @@ _SCATTER: Final = OPERATION_CODES["ReduceScatter"]
 _IS_PAIRWISE: Final = np.isin(np.arange(256), (_SEND, _RECV))
 _LOOKED_AT: Final = 4096
 """Operations of one member that are looked at: the latest."""
+_SCANNED_AT_ONCE: Final = 65_536
+"""Operations that are looked through in one go, the latest first: they stay in the cache."""
+_NOBODYS: Final = (np.empty(0, np.int32), np.empty(0, np.uint8))
 _MEMBERS_LOOKED_AT: Final = 4
 """Members of one communicator that are looked at."""
 _MANY: Final = 3
@@ -97,12 +100,22 @@ class Patterns:
 
     def _sequences(self, members: set[int]) -> dict[int, NDArray[np.uint8]]:
         """The operation codes of each of these members, oldest first."""
-        rows = self._store.operations.rows
         is_asked = np.zeros(len(self._store.members) + 1, np.bool_)
         is_asked[list(members)] = True
-        at = np.flatnonzero(is_asked[rows["member"]])
-        codes = self._store.operation_templates.rows["op"][rows["template"][at]]
-        return {member: codes[mine[-_LOOKED_AT:]] for member, mine in groups(rows["member"][at])}
+        amounts = np.zeros(len(is_asked), np.int64)
+        rows, code_of = self._store.operations.rows, self._store.operation_templates.rows["op"].copy()
+        found: list[tuple[NDArray[np.int32], NDArray[np.uint8]]] = []
+        for end in range(len(rows), 0, -_SCANNED_AT_ONCE):
+            part = rows[max(0, end - _SCANNED_AT_ONCE) : end]
+            at = np.flatnonzero(is_asked[part["member"]])
+            own = part["member"][at]
+            found.append((own, code_of[part["template"][at]]))
+            amounts += np.bincount(own, minlength=len(amounts))
+            is_asked &= amounts < _LOOKED_AT
+            if not is_asked.any():
+                break
+        owners, codes = (np.concatenate(parts) for parts in zip(*found[::-1], strict=True)) if found else _NOBODYS
+        return {member: codes[mine[-_LOOKED_AT:]] for member, mine in groups(owners)}
 
 
 def _spread(members: list[int]) -> list[int]:

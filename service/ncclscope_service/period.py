@@ -155,49 +155,97 @@ class Place:
     """Phase of the last mark in this one; -1 before the first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The iterations of the calls of several ranks, and where the ranks are after them."""
+
+    iterations: Integers
+    """Of each call."""
+    iteration: Integers
+    """Of each rank: iterations that have ended."""
+    mark: Integers
+    """Of each rank: phase of the last mark in this one; -1 before the first."""
+    is_late: NDArray[np.bool_]
+    """Of each rank: whether the calls since the last mark before these were of the next iteration."""
+
+
 def count_iterations(phases: Integers, cycle_kinds: int, place: Place) -> tuple[Integers, Place, bool]:
     """The iteration of each call, the place after them, and whether the calls since the last mark were of the next one.
 
-    `phases` as from `phases_of`, with `cycle_kinds` marks; `place` is what the calls before came to. An iteration ends
-    with its last mark; where that was lost, with the mark after which their order starts again.
+    `phases` as from `phases_of`, with `cycle_kinds` marks; `place` is what the calls before came to.
     """
-    marks = np.flatnonzero(phases >= 0)
-    if not len(marks):
-        return np.full(len(phases), place.iteration, np.int64), place, False
-    places = phases[marks]
-    is_last = places == cycle_kinds - 1
-    previous = np.concatenate([[place.mark], np.where(is_last, -1, places)[:-1]])
+    one = np.asarray([cycle_kinds, place.iteration, place.mark], np.int64)[:, np.newaxis]
+    counted = count_of_ranks(phases, np.asarray([0, len(phases)], np.int64), *one)
+    reached = Place(iteration=int(counted.iteration[0]), mark=int(counted.mark[0]))
+    return counted.iterations, reached, bool(counted.is_late[0])
+
+
+def count_of_ranks(
+    phases: Integers, begins: Integers, cycle_kinds: Integers, iteration: Integers, mark: Integers
+) -> Counted:
+    """The iteration of each call of several ranks, in one go.
+
+    `phases`: of their calls, rank by rank; `begins`: where the calls of each rank begin, and at last where all end. Of
+    each rank: how many marks it has, and its place after the calls before. An iteration ends with its last mark; where
+    that was lost, with the mark after which their order starts again.
+    """
+    amount = len(cycle_kinds)
+    rank = np.repeat(np.arange(amount), np.diff(begins))
+    at = np.flatnonzero(phases >= 0)
+    of, places = rank[at], phases[at]
+    is_last = places == cycle_kinds[of] - 1
+    is_first = np.diff(of, prepend=-1) != 0
+    previous = np.where(is_first, mark[of], np.roll(np.where(is_last, -1, places), 1))
     again = places <= previous
-    ends_after = np.concatenate([marks[is_last], np.concatenate([[-1], marks[:-1]])[again]])
-    steps = np.zeros(len(phases) + 1, np.int64)
-    np.add.at(steps, ends_after + 1, 1)
-    counted = place.iteration + np.cumsum(steps)
-    reached = Place(iteration=int(counted[-1]), mark=-1 if is_last[-1] else int(places[-1]))
-    return counted[:-1], reached, bool(again[0])
+    # Each rank has a slot for each call, and one more for what comes after them.
+    slots = np.arange(len(phases)) + rank
+    before = np.where(is_first, begins[of] - 1, np.roll(at, 1))
+    ends_after = np.concatenate([(at + of)[is_last], (before + of)[again]])
+    passed = np.cumsum(np.bincount(ends_after + 1, minlength=len(phases) + amount))
+    first, last = begins[:-1] + np.arange(amount), begins[1:] + np.arange(amount)
+    ended = np.concatenate([np.zeros(1, np.int64), passed])[first]
+    newest, is_late = mark.copy(), np.zeros(amount, np.bool_)
+    newest[of] = np.where(is_last, -1, places)  # of several that are written to one place, the last one stays
+    is_late[of[is_first]] = again[is_first]
+    return Counted(
+        iterations=(iteration - ended)[rank] + passed[slots],
+        iteration=iteration - ended + passed[last],
+        mark=newest,
+        is_late=is_late,
+    )
 
 
 def _recurring(calls: Calls) -> _Recurring:
     order = np.argsort(calls.kind, kind="stable")
     kinds, first, amount = np.unique(calls.kind[order], return_index=True, return_counts=True)
-    chosen = np.flatnonzero(amount >= LEAST_ITERATIONS)
-    distances, evenness = np.zeros(len(chosen)), np.zeros(len(chosen))
-    for row, kind in enumerate(chosen.tolist()):
-        places = order[first[kind] : first[kind] + amount[kind]]
-        steps = np.diff(places)
-        distances[row] = np.median(steps)
-        even = np.mean(np.abs(steps - distances[row]) <= _EVEN * distances[row] + 1)
-        covers = (places[-1] - places[0] + distances[row]) >= _COVERS * len(calls.kind)
-        evenness[row] = even if covers else 0.0
-    places = order[first[chosen]]
-    kept = np.flatnonzero(evenness >= _MOSTLY_EVEN)
+    follows = np.flatnonzero(np.diff(calls.kind[order]) == 0)
+    of, steps = np.repeat(np.arange(len(kinds)), amount - 1), (order[1:] - order[:-1])[follows]
+    distances = _medians(steps, of, len(kinds))
+    is_even = np.abs(steps - distances[of]) <= _EVEN * distances[of] + 1
+    even = np.bincount(of, is_even, len(kinds)) / np.maximum(amount - 1, 1)
+    covers = (order[first + amount - 1] - order[first] + distances) >= _COVERS * len(calls.kind)
+    kept = np.flatnonzero((amount >= LEAST_ITERATIONS) & (even >= _MOSTLY_EVEN) & covers)
+    places = order[first[kept]]
     return _Recurring(
-        kind=kinds[chosen][kept].astype(np.int64),
+        kind=kinds[kept].astype(np.int64),
         distance=distances[kept],
-        evenness=evenness[kept],
-        amount=amount[chosen][kept].astype(np.int64),
-        is_tensor=calls.is_tensor_reduction[places][kept],
-        is_scalar=calls.is_scalar[places][kept],
+        evenness=even[kept],
+        amount=amount[kept].astype(np.int64),
+        is_tensor=calls.is_tensor_reduction[places],
+        is_scalar=calls.is_scalar[places],
     )
+
+
+def _medians(values: Integers, of: Integers, amount: int) -> NDArray[np.float64]:
+    """The median of the values of each group, `of` being the group of each value; 0 for groups without any."""
+    ordered = values[np.lexsort((values, of))]
+    counts = np.bincount(of, minlength=amount)
+    ends = np.cumsum(counts)
+    some = np.flatnonzero(counts)
+    lower, upper = (ends - counts + (counts - 1) // 2)[some], (ends - counts + counts // 2)[some]
+    medians = np.zeros(amount)
+    medians[some] = (ordered[lower] + ordered[upper]) / 2
+    return medians
 
 
 def _distance(recurring: _Recurring) -> tuple[float, float] | None:
@@ -227,14 +275,10 @@ def _in_order(calls: Calls, kinds: Integers) -> Integers:
     place[kinds] = np.arange(len(kinds))
     at = np.flatnonzero(place[calls.kind] >= 0)
     own = place[calls.kind[at]]
-    follower, pause, calls_between = np.zeros(len(kinds), np.int64), np.zeros(len(kinds)), np.zeros(len(kinds))
     times = at if calls.at_ns is None else calls.at_ns[at]
-    for kind in range(len(kinds)):
-        here = np.flatnonzero(own[:-1] == kind)
-        next_ones = own[here + 1]
-        follower[kind] = np.bincount(next_ones, minlength=len(kinds)).argmax()
-        pause[kind] = np.median(times[here + 1] - times[here])
-        calls_between[kind] = np.median(at[here + 1] - at[here]) - 1
+    follower = _most_frequent_after(own, len(kinds))
+    pause = _medians(np.diff(times), own[:-1], len(kinds))
+    calls_between = _medians(np.diff(at), own[:-1], len(kinds)) - 1
     is_scalar = np.zeros(len(kinds), np.bool_)
     is_scalar[own] = calls.is_scalar[at]
     if is_scalar.any():
@@ -244,6 +288,16 @@ def _in_order(calls: Calls, kinds: Integers) -> Integers:
     while len(ordered) < len(kinds) and int(follower[ordered[-1]]) not in ordered:
         ordered.append(int(follower[ordered[-1]]))
     return kinds[ordered]
+
+
+def _most_frequent_after(values: Integers, amount: int) -> Integers:
+    """For each value below `amount` the one that mostly comes next; of several, the least."""
+    pairs, counts = np.unique(values[:-1] * amount + values[1:], return_counts=True)
+    value, after = np.divmod(pairs, amount)
+    order = np.lexsort((after, -counts, value))
+    found = np.zeros(amount, np.int64)
+    found[value[order[::-1]]] = after[order[::-1]]  # the first of each value is written last
+    return found
 
 
 def _iterations_of(kind: Integers, cycle_kinds: Integers) -> int:

@@ -1,15 +1,20 @@
 """Numbers operations by iteration where no mark does, from the period of what each rank calls.
 
-A rank's period is looked for until it is found, and again when it no longer fits; then each operation is numbered as it
-is read. When everything has been read, all that is still in memory is numbered anew by what was learnt at last, so that
-portions make no difference.
+A rank's period is looked for until it is found, and again when it no longer fits; then each operation is numbered soon
+after it is read, those of all ranks in one go: 0.5 us each. When everything has been read, all that is still in memory
+is numbered anew by what was learnt at last, so that portions make no difference.
+
+Live, a bounded number of operations is looked at in one go, those of ranks first that have the most to show since they
+were last looked at; the others' turn comes with the next call. The bounds are rows, not time: a restart finds the same.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -18,18 +23,9 @@ from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth
 from ncclscope_service.distinct import distinct, groups
-from ncclscope_service.period import (
-    Calls,
-    Cycle,
-    Integers,
-    Place,
-    count_iterations,
-    find_cycle,
-    lost_marks,
-    phases_of,
-)
+from ncclscope_service.period import Calls, Counted, Cycle, Integers, count_of_ranks, find_cycle, lost_marks, phases_of
 from ncclscope_service.rows import IterationBy
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
@@ -37,10 +33,17 @@ _LOOKED_AT: Final = 20_000
 """Operations of one rank in which a period is looked for: the latest."""
 _GROWN: Final = 1.5
 """A rank is looked at again when it has so many times the operations."""
-_AT_ONCE: Final = 64
-"""Ranks that are looked at in one go: a few milliseconds each."""
+_LOOKED_AT_ONCE: Final = 65_536
+"""Operations in which periods are looked for in one go: about 30 ms."""
+_LEAST_LOOK: Final = 512
+"""What a look at a rank counts for at least."""
+_NUMBERED_AT_ONCE: Final = 65_536
+"""Operations that are numbered in one go, and after which the next go is due: about 30 ms."""
+_AGREED_AT_ONCE: Final = 131_072
+"""Operations that are brought in line with marks in one go."""
 _LEARNT: Final = 8
-"""Iterations from which a period was learnt on which it is not looked for again."""
+"""Iterations from which a period was learnt on which it is not looked for again, if there was as much to look at as
+there ever is: of less, microbatches of the first iteration may be all that repeated."""
 _STALE: Final = 8
 """Periods without any mark after which a period no longer fits."""
 _AGREES: Final = 0.8
@@ -54,33 +57,37 @@ _REDUCES: Final = 1
 _BEGINS: Final = 2
 _SCALAR_BYTES: Final = 1024
 _TENSOR_BYTES: Final = 64 * 1024
-_REDUCING: Final = [OPERATION_CODES[name] for name in ("AllReduce", "ReduceScatter", "Reduce")]
-_SCALARS: Final = [OPERATION_CODES[name] for name in ("AllReduce", "AllGather", "Reduce")]
+_IS_REDUCING: Final = np.isin(
+    np.arange(256), [OPERATION_CODES[name] for name in ("AllReduce", "ReduceScatter", "Reduce")]
+)
+"""By code."""
+_IS_SCALAR: Final = np.isin(np.arange(256), [OPERATION_CODES[name] for name in ("AllReduce", "AllGather", "Reduce")])
+"""By code."""
+_SCANNED_AT_ONCE: Final = 65_536
+"""Ranks of operations that are looked through in one go: they stay in the cache."""
 _CALL: Final = ("op", "data_type", "reduction", "root", "count", "communicator", "stream")
 _BUFFERS: Final = ("send_buffer", "recv_buffer")
 
 
-@dataclass(slots=True)
-class _Lane:
-    """One rank of one process."""
-
-    process: int = NO_NUMBER
-    seen: int = 0
-    looked_at: int = 0
-    cycle: Cycle | None = None
-    place: Place = field(default_factory=Place)
-    unsure: list[Ids] = field(default_factory=list[Ids])
-    """Operations since the last mark, which the next one may show to be of the next iteration."""
-    since_mark: int = 0
-    offset: int | None = None
-    """What the numbers of marks have on those of the period; None while there are no marks to compare with."""
-    gap: list[Ids] = field(default_factory=list[Ids])
-    """Where an iteration has one mark: the operations since the last one, which the next one may show to be of several
-    iterations."""
-    ends_ns: list[int] = field(default_factory=list[int])
-    """Stamps of the last iterations' last marks, where there are stamps."""
-    templates: list[int] = field(default_factory=list[int])
-    """Those whose place in an iteration is known."""
+_LANE: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("seen", "<i8"),  # operations
+        ("looked_at", "<i8"),  # of those, when its period was last looked for
+        ("marks", "<i8"),  # of its period; 0: not known
+        ("iterations", "<i8"),  # from which that was learnt
+        ("operations", "<i8"),  # in an iteration
+        ("reductions", "<i8"),  # Cycle.reductions
+        ("iteration", "<i8"),  # iterations that have ended
+        ("mark", "<i8"),  # phase of the last mark in this one; -1 before the first
+        ("since", "<i8"),  # the last mark: operations after it the next mark may show to be of other iterations
+        ("since_mark", "<i8"),  # how many came since the last mark
+        ("offset", "<i8"),  # what the numbers of marks have on those of the period
+        ("agrees", "?"),  # whether that is known
+    ]
+)
+"""One rank of one process."""
+_OF_LANE: Final = np.dtype([("lane", "<i4")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,20 @@ class _Learnt:
     templates: list[int]
     phases: Integers
     roles: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByLane:
+    """Operations rank by rank, those of each in the order of its log."""
+
+    lanes: Integers
+    begins: Integers
+    """Where those of each rank begin, and at last where all end."""
+    order: NDArray[np.intp]
+    """Which of those that were asked for."""
+    operations: Ids
+    templates: NDArray[np.int32]
+    phases: Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,71 +133,75 @@ class Periods:
 
     def __init__(self, known: Store) -> None:
         self._store = known
-        self._lanes: defaultdict[int, _Lane] = defaultdict(_Lane)
-        self._fed: list[Ids] = []
+        self._lanes: Columns = np.empty(0, _LANE)
+        self._index: dict[int, int] = {}
+        """By process and device, together one number: its rank's place in `_lanes`."""
+        self._cycles: list[Cycle | None] = []
+        self._templates: list[list[int]] = []
+        """Of each rank, those whose place in an iteration is known."""
+        self._ends_ns: list[list[int]] = []
+        """Of each rank, stamps of the last iterations' last marks, where there are stamps."""
         self.settled_before = 0
         """All operations with a smaller id are numbered, as far as they can be."""
+        self._numbered = Table(_OF_LANE)
+        """Of each operation that was numbered, its rank's place in `_lanes`: a column of its own, since to look for a
+        rank's operations in the wide rows of millions takes a quarter of a second."""
+        self._step_ns: int | None = None
+        self._step_is_told = True
+        """Whether `_step_ns` is what `_ends_ns` tell."""
+        self._is_behind = False
+        """Whether ranks were left out that were to be looked at."""
+        self._apart: NDArray[np.intp] = np.empty(0, np.intp)
+        """Ranks that were left out whose numbers are not yet those of their marks."""
+        self._templates_seen = 0
         self._lane_of_template: Integers = np.empty(0, np.int64)
         self._phases: NDArray[np.int32] = np.empty(0, np.int32)
         """Of each template, its place among the marks of its rank's iteration; -1."""
         self._roles: NDArray[np.uint8] = np.empty(0, np.uint8)
         """Of each template, `_REDUCES` and `_BEGINS` of its rank's iteration."""
 
-    def feed(self, operations: Ids) -> None:
-        """Takes operations that were just read, in the order of their log; they are numbered when there are many."""
-        self._fed.append(operations)
-
     def settle(self) -> None:
-        """Numbers what was fed: a rank costs as much as a hundred of its operations."""
-        fed, self._fed = self._fed, []
-        self.settled_before = self._store.operations.next_id
-        operations = np.concatenate([np.empty(0, np.int64), *fed])
-        self.number(operations[operations >= self._store.operations.first])
+        """Numbers what was read since the last time."""
+        table = self._store.operations
+        while self.settled_before < table.next_id:
+            begin = max(self.settled_before, table.first)
+            self.number(np.arange(begin, min(begin + _NUMBERED_AT_ONCE, table.next_id), dtype=np.int64))
 
     def number(self, operations: Ids) -> None:
-        """Numbers operations that were just read, in the order of their log."""
-        templates = self._store.operations.take(operations, "template")["template"]
-        self._reserve()
-        for key, mine in groups(self._lane_of(templates)):
-            lane = self._lanes[key]
-            lane.process = key >> 8
-            lane.seen += len(mine)
-            if lane.cycle is not None:
-                self._number(lane, operations[mine], templates[mine])
+        """Numbers operations that were just read: consecutive ones, in the order of their logs."""
+        if not len(operations):
+            return
+        self.settled_before = int(operations[-1]) + 1
+        lanes = self._lanes_of(operations)
+        self._note_lanes(int(operations[0]), lanes)
+        amounts = np.bincount(lanes, minlength=len(self._lanes))
+        self._lanes["seen"] += amounts
+        waits = (amounts > 0) & (self._lanes["reductions"] > 0)
+        new = operations[self._lanes["marks"][lanes] > 0]
+        self._count(np.concatenate([self._waiting(waits, int(operations[0])), new]), amounts)
 
     def learn(self, *, final: bool) -> None:
-        """Looks for the period of ranks that have none, a bounded number at a time; of all ranks when `final`."""
+        """Numbers what was read, and looks for the periods of ranks that have none: of all ranks when `final`."""
         self.settle()
-        anew = final and self._store.operations.first == 0
-        due = [key for key, lane in self._lanes.items() if anew or _is_due(lane)]
-        for key, operations in self._operations_of(due if final else due[:_AT_ONCE]):
-            lane = self._lanes[key]
-            lane.looked_at = lane.seen
-            found = self._find(operations)
-            if found is not None and (final or lane.cycle is None or found.cycle.kinds != lane.cycle.kinds):
-                self._start(lane, found, operations)
-            elif found is not None:
-                lane.cycle = found.cycle
+        self._look(final=final)
         self._agree_with_marks(final=final)
 
-    def _start(self, lane: _Lane, learnt: _Learnt, operations: Ids) -> None:
-        """Begins to number a rank by a period: from its first operation if that is in memory, else from now on."""
-        self._mark(lane, learnt)
-        lane.unsure.clear()
-        if len(operations) == lane.seen:
-            lane.place = Place()
-            self._number(lane, operations, self._store.operations.take(operations, "template")["template"])
-        else:
-            lane.place = Place(iteration=lane.place.iteration + 1)
+    def go_on(self) -> None:
+        """Between two calls of `learn`: numbers what was read, if much, and looks at ranks that were left out."""
+        if self._store.operations.next_id - self.settled_before >= _NUMBERED_AT_ONCE:
+            self.settle()
+        if self._is_behind:
+            self.settle()
+            self._look(final=False)
+        if len(self._apart):
+            self._agree_with_some(self._apart)
 
     def steps(self, templates: NDArray[np.int32]) -> Steps:
         """Where in the steps of their ranks these operations are; those of ranks whose period is not known left out."""
         self._reserve()
         lanes, inverse = distinct(self._lane_of_template[templates])
-        known = [self._lanes.get(lane) for lane in lanes.tolist()]
-        marks = np.asarray([len(of.cycle.kinds) if of is not None and of.cycle else 0 for of in known], np.int64)
-        # Few values fit the 16 bits that numpy sorts by counting.
-        order = np.argsort(inverse.astype(np.uint16) if len(lanes) < 2**16 else inverse, kind="stable")
+        marks = self._lanes["marks"][lanes]
+        order = _stable_order(inverse, len(lanes))
         order = order[marks[inverse[order]] > 0]
         of = inverse[order]
         phases = self._phases[templates[order]].astype(np.int64)
@@ -185,169 +210,375 @@ class Periods:
     def iterations(self) -> dict[str, int]:
         """How many iterations each job has done, the median of its ranks; without jobs of which that is unknown."""
         by_job: defaultdict[str, list[int]] = defaultdict(list)
-        for lane in self._lanes.values():
-            if lane.cycle is not None:
-                by_job[self._store.process_job[lane.process]].append(lane.place.iteration)
+        known = self._lanes[self._lanes["marks"] > 0]
+        for process, iteration in zip(known["process"].tolist(), known["iteration"].tolist(), strict=True):
+            by_job[self._store.process_job[process]].append(iteration)
         return {job: round(median(counts)) for job, counts in by_job.items()}
 
     def step_ns(self) -> int | None:
         """The duration of a recent iteration by the stamps of its lines: the median over a few ranks; None without."""
-        known = self._store.processes
-        heard = (lane for lane in self._lanes.values() if lane.cycle is not None and len(lane.ends_ns) >= _LEAST_ENDS)
-        lanes = sorted(heard, key=lambda lane: (known[lane.process].host, known[lane.process].pid))[:_LISTENED]
-        return int(median(median(np.diff(lane.ends_ns).tolist()) for lane in lanes)) if lanes else None
+        if not self._step_is_told:
+            self._step_ns, self._step_is_told = self._told_step_ns(), True
+        return self._step_ns
+
+    def _told_step_ns(self) -> int | None:
+        known, processes = self._store.processes, self._lanes["process"].tolist()
+        heard = [
+            (known[processes[lane]].host, known[processes[lane]].pid, lane)
+            for lane, ends in enumerate(self._ends_ns)
+            if len(ends) >= _LEAST_ENDS
+        ]
+        lanes = [lane for _, _, lane in nsmallest(_LISTENED, heard)]
+        return int(median(median(np.diff(self._ends_ns[lane]).tolist()) for lane in lanes)) if lanes else None
+
+    def _look(self, *, final: bool) -> None:
+        """Looks for periods, in a bounded number of operations; of all ranks when `final`."""
+        due = self._due(anew=final and self._store.operations.first == 0)
+        if not final:
+            evidence = self._lanes["seen"][due]
+            due = due[np.argsort(-evidence / (self._lanes["looked_at"][due] + 1), kind="stable")]
+            costs = self._lanes["seen"].clip(_LEAST_LOOK, _LOOKED_AT)
+            due, self._is_behind = _first_of(due, costs, _LOOKED_AT_ONCE)
+        if not len(due):
+            return
+        self._lanes["looked_at"][due] = self._lanes["seen"][due]
+        anew = [np.empty(0, np.int64)]
+        ranks = dict(self._operations_of(due))
+        if not ranks:  # all that they did has left memory
+            return
+        for (lane, operations), found in zip(ranks.items(), self._found(list(ranks.values())), strict=True):
+            cycle = self._cycles[lane]
+            if found is not None and (final or cycle is None or found.cycle.kinds != cycle.kinds):
+                anew.append(self._start(lane, found, operations))
+            elif found is not None:
+                self._follow(lane, found.cycle)
+        self._count(np.sort(np.concatenate(anew)))
+
+    def _due(self, *, anew: bool) -> NDArray[np.intp]:
+        """Ranks that are to be looked at."""
+        lanes = self._lanes
+        grown = lanes["seen"] >= _GROWN * lanes["looked_at"]
+        stale = lanes["since_mark"] > _STALE * lanes["operations"]
+        stale &= lanes["seen"] - lanes["looked_at"] >= lanes["operations"]
+        is_learnt = (lanes["marks"] > 0) & (lanes["iterations"] >= _LEARNT) & (lanes["looked_at"] >= _LOOKED_AT)
+        return np.flatnonzero((lanes["seen"] > 0) & (anew | np.where(is_learnt, stale, grown)))
+
+    def _start(self, lane: int, learnt: _Learnt, operations: Ids) -> Ids:
+        """Begins to number a rank by a period: from its first operation if that is in memory, else from now on.
+
+        Gives those that are to be numbered now.
+        """
+        self._forget(lane)
+        self._templates[lane] = learnt.templates
+        self._phases[learnt.templates], self._roles[learnt.templates] = learnt.phases, learnt.roles
+        self._follow(lane, learnt.cycle)
+        of = self._lanes[lane]
+        of["mark"], of["since_mark"] = -1, 0
+        if len(operations) < of["seen"]:
+            of["iteration"] += 1
+            of["since"] = self.settled_before - 1
+            return operations[:0]
+        of["iteration"], of["since"] = 0, self._store.operations.first - 1
+        return operations
+
+    def _follow(self, lane: int, cycle: Cycle) -> None:
+        of = self._lanes[lane]
+        of["marks"], of["iterations"] = len(cycle.kinds), cycle.iterations
+        of["operations"], of["reductions"] = cycle.operations, cycle.reductions
+        self._cycles[lane] = cycle
+        self._store.iteration_confidence[int(of["process"])] = cycle.confidence
+
+    def _forget(self, lane: int) -> None:
+        self._phases[self._templates[lane]] = -1
+        self._roles[self._templates[lane]] = 0
+        self._templates[lane], self._cycles[lane] = [], None
+        self._lanes["marks"][lane] = self._lanes["reductions"][lane] = 0
+        self._ends_ns[lane].clear()
+        self._step_is_told = False
 
     def _agree_with_marks(self, *, final: bool) -> None:
         """Shifts the numbers of each rank's periods to those of its marks, where it has both."""
-        if not (self._store.operations.rows["iteration_by"] == IterationBy.MARKS).any():
+        self._reserve()
+        is_open = (self._lanes["marks"] > 0) & (final | ~self._lanes["agrees"])
+        lanes = self._with_marks(is_open) if is_open.any() else np.empty(0, np.intp)
+        if not final:
+            self._agree_with_some(lanes)
             return
-        open_ones = [key for key, lane in self._lanes.items() if lane.cycle and (final or lane.offset is None)]
-        for key, operations in self._operations_of(open_ones):
-            self._agree(self._lanes[key], operations)
+        self._apart = lanes[:0]
+        for lane, operations in self._operations_of(lanes):
+            self._agree(lane, operations)
 
-    def _agree(self, lane: _Lane, operations: Ids) -> None:
-        table = self._store.operations.rows
-        at = self._store.operations.at(operations)
-        by_marks = table["iteration_by"][at] == IterationBy.MARKS
-        if not by_marks.any():
+    def _agree_with_some(self, lanes: NDArray[np.intp]) -> None:
+        """Does so with the first of these ranks, in a bounded number of operations; the others are left for later."""
+        lanes = lanes[(self._lanes["marks"][lanes] > 0) & ~self._lanes["agrees"][lanes]]
+        costs = self._lanes["seen"].clip(_LEAST_LOOK, len(self._store.operations))
+        chosen, _ = _first_of(lanes, costs, _AGREED_AT_ONCE)
+        self._apart = lanes[len(chosen) :]
+        for lane, operations in self._operations_of(chosen):
+            self._agree(lane, operations)
+
+    def _with_marks(self, is_asked: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Those of these ranks of which an operation in memory is numbered by marks."""
+        numbered_by, all_lanes = self._store.operations.rows["iteration_by"], self._lanes_in_memory()
+        has_marks = np.zeros(len(self._lanes), np.bool_)
+        for begin in range(0, len(all_lanes), _SCANNED_AT_ONCE):
+            lanes = all_lanes[begin : begin + _SCANNED_AT_ONCE]
+            at = np.flatnonzero(is_asked[lanes])
+            has_marks[lanes[at[numbered_by[begin + at] == IterationBy.MARKS]]] = True
+        return np.flatnonzero(has_marks)
+
+    def _agree(self, lane: int, operations: Ids) -> None:
+        rows, at = self._store.operations.rows, self._store.operations.at(operations)
+        by_marks = rows["iteration_by"][at] == IterationBy.MARKS
+        if not by_marks.any():  # they have left memory
             return
-        counted, place, _ = self._counted(lane, table["template"][at], Place())
-        shifts, amounts = np.unique(table["iteration"][at[by_marks]] - counted[by_marks], return_counts=True)
+        of = self._lanes[lane : lane + 1].copy()
+        of["iteration"], of["mark"] = 0, -1
+        counted = self._counted(self._by_lane(operations), of)
+        shifts, amounts = np.unique(rows["iteration"][at[by_marks]] - counted.iterations[by_marks], return_counts=True)
         others = at[~by_marks]
         if amounts.max() < _AGREES * amounts.sum():  # whatever recurs here is not the iteration
-            table["iteration"][others], table["iteration_by"][others] = NO_NUMBER, NO_NUMBER
+            rows["iteration"][others], rows["iteration_by"][others] = NO_NUMBER, NO_NUMBER
             self._forget(lane)
             return
         shift = int(shifts[amounts.argmax()])
-        table["iteration"][others] = counted[~by_marks] + shift
-        lane.offset = shift - (lane.place.iteration - place.iteration)
+        rows["iteration"][others] = counted.iterations[~by_marks] + shift
+        self._lanes["offset"][lane] = shift - (self._lanes["iteration"][lane] - counted.iteration[0])
+        self._lanes["agrees"][lane] = True
 
-    def _number(self, lane: _Lane, operations: Ids, templates: NDArray[np.int32]) -> None:
-        assert lane.cycle is not None, "only a rank whose period is known is numbered by it"
-        new = len(operations)
-        if lane.gap:
-            operations = np.concatenate([*lane.gap, operations])
-            operations = operations[operations >= self._store.operations.first]
-            templates = self._store.operations.take(operations, "template")["template"]
-        counted, lane.place, late = self._counted(lane, templates, lane.place)
-        if late:
-            for waiting in lane.unsure:
-                self._write(waiting[waiting >= self._store.operations.first], counted[0] + (lane.offset or 0))
-        self._write(operations, counted + (lane.offset or 0))
-        phases = self._phases[templates]
-        marks = np.flatnonzero(phases >= 0)
-        rest = operations[int(marks[-1]) + 1 :] if len(marks) else operations
-        lane.since_mark = len(rest) if len(marks) else lane.since_mark + new
-        if len(marks):
-            lane.unsure.clear()
-            self._note_ends(lane, operations[phases == len(lane.cycle.kinds) - 1])
-        fits = lane.since_mark <= _STALE * lane.cycle.operations
-        if lane.place.mark >= 0 and fits:
-            lane.unsure.append(rest)
-        lane.gap = [rest] if lane.cycle.reductions and fits else []
+    def _count(self, operations: Ids, new: Integers | None = None) -> None:
+        """Numbers operations of ranks whose period is known. `new`: how many of each rank are read for the first time;
+        None: all.
+        """
+        if not len(operations):
+            return
+        by_lane = self._by_lane(operations)
+        lanes = by_lane.lanes
+        known = self._lanes[lanes]
+        counted = self._counted(by_lane, known)
+        numbers = counted.iterations + np.repeat(known["offset"], np.diff(by_lane.begins))
+        in_order = np.empty(len(numbers), np.int64)
+        in_order[by_lane.order] = numbers
+        self._number_late(lanes[counted.is_late], numbers[by_lane.begins[:-1]][counted.is_late])
+        self._write(operations, in_order)
+        self._lanes["iteration"][lanes], self._lanes["mark"][lanes] = counted.iteration, counted.mark
+        self._note_last_marks(by_lane, np.diff(by_lane.begins) if new is None else new[lanes])
+        self._note_ends(by_lane)
 
-    def _counted(self, lane: _Lane, templates: NDArray[np.int32], place: Place) -> tuple[Integers, Place, bool]:
-        """As `count_iterations`; where an iteration has one mark, with the marks that were lost."""
-        assert lane.cycle is not None, "only a rank whose period is known is numbered by it"
-        phases = self._phases[templates].astype(np.int64)
-        counted, reached, late = count_iterations(phases, len(lane.cycle.kinds), place)
-        if lane.cycle.reductions and len(phases):
-            roles = self._roles[templates]
-            lost = lost_marks(phases >= 0, (roles & _REDUCES) > 0, (roles & _BEGINS) > 0, lane.cycle.reductions)
-            counted, reached = counted + lost, replace(reached, iteration=reached.iteration + int(lost[-1]))
-        return counted, reached, late
+    def _counted(self, by_lane: _ByLane, known: Columns) -> Counted:
+        """The iterations of these operations; where an iteration has one mark, with the marks that were lost."""
+        begins, phases = by_lane.begins, by_lane.phases
+        counted = count_of_ranks(phases, begins, known["marks"], known["iteration"], known["mark"])
+        roles = self._roles[by_lane.templates]
+        is_reduction, is_first = (roles & _REDUCES) > 0, (roles & _BEGINS) > 0
+        for place in _lossy(phases, is_reduction, begins, known["reductions"]).tolist():
+            mine = slice(int(begins[place]), int(begins[place + 1]))
+            reductions = int(known["reductions"][place])
+            lost = lost_marks(phases[mine] >= 0, is_reduction[mine], is_first[mine], reductions)
+            counted.iterations[mine] += lost
+            counted.iteration[place] += lost[-1]
+        return counted
 
-    def _note_ends(self, lane: _Lane, last_marks: Ids) -> None:
-        stamps = self._store.operations.take(last_marks[-_ENDS_KEPT:], "logged_at_ns")["logged_at_ns"]
-        lane.ends_ns = (lane.ends_ns + stamps[stamps != NO_TIME_NS].tolist())[-_ENDS_KEPT:]
+    def _waiting(self, is_asked: NDArray[np.bool_], before: int) -> Ids:
+        """Operations of these ranks since their last marks."""
+        if not is_asked.any():
+            return np.empty(0, np.int64)
+        first = max(self._store.operations.first, int(self._lanes["since"][is_asked].min()) + 1)
+        operations = np.arange(min(first, before), before, dtype=np.int64)
+        lanes = self._lanes_of(operations)
+        return operations[is_asked[lanes] & (operations > self._lanes["since"][lanes])]
 
-    def _write(self, operations: Ids, numbers: Integers | np.int64) -> None:
+    def _number_late(self, lanes: Integers, numbers: Integers) -> None:
+        """Numbers what came since the last marks of these ranks: it is of the iteration that the next one is of."""
+        is_late, number = np.zeros(len(self._lanes), np.bool_), np.zeros(len(self._lanes), np.int64)
+        is_late[lanes], number[lanes] = True, numbers
+        operations = self._waiting(is_late, self.settled_before)
+        self._write(operations, number[self._lanes_of(operations)])
+
+    def _note_last_marks(self, by_lane: _ByLane, new: Integers) -> None:
+        lanes, ends = by_lane.lanes, by_lane.begins[1:]
+        at = np.flatnonzero(by_lane.phases >= 0)
+        last = np.full(len(lanes), NO_NUMBER)
+        last[np.searchsorted(by_lane.begins, at, side="right") - 1] = at  # the last one stays
+        has = last >= 0
+        self._lanes["since"][lanes[has]] = by_lane.operations[last[has]]
+        self._lanes["since_mark"][lanes] = np.where(has, ends - 1 - last, self._lanes["since_mark"][lanes] + new)
+        fits = self._lanes["since_mark"][lanes] <= _STALE * self._lanes["operations"][lanes]
+        self._lanes["since"][lanes[~fits]] = by_lane.operations[ends[~fits] - 1]
+
+    def _note_ends(self, by_lane: _ByLane) -> None:
+        of = np.repeat(np.arange(len(by_lane.lanes)), np.diff(by_lane.begins))
+        last_marks = np.flatnonzero(by_lane.phases == self._lanes["marks"][by_lane.lanes][of] - 1)
+        stamps = self._store.operations.take(by_lane.operations[last_marks], "logged_at_ns")["logged_at_ns"]
+        timed = stamps != NO_TIME_NS
+        self._step_is_told = False
+        for place, mine in groups(of[last_marks][timed]):
+            lane = int(by_lane.lanes[place])
+            new = stamps[timed][mine[-_ENDS_KEPT:]].tolist()
+            self._ends_ns[lane] = [*self._ends_ns[lane], *new][-_ENDS_KEPT:]
+
+    def _write(self, operations: Ids, numbers: Integers) -> None:
         table = self._store.operations
         at = table.at(operations)
         unmarked = table.rows["iteration_by"][at] != IterationBy.MARKS
-        table.rows["iteration"][at[unmarked]] = np.broadcast_to(numbers, len(at))[unmarked]
+        table.rows["iteration"][at[unmarked]] = numbers[unmarked]
         table.rows["iteration_by"][at[unmarked]] = IterationBy.PERIOD
 
-    def _mark(self, lane: _Lane, learnt: _Learnt) -> None:
-        self._forget(lane)
-        lane.templates = learnt.templates
-        self._phases[lane.templates] = learnt.phases
-        self._roles[lane.templates] = learnt.roles
-        lane.cycle, lane.since_mark = learnt.cycle, 0
-        self._store.iteration_confidence[lane.process] = learnt.cycle.confidence
-
-    def _forget(self, lane: _Lane) -> None:
-        self._phases[lane.templates] = -1
-        self._roles[lane.templates] = 0
-        lane.templates, lane.cycle = [], None
-        lane.gap.clear()
-        lane.ends_ns.clear()
-
-    def _find(self, operations: Ids) -> _Learnt | None:
-        """The period of one rank, and what its templates are in it."""
-        latest = operations[-_LOOKED_AT:]
-        rows = self._store.operations.take(latest, "template", "logged_at_ns")
-        used, inverse = np.unique(rows["template"], return_inverse=True)
-        kind_of, templates = _kinds(self._store.operation_templates.take(used.astype(np.int64)))
+    def _found(self, ranks: Sequence[Ids]) -> Iterator[_Learnt | None]:
+        """The periods of ranks with these operations, and what their templates are in them."""
+        latest = [operations[-_LOOKED_AT:] for operations in ranks]
+        rows = self._store.operations.take(np.concatenate(latest), "template", "logged_at_ns")
+        used, inverse = distinct(rows["template"])
+        templates = self._store.operation_templates.take(used.astype(np.int64))
+        lanes = self._lane_of_template[used]
         sizes = bandwidth.message_bytes(
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
-        is_tensor = np.isin(templates["op"], _REDUCING) & (sizes > _TENSOR_BYTES)
-        is_scalar = np.isin(templates["op"], _SCALARS) & (sizes >= 0) & (sizes <= _SCALAR_BYTES)
+        kinds = _kinds(lanes, templates, sizes)
+        is_tensor = _IS_REDUCING[templates["op"]] & (sizes > _TENSOR_BYTES)
+        is_scalar = _IS_SCALAR[templates["op"]] & (sizes >= 0) & (sizes <= _SCALAR_BYTES)
+        of_lane = dict(groups(lanes))
         times = rows["logged_at_ns"].astype(np.int64)
-        cycle = find_cycle(
-            Calls(
-                kind=kind_of[inverse],
-                is_tensor_reduction=is_tensor[inverse],
-                is_scalar=is_scalar[inverse],
-                at_ns=None if (times == NO_TIME_NS).any() else times,
+        ends = np.cumsum([len(operations) for operations in latest]).tolist()
+        for begin, end in pairwise([0, *ends]):
+            of = inverse[begin:end]
+            own = of_lane[int(lanes[of[0]])]
+            first, last = int(kinds[own].min()), int(kinds[own].max())
+            at_ns = times[begin:end]
+            calls = Calls(
+                kind=kinds[of] - first,
+                is_tensor_reduction=is_tensor[of],
+                is_scalar=is_scalar[of],
+                at_ns=None if (at_ns == NO_TIME_NS).any() else at_ns,
             )
-        )
-        if cycle is None:
-            return None
-        phases = phases_of(kind_of, cycle.kinds, int(kind_of.max()) + 1)
-        roles = _REDUCES * is_tensor.astype(np.uint8) + _BEGINS * (kind_of == cycle.first_kind).astype(np.uint8)
-        return _Learnt(cycle, used.tolist(), phases, roles)
+            cycle = find_cycle(calls)
+            if cycle is None:
+                yield None
+                continue
+            phases = phases_of(kinds[own] - first, cycle.kinds, last - first + 1)
+            begins = kinds[own] - first == cycle.first_kind
+            roles = _REDUCES * is_tensor[own].astype(np.uint8) + _BEGINS * begins.astype(np.uint8)
+            yield _Learnt(cycle, used[own].tolist(), phases, roles)
 
-    def _operations_of(self, lanes: list[int]) -> Iterator[tuple[int, Ids]]:
+    def _operations_of(self, lanes: NDArray[np.intp]) -> Iterator[tuple[int, Ids]]:
         """What is in memory of each of these ranks, in the order of its log."""
-        if not lanes:
+        if not len(lanes):
             return
-        table = self._store.operations
-        self._reserve()
-        is_theirs = np.isin(self._lane_of_template, lanes)
-        at = np.flatnonzero(is_theirs[table.rows["template"]])
-        for key, mine in groups(self._lane_of(table.rows["template"][at])):
-            yield key, table.first + at[mine]
+        first, all_lanes = self._store.operations.first, self._lanes_in_memory()
+        is_asked = np.zeros(len(self._lanes), np.bool_)
+        is_asked[lanes] = True
+        at = np.concatenate(
+            [
+                begin + np.flatnonzero(is_asked[all_lanes[begin : begin + _SCANNED_AT_ONCE]])
+                for begin in range(0, max(1, len(all_lanes)), _SCANNED_AT_ONCE)
+            ]
+        )
+        for lane, mine in groups(all_lanes[at]):
+            yield lane, first + at[mine]
 
-    def _lane_of(self, templates: NDArray[np.int32]) -> Integers:
-        return self._lane_of_template[templates]
+    def _lanes_in_memory(self) -> NDArray[np.int32]:
+        """Of which rank each operation of the store is."""
+        table, numbered = self._store.operations, self._numbered
+        numbered.drop_before(table.first)
+        known: NDArray[np.int32] = numbered.rows["lane"]
+        new = np.arange(table.first + len(known), table.next_id, dtype=np.int64)
+        return np.concatenate([known, self._lanes_of(new).astype(np.int32)]) if len(new) else known
+
+    def _note_lanes(self, first: int, lanes: Integers) -> None:
+        """Remembers of which ranks operations are that follow those before, or the first that are in memory."""
+        if self._numbered.next_id != first:
+            self._numbered = Table(_OF_LANE)
+            self._numbered.first = first
+        rows = np.empty(len(lanes), _OF_LANE)
+        rows["lane"] = lanes
+        self._numbered.drop_before(self._store.operations.first)
+        self._numbered.append(rows)
+
+    def _by_lane(self, operations: Ids) -> _ByLane:
+        templates = self._store.operations.take(operations, "template")["template"]
+        lanes, inverse = distinct(self._lane_of_template[templates])
+        order = _stable_order(inverse, len(lanes))
+        templates = templates[order]
+        return _ByLane(
+            lanes=lanes.astype(np.int64),
+            begins=np.concatenate([[0], np.cumsum(np.bincount(inverse, minlength=len(lanes)))]),
+            order=order,
+            operations=operations[order],
+            templates=templates,
+            phases=self._phases[templates].astype(np.int64),
+        )
+
+    def _lanes_of(self, operations: Ids) -> Integers:
+        """Of which rank each of these operations is."""
+        self._reserve()
+        lanes: Integers = self._lane_of_template[self._store.operations.take(operations, "template")["template"]]
+        return lanes
 
     def _reserve(self) -> None:
-        amount = len(self._store.operation_templates)
-        new = self._store.operation_templates.rows[len(self._lane_of_template) :]
-        if len(new):
-            lanes = new["process"].astype(np.int64) << 8 | (new["device"].astype(np.int64) & 0xFF)
-            self._lane_of_template = np.concatenate([self._lane_of_template, lanes])
+        """Makes room for templates that came, and ranks of which they are the first."""
+        amount, known = len(self._store.operation_templates), self._templates_seen
+        if amount == known:
+            return
         if amount > len(self._phases):
-            grown = max(amount, 2 * len(self._phases))
-            self._roles = np.concatenate([self._roles, np.zeros(grown - len(self._roles), np.uint8)])
-            self._phases = np.concatenate([self._phases, np.full(grown - len(self._phases), -1, np.int32)])
+            more = max(amount, 2 * len(self._phases)) - len(self._phases)
+            self._lane_of_template = np.concatenate([self._lane_of_template, np.zeros(more, np.int64)])
+            self._roles = np.concatenate([self._roles, np.zeros(more, np.uint8)])
+            self._phases = np.concatenate([self._phases, np.full(more, -1, np.int32)])
+        new = self._store.operation_templates.rows[known:]
+        keys, inverse = distinct(new["process"].astype(np.int64) << 8 | (new["device"].astype(np.int64) & 0xFF))
+        self._add_lanes([key for key in keys.tolist() if key not in self._index])
+        lanes = np.asarray([self._index[key] for key in keys.tolist()], np.int64)
+        self._lane_of_template[known:amount] = lanes[inverse]
+        self._templates_seen = amount
+
+    def _add_lanes(self, keys: list[int]) -> None:
+        new = np.zeros(len(keys), _LANE)
+        new["process"], new["mark"] = np.asarray(keys, np.int64) >> 8, -1
+        self._lanes = np.concatenate([self._lanes, new])
+        for key in keys:
+            self._index[key] = len(self._cycles)
+            self._cycles.append(None)
+            self._templates.append([])
+            self._ends_ns.append([])
 
 
-def _is_due(lane: _Lane) -> bool:
-    if lane.cycle is not None and lane.cycle.iterations >= _LEARNT:
-        is_stale = lane.since_mark > _STALE * lane.cycle.operations
-        return is_stale and lane.seen - lane.looked_at >= lane.cycle.operations
-    return lane.seen >= _GROWN * lane.looked_at
+def _first_of(lanes: NDArray[np.intp], costs: Integers, most: int) -> tuple[NDArray[np.intp], bool]:
+    """The first of these ranks that together cost no more than that, one at least; and whether some are left."""
+    amount = max(1, int(np.searchsorted(np.cumsum(costs[lanes]), most, side="right")))
+    return lanes[:amount], amount < len(lanes)
 
 
-def _kinds(templates: Columns) -> tuple[Integers, Columns]:
-    """Which templates are the same call: gradients keep their buffers, those of small messages are anywhere."""
-    sizes = bandwidth.message_bytes(templates["op"], templates["count"], templates["data_type"], templates["nranks"])
-    keys = np.zeros(len(templates), np.dtype([(name, templates.dtype[name]) for name in (*_CALL, *_BUFFERS)]))
-    for name in _CALL:
-        keys[name] = templates[name]
-    for name in _BUFFERS:
-        keys[name] = np.where(sizes > _TENSOR_BYTES, templates[name], 0)
-    return np.unique(keys, return_inverse=True)[1].astype(np.int64), templates
+def _stable_order(inverse: NDArray[np.intp], amount: int) -> NDArray[np.intp]:
+    # Few values fit the 16 bits that numpy sorts by counting.
+    return np.argsort(inverse.astype(np.uint16) if amount < 2**16 else inverse, kind="stable")
+
+
+def _lossy(phases: Integers, is_reduction: NDArray[np.bool_], begins: Integers, reductions: Integers) -> Integers:
+    """Ranks (their places) that reduce so many tensors between two marks that one between them was lost."""
+    if not reductions.any():
+        return np.empty(0, np.int64)
+    reduced = np.concatenate([[0], np.cumsum(is_reduction)])
+    at = np.flatnonzero(phases >= 0)
+    of = np.searchsorted(begins, at, side="right") - 1
+    is_first = np.diff(of, prepend=-1) != 0
+    here = reduced[at + 1] - np.where(is_first, reduced[begins[of]], np.roll(reduced[at + 1], 1))
+    usual = reductions[of]
+    is_lost = (usual > 0) & (np.rint(here / np.maximum(usual, 1)) > 1)
+    return np.unique(of[is_lost])
+
+
+def _kinds(lanes: Integers, templates: Columns, sizes: Integers) -> Integers:
+    """Which templates of a rank are the same call, numbered rank by rank.
+
+    Gradients keep their buffers, those of small messages are anywhere.
+    """
+    calls = [templates[name] for name in _CALL]
+    buffers = [np.where(sizes > _TENSOR_BYTES, templates[name], 0) for name in _BUFFERS]
+    columns = [lanes, *calls, *buffers]
+    order = np.lexsort(columns[::-1])
+    is_new = np.zeros(len(order), np.bool_)
+    for column in columns:
+        is_new[1:] |= np.diff(column[order]) != 0
+    kinds = np.empty(len(order), np.int64)
+    kinds[order] = np.cumsum(is_new)
+    return kinds

@@ -8,8 +8,10 @@ journal is of no use either, both are set aside, and all agents do.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +20,8 @@ import structlog
 from anyio import to_thread
 
 from ncclscope_service.archive import Archive
-from ncclscope_service.data_folder import DataFolder
+from ncclscope_service.child import Child, ChildError
+from ncclscope_service.data_folder import DataFolder, write_state
 from ncclscope_service.health import JournalHealth
 from ncclscope_service.journal import Journal, JournalSettings, JournalStatistics, first_of
 from ncclscope_service.journal_entry import BatchTaken, decode_entry
@@ -27,8 +30,6 @@ from ncclscope_service.kept import Kept, Replayed
 from ncclscope_service.outbox import Outbox
 from ncclscope_service.pipeline import PipelineSettings
 from ncclscope_service.receive import Receiver
-from ncclscope_service.snapshot_room import SnapshotRoom
-from ncclscope_service.state import Frozen
 from ncclscope_service.store import Ids, Store
 from ncclscope_service.whole_agents import WholeAgents
 from ncclscope_wire.errors import OtherVersionError, ProtocolError, StateError
@@ -37,11 +38,9 @@ _log = structlog.get_logger(__name__)
 
 _MOST_NAMED: Final = 8
 _PIECE_OPERATIONS: Final = 100_000
-_FIRST_ROOM: Final = 1.25
-_MOST_ROOM: Final = 3.0
-"""What a state takes in memory, in what the store's tables take: before one was written, and at most."""
-_SPARE_ROOM: Final = 1.1
-"""It grows while memory is asked for."""
+_PATIENCE_SECONDS: Final = 600.0
+"""A state that takes longer to be written is not written."""
+_RETRY_SECONDS: Final = 10.0
 _ERA_FORMAT: Final = "%Y-%m-%dT%H%M%SZ"
 
 
@@ -88,8 +87,7 @@ class Persistence:
         self._state_at: float = time.monotonic()
         self._state_bytes: int | None = None
         self._state_seconds: float | None = None
-        self._freeze_seconds: float | None = None
-        self._room_ratio = _FIRST_ROOM
+        self._pause_seconds: float | None = None
         self._state_trouble = ""
         self._entries_at_state = 0
         self._journal_bytes_at_state = 0
@@ -132,8 +130,8 @@ class Persistence:
             on_kept=on_kept,
         )
         self._journal_bytes_at_state = self.journal.statistics().bytes - self._restored.journal_bytes
-        if self._restored.is_foreign and (frozen := self._freeze(kept)) is not None:
-            self._write_state(frozen, self.journal.cut())
+        if self._restored.is_foreign:
+            self._write_state_here(kept)
         self._restored.seconds = time.monotonic() - began
         self._tell()
         return kept
@@ -156,23 +154,34 @@ class Persistence:
         """Whether the state should be written now."""
         if self.journal.last == self._entries_at_state:
             return False
+        if self._state_trouble and time.monotonic() - self._state_at < _RETRY_SECONDS:
+            return False
         grown = self.journal.statistics().bytes - self._journal_bytes_at_state
         is_old = time.monotonic() - self._state_at >= self._settings.state_every_seconds
         return is_old or grown >= self._settings.state_every_bytes
 
     async def write_state(self, kept: Kept) -> None:
-        """Writes the state; the service goes on while a thread asks for memory, and while one writes."""
-        size = round(_SPARE_ROOM * self._room_ratio * kept.pipeline.store.table_bytes())
-        room = await to_thread.run_sync(SnapshotRoom, size)
-        if (frozen := self._freeze(kept, room)) is not None:
-            self._room_ratio = min(_MOST_ROOM, frozen.copied_bytes / max(1, kept.pipeline.store.table_bytes()))
-            await to_thread.run_sync(self._write_state, frozen, self.journal.cut())
+        """Writes the state, in a process of its own: work stands still only while that is made.
+
+        To be called in the main thread. What goes wrong is told (`trouble`), and tried again later.
+        """
+        began = self._state_at = time.monotonic()
+        try:
+            descriptor = await to_thread.run_sync(self._folder.begin_state)
+            number, child = self._fork(kept, descriptor)
+            if child is None:
+                self._write_state_here(kept)
+                self._pause_seconds = time.monotonic() - began
+                return
+            size = await child.result(_PATIENCE_SECONDS)
+            await to_thread.run_sync(self._keep_state, number, size, began)
+        except (OSError, ChildError) as error:
+            await to_thread.run_sync(self._give_up, error)
 
     def close(self, kept: Kept) -> None:
         """Writes the rest of the journal and the state."""
         self.journal.close()
-        if (frozen := self._freeze(kept)) is not None:
-            self._write_state(frozen, self.journal.cut())
+        self._write_state_here(kept)
 
     def release(self) -> None:
         """Gives the folder back."""
@@ -203,7 +212,7 @@ class Persistence:
             state_age_seconds=time.monotonic() - self._state_at,
             state_bytes=self._state_bytes,
             state_seconds=self._state_seconds,
-            freeze_seconds=self._freeze_seconds,
+            pause_seconds=self._pause_seconds,
         )
 
     # Restoring
@@ -333,37 +342,58 @@ class Persistence:
 
     # The state, now and then
 
-    def _freeze(self, kept: Kept, room: SnapshotRoom | None = None) -> Frozen | None:
-        """The state, as the last entry left it; None where it holds what cannot be kept."""
+    def _fork(self, kept: Kept, descriptor: int) -> tuple[int, Child | None]:
+        """The process that writes the state as the last entry left it, and that entry's number; closes the file.
+
+        None: the system makes none.
+        """
+        began = time.monotonic()
+        number, era = self.journal.cut(), self._era
+        try:
+            return number, Child(lambda: write_state(descriptor, number, era, kept.parts()), descriptor=descriptor)
+        except OSError as error:
+            _log.warning("state_written_in_place", why=error.strerror)
+            return number, None
+        finally:
+            os.close(descriptor)
+            self._pause_seconds = time.monotonic() - began
+
+    def _write_state_here(self, kept: Kept) -> None:
+        """Writes the state in this process: nothing else can be done meanwhile."""
         began = self._state_at = time.monotonic()
         try:
-            return kept.freeze(room)
-        except StateError as error:
-            self._note_state_trouble(f"the state cannot be kept: {error}")
-            return None
-        finally:
-            self._freeze_seconds = time.monotonic() - began
+            number, descriptor = self.journal.cut(), self._folder.begin_state()
+            try:
+                size = write_state(descriptor, number, self._era, kept.parts())
+            finally:
+                os.close(descriptor)
+            self._keep_state(number, size, began)
+        except (OSError, StateError) as error:
+            self._give_up(error)
+
+    def _keep_state(self, number: int, size: int, began: float) -> None:
+        """What is written counts: all that it relies on is on disk too."""
+        before = self._folder.states()
+        self._archive.sync()
+        self._folder.keep_state(number)
+        self._note_state_trouble("")
+        self._state_bytes, self._entries_at_state = size, number
+        if before:
+            self.journal.drop_until(first_of(before[0]))
+        self._journal_bytes_at_state = self.journal.statistics().bytes
+        self._state_seconds = time.monotonic() - began
+
+    def _give_up(self, error: Exception) -> None:
+        """It is tried again; until then what is half written takes no room."""
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        self._note_state_trouble(f"the state cannot be written: {why}")
+        with suppress(OSError):
+            self._folder.drop_unfinished()
 
     def _note_state_trouble(self, why: str) -> None:
         if why and why != self._state_trouble:
             _log.warning("state_not_written", why=why)
         self._state_trouble = why
-
-    def _write_state(self, frozen: Frozen, number: int) -> None:
-        began = time.monotonic()
-        before = self._folder.states()
-        try:
-            self._archive.sync()
-            self._state_bytes = self._folder.write_state(number, self._era, frozen.parts())
-        except OSError as error:
-            self._note_state_trouble(f"the state cannot be written: {error.strerror or error}")
-            return
-        self._note_state_trouble("")
-        self._entries_at_state = number
-        if before:
-            self.journal.drop_until(first_of(before[0]))
-        self._journal_bytes_at_state = self.journal.statistics().bytes
-        self._state_seconds = time.monotonic() - began
 
     def _note_archive_trouble(self, why: str) -> None:
         if why and not self._archive_trouble:

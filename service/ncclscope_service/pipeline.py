@@ -30,13 +30,14 @@ from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.communicators import Communicators
 from ncclscope_service.contents import Contents
+from ncclscope_service.departed import Departed
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detection import Detection
-from ncclscope_service.distinct import distinct, groups
+from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
 from ncclscope_service.exchanges import ExchangeBook
 from ncclscope_service.identification import Identification
 from ncclscope_service.inspection import Inspection
-from ncclscope_service.intake import Intake, logged_operations
+from ncclscope_service.intake import Intake, append_placed, logged_operations
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
 from ncclscope_service.limits import Limits
@@ -44,9 +45,11 @@ from ncclscope_service.lives import Lives
 from ncclscope_service.measured_baseline import MeasuredBaseline
 from ncclscope_service.measuring import Hosts, Measuring
 from ncclscope_service.mistakes import Mistakes
+from ncclscope_service.numbered import Numbered
 from ncclscope_service.parallelism import Sizes
 from ncclscope_service.patterns import Patterns
 from ncclscope_service.periods import Periods
+from ncclscope_service.recent_sums import RecentSums
 from ncclscope_service.replaying import Replaying
 from ncclscope_service.rows import LimitReference, Match
 from ncclscope_service.series import SeriesBook
@@ -65,6 +68,8 @@ _RECV: Final = OPERATION_CODES["Recv"]
 _IS_PAIRWISE: Final = np.isin(np.arange(256), (_SEND, _RECV))
 """By code."""
 _OF_TEMPLATE: Final = ("process", "op", "count", "data_type", "nranks", "root")
+_COUNTED: Final = np.dtype([("member", "<i4"), ("template", "<i4"), ("message_bytes", "<i8")])
+"""What tells the series of an operation."""
 _REPORTED: Final = ("member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch", "kernel")
 _LIMITED: Final = (
     "member", "template", "message_bytes", "algorithm", "protocol", "launch", "limit", "limit_reference", "bottleneck"
@@ -75,8 +80,16 @@ _MIXED_REMEMBERED: Final = 100_000
 _MORE: Final = 1.2
 """Parallelism is told anew when there are so many times the operations."""
 _MARKS_COME_WITHIN_NS: Final = 60 * _SECOND_NS
-_GIVEN_UP_EVERY_NS: Final = 5 * _SECOND_NS
-"""All aligners have to be asked for that, who have nothing to do otherwise."""
+_GIVEN_UP_EVERY_NS: Final = 30 * _SECOND_NS
+_GIVEN_UP_AT_ONCE: Final = 0.25
+"""How often operations stop waiting for a capture, and when besides: when so large a share more than may wait has come.
+All aligners have to be asked for that, who have nothing to do otherwise."""
+_WAITED_WINDOWS: Final = 2
+"""Ranks are waited for while so many windows of operations come, at most."""
+_PAUSE_FOR_EACH_MEMBER_NS: Final = 100_000
+"""Telling ranks and parallelism anew takes some 10 us for each member of a communicator: a tenth of the time."""
+_LONGEST_PAUSE_NS: Final = 2 * _SECOND_NS
+"""So long names may be missing or old while communicators keep coming."""
 _SETTLED_AT_ONCE: Final = 65_536
 """Operations that are numbered and counted in one go at most: 20 MB of rows."""
 _LOOKED_AT_ONCE: Final = 4096
@@ -84,9 +97,13 @@ _JOINED_AT_ONCE: Final = 65_536
 """Operations of joined collectives that are measured in one `advance`."""
 _LOOKS_EVERY_NS: Final = 500_000_000
 """Detectors look that often while something is left to do."""
-_EXPIRED_AT_ONCE: Final = 100_000
+_EXPIRED_AT_ONCE: Final = 131_072
+"""Operations that leave memory after one `advance`: of those that come in a busy second twice as many, or memory would
+fill."""
 _WHOLE_GRAPH: Final = "graph_launch_without_kernels"
 """A CUDA graph that was launched while nsys recorded graphs as a whole."""
+_HELD_TOO_MANY: Final = "held_too_many"
+"""Operations that would have waited for a capture for longer, where there were not so many."""
 _SESSION_START: Final = "TARGET_INFO_SESSION_START_TIME"
 
 
@@ -101,20 +118,24 @@ class PipelineSettings:
     settle_ns: int = 10 * _SECOND_NS
     """How long ranks that never spoke are waited for before a collective counts as complete without them."""
     patience_ns: int = 120 * _SECOND_NS
-    """How long a collective waits for a rank that did speak, and a Send for its Recv."""
+    """How long a collective waits for a rank that did speak, and a Send for its Recv; less long where twice
+    `window_operations` came in less time, but never less than `settle_ns`."""
     hold_ns: int = 600 * _SECOND_NS
     """How long an operation waits for a capture of its process: nsys's maker supports captures of five minutes."""
     window_ns: int = 900 * _SECOND_NS
     """How long what is finished stays in memory."""
     held_operations: int = 4_000_000
-    """How many operations wait for a capture at most: of more, the oldest count as not covered."""
+    """How many operations wait for a capture at most, or a quarter more: then the oldest count as not covered."""
     window_operations: int = 1_000_000
-    """How many operations stay in memory at most; about half a kilobyte each with kernels, ranges and copies."""
+    """How many operations stay in memory at most behind those that wait for a capture; about half a kilobyte each with
+    kernels and ranges."""
     aligned_at_once: int = 24_576
     """Kernels that are aligned, with all that follows from it, in one `advance`, or work that takes as long: about a
     quarter of a second."""
     idle_ns: int = 30 * _SECOND_NS
     """How long after its communicators ended a process may still be heard of."""
+    gone_ns: int = 24 * 3600 * _SECOND_NS
+    """How long after its last word what was learnt of a process is kept, and of a job with its findings."""
     groups_every_ns: int = 5 * _SECOND_NS
     """How often parallelism is told anew from the traffic."""
 
@@ -144,21 +165,21 @@ class Pipeline:
         hosts = Hosts(self.store)
         self._measuring = Measuring(self.store, hosts)
         self._clocks = Clocks(self.store, hosts, clock_estimator)
-        self._tables = TablesJoin(self.store)
-        self._channels = ChannelsJoin(self.store)
+        self._tables, self._channels = TablesJoin(self.store), ChannelsJoin(self.store)
         self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)
         self._identification = Identification(
             self.store, self._series, settle_ns=self.settings.settle_ns, gpus_per_node=self.settings.gpus_per_node
         )
         waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
+        self._patience_ns = self.settings.patience_ns
         self._replaying = Replaying(self.store, hosts, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
         self._arrivals = Arrivals()
-        self._given_up = 0
-        """Operations before this one wait for no capture any more."""
-        self._gave_up_at_ns = 0
-        self._unsettled = Unsettled()
+        self._given_up = self._gave_up_at_ns = 0
+        """Operations before this one wait for no capture any more; and when that was last told."""
+        self._unplaced, self._uncounted = Unsettled(), Unsettled()
+        """Operations without a place in a communicator; and those that have one, and are not in the store."""
         self._unjudged = Unjudged()
         self._looked_at_ns = 0
         self.fed_rows = 0
@@ -167,7 +188,8 @@ class Pipeline:
         self._contents = Contents(self.store)
         self._patterns = Patterns(self.store)
         self._periods = Periods(self.store)
-        self._detection = Detection(self.store, self._periods, make_detectors, self.mistakes)
+        self._departed = Departed()
+        self._detection = Detection(self.store, self._periods, make_detectors, self.mistakes, self._departed)
         self._judged_operations = 0
         self._grouped_at_ns: int | None = None
         self._unjoined: deque[tuple[int, Ids]] = deque()
@@ -175,8 +197,9 @@ class Pipeline:
         self._unidentified: deque[tuple[int, Ids]] = deque()
         """(when decided, operations) of members whose communicator is not found yet."""
         self._ages = Ages()
-        self._numbered: deque[tuple[int, Ids]] = deque()
-        """(when decided, operations) whose iteration later marks may still tell."""
+        self.recent = RecentSums(self.store)
+        """What the last minutes come to, for those who look."""
+        self._numbered = Numbered()
         self._mixed: set[int] = set()
 
     def feed(self, batch: Batch, *, agent: str, session: str, job: str) -> bool:
@@ -197,23 +220,24 @@ class Pipeline:
         is_plain = _is_plain(batch)
         self.fed_rows += len(batch.operations) + len(batch.inspected)
         if not is_plain:
-            self._settle()
+            self._place()
         arrived = self._intake.feed(batch, agent=agent, session=session, job=job)
         if is_plain:
-            self._unsettled.append(arrived.operations, arrived.tunings)
+            self._unplaced.append(arrived.operations, arrived.tunings)
         else:
             operations = logged_operations(arrived.operations)
             self._communicators.place(operations, arrived.events, arrived.event_processes)
             self._tables.feed(arrived.source, self._communicators.completed, batch.tuning_tables)
             self._channels.feed(arrived.source, self._communicators.completed, batch.facts)
             self._communicators.completed.clear()
-            self._take_placed(operations, arrived.tunings)
-        if self._unsettled.rows > _SETTLED_AT_ONCE:
+            self._uncounted.append(operations, arrived.tunings)
+        if self._unplaced.rows + self._uncounted.rows > _SETTLED_AT_ONCE:
             self._settle()
         if batch.facts:
             self._detection.count_facts(
                 batch.facts, job=job, source=batch.source.name, observed_at_ns=batch.observed_at_ns
             )
+        self._departed.note((*arrived.event_processes, *values_of(arrived.inspected["process"])))
         self._inspection.feed(arrived.inspected)
         if len(arrived.kernels):
             self._arrivals.append_kernels(self.store.kernels.append(arrived.kernels), arrived.kernels["process"])
@@ -256,6 +280,30 @@ class Pipeline:
         return len(self._arrivals) > 0 or self._collective_join.has_more or self._unjudged.is_released
 
     @property
+    def is_full(self) -> bool:
+        """Whether memory holds as much as it may, and `advance` can let some of it go: nothing should be fed now."""
+        held = (1 + _GIVEN_UP_AT_ONCE) * self.settings.held_operations
+        most = held + (1 + _WAITED_WINDOWS) * self.settings.window_operations
+        return len(self.store.operations) >= most and self.has_backlog
+
+    def expected_series(self) -> Columns:
+        """`Store.series` with what came and is not counted there yet, for who looks between two calls of `advance`: at
+        some 5 ms, and nothing here changes by it. What is of a series that is new is left out.
+        """
+        unplaced = self._unplaced.column("template")
+        (templates, members), inverse = distinct_together(
+            np.concatenate([unplaced, self._uncounted.column("template")]),
+            np.concatenate([self._communicators.members_of(unplaced), self._uncounted.column("member")]),
+        )
+        known = members != NO_NUMBER
+        of = self.store.operation_templates.take(templates.astype(np.int64), *_OF_TEMPLATE)
+        operations = np.empty(len(templates), _COUNTED)
+        operations["template"], operations["member"] = templates, members
+        operations["message_bytes"] = bandwidth.message_bytes(of["op"], of["count"], of["data_type"], of["nranks"])
+        amounts = np.bincount(inverse, minlength=len(templates)).astype(np.int64)
+        return self._series.expected(operations[known], amounts[known])
+
+    @property
     def waiting_rows(self) -> int:
         """Kernels and calls that came and were not aligned yet."""
         return self._arrivals.rows
@@ -296,17 +344,39 @@ class Pipeline:
         known = self.store
         if len(operations):
             self._alignment.graphs.remember(operations)
+            with self._borne("show"):
+                self.recent.forget_before(int(operations[-1]) + 1)
             known.operations.drop_before(int(operations[-1]) + 1)
         old = self._out_of_window(now_ns)
-        used = known.operations.rows["kernel"]
-        used = used[used >= 0]
-        known.kernels.drop_before(min(old.kernels, int(used.min()) if len(used) else old.kernels))
+        named = known.named_kernels.first_of(known.operations.first, known.operations.rows["kernel"])
+        known.kernels.drop_before(old.kernels if named is None else min(old.kernels, named))
         known.replays.drop_before(old.replays)
         known.collectives.drop_before(old.collectives)
         known.ranges.drop_before(old.ranges)
         known.busy.drop_before(old.busy)
+        known.captures.drop_before(old.captures)
         known.inspected.drop_before(max(old.inspected, known.inspected.next_id - self.settings.window_operations))
         self._ages.forget_before(now_ns - self.settings.window_ns)
+        left = self._intake.forget(now_ns)
+        self._tables.leave(left)
+        self._channels.leave(left)
+        with self._borne("leave"):
+            self._leave(now_ns)
+
+    def _leave(self, now_ns: int) -> None:
+        """Lets go of what was learnt of those who are gone."""
+        settings = self.settings
+        silence_ns = max(settings.gone_ns, settings.hold_ns + settings.window_ns)  # nothing of theirs waits any more
+        gone = self._departed.look(self.store, now_ns - silence_ns, now_ns)
+        if gone is None:
+            return
+        for process in gone.processes:
+            self.store.process_source.pop(process, None)
+        self._lives.leave(gone.processes)
+        self._alignment.leave(gone.processes)
+        self._tuning.leave(gone.processes)
+        self._collective_join.leave(gone.communicators)
+        self._detection.leave(gone)
 
     def _out_of_window(self, now_ns: int) -> Ends:
         """Where the tables ended a window ago."""
@@ -318,27 +388,40 @@ class Pipeline:
         return self._tuning.unattached
 
     def _settle(self) -> None:
-        """Numbers and counts what plain batches brought: hundreds of small ones in one go."""
-        if not self._unsettled.rows:
+        """Numbers and counts what came since the last time: hundreds of small batches in one go."""
+        self._place()
+        if not self._uncounted.rows:
             return
-        logged, tunings = self._unsettled.take()
+        operations, tunings = self._uncounted.take()
+        try:
+            self._take_placed(operations, tunings)
+        except Exception as error:
+            self._bear_lost(error, operations)
+
+    def _place(self) -> None:
+        """Numbers what plain batches brought: no communicator has come or gone meanwhile."""
+        if not self._unplaced.rows:
+            return
+        logged, tunings = self._unplaced.take()
         try:
             operations = logged_operations(logged)
             self._communicators.place(operations, (), ())
-            self._take_placed(operations, tunings)
         except Exception as error:
-            self.mistakes.bear(error, "settle", f"{len(logged)} operations")
-            for source, rows in groups(logged["source"]):
-                self._intake.note_lost(source, len(rows))
+            self._bear_lost(error, logged)
+        else:
+            self._uncounted.append(operations, tunings)
+
+    def _bear_lost(self, error: Exception, operations: Columns) -> None:
+        self.mistakes.bear(error, "settle", f"{len(operations)} operations")
+        for source, rows in groups(operations["source"]):
+            self._intake.note_lost(source, len(rows))
 
     def _take_placed(self, operations: Columns, tunings: Columns) -> None:
-        if not len(operations) and not len(tunings):
-            return
         ids = self._add_operations(operations)
         self._tuning.feed(ids, tunings)
         self._alignment.feed_copied(self._tuning.take_copied())
         with self._borne("detect"):
-            self._detection.count_logged(ids)
+            self._detection.count_logged(operations)
         self._inspection.feed_operations(ids)
 
     def _add_operations(self, operations: Columns) -> Ids:
@@ -347,17 +430,17 @@ class Pipeline:
         operations["message_bytes"] = bandwidth.message_bytes(
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
-        ids = self.store.operations.append(operations)
+        ids = append_placed(self.store.operations, operations)
         self._arrivals.append_operations(ids)  # at once: one in the store that nobody decides would stay for ever
-        self._series.count_logged(ids)
-        self._contents.count_logged(ids)
+        self._series.count_run(operations)
+        self._contents.count_logged(operations)
         self._patterns.count_logged(operations["member"], templates["op"], templates["root"])
-        self._periods.feed(ids)
         return ids
 
     def _advance(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         self._settle()
         self.fed_rows = 0
+        self._wait(now_ns)
         decided = np.empty(0, np.int64)
         with self._borne("group"):
             self._group(now_ns, final=final)
@@ -379,6 +462,18 @@ class Pipeline:
             if final:
                 self._group(now_ns, final=True)
             self._judge(now_ns, final=final, silent_hosts=silent_hosts)
+        with self._borne("show"):
+            self.recent.advance(now_ns)
+
+    def _wait(self, now_ns: int) -> None:
+        """Tells how long ranks are waited for now: what waits keeps all that came after it in memory."""
+        came = self.store.operations.next_id - _WAITED_WINDOWS * self.settings.window_operations
+        came_at_ns = self._ages.came_at(came)
+        patience_ns = self.settings.patience_ns
+        if came_at_ns is not None:
+            patience_ns = min(patience_ns, max(self.settings.settle_ns, now_ns - came_at_ns))
+        self._patience_ns = self._collective_join.patience_ns = self._pair_join.patience_ns = patience_ns
+        self._replaying.wait(patience_ns)
 
     @contextmanager
     def _borne(self, where: str, operations: Ids | None = None) -> Generator[None]:
@@ -400,7 +495,7 @@ class Pipeline:
         at = at[~table.rows["finished"][at]]
         for process, mine in groups(table.rows["process"][at]) if len(at) else ():
             self._note_lost(process, len(mine))
-        self.store.finish(at)
+        self._close(at)
 
     def _judge(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         """Lets the detectors look; not each time while slices of work follow one another."""
@@ -414,25 +509,40 @@ class Pipeline:
 
     def _group(self, now_ns: int, *, final: bool) -> None:
         """Ranks and parallelism, where membership changed or it is time."""
-        due = self._grouped_at_ns is None or now_ns - self._grouped_at_ns >= self.settings.groups_every_ns
-        changed = self._communicators.changed or final
-        if not (changed or due):
+        if not (final or self._is_time_to_group(now_ns)):
+            self._periods.go_on()
             return
-        self._periods.learn(final=final)
-        if changed:
-            ranks.assign_ranks(self.store, gpus_per_node=self.settings.gpus_per_node)
-            self._communicators.changed = False
-        if changed or self._contents.operations >= _MORE * self._judged_operations:
-            self._judged_operations = self._contents.operations
-            listed = self.store.listed_communicators()
-            table = self._contents.table()
-            parallelism.assign_parallelism(
-                self.store, table, self._patterns.of(listed), self.settings.sizes, self._periods.iterations()
-            )
-        self._limits.refresh()
-        self._series.set_limits(self._limits.series_limit)
-        self._detection.regroup()
         self._grouped_at_ns = now_ns
+        self._periods.learn(final=final)
+        changed = set(self.store.process_job) if final else self._communicators.changed
+        touched = ranks.assign_ranks(self.store, jobs=changed, gpus_per_node=self.settings.gpus_per_node)
+        self._communicators.changed = set()
+        if self._contents.operations >= max(1, _MORE * self._judged_operations):
+            self._judged_operations, changed = self._contents.operations, set(self.store.process_job)
+        touched |= self._tell_uses(changed)
+        touched |= self._limits.refresh()
+        self._series.set_limits(self._limits.series_limit, touched)
+        self._detection.regroup(touched)
+
+    def _is_time_to_group(self, now_ns: int) -> bool:
+        """Whether it is, or membership has changed: of many ranks not at each change, or none would come to its end."""
+        if self._grouped_at_ns is None:
+            return True
+        since_ns = now_ns - self._grouped_at_ns
+        pause_ns = min(len(self.store.members) * _PAUSE_FOR_EACH_MEMBER_NS, _LONGEST_PAUSE_NS)
+        is_time = not 0 <= since_ns < self.settings.groups_every_ns
+        return is_time or (bool(self._communicators.changed) and since_ns >= pause_ns)
+
+    def _tell_uses(self, jobs: set[str]) -> set[int]:
+        """What the communicators of these jobs are for; gives those of which that changed."""
+        if not jobs:
+            return set()
+        table = self._contents.table()
+        used = set(values_of(table["communicator"]))
+        asked = [each for each in self.store.listed_communicators() if each.job in jobs and each.index in used]
+        return parallelism.assign_parallelism(
+            self.store, table, self._patterns.of(asked), self.settings.sizes, self._periods.iterations(), jobs=jobs
+        )
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
         self._hear_all(now_ns)
@@ -456,18 +566,34 @@ class Pipeline:
         replays = self._alignment.graphs.take_replays()
         self._inspection.mark_counted(replays)
         self._replaying.feed(replays, now_ns)
-        return np.concatenate(decided)
+        self.recent.touch(replays["operation"][replays["is_first"]])
+        found = np.concatenate(decided)
+        self.recent.touch(found)
+        return found
 
     def _give_up(self, now_ns: int) -> int:
         """Has processes give up what waits for a capture for too long, now and then; before which operation that is."""
         held = self._ages.at(now_ns - self.settings.hold_ns)
         next_id = self.store.operations.next_id
-        given_up = max(0 if held is None else held.operations, next_id - self.settings.held_operations)
-        pause_ns = min(_GIVEN_UP_EVERY_NS, self.settings.hold_ns // 100)
-        if given_up > self._given_up and now_ns - self._gave_up_at_ns >= pause_ns:
+        too_old = 0 if held is None else held.operations
+        given_up = max(too_old, next_id - self.settings.held_operations)
+        is_time = now_ns - self._gave_up_at_ns >= min(_GIVEN_UP_EVERY_NS, self.settings.hold_ns // 20)
+        is_much = given_up - self._given_up >= _GIVEN_UP_AT_ONCE * self.settings.held_operations
+        if given_up > self._given_up and (is_time or is_much):
+            if given_up > too_old:
+                self._count_held_too_many(np.arange(max(too_old, self._given_up), given_up))
             self._given_up, self._gave_up_at_ns = given_up, now_ns
             self._arrivals.give_up(sorted(self._alignment.processes()))
-        return given_up
+        return self._given_up
+
+    def _count_held_too_many(self, operations: Ids) -> None:
+        """Counts those of these operations that wait for a further capture of their process."""
+        table = self.store.operations
+        rows = table.take(operations[operations >= table.first], "process", "match")
+        was_captured = np.zeros(len(self.store.processes), np.bool_)
+        was_captured[sorted(self._alignment.captured())] = True
+        lost = was_captured[rows["process"]] & (rows["match"] == Match.PENDING)
+        self.store.skipped.update({_HELD_TOO_MANY: int(np.count_nonzero(lost))})
 
     def _note_lost(self, process: int, amount: int) -> None:
         """Notes what a mistake of ours has taken from a process as a gap of its log."""
@@ -477,8 +603,11 @@ class Pipeline:
 
     def _identified(self, decided: Ids, now_ns: int, *, final: bool) -> Ids:
         """Finds communicators that nothing names; gives the operations that need not wait for that any more."""
-        if self._identification.advance(now_ns, final=final):
-            self._communicators.changed = True
+        found = self._identification.advance(now_ns, final=final)
+        if found:
+            self._communicators.changed |= found
+            self._detection.regroup(each.index for each in self.store.communicators if each.job in found)
+            self._grouped_at_ns = None
             self._group(now_ns, final=final)
         is_open = self._identification.is_open()
         if not len(self._unidentified) and not is_open.any():
@@ -487,8 +616,8 @@ class Pipeline:
         waiting, self._unidentified = self._unidentified, deque()
         for at_ns, operations in [*waiting, (now_ns, decided)]:
             here = operations[operations >= self.store.operations.first]
-            waits = is_open[self.store.operations.take(here)["member"]]
-            if final or now_ns - at_ns > self.settings.patience_ns:
+            waits = is_open[self.store.operations.take(here, "member")["member"]]
+            if final or now_ns - at_ns > self._patience_ns:
                 waits[:] = False
             ready.append(here[~waits])
             if waits.any():
@@ -499,22 +628,20 @@ class Pipeline:
         for operations in self._arrivals.take_new(self.store, now_ns):
             heard = self.store.operations.take(operations, "process", "logged_at_ns", "observed_at_ns")
             self._lives.hear_operations(heard, now_ns)
+            self._departed.note(values_of(heard["process"]))
         for process, end_ns in self._arrivals.take_captured():
             self._lives.hear_capture(process, end_ns, now_ns)
+            self._departed.note((process,))
+        self._departed.hear(self.store, now_ns)
 
     def _assign_iterations(self, decided: Ids, now_ns: int) -> None:
         """Numbers what was decided, and again what was decided lately of processes of which more marks have come."""
         marked = self._iterations.read_marks()
-        while self._numbered and self._numbered[0][0] < now_ns - _MARKS_COME_WITHIN_NS:
-            self._numbered.popleft()
-        if marked and self._numbered:
-            recent = np.concatenate([operations for _, operations in self._numbered])
-            recent = recent[recent >= self.store.operations.first]
-            is_marked = np.zeros(len(self.store.processes), np.bool_)
-            is_marked[sorted(marked)] = True
-            self._iterations.assign(recent[is_marked[self.store.operations.take(recent, "process")["process"]]])
+        self._numbered.forget_before(now_ns - _MARKS_COME_WITHIN_NS)
+        if marked:
+            self._iterations.assign(self._numbered.of(marked, self.store))
         self._iterations.assign(decided)
-        self._numbered.append((now_ns, decided))
+        self._numbered.add(decided, now_ns)
 
     def _report(self, decided: Ids, now_ns: int) -> None:
         """Tells the joins what was decided, and finishes what they need not wait for."""
@@ -645,7 +772,7 @@ class Pipeline:
 
     def _finish_unjoined(self, now_ns: int, *, final: bool) -> None:
         """Finishes what has waited for other ranks for too long."""
-        while self._unjoined and (final or now_ns - self._unjoined[0][0] > self.settings.patience_ns):
+        while self._unjoined and (final or now_ns - self._unjoined[0][0] > self._patience_ns):
             _, operations = self._unjoined.popleft()
             operations = operations[operations >= self.store.operations.first]
             rows = self.store.operations.take(operations, "finished", "launch", "coll_seq")
@@ -664,7 +791,12 @@ class Pipeline:
             self._set_limits(matched_at)
             self._series.count_measured(table.first + matched_at)
             self._series.count_compared(table.first + matched_at)
+        self._close(at)
+
+    def _close(self, at: NDArray[np.intp]) -> None:
+        """Nothing changes any more in the operations at these places, each of which is closed once."""
         self.store.finish(at)
+        self.recent.finish(self.store.operations.first + at)
 
     def _set_limits(self, at: NDArray[np.intp]) -> None:
         """Sets what the operations at these places can be held against."""

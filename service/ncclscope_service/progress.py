@@ -8,6 +8,7 @@ import numpy as np
 
 from ncclscope_service import whole_rows
 from ncclscope_service.detect.board import PROGRESS
+from ncclscope_service.key_places import KeyPlaces
 from ncclscope_wire.batch import Columns
 
 _KEY: Final = ("communicator", "sender", "receiver", "rank")
@@ -17,7 +18,7 @@ class Progress:
     """The present counts of one job."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], int] = {}
+        self._places = KeyPlaces(len(_KEY))
         self._rows: Columns = np.zeros(0, PROGRESS)
 
     def __len__(self) -> int:
@@ -30,8 +31,7 @@ class Progress:
 
     def put(self, counts: Columns) -> None:
         """Takes newer counts (`PROGRESS`)."""
-        keys = zip(*(counts[name].tolist() for name in _KEY), strict=True)
-        places = np.asarray([self._places.setdefault(key, len(self._places)) for key in keys], np.intp)
+        places = self._places.of(*(counts[name] for name in _KEY))
         if len(self._places) > len(self._rows):
             grown = np.zeros(2 * len(self._places), PROGRESS)
             whole_rows.put(grown, 0, self._rows)

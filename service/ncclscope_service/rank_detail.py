@@ -10,7 +10,6 @@ from ncclscope_service.communicator_views import known
 from ncclscope_service.rows import Member
 from ncclscope_service.version_of import version_of
 from ncclscope_service.views_of_job import JobAsked
-from ncclscope_service.wait_map import rank_waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ def rank_detail(asked: JobAsked, rank: int, now_ns: int) -> RankDetail | None:
     if not members:
         return None
     first, store = members[0], asked.store
-    waits = rank_waits(asked.operations, asked.is_own, asked.window, store.communicators)
+    waits = asked.waits.of_job(asked.job)
     position = np.flatnonzero(waits.ranks == rank)
     own = waits.by_bucket[position[0]] if len(position) else np.full(asked.window.buckets, np.nan)
     ratio = float(waits.mean_ratio[position[0]]) if len(position) else float("nan")

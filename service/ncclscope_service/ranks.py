@@ -8,6 +8,7 @@ flagged as inferred (the rule of the NCCL Trace Profiler thesis).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from ncclscope_service.rows import Communicator, Member
 from ncclscope_service.store import Store
@@ -16,14 +17,25 @@ Seat = tuple[int, int]
 """(process, CUDA device in the process): what holds one rank."""
 
 
-def assign_ranks(known: Store, *, gpus_per_node: int | None = None) -> None:
-    """Sets global_rank, local_rank and global_rank_is_inferred of every member."""
-    for job in sorted(set(known.process_job)):
-        members = [member for member in known.members if known.process_job[member.process] == job]
-        _assign_job(known, members, gpus_per_node)
+def assign_ranks(known: Store, *, jobs: Collection[str] | None = None, gpus_per_node: int | None = None) -> set[int]:
+    """Sets global_rank, local_rank and global_rank_is_inferred of every member of these jobs; None: of all jobs.
+
+    Gives the communicators in which a global rank changed, by index.
+    """
+    changed: set[int] = set()
+    if jobs is not None and not jobs:
+        return changed
+    by_job: dict[str, list[Member]] = defaultdict(list)
+    for member in known.members:
+        by_job[known.process_job[member.process]].append(member)
+    for job in sorted(by_job):
+        if jobs is None or job in jobs:
+            changed |= _assign_job(known, by_job[job], gpus_per_node)
+    return changed
 
 
-def _assign_job(known: Store, members: list[Member], gpus_per_node: int | None) -> None:
+def _assign_job(known: Store, members: list[Member], gpus_per_node: int | None) -> set[int]:
+    changed: set[int] = set()
     seats: dict[Seat, list[Member]] = defaultdict(list)
     for member in members:
         seats[_seat(member)].append(member)
@@ -31,10 +43,14 @@ def _assign_job(known: Store, members: list[Member], gpus_per_node: int | None) 
     printed = _ranks_of_world(known, members, seats)
     inferred = {} if printed is not None else _inferred_ranks(known, seats, local, gpus_per_node)
     for seat, seated in seats.items():
+        global_rank = inferred.get(seat) if printed is None else printed[seat]
         for member in seated:
+            if member.global_rank != global_rank:
+                changed.add(member.communicator)
             member.local_rank = local[seat]
-            member.global_rank = inferred.get(seat) if printed is None else printed[seat]
+            member.global_rank = global_rank
             member.global_rank_is_inferred = printed is None
+    return changed
 
 
 def _seat(member: Member) -> Seat:
@@ -106,7 +122,10 @@ def hosts_of(known: Store, communicator: Communicator) -> tuple[str, ...]:
     return tuple(sorted({known.processes[known.members[member].process].host for member in members}))
 
 
-def host_of_ranks(known: Store, job: str) -> dict[int, str]:
-    """The host of each global rank of a job."""
-    members = [member for member in known.members if known.process_job[member.process] == job]
-    return {m.global_rank: known.processes[m.process].host for m in members if m.global_rank is not None}
+def host_of_ranks(known: Store) -> dict[str, dict[int, str]]:
+    """The host of each global rank of every job."""
+    found: dict[str, dict[int, str]] = {job: {} for job in known.process_job}
+    for member in known.members:
+        if member.global_rank is not None:
+            found[known.process_job[member.process]][member.global_rank] = known.processes[member.process].host
+    return found

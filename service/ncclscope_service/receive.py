@@ -22,11 +22,13 @@ from ncclscope_service.agents import AgentError, AgentRecord, KnownAgent, Receiv
 from ncclscope_service.content_limits import ContentLimits
 from ncclscope_service.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.codec import decode_kept_hello, decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
 from ncclscope_wire.messages import (
+    ASKING_VERSION,
     PROTOCOL_VERSION,
+    WOULD_LET_IN,
     Acknowledge,
     BatchMessage,
     ForeignHello,
@@ -348,7 +350,7 @@ class Receiver:
     ) -> None:
         message = _decoded(payload)
         if isinstance(message, ForeignHello):
-            raise AgentError("wrong_version", _version_sentence(message))
+            raise self._answer_to(message, connection.certificate)
         state = _TRANSITIONS.get((connection.state, type(message)))
         if state is None:
             what = type(message).__name__
@@ -370,6 +372,17 @@ class Receiver:
         elif isinstance(message, Goodbye):
             agent.said_goodbye = True
             self._write(GoodbyeSaid(agent=agent.hello.agent_id))
+
+    def _answer_to(self, hello: ForeignHello, certificate: tuple[str, ...]) -> AgentError:
+        """Why a Hello of another version is refused; one that only asks is told whether it would be let in."""
+        sentence = _version_sentence(hello)
+        if hello.protocol_version != ASKING_VERSION:
+            return AgentError("wrong_version", sentence)
+        try:
+            self._admission.admit_host(hello.host, digest_of(hello.token) if hello.token else None, certificate)
+        except AgentError as error:
+            return AgentError(error.reason, f"{sentence}; {error}")
+        return AgentError("wrong_version", f"{sentence}; {WOULD_LET_IN}")
 
     def _is_still_allowed(self, connection: _Connection, agent: KnownAgent) -> bool:
         try:
@@ -434,9 +447,7 @@ class Receiver:
         return None if self._record is None else self._record(entry)
 
     def _replay_hello(self, entry: HelloSaid) -> None:
-        hello = decode_message(entry.payload)
-        if not isinstance(hello, Hello):
-            raise ProtocolError("the journal holds another message where a Hello must be")
+        hello = decode_kept_hello(entry.payload)  # before an upgrade it may have been of another version
         if entry.forgotten is not None:
             self._agents.pop(entry.forgotten, None)
         agent = self._agents.get(hello.agent_id)

@@ -37,10 +37,12 @@ class Repeats:
 
 
 def repeats_of(fits: NDArray[np.bool_], launches: Columns, kernels: Columns) -> Repeats | None:
-    """What repetition says in a window; None where symbols follow each other as by chance.
+    """What repetition says in a window; None where symbols follow each other as by chance, or none follows.
 
     fits[i, j]: launch i may be kernel j.
     """
+    if min(fits.shape) < 2:
+        return None
     of_launch, of_kernel = fits.mean(axis=1), fits.mean(axis=0)
     same_launch = _repeated(launches, ("tid", "lane", "classes", "data_type"))
     same_kernel = _repeated(kernels, ("tid", "lane", "kernel_class", "data_type"))

@@ -60,9 +60,12 @@ class Replaying:
         self._measuring = Measuring(known, hosts, known.replays)
         self._join = ReplayJoin(settle_ns=settle_ns, patience_ns=patience_ns)
         self._exchanges = ExchangeBook()
-        self._patience_ns = patience_ns
         self._unfinished: list[tuple[int, Ids]] = []
         self._unidentified = np.empty(0, np.int64)
+
+    def wait(self, patience_ns: int) -> None:
+        """So long any rank is waited for, from now on."""
+        self._join.patience_ns = patience_ns
 
     def feed(self, replays: Columns, now_ns: int) -> None:
         """Takes replays (rows.REPLAYED) that were told by the alignment."""
@@ -148,7 +151,7 @@ class Replaying:
         finished: list[Ids] = [np.empty(0, np.int64)]
         waiting = np.concatenate([self._unidentified, self._join.pending, self._exchanges.waiting()])
         for since_ns, ids in self._unfinished:
-            is_over = final or now_ns - since_ns > self._patience_ns
+            is_over = final or now_ns - since_ns > self._join.patience_ns
             still = np.zeros(len(ids), bool) if is_over else np.isin(ids, waiting)
             finished.append(ids[~still])
             if still.any():

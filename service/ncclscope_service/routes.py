@@ -245,6 +245,10 @@ class _Answers:
             with tempfile.TemporaryDirectory(prefix="ncclscope-snapshot-") as folder:
                 await self._view.write_snapshot(Path(folder), job, minutes, with_perfetto=with_perfetto)
                 file = await to_thread.run_sync(zip_folder, Path(folder))
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            told = f"the service could not write the snapshot: {why}; ask for fewer minutes, or for one job"
+            raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, told) from error
         finally:
             self._one_snapshot.release()
         return ZipResponse(file, name="ncclscope-snapshot.zip")

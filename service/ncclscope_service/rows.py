@@ -120,6 +120,17 @@ LOGGED: Final = np.dtype(
 )
 """What a log says of an operation: a fifth of what its row takes once it is worked on."""
 
+PLACED: Final = np.dtype(
+    [
+        *((name, LOGGED[name]) for name in LOGGED.names or ()),
+        *(
+            (name, OPERATION[name])
+            for name in ("process", "member", "seq", "coll_seq", "pair_seq", "kind_seq", "message_bytes")
+        ),
+    ]
+)
+"""The same with its place in its communicator: all that is known of an operation until it is aligned."""
+
 
 class LimitReference(IntEnum):
     """What a limit was taken from; its lower-case name is what outputs print."""

@@ -7,14 +7,14 @@ second with data; the baseline is the best that the series has shown, as the 90t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rows
+from ncclscope_service import rows, whole_rows
 from ncclscope_service.distinct import distinct_together, groups
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
@@ -50,17 +50,28 @@ class SeriesBook:
         self._store = known
         self._index: dict[int, int] = {}
         self._windows: dict[int, _Windows] = {}
-
-    def count_logged(self, operations: Ids) -> None:
-        """Operations that were read from a log: each exactly once."""
-        self.count_run(self._store.operations.take(operations, *_KEY))
+        self._limited = 0
+        """Series before this one have their limit."""
 
     def count_run(self, chosen: Columns) -> None:
-        """Rows (rows.OPERATION) of what was asked for, or was run again by a CUDA graph: each exactly once."""
+        """Operations (with the columns `_KEY`) that were read from a log, or run again by a CUDA graph: each once."""
         series = self._series_of(chosen)
         table = self._store.series.rows
         _add(table["operations"], series, np.ones(len(series), np.int64))
         _add(table["bytes"], series, np.maximum(chosen["message_bytes"], 0))
+
+    def expected(self, operations: Columns, amounts: NDArray[np.int64]) -> Columns:
+        """`Store.series` as it will be when so many operations like each of these (with the columns `_KEY`) are
+        counted; those of series that are new are left out.
+        """
+        expected = whole_rows.copied(self._store.series.rows)
+        keys = self._keys_of(operations)
+        places = np.asarray([self._index.get(key, NO_NUMBER) for key in keys.tolist()], np.int64)
+        known = places != NO_NUMBER
+        places, amounts = places[known], amounts[known]
+        _add(expected["operations"], places, amounts)
+        _add(expected["bytes"], places, amounts * np.maximum(operations["message_bytes"][known], 0))
+        return expected
 
     def count_measured(self, operations: Ids) -> None:
         """Operations whose kernel is known and whose measures are settled: each exactly once."""
@@ -112,6 +123,8 @@ class SeriesBook:
 
     def count_compared(self, operations: Ids) -> None:
         """Operations of which a kernel and a record of NCCL Inspector are known: each exactly once."""
+        if not self._store.inspected.next_id:
+            return
         told = self._store.operations.rows["inspected_ns"][self._store.operations.at(operations)]
         operations = operations[told != NO_TIME_NS]
         if not len(operations):
@@ -155,15 +168,20 @@ class SeriesBook:
         self._store.series.append(merged)
         self._index = {key: row for row, key in enumerate(distinct.tolist())}
         self._windows = {int(inverse[row]): windows for row, windows in self._windows.items()}
+        self._limited = 0
 
-    def set_limits(self, limit_of: Callable[[int, int], float]) -> None:
-        """Sets the limit by topology of every series, from its communicator and operation."""
+    def set_limits(self, limit_of: Callable[[int, int], float], changed: Collection[int]) -> None:
+        """Sets the limit by topology of each series that is new or of one of the communicators that changed.
+
+        `limit_of` gives it from a communicator and an operation.
+        """
         table = self._store.series.rows
-        pairs = table[["communicator", "op"]]
-        distinct, inverse = np.unique(pairs, return_inverse=True)
-        if len(distinct):
-            limits = np.asarray([limit_of(int(pair["communicator"]), int(pair["op"])) for pair in distinct])
-            table["limit"] = limits[inverse]
+        old = np.isin(table["communicator"][: self._limited], list(changed))
+        at = np.concatenate([np.flatnonzero(old), np.arange(self._limited, len(table))])
+        self._limited = len(table)
+        (communicators, codes), inverse = distinct_together(table["communicator"][at], table["op"][at])
+        pairs = zip(communicators.tolist(), codes.tolist(), strict=True)
+        table["limit"][at] = np.asarray([limit_of(*pair) for pair in pairs], np.float64)[inverse]
 
     def _add_windows(self, series: NDArray[np.int64], times_ns: NDArray[np.int64], busbw: NDArray[np.float64]) -> None:
         usable = np.isfinite(busbw) & (times_ns != NO_TIME_NS)
@@ -189,10 +207,17 @@ class SeriesBook:
         row["baseline"][index] = np.quantile(medians, _BASELINE_QUANTILE)
 
     def _series_of(self, operations: Columns) -> NDArray[np.int64]:
+        return self._rows_of(*self._named(operations))
+
+    def _keys_of(self, operations: Columns) -> NDArray[np.int64]:
+        return _packed(*self._named(operations))
+
+    def _named(self, operations: Columns) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8]]:
+        """Communicator, operation and size class of each of these operations."""
         members = operations["member"].astype(np.int64)
         communicator_of = np.asarray([member.communicator for member in self._store.members], np.int64)
         codes = self._store.templates_of(operations, "op")["op"]
-        return self._rows_of(communicator_of[members], codes, classify(operations["message_bytes"]))
+        return communicator_of[members], codes, classify(operations["message_bytes"])
 
     def _rows_of(
         self,

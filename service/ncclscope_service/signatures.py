@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_wire.batch import Columns
 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -49,7 +50,7 @@ class Signatures:
         else:
             is_new = np.ones(len(rows), dtype=bool)
         if is_new.any():
-            self._add(rows[is_new], hashes[is_new])
+            self._add(whole_rows.kept(rows, is_new), hashes[is_new])
             places = np.searchsorted(self._hashes, hashes)
         numbers: NDArray[np.int32] = self._numbers[places]
         return numbers
@@ -58,7 +59,7 @@ class Signatures:
         _, first = np.unique(hashes, return_index=True)
         first.sort()
         added = np.arange(len(self._numbers), len(self._numbers) + len(first), dtype=np.int32)
-        self._rows.append(rows[first].copy())
+        self._rows.append(whole_rows.taken(rows, first))
         self._all = None
         all_hashes = np.concatenate([self._hashes, hashes[first]])
         order = np.argsort(all_hashes)

@@ -88,7 +88,8 @@ class StandingCounts:
         among those of the thread). `kinds`: of which kind each is, or POINT_TO_POINT."""
         if len(rows) == 0 or (rows["group"] != NO_NUMBER).all():
             return
-        if self._since and self.stand_still(rows).all():
+        still = self.stand_still(rows)
+        if still.all():
             self._go_on(rows)
             return
         # 16 bits are sorted in linear time.
@@ -101,7 +102,7 @@ class StandingCounts:
         is_first = np.concatenate([[True], np.diff(rows["member"][starts]) != 0])
         ended = self._ends(rows, starts, is_first)
         needed = _is_doubtful(rows, kinds, starts, ends)
-        needed &= ~self.stand_still(whole_rows.taken(rows, starts))
+        needed &= ~still[order][starts]
         is_border = is_first | np.append(is_first[1:], True)
         members, values = rows["member"][starts].tolist(), rows["op_count"][starts].tolist()
         # Other runs are over, short, without a gap and of one kind: a group may be just that.
@@ -150,11 +151,16 @@ class StandingCounts:
         threads, values, calls = rows["tid"], rows["op_count"], rows["call"]
         after = after[(threads[after - 1] == threads[after]) & (values[after - 1] != values[after])]
         tids, begins, ends = threads[after], calls[after - 1], calls[after]
-        for row in rows[starts[is_first]]:
-            run = self._runs.get(int(row["member"]))
-            if run is not None and run.tid == row["tid"] and run.value != row["op_count"]:
-                tids, begins = np.append(tids, row["tid"]), np.append(begins, run.last_call)
-                ends = np.append(ends, row["call"])
+        firsts = whole_rows.taken(rows, starts[is_first])
+        of_first = zip(*(firsts[name].tolist() for name in ("member", "tid", "op_count", "call")), strict=True)
+        further: list[tuple[int, int, int]] = []
+        for member, tid, value, call in of_first:
+            run = self._runs.get(member)
+            if run is not None and run.tid == tid and run.value != value:
+                further.append((tid, run.last_call, call))
+        if further:
+            more = np.array(further, np.int64)
+            tids, begins, ends = (np.append(one, more[:, at]) for at, one in enumerate((tids, begins, ends)))
         found: _Ends = {}
         for tid in np.unique(rows["tid"]).tolist():
             of_thread = np.flatnonzero(tids == tid)

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state_classes import classes_of, name_of
 from ncclscope_service.state_reader import Reader
 from ncclscope_service.state_writer import Writer
@@ -33,45 +32,28 @@ _LENGTH_BYTES: Final = 8
 """Of the header, before it."""
 
 
-class Frozen:
-    """The state of a machine at one moment; the machine may go on while it is made bytes of, in another thread too."""
+def parts_of(machine: object, *, outside: Sequence[object] = ()) -> list[Part]:
+    """The state of a machine as bytes, in pieces that follow each other; of what it holds of `outside` (a store, say)
+    only the position.
 
-    def __init__(self, name: str, classes: _Classes, root: object, arrays: Sequence[memoryview]) -> None:
-        self._name = name
-        self._graph = (classes, root)
-        self._arrays = arrays
-
-    @property
-    def copied_bytes(self) -> int:
-        """What large arrays take."""
-        return sum(map(len, self._arrays))
-
-    def parts(self) -> list[Part]:
-        """The bytes of the snapshot, in pieces that follow each other: large arrays are not put together."""
-        body = msgspec.msgpack.encode(self._graph)
-        sizes = [len(body), *(len(array) for array in self._arrays)]
-        digest = _digest([body, *self._arrays])
-        header = msgspec.msgpack.encode((_MAGIC, _FORMAT, self._name, digest, sizes))
-        return [len(header).to_bytes(_LENGTH_BYTES, "big"), header, body, *self._arrays]
-
-
-def freeze(machine: object, *, outside: Sequence[object] = (), room: SnapshotRoom | None = None) -> Frozen:
-    """Copies the state of a machine; what it holds of `outside` (a store, say) is only referred to, by position.
-
-    `room`: memory for large arrays, for this one time; None: it is asked for while they are copied.
+    Large arrays are not copied: the pieces are right until the machine goes on.
 
     Raises StateError where the machine holds what cannot be kept, with the way to it.
     """
     kind = type(machine)
-    writer = Writer(classes_of(kind.__module__), outside, SnapshotRoom(0) if room is None else room)
+    writer = Writer(classes_of(kind.__module__), outside)
     root = writer.node(machine, kind.__name__)
-    writer.release()
-    return Frozen(name_of(kind), writer.classes, root, writer.arrays)
+    body = msgspec.msgpack.encode((writer.classes, root))
+    arrays = writer.arrays
+    digest = _digest([body, *arrays])
+    sizes = [len(body), *(len(array) for array in arrays)]
+    header = msgspec.msgpack.encode((_MAGIC, _FORMAT, name_of(kind), digest, sizes))
+    return [len(header).to_bytes(_LENGTH_BYTES, "big"), header, body, *arrays]
 
 
 def snapshot(machine: object, *, outside: Sequence[object] = ()) -> bytes:
-    """The state of a machine as bytes, as `freeze` keeps it. Equal states give equal bytes."""
-    return b"".join(freeze(machine, outside=outside).parts())
+    """The same in one piece. Equal states give equal bytes."""
+    return b"".join(parts_of(machine, outside=outside))
 
 
 def restore(data: Part, into: _Machine, *, outside: Sequence[object] = ()) -> _Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -18,6 +19,9 @@ from ncclscope_wire.errors import OtherVersionError, StateError
 _Value = TypeVar("_Value")
 _Rest = list[Any]
 """What follows the tag of a node: a foreign format, of which nothing is known before it is looked at."""
+
+_PLAIN_DTYPE: Final = re.compile(r"[<>|=][biufcSUVmM][0-9]{1,9}(?:\[[0-9A-Za-z]{1,8}\])?", re.ASCII)
+"""What numpy writes of the type of a column. Of any other text it may make a program's syntax tree, or a huge shape."""
 
 _READ_LIKE_NEW: Final = (Tag.ARRAY, Tag.DEFAULTDICT, Tag.FUNCTION)
 
@@ -161,6 +165,8 @@ class Reader:
 
 def _dtype(description: str | list[Any]) -> np.dtype[Any]:
     if isinstance(description, str):
+        if not _PLAIN_DTYPE.fullmatch(description):
+            raise StateError(f"the snapshot has {description!r} where a type of numbers should be")
         return np.dtype(description)
     return np.dtype([(name, _dtype(column)) for name, column in description])
 

@@ -11,7 +11,6 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.snapshot_room import SnapshotRoom
 from ncclscope_service.state_classes import attributes_of, fingerprint_of, name_of
 from ncclscope_service.state_graph import BUILTINS, Compactable, Tag
 from ncclscope_wire.errors import StateError
@@ -25,12 +24,11 @@ _LARGE_BYTES: Final = 4096
 class Writer:
     """Makes the nodes of one snapshot. What has an identity is written once, and referred to after that."""
 
-    def __init__(self, allowed: Mapping[str, type], outside: Sequence[object], room: SnapshotRoom) -> None:
+    def __init__(self, allowed: Mapping[str, type], outside: Sequence[object]) -> None:
         self.classes: list[tuple[str, str, list[str]]] = []
         """Name, fingerprint and attributes of each class, in order of appearance."""
         self.arrays: list[memoryview] = []
-        """The bytes of each large array, in order of appearance."""
-        self._room = room
+        """The bytes of each large array, in order of appearance; not copied."""
         self._allowed = allowed
         self._class_numbers: dict[type, int] = {}
         self._outside = {id(each): index for index, each in enumerate(outside)}
@@ -57,11 +55,6 @@ class Writer:
             (np.ndarray, self._array),
             (object, self._object),
         )
-
-    def release(self) -> None:
-        """Lets go of the machine, of which no more nodes are made: what it replaces is not needed any more."""
-        self._alive.clear()
-        self._known.clear()
 
     def node(self, value: object, way: str) -> object:
         """The node of a value. `way`: the way to it, for errors."""
@@ -138,8 +131,7 @@ class Writer:
         whole = np.ascontiguousarray(value if packed == value.dtype else value.astype(packed))
         if whole.nbytes < _LARGE_BYTES:
             return [Tag.ARRAY, description, shape, whole.tobytes()]
-        # A copy, since the machine goes on; as plain bytes, which numpy copies fastest.
-        self.arrays.append(self._room.copy(whole.reshape(-1).view(np.uint8)))
+        self.arrays.append(whole.reshape(-1).view(np.uint8).data)
         return [Tag.ARRAY, description, shape, len(self.arrays) - 1]
 
     def _object(self, value: object, way: str) -> list[object]:

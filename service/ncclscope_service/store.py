@@ -15,18 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import rows, whole_rows
+from ncclscope_service.captures import Captures
 from ncclscope_service.channels import Channels
+from ncclscope_service.left_sources import LeftSources
 from ncclscope_service.measured_baseline import MeasuredBaseline
+from ncclscope_service.named_kernels import NamedKernels
+from ncclscope_service.reserved import LARGE_BYTES, Reserved, reserve
 from ncclscope_service.rows import Communicator, Finding, HostClock, Member, Process
+from ncclscope_service.source_gaps import SourceGaps
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact
-from ncclscope_wire.records import CaptureSeen, Source, SourceGap
+from ncclscope_wire.records import Source
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 Ids = NDArray[np.int64]
 """Row ids."""
 
 _FIRST_CAPACITY: Final = 1024
+_DROPPED_TO_KEPT: Final = 0.5
+"""Rows are moved to the front when so many of them were dropped there: each is moved twice at most while it is kept,
+and memory is written to for half as many again as are kept."""
+_MOST_USED: Final = 3
+"""Memory that was written to is given back when it is so many times what is needed: all but half as much."""
 
 OPERATION_TEMPLATE: Final = np.dtype(
     [
@@ -120,20 +130,33 @@ TUNING: Final = np.dtype(
 class Table:
     """A structured array that grows at the end and is forgotten from the front.
 
-    Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept).
+    Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept). A large table stays
+    where it is: rows that are kept are moved to the front of it over those that were dropped, before memory is used
+    that was never written to.
     """
 
-    def __init__(self, dtype: np.dtype[np.void]) -> None:
+    def __init__(self, dtype: np.dtype[np.void], *, large_bytes: int = LARGE_BYTES) -> None:
+        """`large_bytes`: what it may take before it reserves much more than it needs."""
         self.dtype = dtype
+        self._large_bytes = large_bytes
         self._rows: Columns = np.empty(_FIRST_CAPACITY, dtype=dtype)
+        self._reserved: Reserved | None = None
+        """The memory of `_rows`, of a large table."""
         self._begin = 0
         self._end = 0
+        self._used = 0
+        """Rows from the front of the memory that were ever written to."""
         self.first = 0
 
     @property
     def next_id(self) -> int:
         """The id that the next appended row will have."""
         return self.first + (self._end - self._begin)
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory that was written to, for rows that are kept and others."""
+        return self._used * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -145,10 +168,11 @@ class Table:
 
     def append(self, new: Columns) -> Ids:
         """Adds rows and returns their ids."""
-        self._reserve(len(new))
+        self._make_room(len(new))
         whole_rows.put(self._rows, self._end, new)
         first_id = self.next_id
         self._end += len(new)
+        self._used = max(self._used, self._end)
         return np.arange(first_id, first_id + len(new), dtype=np.int64)
 
     def at(self, ids: Ids | NDArray[np.intp]) -> NDArray[np.intp]:
@@ -165,17 +189,15 @@ class Table:
 
     def copy(self) -> Table:
         """A table of its own with the same rows and ids."""
-        copied = Table(self.dtype)
+        copied = self.compacted()
         copied._rows = whole_rows.copied(self.rows)
-        copied._end = len(copied._rows)
-        copied.first = self.first
         return copied
 
     def compacted(self) -> Table:
         """The same rows, not copied, with no room to grow (for snapshots)."""
-        compacted = Table(self.dtype)
+        compacted = Table(self.dtype, large_bytes=self._large_bytes)
         compacted._rows = self.rows
-        compacted._end = len(self)
+        compacted._end = compacted._used = len(self)
         compacted.first = self.first
         return compacted
 
@@ -185,18 +207,37 @@ class Table:
         self._begin += dropped
         self.first += dropped
 
-    def _reserve(self, amount: int) -> None:
-        if self._end + amount <= len(self._rows):
-            return
-        kept, capacity = self._end - self._begin, len(self._rows)
-        needed = kept + amount
-        if capacity < 1.5 * needed or capacity > max(_FIRST_CAPACITY, 8 * needed):
-            # Memory that is asked for anew costs more than the rows that are written to it.
-            moved = np.empty(max(_FIRST_CAPACITY, 2 * needed), dtype=self.dtype)
+    def _make_room(self, amount: int) -> None:
+        """So many rows can be written behind the last one after that."""
+        needed = len(self) + amount
+        is_much = self.used_bytes > max(self._large_bytes, _MOST_USED * needed * self.dtype.itemsize)
+        is_new = self._end + amount > self._used
+        if (is_new or is_much) and self._begin and self._begin >= _DROPPED_TO_KEPT * len(self):
+            whole_rows.move_to_front(self._rows, self._begin, self._end)
+            self._begin, self._end = 0, len(self)
+            if is_much:
+                self._give_back(needed)
+        if self._end + amount > len(self._rows):
+            self._move(needed)
+
+    def _give_back(self, needed: int) -> None:
+        """Keeps half of the memory that would be too much: what it takes to go on as long as so many rows are kept."""
+        if self._reserved is None:
+            self._move(needed)
         else:
-            moved = self._rows
+            self._used = _MOST_USED * needed // 2
+            self._reserved.release_from(self._used)
+
+    def _move(self, needed: int) -> None:
+        """Takes other memory, with room for more than is needed."""
+        if needed * self.dtype.itemsize >= self._large_bytes:
+            self._reserved = reserve(self.dtype, needed)
+            moved = self._reserved.rows
+        else:
+            self._reserved, moved = None, np.empty(max(_FIRST_CAPACITY, 2 * needed), dtype=self.dtype)
         whole_rows.put(moved, 0, self.rows)
-        self._rows, self._begin, self._end = moved, 0, kept
+        self._rows, self._begin, self._end = moved, 0, len(self)
+        self._used = self._end
 
 
 class Interner:
@@ -263,6 +304,8 @@ class Store:
     """NCCL version of a process, where a line said it, or else the only one its source or job printed."""
     process_source: dict[int, int] = field(default_factory=dict[int, int])
     """The log in which a process was first seen."""
+    source_hosts: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Hosts of which a source told something."""
     job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     source_versions: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -270,6 +313,8 @@ class Store:
     kernel_templates: Table = field(default_factory=lambda: Table(KERNEL_TEMPLATE))
     operations: Table = field(default_factory=lambda: Table(rows.OPERATION))
     kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
+    named_kernels: NamedKernels = field(default_factory=NamedKernels)
+    """Noted wherever `kernel` of an operation is written."""
     replays: Table = field(default_factory=lambda: Table(rows.REPLAYED))
     """Of operations that were captured into CUDA graphs."""
     collectives: Table = field(default_factory=lambda: Table(rows.COLLECTIVE))
@@ -285,8 +330,8 @@ class Store:
     members: list[Member] = field(default_factory=list[Member])
     iteration_confidence: dict[int, float] = field(default_factory=dict[int, float])
     """By process: how sure the period is by which its operations are numbered."""
-    captures: list[tuple[int, CaptureSeen]] = field(default_factory=list[tuple[int, CaptureSeen]])
-    """(source, capture) in order of arrival."""
+    captures: Captures = field(default_factory=Captures)
+    """(source, capture) in order of arrival; live, those that came within the window."""
     topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(
         default_factory=dict[tuple[str, str | None], list[TopologySeen]]
     )
@@ -327,15 +372,17 @@ class Store:
     inspector_records: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Records of NCCL Inspector by job and what became of them: "with_operation", "without_operation",
     "not_gpu_timed"."""
-    gaps: defaultdict[int, list[SourceGap]] = field(default_factory=lambda: defaultdict(list))
+    gaps: defaultdict[int, SourceGaps] = field(default_factory=lambda: defaultdict(SourceGaps))
     """By source."""
+    left: LeftSources = field(default_factory=LeftSources)
+    """What is known of sources whose places others have now."""
 
     def copy(self) -> Store:
         """What is known now, apart from what comes: tables are copied, so that another thread may read them."""
         copied = replace(self)
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, Table):
+            if isinstance(value, Table | Captures):
                 setattr(copied, each.name, value.copy())
             elif isinstance(value, list | dict):
                 setattr(copied, each.name, copy(value))

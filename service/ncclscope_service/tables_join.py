@@ -7,7 +7,7 @@ communicator of which that thread says Init COMPLETE. *Source:* NCCL `src/init.c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,6 +54,11 @@ class TablesJoin:
             touched.append(thread)
         for thread in touched:
             self._tie(thread)
+
+    def leave(self, sources: Collection[int]) -> None:
+        """Nothing more comes of these sources."""
+        for key in [key for key in self._threads if key[0] in sources] if sources else ():
+            del self._threads[key]
 
     def _thread(self, source: int, host: str, pid: int, tid: int) -> _Thread:
         return self._threads.setdefault((source, host, pid, tid), _Thread())

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -317,7 +318,7 @@ class TimedTrack:
     ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
         """Which launches before the anchor of their lane and burst are of one group with it."""
         carried = len(self._last_of_lane)
-        launches = np.concatenate([self._last_of_lane, launches])
+        launches = whole_rows.joined([self._last_of_lane, launches])
         launch_burst = np.concatenate([np.full(carried, -1, dtype=np.int64), launch_burst])
         anchor_of = np.concatenate([np.full(carried, NO_NUMBER, dtype=np.int64), anchor_of + carried])
         believed = np.concatenate([np.ones(carried, dtype=bool), believed])
@@ -351,7 +352,7 @@ class TimedTrack:
         order = np.argsort(launches["lane"], kind="stable")
         lanes = launches["lane"][order]
         last = order[np.append(lanes[1:] != lanes[:-1], True)] if len(order) else order
-        self._last_of_lane = launches[last[believed[last]]]
+        self._last_of_lane = whole_rows.taken(launches, last[believed[last]])
 
     @staticmethod
     def _spread(
@@ -395,7 +396,7 @@ def _first_kernel_of_key(
     left = np.flatnonzero(ordered[places] == keys)
     while len(left):
         tried = order[places[left]]
-        fits = _agree(launches[left], kernels, tried)
+        fits = _agree(whole_rows.taken(launches, left), kernels, tried)
         found[left[fits]] = tried[fits]
         left = left[~fits]
         passed = order[places[left]]

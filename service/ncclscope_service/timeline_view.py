@@ -15,7 +15,7 @@ import numpy as np
 from ncclscope_service.rows import Communicator
 from ncclscope_service.tally import operation_name
 from ncclscope_service.views_of_job import JobAsked, newest
-from ncclscope_service.wait_map import MAX_RANK, rank_waits
+from ncclscope_service.wait_map import MAX_RANK
 from ncclscope_service.window import Bools, Int64s
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -49,7 +49,7 @@ class Timeline:
 
 def timeline_of_ranks(asked: JobAsked, seconds: float) -> Timeline:
     """Of the ranks that wait least and most, MAX_LANES in all; of the first ranks where no wait is known."""
-    waits = rank_waits(asked.operations, asked.is_own, asked.window, asked.store.communicators)
+    waits = asked.waits.means_of_job(asked.job)
     if len(waits.ranks):
         ranks = waits.ranks[waits.most_telling(MAX_LANES)].tolist()
     else:

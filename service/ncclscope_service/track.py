@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.items import items_of
 from ncclscope_service.landmarks import Landmarks, between
@@ -116,11 +117,10 @@ class Track:
         blocked_at = self._bind_by_time(launches, kernels, until_ns=until_ns, final=final)
         launches["lane"] = self.lanes.pairs.kernel_lanes[self.launches["lane"]]
         if blocked_at is not None:
-            before = launches[launches["time_ns"] < blocked_at]
+            before = whole_rows.kept(launches, launches["time_ns"] < blocked_at)
+            launched = whole_rows.kept(kernels, kernels["time_ns"] < blocked_at)
             until_ns = min(until_ns, blocked_at - 1)
-            pairs = self._timed.advance(
-                before, kernels[kernels["time_ns"] < blocked_at], until_ns=until_ns, final=False
-            )
+            pairs = self._timed.advance(before, launched, until_ns=until_ns, final=False)
         else:
             pairs = self._timed.advance(launches, kernels, until_ns=until_ns, final=final)
         no_hole = np.zeros(pairs.launches_used, dtype=bool)

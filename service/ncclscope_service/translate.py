@@ -166,12 +166,15 @@ class Translator:
         silent: NDArray[np.int64] = operations["id"][~launches].astype(np.int64)
         return silent
 
-    def launches(self, *, final: bool) -> tuple[Columns, NDArray[np.int64]]:
-        """The launches that are complete by now (LAUNCH rows), and the operation ids they point into."""
+    def launches(self, *, final: bool, before: int = 0) -> tuple[Columns, NDArray[np.int64]]:
+        """The launches that are complete by now (LAUNCH rows), and the operation ids they point into.
+
+        Those of operations with an id below `before` count as complete.
+        """
         pending = self._pending
         if len(pending) == 0:
             return np.empty(0, dtype=LAUNCH), np.empty(0, dtype=np.int64)
-        unit, is_closed, is_joined, behind = self._units(pending, final=final)
+        unit, is_closed, is_joined, behind = self._units(pending, final=final, before=before)
         ready = np.ones(len(pending), dtype=bool) if final else _before_first_open(pending["tid"], is_closed)
         self._pending = whole_rows.kept(pending, ~ready)
         self._standing.forget(self._pending)
@@ -220,28 +223,29 @@ class Translator:
         return calls
 
     def _units(
-        self, pending: Columns, *, final: bool
+        self, pending: Columns, *, final: bool, before: int
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_], Columns]:
         """For each pending operation: a number that operations of one launch share, whether that launch is complete,
         whether its extent is known (so that a lone Send is not open), and what comes behind it (_BEHIND)."""
         order = np.argsort(pending["member"], kind="stable")
         rows = whole_rows.taken(pending, order)
-        starts = np.flatnonzero(np.concatenate([[True], ~self._continues(rows[:-1], rows[1:])]))
+        may_count = self._may_count(rows)
+        starts = np.flatnonzero(np.concatenate([[True], ~self._continues(rows[:-1], rows[1:], may_count[1:])]))
         run = np.cumsum(np.bincount(starts, minlength=len(rows))) - 1
         lengths = np.diff(np.append(starts, len(rows)))
         begun, last = whole_rows.taken(rows, starts), whole_rows.taken(rows, starts + lengths - 1)
         ends_by_successor = np.append(rows["member"][starts[1:]] == last["member"][:-1], False)
-        newest = _of_threads(self._calls, last["tid"])
+        may_count = may_count[starts]
+        newest, newest_groups = _of_threads(last["tid"], self._calls, self._newest_groups)
         far_behind = newest - 1 - last["call"] > GROUP_SPAN
         known = begun["group"] != NO_NUMBER
         moves_on = ends_by_successor & (last["op_count"] != np.append(rows["op_count"][starts[1:]], 0))
-        counts = ~known & self._counts(pending, begun, last, moves_on)
+        counts = ~known & self._counts(pending, begun, last, moves_on, may_count)
         closed = final | ends_by_successor | (far_behind & ~known) | (newest - 1 - last["call"] > _GROUP_LIMIT)
-        newest_groups = _of_threads(self._newest_groups, last["tid"])
         # How many kernels a group took, the next line of its communicator may tell.
-        waits = (lengths > 1) & self._may_count(begun) & (begun["op_count"] > 0)
+        waits = (lengths > 1) & may_count & (begun["op_count"] > 0)
         closed |= known & ((last["group"] == ALONE) | ((last["group"] != newest_groups) & ~(waits & ~far_behind)))
-        closed |= ~known & ~self._may_count(begun)
+        closed |= (~known & ~may_count) | (last["id"] < before)
         joined = known | counts
         unit = np.where(joined[run], starts[run], np.arange(len(rows)))
         back = np.empty(len(rows), dtype=np.intp)
@@ -250,12 +254,14 @@ class Translator:
         behind["id"], behind["step"] = NO_NUMBER, NO_NUMBER
         told = np.flatnonzero(ends_by_successor & joined & self._may_split(rows, starts, lengths))
         if len(told):
-            behind[told] = self._behind(pending, begun[told], last[told], rows[starts[told + 1]])
+            after = whole_rows.taken(rows, starts[told + 1])
+            behind[told] = self._behind(pending, may_count[told], whole_rows.taken(last, told), after)
         return order[unit][back], closed[run][back], joined[run][back], behind[run][back]
 
-    def _behind(self, pending: Columns, begun: Columns, last: Columns, behind: Columns) -> Columns:
-        """What comes behind runs (_BEHIND), from their first and last operations and the ones behind them."""
-        is_told = self._may_count(begun) & (behind["op_count"] != last["op_count"])
+    @staticmethod
+    def _behind(pending: Columns, may_count: NDArray[np.bool_], last: Columns, behind: Columns) -> Columns:
+        """What comes behind runs (_BEHIND), from whether they may count, their last operations, and those behind."""
+        is_told = may_count & (behind["op_count"] != last["op_count"])
         told = np.flatnonzero(is_told)
         is_told[told] = _calls_until(pending, last[told], behind[told]) <= GROUP_SPAN
         found = np.empty(len(last), dtype=_BEHIND)
@@ -268,8 +274,11 @@ class Translator:
         may_split: NDArray[np.bool_] = (lengths > 1) | of_first
         return may_split
 
-    def _continues(self, before: Columns, after: Columns) -> NDArray[np.bool_]:
-        """Whether an operation may be of the same launch as the one before it on the same member."""
+    def _continues(self, before: Columns, after: Columns, may_count: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether an operation may be of the same launch as the one before it on the same member.
+
+        `may_count`: whether the opCount of the later one is believed.
+        """
         same: NDArray[np.bool_] = (before["member"] == after["member"]) & (before["tid"] == after["tid"])
         same &= before["group"] == after["group"]
         # All of a group are enqueued before any of it is launched: where opCount moved, a group's end was lost.
@@ -278,7 +287,7 @@ class Translator:
             same &= in_group
             return same
         near = after["call"] - before["call"] <= GROUP_SPAN
-        counted = (before["op_count"] == after["op_count"]) & near & ~self._standing.stand_still(after)
+        counted = (before["op_count"] == after["op_count"]) & near & may_count
         counted &= after["group"] == NO_NUMBER
         same &= in_group | counted
         return same
@@ -289,10 +298,15 @@ class Translator:
         return ~self._standing.stand_still(rows)
 
     def _counts(
-        self, pending: Columns, first: Columns, last: Columns, moves_on: NDArray[np.bool_]
+        self,
+        pending: Columns,
+        first: Columns,
+        last: Columns,
+        moves_on: NDArray[np.bool_],
+        may_count: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
         """Whether the opCount of each run, from its first to its last operation, bounds one launch."""
-        believed = self._may_count(first)
+        believed = may_count.copy()
         if self.rules.counting is Counting.WITH_PROXY:
             # A value above zero has moved before; zero is believed only if it is seen to move on.
             believed &= (first["op_count"] > 0) | moves_on
@@ -409,10 +423,10 @@ def _common(values: NDArray[np.int16], starts: NDArray[np.intp], ends: NDArray[n
     return np.where(same, values[ends - 1], NO_NUMBER).astype(np.int16)
 
 
-def _of_threads(values: dict[int, int], tids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The value of each row's thread."""
+def _of_threads(tids: NDArray[np.int64], *values: dict[int, int]) -> list[NDArray[np.int64]]:
+    """The values of each row's thread."""
     found, inverse = distinct(tids)
-    return np.array([values[tid] for tid in found.tolist()], dtype=np.int64)[inverse]
+    return [np.array([each[tid] for tid in found.tolist()], dtype=np.int64)[inverse] for each in values]
 
 
 def _calls_until(pending: Columns, last: Columns, behind: Columns) -> NDArray[np.int64]:

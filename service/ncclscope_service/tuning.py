@@ -9,6 +9,7 @@ Source: NCCL `src/enqueue.cc` (`topoGetAlgoInfo`, `scheduleCollTasksToPlan`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -50,6 +51,11 @@ class TuningJoin:
         """The operations since the last call of which a line said that copy engines carry them out."""
         copied, self._copied = self._copied, []
         return np.concatenate([_NONE, *copied])
+
+    def leave(self, processes: Iterable[int]) -> None:
+        """No more lines will come of these processes."""
+        for process in processes:
+            self._waiting.pop(process, None)
 
     def feed(self, operations: Ids, tunings: Columns) -> None:
         """New operations (store rows, one source, line order) and the TUNING lines of the same batch."""

@@ -16,7 +16,7 @@ from ncclscope_wire.batch import Columns
 
 _WAIT_NS: Final = 10_000_000_000
 """Where there is always something left to align, detectors see what is measured after so long."""
-_AT_ONCE: Final = 50_000
+_AT_ONCE: Final = 16_384
 """Collectives that they are given at a look; all that ended in one second together."""
 _SECOND_NS: Final = 1_000_000_000
 
@@ -25,13 +25,13 @@ _SECOND_NS: Final = 1_000_000_000
 class Unjudged:
     """Collectives (rows.COLLECTIVE), in the order in which they were measured."""
 
-    _rows: Columns = field(default_factory=lambda: np.empty(0, rows.COLLECTIVE))
+    _parts: list[Columns] = field(default_factory=list[Columns])
     _since_ns: int | None = None
     """When the first of them was measured."""
     _is_released: bool = False
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return sum(map(len, self._parts))
 
     @property
     def is_released(self) -> bool:
@@ -42,7 +42,7 @@ class Unjudged:
         """Takes what was measured."""
         if len(measured):
             self._since_ns = now_ns if self._since_ns is None else self._since_ns
-            self._rows = whole_rows.joined([self._rows, measured])
+            self._parts.append(measured)
 
     def take(self, now_ns: int, *, is_whole: bool, final: bool) -> Columns:
         """What detectors may see now: nothing while more is to be measured of the same time (not `is_whole`), unless
@@ -51,13 +51,15 @@ class Unjudged:
         waited_ns = 0 if self._since_ns is None else now_ns - self._since_ns
         self._is_released = is_whole or final or self._is_released or waited_ns >= _WAIT_NS
         if not self._is_released:
-            return self._rows[:0]
-        taken = self._rows
+            return np.empty(0, rows.COLLECTIVE)
+        taken = whole_rows.joined([np.empty(0, rows.COLLECTIVE), *self._parts])
+        self._parts = []
         is_more = not final and len(taken) > _AT_ONCE
         if is_more:
             seconds = taken["end_true_ns"] // _SECOND_NS
             is_early = seconds <= np.partition(seconds, _AT_ONCE)[_AT_ONCE]
-            taken, self._rows = whole_rows.kept(taken, is_early), whole_rows.kept(taken, ~is_early)
-        if not is_more or not len(self._rows):
-            self._rows, self._since_ns, self._is_released = self._rows[:0], None, False
+            self._parts = [left] if len(left := whole_rows.kept(taken, ~is_early)) else []
+            taken = whole_rows.kept(taken, is_early)
+        if not self._parts:
+            self._since_ns, self._is_released = None, False
         return taken

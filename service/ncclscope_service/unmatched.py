@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.coverage import Coverage
 from ncclscope_service.pending import Outcome
 from ncclscope_service.rows import Match
@@ -50,7 +51,7 @@ class Undecided:
             mine = (self._rows["track"] == track) & (self._rows["after_ns"] == NO_TIME_NS)
             self._rows["after_ns"][mine] = int(times[matched][0])
         if not matched.all():
-            self._rows = np.concatenate([self._rows, self._left(track, outcome, times, sizes)])
+            self._rows = whole_rows.joined([self._rows, self._left(track, outcome, times, sizes)])
         if matched.any():
             self._last_kernel_ns[track] = int(times[matched][-1])
 
@@ -61,8 +62,9 @@ class Undecided:
         after = np.minimum.accumulate(np.where(matched, np.arange(len(times)), len(times))[::-1])[::-1]
         before_ns = np.where(before >= 0, times[before], self._last_kernel_ns.get(track, NO_TIME_NS))
         after_ns = np.append(times, NO_TIME_NS)[after]
-        of_left = np.repeat(~matched, sizes)
-        rows = np.empty(int(np.count_nonzero(of_left)), dtype=_UNDECIDED)
+        of_left = np.flatnonzero(np.repeat(~matched, sizes))
+        launch_of_left = np.repeat(np.flatnonzero(~matched), sizes[~matched])
+        rows = np.empty(len(of_left), dtype=_UNDECIDED)
         rows["id"], rows["track"] = outcome.ids[of_left], track
         columns = {
             "launch": outcome.launches["first_op"],
@@ -72,7 +74,7 @@ class Undecided:
             "is_hole": outcome.is_hole,
         }
         for name, values in columns.items():
-            rows[name] = np.repeat(values, sizes)[of_left]
+            rows[name] = values[launch_of_left]
         return rows
 
     def decide(
@@ -83,6 +85,9 @@ class Undecided:
         Of all with `final`, and of operations with an id below `before`.
         """
         rows = self._rows
+        if not len(rows):
+            none = np.empty(0, np.int64)
+            return none, none, np.empty(0, np.uint8), np.empty(0, np.float32)
         stamped = rows["logged_at_ns"] != NO_TIME_NS
         followed = rows["after_ns"] != NO_TIME_NS
         if len(coverage):
@@ -92,18 +97,21 @@ class Undecided:
             known = followed
             was_recorded = self._by_neighbours(rows)
         ready = known | final | (rows["id"] < before)
-        self._rows = rows[~ready]
+        self._rows = whole_rows.kept(rows, ~ready)
         matches = np.where(was_recorded[ready], int(Match.UNMATCHED), int(Match.NOT_COVERED)).astype(np.uint8)
         sure = np.where(stamped[ready] & bool(len(coverage)), 0.95, 0.6).astype(np.float32)
         return rows["id"][ready], rows["launch"][ready], matches, sure
 
     @staticmethod
     def _by_coverage(rows: Columns, coverage: Coverage) -> NDArray[np.bool_]:
-        at = coverage.interval_of(rows["logged_at_ns"])
+        within: NDArray[np.bool_] = coverage.interval_of(rows["logged_at_ns"]) != NO_NUMBER
+        stamped = rows["logged_at_ns"] != NO_TIME_NS
+        if stamped.all():
+            return within
         before, after = coverage.interval_of(rows["before_ns"]), coverage.interval_of(rows["after_ns"])
         between = (before != NO_NUMBER) & (before == after)
         unstamped = (between | _at_edge(rows)) & ~rows["is_hole"]
-        recorded: NDArray[np.bool_] = np.where(rows["logged_at_ns"] != NO_TIME_NS, at != NO_NUMBER, unstamped)
+        recorded: NDArray[np.bool_] = np.where(stamped, within, unstamped)
         return recorded
 
     @staticmethod

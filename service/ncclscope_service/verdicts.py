@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service import whole_rows
 from ncclscope_service.align_rows import MATCH
 from ncclscope_service.exact_join import OPINION
 from ncclscope_service.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
-
-CLAIMS_LIMIT: Final = 1_000_000
-"""Kernels that are remembered as exactly joined."""
 
 
 @dataclass(slots=True)
@@ -33,32 +30,43 @@ class Verdicts:
     _silent: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Operations that launch nothing and of which no opinion came yet."""
     _claimed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Kernels that are exactly joined, as long as they are in the store."""
 
-    def merge(self, aligned: Columns, opinions: Columns, *, final: bool) -> Columns:
-        """Takes what either side decided, each operation once; gives what is settled (align_rows.MATCH)."""
+    def merge(self, aligned: Columns, opinions: Columns, *, final: bool, first_kernel: int = 0) -> Columns:
+        """Takes what either side decided, each operation once; gives what is settled (align_rows.MATCH).
+
+        `first_kernel`: id of the oldest kernel in the store; those before it are nobody's any more.
+        """
+        if len(self._claimed) and self._claimed.min() < first_kernel:
+            self._claimed = self._claimed[self._claimed >= first_kernel]
+        out: list[Columns] = []
         is_silent = aligned["match"] == Match.NO_KERNEL
-        out = [self._hear_silent(aligned[is_silent])]
-        answered = np.isin(opinions["operation"], self._silent)
-        self._silent = self._silent[~np.isin(self._silent, opinions["operation"])]
-        opinions = opinions[~answered]
-        pairs = opinions[opinions["kernel"] != NO_NUMBER]
+        if is_silent.any():
+            out.append(self._hear_silent(whole_rows.kept(aligned, is_silent)))
+            aligned = whole_rows.kept(aligned, ~is_silent)
+        if len(self._silent):
+            answered = np.isin(opinions["operation"], self._silent)
+            self._silent = self._silent[~np.isin(self._silent, opinions["operation"])]
+            opinions = whole_rows.kept(opinions, ~answered)
+        pairs = whole_rows.kept(opinions, opinions["kernel"] != NO_NUMBER)
         out.append(_matches(pairs))
-        self._claimed = np.concatenate([self._claimed, np.unique(pairs["kernel"])])[-CLAIMS_LIMIT:]
-        self._aligned = np.concatenate([self._aligned, aligned[~is_silent]])
-        self._opinions = np.concatenate([self._opinions, opinions])
+        if len(pairs):
+            self._claimed = np.concatenate([self._claimed, np.unique(pairs["kernel"])])
+        self._aligned = whole_rows.joined([self._aligned, aligned])
+        self._opinions = whole_rows.joined([self._opinions, opinions])
         out.append(self._settle())
         if final:
-            left = self._opinions[self._opinions["kernel"] == NO_NUMBER]
+            left = whole_rows.kept(self._opinions, self._opinions["kernel"] == NO_NUMBER)
             left["match"][left["match"] == Match.PENDING] = Match.UNMATCHED
             out += [self._aligned, _matches(left)]
             self._aligned, self._opinions = self._aligned[:0], self._opinions[:0]
-        return _with_launches(np.concatenate(out))
+        return _with_launches(whole_rows.joined(out))
 
     def _hear_silent(self, silent: Columns) -> Columns:
         """Takes operations that launch nothing; gives those of which nothing was given out before."""
         of_silent = np.isin(self._opinions["operation"], silent["operation"])
-        held = self._opinions[of_silent]
-        self._opinions = self._opinions[~of_silent]
+        held = whole_rows.kept(self._opinions, of_silent)
+        self._opinions = whole_rows.kept(self._opinions, ~of_silent)
         given_out = held["operation"][held["kernel"] != NO_NUMBER]
         unheard = silent["operation"][~np.isin(silent["operation"], held["operation"])]
         self._silent = np.concatenate([self._silent, unheard])
@@ -67,7 +75,7 @@ class Verdicts:
 
     def release(self, aligned: Columns) -> Columns:
         """What was held back with what was decided since, where no exact join comes."""
-        released: Columns = np.concatenate([self._aligned, aligned])
+        released: Columns = whole_rows.joined([self._aligned, aligned])
         self._aligned = self._aligned[:0]
         given_out = self._opinions["operation"][self._opinions["kernel"] != NO_NUMBER]
         left: Columns = released[~np.isin(released["operation"], given_out)] if len(given_out) else released
@@ -78,16 +86,17 @@ class Verdicts:
         _, at_aligned, at_opinion = np.intersect1d(
             self._aligned["operation"], self._opinions["operation"], assume_unique=True, return_indices=True
         )
-        aligned, opinions = self._aligned[at_aligned], self._opinions[at_opinion]
-        self._aligned = np.delete(self._aligned, at_aligned)
-        self._opinions = np.delete(self._opinions, at_opinion)
+        aligned, opinions = whole_rows.taken(self._aligned, at_aligned), whole_rows.taken(self._opinions, at_opinion)
+        self._aligned, self._opinions = _without(self._aligned, at_aligned), _without(self._opinions, at_opinion)
         is_pair = opinions["kernel"] != NO_NUMBER
         is_known = is_pair | (opinions["match"] != Match.PENDING)
         self.checked += int(np.count_nonzero(is_known))
         self.disagreements += int(np.count_nonzero(is_known & (aligned["kernel"] != opinions["kernel"])))
-        settled: Columns = aligned[~is_pair]
-        opinions = opinions[~is_pair]
+        settled = whole_rows.kept(aligned, ~is_pair)
         has_kernel = settled["kernel"] != NO_NUMBER
+        if not has_kernel.any():
+            return settled
+        opinions = whole_rows.kept(opinions, ~is_pair)
         denied = has_kernel & (opinions["match"] != Match.PENDING)
         settled["match"][denied] = opinions["match"][denied]
         taken = has_kernel & ~denied & np.isin(settled["kernel"], self._claimed)
@@ -96,6 +105,12 @@ class Verdicts:
             settled[name][denied | taken] = NO_NUMBER
         settled["confidence"][denied | taken] = np.where(opinions["match"] == Match.PENDING, 0.5, 0.9)[denied | taken]
         return settled
+
+
+def _without(rows: Columns, positions: NDArray[np.intp]) -> Columns:
+    left = np.ones(len(rows), bool)
+    left[positions] = False
+    return whole_rows.kept(rows, left)
 
 
 def _matches(opinions: Columns) -> Columns:
@@ -108,6 +123,8 @@ def _matches(opinions: Columns) -> Columns:
 def _with_launches(rows: Columns) -> Columns:
     """The same, with the launch named by the first operation that shares the kernel."""
     matched = np.flatnonzero(rows["kernel"] != NO_NUMBER)
+    if not len(matched):
+        return rows
     kernels, inverse = np.unique(rows["kernel"][matched], return_inverse=True)
     first = np.full(len(kernels), np.iinfo(np.int64).max)
     np.minimum.at(first, inverse, rows["operation"][matched])

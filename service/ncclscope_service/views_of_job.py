@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ncclscope_service.aliases import Aliases
+from ncclscope_service.recent_sums import RecentSums
 from ncclscope_service.rows import Communicator, Member
 from ncclscope_service.store import Store
+from ncclscope_service.wait_map import Waits
 from ncclscope_service.window import Bools, Int64s, RecentOperations, Window, recent_operations, window_until
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobAsked:
     """One job of a store at one time."""
 
@@ -20,7 +23,17 @@ class JobAsked:
     aliases: Aliases
     job: str
     window: Window
-    operations: RecentOperations
+    sums: RecentSums
+
+    @cached_property
+    def operations(self) -> RecentOperations:
+        """The newest ones: what is told of single operations, and costs a look at each of them."""
+        return recent_operations(self.store)
+
+    @cached_property
+    def waits(self) -> Waits:
+        """Of all ranks, over the window."""
+        return Waits(self.store, self.sums, self.window)
 
     @property
     def is_own(self) -> Bools:
@@ -43,14 +56,18 @@ class JobAsked:
         return {rank: global_rank for rank, global_rank in found.items() if global_rank is not None}
 
 
-def ask_job(store: Store, aliases: Aliases, job: str, now_ns: int) -> JobAsked | None:
-    """What can be asked about a job; None where there is no job of that name. Gives communicators their short names."""
+def ask_job(
+    store: Store, aliases: Aliases, job: str, now_ns: int, *, sums: RecentSums | None = None
+) -> JobAsked | None:
+    """What can be asked about a job; None where there is no job of that name. Gives communicators their short names.
+
+    `sums`: those of this store, where somebody has kept them.
+    """
     if job not in store.process_job and all(each.job != job for each in store.communicators):
         return None
     aliases.update(store.communicators, store.members)
-    return JobAsked(
-        store=store, aliases=aliases, job=job, window=window_until(now_ns), operations=recent_operations(store)
-    )
+    sums = sums or RecentSums.of_store(store, now_ns)
+    return JobAsked(store=store, aliases=aliases, job=job, window=window_until(now_ns), sums=sums)
 
 
 def newest(columns: Int64s, chosen: Bools, limit: int) -> Int64s:

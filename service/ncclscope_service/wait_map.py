@@ -6,15 +6,16 @@ A late rank is the one row that does *not* wait while all others do; a slow link
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncclscope_service.rows import Communicator
-from ncclscope_service.window import Int64s, RecentOperations, Window, ratio_by_bucket
+from ncclscope_service.recent_sums import DURATION, WAIT, RecentSums, ratio
+from ncclscope_service.store import Store
+from ncclscope_service.window import Floats, Int64s, Window
+from ncclscope_wire.terms import NO_NUMBER
 
 MAX_ROWS: Final = 128
 """Ranks on the map. Where there are more, those that wait least and those that wait most are shown."""
@@ -38,15 +39,17 @@ class WaitMap:
     """Wait in percent of kernel time, a row for each of `ranks`; None where nothing was recorded."""
 
 
+_SPANS_STAGES: Final = ("EMBEDDING", "PP")
+_BOTH: Final = (WAIT, DURATION)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankWaits:
+class RankMeans:
     """Wait of every rank of a job over the window."""
 
     ranks: Int64s
     """Global ranks with a known wait, ascending."""
-    mean_ratio: NDArray[np.float64]
-    by_bucket: NDArray[np.float64]
-    """Shape (ranks, buckets); NaN where nothing was recorded."""
+    mean_ratio: Floats
 
     def most_telling(self, limit: int) -> Int64s:
         """Positions of the ranks that wait least and of those that wait most, in order of rank.
@@ -59,51 +62,75 @@ class RankWaits:
         return np.sort(np.concatenate([order[: limit - limit // 2], order[len(order) - limit // 2 :]]))
 
 
-_SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWaits(RankMeans):
+    """The same, and its course."""
+
+    by_bucket: Floats
+    """Shape (ranks, buckets); NaN where nothing was recorded."""
 
 
-def rank_waits(
-    operations: RecentOperations,
-    of_job: NDArray[np.bool_],
-    window: Window,
-    communicators: Sequence[Communicator],
-) -> RankWaits:
-    """The waits of a job's ranks in groups that are meant to arrive together; `of_job` chooses its operations.
+class Waits:
+    """The waits of all ranks of a store over a window; members whose global rank is not known are left out."""
 
-    Ranks of different pipeline stages wait for each other by design: in a job with a pipeline, groups that span stages
-    (PP, EMBEDDING, WORLD) would hide everything else, and are left out unless there is nothing else.
-    """
-    chosen = of_job & operations.has_wait & (operations.rank >= 0) & (operations.rank < MAX_RANK)
-    chosen &= window.holds(operations.kernel_ns)
-    together = chosen & ~_spans_stages(operations, of_job, communicators)
-    chosen = together if together.any() else chosen
-    ranks, groups = np.unique(operations.rank[chosen], return_inverse=True)
-    times, waits, durations = (
-        column[chosen] for column in (operations.kernel_ns, operations.wait_ns, operations.duration_ns)
-    )
-    by_bucket = ratio_by_bucket(groups.astype(np.int64), times, waits, durations, count=len(ranks), window=window)
-    whole = np.bincount(groups, weights=durations, minlength=len(ranks))
-    mean_ratio = np.bincount(groups, weights=waits, minlength=len(ranks)) / whole
-    return RankWaits(ranks=ranks, mean_ratio=mean_ratio, by_bucket=by_bucket)
+    def __init__(self, store: Store, sums: RecentSums, window: Window) -> None:
+        self._sums = sums
+        self._window = window
+        self._codes = {job: code for code, job in enumerate(dict.fromkeys(store.process_job))}
+        codes = np.array([self._codes[job] for job in store.process_job], np.int64)
+        self._job_of = codes[np.array([each.process for each in store.members], np.int64)]
+        self._communicator_of = np.array([each.communicator for each in store.members], np.int64)
+        self._kind_of = np.array([each.parallelism or "" for each in store.communicators])[self._communicator_of]
+        self._rank_of = np.array(
+            [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], np.int64
+        )
+        self._whole = sums.waits.whole(window, len(self._rank_of))
+        self._is_known = (self._whole[DURATION] > 0) & (self._rank_of >= 0) & (self._rank_of < MAX_RANK)
+
+    def means_of_job(self, job: str) -> RankMeans:
+        """The waits of a job's ranks in groups that are meant to arrive together.
+
+        Ranks of different pipeline stages wait for each other by design: in a job with a pipeline, groups that span
+        stages (PP, EMBEDDING, WORLD) would hide everything else, and are left out unless there is nothing else.
+        """
+        members = self._meant_together(job)
+        ranks, rows = np.unique(self._rank_of[members], return_inverse=True)
+        waits, durations = (
+            np.bincount(rows, weights=self._whole[of, members], minlength=len(ranks)).astype(np.float64) for of in _BOTH
+        )
+        return RankMeans(ranks=ranks, mean_ratio=ratio(waits, durations))
+
+    def of_job(self, job: str) -> RankWaits:
+        """As `means_of_job`, with their course."""
+        return self._with_course(self._meant_together(job))
+
+    def of_communicator(self, communicator: int) -> RankWaits:
+        """The waits of one communicator's ranks."""
+        return self._with_course(np.flatnonzero(self._is_known & (self._communicator_of == communicator)))
+
+    def _with_course(self, members: Int64s) -> RankWaits:
+        ranks, rows = np.unique(self._rank_of[members], return_inverse=True)
+        rows = rows.astype(np.int64)
+        waits, durations = (self._sums.waits.by_bucket(of, self._window, members, rows, len(ranks)) for of in _BOTH)
+        means = ratio(waits.sum(axis=1), durations.sum(axis=1))
+        return RankWaits(ranks=ranks, mean_ratio=means, by_bucket=ratio(waits, durations))
+
+    def _meant_together(self, job: str) -> Int64s:
+        own = self._job_of == self._codes.get(job, NO_NUMBER)
+        spans = np.isin(self._kind_of, _SPANS_STAGES)
+        if (spans & own & (self._sums.of_member()[: len(own)] > 0)).any():
+            spans |= self._kind_of == "WORLD"
+        known = own & self._is_known
+        together = known & ~spans
+        return np.flatnonzero(together if together.any() else known)
 
 
-def _spans_stages(
-    operations: RecentOperations, of_job: NDArray[np.bool_], communicators: Sequence[Communicator]
-) -> NDArray[np.bool_]:
-    kinds = np.array([each.parallelism or "" for each in communicators] + [""])  # the last: not known
-    of_operations = kinds[operations.communicator]
-    spans = np.isin(of_operations, sorted(_SPANS_STAGES))
-    if (spans & of_job).any():
-        spans |= of_operations == "WORLD"
-    return spans
-
-
-def host_waits(waits: RankWaits, host_of_rank: Mapping[int, str]) -> list[tuple[str, float]]:
+def host_waits(waits: RankMeans, host_of_rank: Mapping[int, str]) -> list[tuple[str, float]]:
     """Each host with the mean wait of its ranks, by name; ranks on hosts that are not known are left out."""
     ratios: dict[str, list[float]] = {}
-    for rank, ratio in zip(waits.ranks.tolist(), waits.mean_ratio.tolist(), strict=True):
+    for rank, mean in zip(waits.ranks.tolist(), waits.mean_ratio.tolist(), strict=True):
         if rank in host_of_rank:
-            ratios.setdefault(host_of_rank[rank], []).append(ratio)
+            ratios.setdefault(host_of_rank[rank], []).append(mean)
     return [(host, math.fsum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
 
 
@@ -122,5 +149,5 @@ def make_wait_map(waits: RankWaits, host_of_rank: Mapping[int, str]) -> WaitMap 
     )
 
 
-def _percents(ratios: NDArray[np.float64]) -> tuple[int | None, ...]:
+def _percents(ratios: Floats) -> tuple[int | None, ...]:
     return tuple(None if math.isnan(ratio) else round(ratio * 100) for ratio in ratios.tolist())

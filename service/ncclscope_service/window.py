@@ -22,10 +22,13 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 MAX_OPERATIONS: Final = 300_000
-"""Operations looked at for one overview: keeps it near 0.1 s of one core at 4,096 ranks
-(`pytest -m slow -s tests/service/test_overview.py` prints it)."""
+"""Operations looked at for one answer about single operations: keeps it near 0.1 s of one core."""
 
 MAX_COLLECTIVES: Final = 200_000
+
+BUCKET_NS: Final = 5_000_000_000
+BUCKETS: Final = 60
+"""What is shown of the last minutes: five of them, in steps of five seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ class Window:
         return (times_ns >= self.begin_ns) & (times_ns < self.end_ns)
 
 
-def window_until(now_ns: int, *, bucket_ns: int = 5_000_000_000, buckets: int = 60) -> Window:
+def window_until(now_ns: int, *, bucket_ns: int = BUCKET_NS, buckets: int = BUCKETS) -> Window:
     """The buckets up to and including now; cut at multiples of their length, so that they stand still."""
     end_ns = (now_ns // bucket_ns + 1) * bucket_ns
     return Window(begin_ns=end_ns - bucket_ns * buckets, bucket_ns=bucket_ns, buckets=buckets)
@@ -97,7 +100,8 @@ def recent_operations(store: Store) -> RecentOperations:
     has_kernel = (start != NO_TIME_NS) & (end != NO_TIME_NS) & ~rows["censored"]
     duration = np.where(has_kernel, end - start, 0)
     wait = rows["wait_ns"].astype(np.int64)
-    starts_launch = _starts_launch(rows["launch"])
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = starts_launch(rows["launch"][:-1], rows["launch"][1:])
     return RecentOperations(
         process=rows["process"].astype(np.int64),
         communicator=_of_member([each.communicator for each in store.members], rows["member"]),
@@ -107,12 +111,12 @@ def recent_operations(store: Store) -> RecentOperations:
         op=templates["op"][rows["template"]].astype(np.int64),
         size_class=size_classes(rows["message_bytes"]),
         message_bytes=rows["message_bytes"].astype(np.int64),
-        logged_ns=_first_known(rows["logged_at_ns"], rows["observed_at_ns"], rows["start_true_ns"], start),
-        kernel_ns=_first_known(rows["start_true_ns"], start),
+        logged_ns=first_known(rows["logged_at_ns"], rows["observed_at_ns"], rows["start_true_ns"], start),
+        kernel_ns=first_known(rows["start_true_ns"], start),
         duration_ns=duration,
         wait_ns=wait,
-        starts_launch=starts_launch,
-        has_wait=has_kernel & (wait >= 0) & (duration > 0) & starts_launch,
+        starts_launch=is_first,
+        has_wait=has_kernel & (wait >= 0) & (duration > 0) & is_first,
         transfer_ns=rows["transfer_ns"].astype(np.int64),
         busbw=rows["busbw"].astype(np.float64),
         match=rows["match"].astype(np.int64),
@@ -171,14 +175,6 @@ def ratio_by_bucket(
     return ratio.reshape(count, window.buckets)
 
 
-def sum_by_bucket(groups: Int64s, times_ns: Int64s, values: Int64s, *, count: int, window: Window) -> Floats:
-    """Sum of `values`, shape (count, buckets); 0 where there is nothing."""
-    chosen = (groups >= 0) & (groups < count) & window.holds(times_ns)
-    cells = groups[chosen] * window.buckets + window.bucket_of(times_ns[chosen])
-    sums = np.bincount(cells, weights=values[chosen], minlength=count * window.buckets)
-    return sums.astype(np.float64).reshape(count, window.buckets)
-
-
 def _newest(table: Table, limit: int) -> Columns:
     return table.rows[max(0, len(table) - limit) :]
 
@@ -189,15 +185,15 @@ def _of_member(values: list[int], members: NDArray[np.int32]) -> Int64s:
     return lookup[np.where(members < 0, len(values), members)]
 
 
-def _first_known(*columns: NDArray[np.int64]) -> Int64s:
+def first_known(*columns: NDArray[np.int64]) -> Int64s:
+    """The first of these times that is known, row by row; NO_TIME_NS where none is."""
     times = columns[0].astype(np.int64)
     for column in columns[1:]:
         times = np.where(times == NO_TIME_NS, column, times)
     return times
 
 
-def _starts_launch(launches: NDArray[np.int64]) -> Bools:
-    """False for a row that follows another of the same launch: their kernel is counted once."""
-    starts = np.ones(len(launches), np.bool_)
-    starts[1:] = (launches[1:] != launches[:-1]) | (launches[1:] < 0)
+def starts_launch(before: NDArray[np.int64], launches: NDArray[np.int64]) -> Bools:
+    """False for a row that follows one of the same launch: a kernel is counted once. `before`: of the rows before."""
+    starts: Bools = (launches != before) | (launches < 0)
     return starts

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -143,23 +144,40 @@ def test_after_rotation_the_old_file_is_read_to_its_end_and_the_new_one_from_its
     tmp_path: Path, clock: Clock
 ) -> None:
     path = tmp_path / "a.log"
-    follower = LogFollower([str(path)], limits=FollowLimits(grace_ns=5 * SECOND))
+    limits = FollowLimits(grace_ns=2 * SECOND, renamed_grace_ns=20 * SECOND)
+    follower = LogFollower([str(path)], limits=limits)
     path.write_bytes(lines(0, 2))
     batches = follower.poll(clock.tick())
     path.rename(tmp_path / "a.log.1")
     append(tmp_path / "a.log.1", lines(2, 2))
     path.write_bytes(lines(50, 2))
     batches += follower.poll(clock.tick())
-    append(tmp_path / "a.log.1", lines(4, 1))  # NCCL goes on writing to the file that it opened
+    for _ in range(8):
+        batches += follower.poll(clock.tick())
+    append(tmp_path / "a.log.1", lines(4, 1))  # NCCL goes on, after a pause, writing to the file that it opened
     batches += follower.poll(clock.tick())
-    for _ in range(7):
+    assert follower.statistics().files == 2
+    for _ in range(12):
         batches += follower.poll(clock.tick())
     by_key: dict[str, list[Batch]] = {}
     for batch in batches:
         by_key.setdefault(batch.source.key, []).append(batch)
     assert sorted(map(op_counts, by_key.values())) == [[0, 1, 2, 3, 4], [50, 51]]
-    assert gaps(batches) == [("rotated_away", 0)]
+    assert gaps(batches) == []
+    assert [op_counts(batches) for batches in by_key.values() if batches[-1].is_last] == [[0, 1, 2, 3, 4]]
     assert follower.statistics().files == 1
+
+
+def test_files_that_are_away_make_room_where_many_are_held(tmp_path: Path, clock: Clock) -> None:
+    limits = FollowLimits(grace_ns=2 * SECOND, renamed_grace_ns=3600 * SECOND, max_files=4)
+    follower = LogFollower(["*.log"], root=tmp_path, limits=limits)
+    for name in "abc":
+        (tmp_path / f"{name}.log").write_bytes(lines(0, 1))
+    follower.poll(clock.tick())
+    (tmp_path / "a.log").rename(tmp_path / "a.old")
+    for _ in range(3):
+        follower.poll(clock.tick())
+    assert follower.statistics().files == 2
 
 
 def test_a_file_renamed_to_a_name_that_matches_too_is_still_the_same_source(tmp_path: Path, clock: Clock) -> None:
@@ -187,7 +205,7 @@ def test_a_deleted_file_is_read_to_its_end_and_then_let_go(tmp_path: Path, clock
     for _ in range(5):
         batches += follower.poll(clock.tick())
     assert op_counts(batches) == [0, 1]
-    assert gaps(batches) == [("deleted", 0)]
+    assert gaps(batches) == []
     assert batches[-1].is_last
     assert follower.statistics().files == 0
 
@@ -227,6 +245,126 @@ def test_a_file_truncated_while_no_agent_ran_is_a_source_of_its_own(tmp_path: Pa
     third = LogFollower([str(path)], positions=position(first + second)).poll(clock.tick())
     assert op_counts(third) == [1, 2, 3, 4, 5]
     assert third[0].source == second[0].source
+
+
+def test_another_log_with_the_same_first_line_in_the_same_file_is_not_taken_for_the_one_that_was_read(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """A job that starts again in a container has the pid of before, and opens its log with mode "w"."""
+    path = tmp_path / "a.log"
+    same = lines(0, 12)  # over a kilobyte of them
+    path.write_bytes(same + lines(12, 5))
+    follower = LogFollower([str(path)])
+    first = follower.poll(clock.tick())
+    path.write_bytes(same + b"node1:1:1 [0] NCCL INFO another run\n" + lines(100, 9))
+    live = follower.poll(clock.tick()) + follower.poll(clock.tick())
+    resumed = LogFollower([str(path)], positions=position(first)).poll(clock.tick())
+    for batches in (live, resumed):
+        assert op_counts(batches) == [*range(12), *range(100, 109)]
+        assert {batch.source.key for batch in batches if not batch.is_last} == {first[0].source.key + "-1"}
+    assert gaps(live) == [("truncated", 0)]
+
+
+def test_what_another_agent_gave_back_in_front_of_the_reader_is_no_other_log(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 12))
+    follower = LogFollower([str(path)])
+    first = follower.poll(clock.tick())
+    with path.open("r+b") as file:
+        file.seek(1100)
+        file.write(bytes(path.stat().st_size - 1100))  # a file system without holes shows zeros
+    append(path, lines(12, 1))
+    assert op_counts(follower.poll(clock.tick())) == [12]
+    assert op_counts(LogFollower([str(path)], positions=position(first)).poll(clock.tick())) == [12]
+
+
+def polled(follower: LogFollower, clock: Clock, seconds: int) -> list[Batch]:
+    return [batch for _ in range(seconds // 2) for batch in follower.poll(clock.tick())]
+
+
+def test_a_log_that_is_gone_when_its_reader_comes_back_is_a_gap_once_when_it_had_time_to_appear(
+    tmp_path: Path, clock: Clock
+) -> None:
+    paths = [tmp_path / f"{name}.log" for name in "abcd"]
+    for number, path in enumerate(paths):
+        path.write_bytes(lines(10 * number, 3))
+    first = LogFollower(["*.log"], root=tmp_path).poll(clock.tick())
+    key_of = {batch.source.name: batch.source.key for batch in first}
+    known = {**position(first), "fe01-1f-400-1-00ff00ff00ff00ff": Position(end=7)}  # an export's
+    known[key_of["d.log"]] = replace(known[key_of["d.log"]], is_complete=True)
+    paths[0].unlink()
+    paths[1].write_bytes(lines(90, 9))
+    paths[3].unlink()
+    follower = LogFollower(["*.log"], root=tmp_path, positions=known)
+    soon = polled(follower, clock, 28)
+    assert gaps(soon) == []
+    gone = polled(follower, clock, 60)
+    assert gaps(gone) == [("gone", 0)] * 2
+    assert {batch.source.key for batch in gone} == {key_of["a.log"], key_of["b.log"]}
+    assert all(batch.is_last and batch.begin == batch.end == known[batch.source.key].end for batch in gone)
+    assert "line 3" in gone[0].gaps[0].detail
+
+
+def test_a_log_that_cannot_be_opened_or_is_read_beside_or_comes_late_is_not_gone(tmp_path: Path, clock: Clock) -> None:
+    for name in ("a.log", "b.dump", "c.log"):
+        (tmp_path / name).write_bytes(lines(0, 3))
+    known = position(LogFollower(["*"], root=tmp_path).poll(clock.tick()))
+    (tmp_path / "c.log").rename(tmp_path / "away")
+    limits = FollowLimits(max_files=0)
+    beside = LogFollower(["*.dump"], root=tmp_path, positions=known)
+    beside.tells_of_gone = False
+    follower = LogFollower(["*.log"], root=tmp_path, positions=known, limits=limits)
+    follower.beside = [beside]
+    assert gaps(polled(follower, clock, 60)) == []  # the other has not begun
+    assert gaps(polled(beside, clock, 60)) == []
+    (tmp_path / "away").rename(tmp_path / "c.log")
+    assert gaps(polled(follower, clock, 60)) == []
+
+
+def test_what_was_noticed_and_never_read_is_known_to_be_lost(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "a.log"
+    path.write_bytes(lines(0, 3))
+    follower = LogFollower([str(path)])
+    follower.poll(clock.tick())
+    append(path, lines(3, 5))
+    follower.notice(clock.tick())
+    assert follower.statistics().lag_bytes == len(lines(3, 5))
+    path.write_bytes(b"")
+    follower.notice(clock.tick())
+    append(path, lines(50, 1))
+    batches = follower.poll(clock.tick()) + follower.poll(clock.tick())
+    assert gaps(batches) == [("truncated", len(lines(3, 5)))]
+    assert op_counts(batches) == [50]
+
+
+def test_a_deleted_file_that_there_is_no_room_to_read_gives_its_disk_space_back_after_a_while(
+    tmp_path: Path, clock: Clock
+) -> None:
+    path, kept = tmp_path / "a.log", tmp_path / "b.log"
+    path.write_bytes(lines(0, 3))
+    kept.write_bytes(lines(50, 1))
+    follower = LogFollower(["*.log"], root=tmp_path)
+    batches = follower.poll(clock.tick())
+    append(path, lines(3, 5))
+    path.unlink()
+    for _ in range(10):
+        follower.notice(clock.tick(60))
+        assert holds_a_deleted_file(tmp_path)
+    follower.notice(clock.tick(60))
+    assert not holds_a_deleted_file(tmp_path)
+    follower.notice(clock.tick(60))
+    batches += follower.poll(clock.tick())
+    assert gaps(batches) == [("deleted", len(lines(3, 5)))]
+    assert sorted(op_counts(batches)) == [0, 1, 2, 50]
+    append(kept, lines(51, 1))
+    assert op_counts(follower.poll(clock.tick())) == [51]
+
+
+def holds_a_deleted_file(folder: Path) -> bool:
+    """Whether this process holds one that lay in this folder. *Source:* proc_pid_fd(5)."""
+    handles = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
+    targets = [os.readlink(handle) for handle in handles if handle.is_symlink()]
+    return any(target.startswith(str(folder)) and target.endswith(" (deleted)") for target in targets)
 
 
 def test_closing_reads_what_is_left_and_a_last_line_without_newline(tmp_path: Path, clock: Clock) -> None:

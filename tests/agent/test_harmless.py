@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -41,9 +41,12 @@ sys.stdin.read()
 
 
 @asynccontextmanager
-async def agent_on(service: Service, pattern: str, *options: str) -> AsyncGenerator[Process, None]:
-    """A real agent that follows a pattern and sends to this service."""
-    command = [sys.executable, "-m", "ncclscope", "agent", "--logs", pattern, *options]
+async def agent_on(
+    service: Service, pattern: str, *options: str, ballast_mebibytes: int = 0
+) -> AsyncGenerator[Process, None]:
+    """A real agent that follows a pattern and sends to this service; it has so much memory more than it needs."""
+    run = f"ballast = b'x' * ({ballast_mebibytes} << 20); from ncclscope.cli import main; main()"
+    command = [sys.executable, "-c", run, "agent", "--logs", pattern, *options]
     async with service.listening() as port:
         process = await anyio.open_process(
             [*command, "--connect", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -151,19 +154,46 @@ async def test_what_lies_among_the_logs_does_neither_end_the_agent_nor_hold_it_u
             assert agent.returncode is None
 
 
+def opened_for_writing(process: int, below: Path) -> list[str]:
+    """Files below a folder that a process could write to. *Source:* proc_pid_fdinfo(5), the flags are octal."""
+    found: list[str] = []
+    for handle in Path(f"/proc/{process}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            path = os.readlink(f"/proc/{process}/fd/{handle.name}")
+            flags = next(line for line in handle.read_text().splitlines() if line.startswith("flags:"))
+            if path.startswith(str(below)) and int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                found.append(path)
+    return found
+
+
 @pytest.mark.asyncio
 @pytest.mark.slow
-async def test_an_agent_steps_back_and_one_over_its_budget_stops_itself_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "ballast_mebibytes", "why"),
+    [
+        (
+            ("--max-cpu-percent", "0.0001", "--budget-seconds", "1"),
+            0,
+            b"it used more processor time than its budget of 0.0001 % of a core over 1 s",
+        ),
+        (("--max-memory-bytes", str(160 << 20)), 160, b"MiB of memory, and its budget is 160 MiB"),
+    ],
+)
+async def test_an_agent_steps_back_and_one_over_its_budget_stops_itself_and_says_so(
+    tmp_path: Path, budget: tuple[str, ...], ballast_mebibytes: int, why: bytes
+) -> None:
     good_log(tmp_path / "nccl.log")
     service = Service()
-    budget = ("--max-cpu-percent", "0.0001", "--budget-seconds", "1", "--nice", "17")
     with anyio.fail_after(PATIENCE_SECONDS):
-        async with agent_on(service, f"{tmp_path}/*.log", *budget) as agent:
+        options = ("--nice", "17", *budget)
+        async with agent_on(service, f"{tmp_path}/*.log", *options, ballast_mebibytes=ballast_mebibytes) as agent:
             await service.arrived.wait()
             assert niceness_of(agent.pid) == 17
+            assert opened_for_writing(agent.pid, tmp_path) == []
             assert agent.stderr is not None
             said = b"".join([part async for part in agent.stderr])
             assert await agent.wait() == 3
             while [record.said_goodbye for record in service.receiver.agents()] != [True]:  # noqa: ASYNC110
                 await anyio.sleep(0.02)  # it may still be on its way
-    assert b"stopped itself: it used more processor time than its budget of 0.0001 % of a core over 1 s" in said
+    assert b"stopped itself: it " in said
+    assert why in said

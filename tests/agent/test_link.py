@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import anyio
 import pytest
 from service.loopback import Service
 from wire.sample_batches import HELLO, log_batch
 
-from ncclscope_agent.link import Link, LinkSettings, retry_seconds
+from ncclscope_agent.link import Link, LinkSettings, retry_seconds, was_of_use
 from ncclscope_agent.session import Session, SessionState
 from ncclscope_service.listen import ListenSettings
 from ncclscope_wire.messages import AgentHealth
@@ -31,10 +32,13 @@ def link_to(port: int, known: Session, *, silence_seconds: float = 60.0) -> Link
     return Link(known, settings, health=AgentHealth, wall_ns=lambda: 7, jitter=lambda: 0.5)
 
 
-def test_waiting_doubles_up_to_its_bound_and_jitters_by_half() -> None:
+def test_waiting_doubles_to_two_seconds_for_a_minute_then_to_its_bound_and_jitters_by_half() -> None:
     settings = LinkSettings(host="h", port=1, first_retry_seconds=1, last_retry_seconds=5)
-    assert list(itertools.islice(retry_seconds(settings, lambda: 1.0), 5)) == [1, 2, 4, 5, 5]
-    assert list(itertools.islice(retry_seconds(settings, lambda: 0.0), 5)) == [0.5, 1, 2, 2.5, 2.5]
+    waits = list(itertools.islice(retry_seconds(settings, lambda: 1.0), 35))
+    assert waits == [1, *[2] * 30, 4, 5, 5, 5]
+    assert list(itertools.islice(retry_seconds(settings, lambda: 0.0), 3)) == [0.5, 1, 1]
+    sooner = LinkSettings(host="h", port=1, first_retry_seconds=0.25, last_retry_seconds=0.5)
+    assert list(itertools.islice(retry_seconds(sooner, lambda: 1.0), 3)) == [0.25, 0.5, 0.5]
 
 
 async def wait_until(link: Link, known: Session, state: SessionState) -> None:
@@ -123,3 +127,13 @@ async def test_a_session_that_is_finished_before_it_ever_connected_ends_the_link
             await link.wait_for_change()
             known.finish("done")
             link.nudge()
+
+
+def test_a_connection_that_ends_soon_and_took_nothing_is_a_failed_attempt_though_it_was_welcomed() -> None:
+    before = session().statistics()
+    welcomed = replace(before, connections_total=1)
+    further = replace(welcomed, acknowledged_total=1)
+    assert not was_of_use(before, before, seconds=60)
+    assert not was_of_use(before, welcomed, seconds=0.1)
+    assert was_of_use(before, welcomed, seconds=60)
+    assert was_of_use(before, further, seconds=0.1)

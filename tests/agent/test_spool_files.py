@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from agent.spool_samples import frame
 
 from ncclscope_agent.spool import Spool
-from ncclscope_agent.spool_files import SpoolDirectory
+from ncclscope_agent.spool_files import SpoolDirectory, SpoolInUseError
 from ncclscope_agent.spool_keeper import SpoolKeeper
 from ncclscope_agent.spool_limits import SpoolJob
 from ncclscope_wire.errors import ConfigError
@@ -69,3 +71,67 @@ def test_foreign_files_in_the_directory_are_not_read(directory: SpoolDirectory) 
     (directory.path / "notes.txt").write_text("mine")
     (directory.path / "frames-0000000001-000001").mkdir()
     assert list(directory.files()) == []
+
+
+def test_a_directory_that_is_removed_is_free_for_the_next_agent(tmp_path: Path) -> None:
+    path = tmp_path / "spool"
+    for _ in range(2):
+        opened = SpoolDirectory(path)
+        opened.perform(SpoolJob(appends=(("frames-0000000001-000001", b"x"), ("chapter-000001", b"y"))))
+        assert opened.remove()
+        opened.close()
+        assert not path.exists()
+
+
+def test_what_is_left_is_opened_where_it_is_there_and_never_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        SpoolDirectory(tmp_path / "none", is_left=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_agent_that_waits_for_a_sender_gets_the_directory_that_is_there_and_not_the_one_that_was_removed(
+    tmp_path: Path,
+) -> None:
+    """Else two could hold it at once: the one by a lock that nobody else can find."""
+    path = tmp_path / "spool"
+    SpoolDirectory(path).close()
+    sender = SpoolDirectory(path, is_left=True)
+    with ThreadPoolExecutor() as threads:
+        agents = [threads.submit(_open_or_refuse, path) for _ in range(4)]
+        assert not any(agent.done() for agent in agents), "they wait while it is sent"
+        sender.remove()
+        sender.close()
+        got = [agent.result() for agent in agents]
+    (held,) = [each for each in got if each is not None]
+    assert (path / "lock").read_text() == str(os.getpid())
+    with pytest.raises(SpoolInUseError):
+        SpoolDirectory(path)
+    held.close()
+
+
+def _open_or_refuse(path: Path) -> SpoolDirectory | None:
+    try:
+        return SpoolDirectory(path)
+    except SpoolInUseError:
+        return None
+
+
+def test_links_in_a_directory_are_neither_read_nor_written_nor_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    path = tmp_path / "spool"
+    path.mkdir()
+    (path / "frames-0000000001-000001").symlink_to(precious)
+    opened = SpoolDirectory(path)
+    assert list(opened.files()) == []
+    assert opened.read("frames-0000000001-000001") == b""
+    with pytest.raises(OSError, match="symbolic link"):
+        opened.perform(SpoolJob(appends=(("frames-0000000001-000001", b"x"),)))
+    assert not opened.remove()
+    opened.close()
+    assert precious.read_text() == "precious"
+    (path / "lock").unlink(missing_ok=True)
+    (path / "lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        SpoolDirectory(path)
+    assert precious.read_text() == "precious"

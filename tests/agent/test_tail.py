@@ -14,6 +14,7 @@ from ncclscope_agent.tail import (
     TailState,
     Verdict,
     fingerprint,
+    identity_in,
     source_key,
 )
 
@@ -98,8 +99,8 @@ def test_a_file_truncated_between_looking_and_reading_is_noticed() -> None:
     assert tail.on_read(b"abcd", b"xy", 4).verdict is Verdict.BEGIN_ANEW
 
 
-@pytest.mark.parametrize(("found", "reason"), [(THERE, "rotated_away"), (None, "deleted")])
-def test_a_file_that_is_away_is_read_on_and_ended_after_a_silence(found: FileIdentity | None, reason: str) -> None:
+@pytest.mark.parametrize("found", [THERE, None])
+def test_a_file_that_is_away_is_read_on_and_ended_after_a_silence_with_nothing_lost(found: FileIdentity | None) -> None:
     tail = followed()
     tail.on_path(found)
     assert tail.state is TailState.AWAY
@@ -110,7 +111,34 @@ def test_a_file_that_is_away_is_read_on_and_ended_after_a_silence(found: FileIde
     assert tail.on_look(5, 150).verdict is Verdict.READ
     tail.on_read(b"de", b"abcde", 5)
     assert tail.on_look(5, 200) == WAIT
-    assert tail.on_look(5, 300) == Decision(verdict=Verdict.FINISH, reason=reason, lost_bytes=0)
+    assert tail.on_look(5, 300) == Decision(verdict=Verdict.FINISH)
+
+
+def test_a_file_that_has_a_name_somewhere_is_held_for_longer() -> None:
+    tail = Tail(HERE, grace_ns=100, named_grace_ns=1000)
+    tail.start(0, b"")
+    tail.on_path(THERE)
+    assert tail.on_look(0, 0, has_name=True) == WAIT
+    assert tail.on_look(0, 999, has_name=True) == WAIT
+    assert tail.on_look(0, 999).verdict is Verdict.FINISH
+    assert tail.on_look(0, 1000, has_name=True).verdict is Verdict.FINISH
+
+
+@pytest.mark.parametrize("last", [b"abcd", b"\0\0cd", b"\0\0\0\0"])
+def test_the_bytes_in_front_must_be_those_that_were_read_last_or_given_back(last: bytes) -> None:
+    tail = followed()
+    tail.on_look(4, 0)
+    tail.on_read(b"abcd", b"abcd", 4)
+    assert tail.overlap == 4
+    assert tail.on_read(b"e", b"abcde", 5, last).verdict is Verdict.WAIT
+    assert tail.on_read(b"f", b"abcdef", 6, b"abxde") == Decision(verdict=Verdict.BEGIN_ANEW, reason="truncated")
+
+
+def test_a_key_names_its_file_and_keys_of_exports_name_none() -> None:
+    print_of_head = fingerprint(b"a line\n")
+    assert print_of_head is not None
+    assert identity_in(source_key(HERE, print_of_head, 0)) == identity_in(source_key(HERE, print_of_head, 2)) == HERE
+    assert identity_in(f"fe01-1f-400-1-{print_of_head}") is None
 
 
 def test_a_file_that_comes_back_is_followed_again() -> None:

@@ -21,16 +21,18 @@ with Watch() as watch:
 end_as(status)
 """
 _COUNTS = """
-import signal, sys, time
+import os, signal, sys, time
 got = []
+def tell(*words):
+    os.write(1, (" ".join(words) + "\\n").encode())  # print must not be entered again from within
 def count(number, frame):
     got.append(signal.Signals(number).name)
-    print(*got, flush=True)
+    tell(*got)
     if number == signal.SIGTERM:
         sys.exit(3)
 signal.signal(signal.SIGUSR1, count)
 signal.signal(signal.SIGTERM, count)
-print("ready", flush=True)
+tell("ready")
 while True:
     time.sleep(60)
 """

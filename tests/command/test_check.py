@@ -16,6 +16,7 @@ import anyio.to_thread
 import orjson
 import pytest
 from agent.log_samples import operation_line
+from certificates import make_authority
 from click.testing import CliRunner, Result
 from nsys_made import nccl_export
 from service.loopback import Service
@@ -24,6 +25,8 @@ from ncclscope import node
 from ncclscope.cli import main
 from ncclscope.scheduler import scheduler_here
 from ncclscope_agent.advice import NcclVersion, wanted
+from ncclscope_agent.spool_files import SpoolDirectory
+from ncclscope_service.credentials import CredentialFiles, Credentials
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
 BEGIN = datetime(2025, 11, 21, 12, 0, tzinfo=UTC)
@@ -223,6 +226,99 @@ async def test_a_service_is_asked_without_becoming_known_to_it_as_an_agent() -> 
     assert f"speaks protocol version {PROTOCOL_VERSION}" in result.output
 
 
+TOKEN = "a-token-0123456789"
+
+
+def token_file(folder: Path, token: str = TOKEN, *, mode: int = 0o600) -> str:
+    path = folder / "agent.token"
+    path.write_text(token + "\n")
+    path.chmod(mode)
+    return str(path)
+
+
+async def asked(service: Service, port: int, *arguments: str) -> Result:
+    """What `check` says of a service; it must know of no agent afterwards."""
+    given = ("--nccl", "2.27.5", "--service", f"127.0.0.1:{port}", *arguments)
+    result = await anyio.to_thread.run_sync(lambda: run(*given))
+    assert service.receiver.agents() == ()
+    return result
+
+
+@pytest.mark.asyncio
+async def test_a_token_is_shown_to_the_service_which_says_whether_it_would_do(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{TOKEN}\n{TOKEN}-elsewhere host=no-such-node\n")
+    known = Credentials(CredentialFiles(tokens=tmp_path / "tokens"), what="agents")
+    service = Service()
+    async with service.listening(credentials=known) as port:
+        right = await asked(service, port, "--token-file", token_file(tmp_path))
+        assert (right.exit_code, "would let them in" in right.output) == (0, True), right.output
+        none = await asked(service, port)
+        assert (none.exit_code, "a token is needed" in none.output) == (1, True), none.output
+        wrong = await asked(service, port, "--token-file", token_file(tmp_path, "another-0123456789"))
+        assert (wrong.exit_code, "this token is not known" in wrong.output) == (1, True), wrong.output
+        foreign = await asked(service, port, "--token-file", token_file(tmp_path, f"{TOKEN}-elsewhere"))
+        assert (foreign.exit_code, "this token is not for the host" in foreign.output) == (1, True), foreign.output
+    assert service.receiver.statistics().faults == {"wrong_version": 1, "unauthorized": 2, "foreign_host": 1}
+
+
+@pytest.mark.asyncio
+async def test_what_is_wrong_with_certificates_is_said_with_what_to_do(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path / "one")
+    cert, key = authority.sign("service")
+    ca = ("--tls-ca", str(authority.path))
+    service = Service()
+    async with service.listening(credentials=Credentials(CredentialFiles(cert=cert, key=key), what="agents")) as port:
+        assert (await asked(service, port, *ca)).exit_code == 0
+        elsewhere = await asked(service, port, *ca, "--tls-server-name", "elsewhere")
+        assert elsewhere.exit_code == 1
+        assert "say which one with --tls-server-name" in elsewhere.output
+    files = CredentialFiles(cert=cert, key=key, client_ca=authority.path)
+    async with service.listening(credentials=Credentials(files, what="agents")) as port:
+        mutual = await asked(service, port, *ca)
+        assert mutual.exit_code == 1
+        assert "does it want a certificate of this node (--tls-cert FILE)?" in mutual.output
+        own, own_key = map(str, authority.sign("node1"))
+        assert (await asked(service, port, *ca, "--tls-cert", own, "--tls-key", own_key)).exit_code == 0
+
+
+def test_files_of_credentials_that_cannot_be_used_must_change_and_those_that_all_can_read_are_told(
+    tmp_path: Path,
+) -> None:
+    missing = run("--nccl", "2.27.5", "--service", "127.0.0.1:1", "--token-file", str(tmp_path / "none"))
+    assert missing.exit_code == 1
+    assert "No such file" in missing.output
+    assert "the service was not asked" in missing.output
+    open_to_all = run("--nccl", "2.27.5", "--token-file", token_file(tmp_path, mode=0o644))
+    assert open_to_all.exit_code == 0
+    assert "every user of this machine can read it" in open_to_all.output
+    assert TOKEN not in open_to_all.output
+    assert "can read it" not in run("--nccl", "2.27.5", "--token-file", token_file(tmp_path)).output
+
+
+def test_a_place_for_the_spool_must_take_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "is no directory" in run("--nccl", "2.27.5", "--spool", str(tmp_path / "file" / "spool")).output
+    nowhere = run("--nccl", "2.27.5", "--spool", "/proc/ncclscope")
+    assert nowhere.exit_code == 1
+    assert "may not write" in nowhere.output or "0 GB free" in nowhere.output
+    right = run("--nccl", "2.27.5", "--spool", str(tmp_path / "not" / "there" / "yet"))
+    assert (right.exit_code, "there is room" in right.output) == (0, True), right.output
+    assert not (tmp_path / "not").exists(), "check changes nothing"
+
+
+def test_what_agents_that_have_ended_left_is_told_and_not_what_an_agent_holds(tmp_path: Path) -> None:
+    for name, size in (("node1-0123456789ab", 3_000_000), ("node2-0123456789ab", 5_000_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").touch()
+        (tmp_path / name / "frames-0000000001-000001").write_bytes(bytes(size))
+    held = SpoolDirectory(tmp_path / "node2-0123456789ab")
+    told = run("--nccl", "2.27.5", "--spool", str(tmp_path))
+    assert told.exit_code == 0
+    assert "have left 3 MB there (1 of them)" in told.output
+    held.close()
+    assert "have left 8 MB there (2 of them)" in run("--nccl", "2.27.5", "--spool", str(tmp_path)).output
+
+
 def test_a_port_where_nobody_listens_must_change() -> None:
     result = run("--nccl", "2.27.5", "--service", "127.0.0.1:1")
     assert result.exit_code == 1
@@ -298,6 +394,7 @@ Leap status     : Normal
     lost = node.read_chrony(printed.replace("Normal", "Not synchronised"))
     assert lost is not None
     assert lost.synchronised is False
+    assert node.read_chrony(printed.replace("0.000012345", "0.0.12")) is None
     assert node.read_chrony("506 Cannot talk to daemon\n") is None
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent.log_samples import operation_line
 from benchmarks.ports import free_port
 from click.testing import CliRunner
 from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, running, wait_for
@@ -92,6 +93,24 @@ def test_an_agent_whose_settings_are_wrong_is_told_after_the_job(tmp_path: Path)
     done = _run("--connect", "nowhere", "--log-file", str(tmp_path / "logs" / "%h.%p"), "--", "sh", "-c", waits)
     assert done.returncode == 0
     assert f"the agent did not start, and nothing was sent: {told} says why" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_spool", [False, True])
+def test_a_job_whose_agent_never_found_the_service_is_told_so_and_what_can_be_done(
+    tmp_path: Path, has_spool: bool
+) -> None:
+    logs, spool = tmp_path / "logs", tmp_path / "spool"
+    variables = {"NCCLSCOPE_CONNECT": f"127.0.0.1:{free_port()}", "NCCLSCOPE_FLUSH_SECONDS": "0.2"}
+    sign = f"cat {logs}/ncclscope-agent.*.log | grep -q not_connected"
+    if has_spool:
+        variables["NCCLSCOPE_SPOOL"] = str(spool)
+        sign = f"ls {spool}/*/frames-*"
+    job = f"echo '{operation_line()}' > {logs}/nccl.n.1.log; until {sign} >/dev/null 2>&1; do sleep 0.1; done"
+    done = _run("--log-file", f"{logs}/nccl.%h.%p.log", "--", "sh", "-c", job, variables=variables)
+    assert done.returncode == 0
+    assert "the service does not have everything of this job" in done.stderr
+    assert ("ncclscope agent --send-spools" in done.stderr) == has_spool
 
 
 def test_the_job_runs_where_the_folder_for_logs_cannot_be_made(tmp_path: Path) -> None:

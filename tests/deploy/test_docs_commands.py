@@ -97,13 +97,16 @@ def test_what_slurm_conf_needs_is_as_shipped(repository: Path) -> None:
 def test_the_files_of_slurm_and_systemd_land_where_their_scripts_and_units_look(
     repository: Path, tmp_path: Path
 ) -> None:
-    root = tmp_path / "root"
-    for name in ("deploy-slurm.md", "deploy-systemd.md"):
+    root, copied = tmp_path / "root", tmp_path / "copied"
+    subprocess.run([repository / "deploy" / "make-secrets", copied], check=True, capture_output=True)
+    for name in ("deploy-systemd.md", "deploy-slurm.md"):
         for words in commands(repository / "docs" / name):
             if words[0] in ("install", "deploy/make-secrets"):
                 moved = [str(root) + word if word.startswith(("/etc", "/var")) else word for word in words]
                 # The group is made by the command above it, which would change this machine.
                 moved = [word for at, word in enumerate(moved) if word != "-g" and moved[at - 1] != "-g"]
+                # What the reader has copied from the machine of the service.
+                moved = [str(copied / word) if word in ("ca.pem", "agent.token") else word for word in moved]
                 subprocess.run(moved, cwd=repository, check=True, capture_output=True)
     for unit in (root / "etc" / "systemd" / "system").iterdir():
         text = unit.read_text()
@@ -112,6 +115,7 @@ def test_the_files_of_slurm_and_systemd_land_where_their_scripts_and_units_look(
     for path in re.findall(r"=(/etc/ncclscope/\S+)", (repository / "deploy" / "slurm" / "slurm.conf.part").read_text()):
         assert os.access(root / path[1:], os.X_OK), path
     assert (root / "etc" / "ncclscope" / "ncclscope-site.sh").exists()
+    assert (root / "etc" / "ncclscope" / "agent.token").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_kustomization_of_the_page_builds(repository: Path, tmp_path: Path) -> None:

@@ -15,8 +15,11 @@ import pytest
 import yaml
 from deploy.flags import check_arguments, check_variables
 
+from ncclscope.agent import OVER_BUDGET, WAITS
+from ncclscope_agent.config import AgentSettings
+
 _IMAGES = ["Dockerfile.agent", "Dockerfile.service"]
-_UNITS = ["ncclscope-agent.service", "ncclscope-agent@.service", "ncclscope.service"]
+_UNITS = ["ncclscope-agent.service", "ncclscope-agent@.service", "ncclscope-spools.service", "ncclscope.service"]
 _MOST_EXPOSED = 2.0
 """Of 10: what systemd says of a unit that can do anything."""
 
@@ -41,7 +44,10 @@ def test_hadolint_finds_nothing(repository: Path, name: str) -> None:
 def test_an_image_runs_as_a_number_without_a_shell_from_a_pinned_base(repository: Path, name: str) -> None:
     text = (repository / "deploy" / "images" / name).read_text()
     last = text.rpartition("\nFROM ")[2]
-    assert re.search(r"^USER (\d+):(\d+)$", last, re.MULTILINE)
+    user = re.search(r"^USER (\d+):(\d+)$", last, re.MULTILINE)
+    assert user is not None
+    # A new volume is its own: Docker copies the owner of the folder below the mount.
+    assert f"RUN install -d -o {user[1]} -g {user[2]} -m 0700 /var/lib/ncclscope\n" in last[: user.start()]
     assert json.loads(re.findall(r"^ENTRYPOINT (.*)$", last, re.MULTILINE)[0]) == ["ncclscope"]
     assert re.search(r"^ARG PYTHON_IMAGE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     assert text.count("\nFROM ${PYTHON_IMAGE}") == 2
@@ -136,6 +142,22 @@ def test_make_secrets_replaces_nothing(repository: Path, tmp_path: Path) -> None
     assert checked.returncode == 0
 
 
+def test_make_secrets_says_what_to_do_with_an_authority_whose_key_is_elsewhere(
+    repository: Path, tmp_path: Path
+) -> None:
+    make_secrets(repository, tmp_path / "own", "service")
+    (tmp_path / "new").mkdir()
+    shutil.copy(tmp_path / "own" / "ca.pem", tmp_path / "new")
+    command = [repository / "deploy" / "make-secrets", tmp_path / "new"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "put service.pem and service.key of your own authority there" in done.stderr
+    for name in ("service.pem", "service.key"):
+        shutil.copy(tmp_path / "own" / name, tmp_path / "new")
+    make_secrets(repository, tmp_path / "new")
+    assert (tmp_path / "new" / "agent.token").exists()
+
+
 def test_prometheus_takes_the_configuration_of_compose(repository: Path, tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (Debian: apt install prometheus)")
@@ -201,6 +223,29 @@ def test_systemd_takes_the_unit_and_finds_it_hardened(repository: Path, tmp_path
     assert float(exposed[1]) <= _MOST_EXPOSED
 
 
+@pytest.mark.parametrize("name", [name for name in _UNITS if "agent" in name])
+def test_an_agent_that_stopped_itself_for_its_budget_is_not_started_again_at_once(repository: Path, name: str) -> None:
+    unit = (repository / "deploy" / "systemd" / name).read_text()
+    assert re.findall(r"^RestartPreventExitStatus=(\d+)$", unit, re.MULTILINE) == [str(OVER_BUDGET)]
+
+
+def test_whatever_bounds_an_agents_memory_leaves_it_room_to_notice_first_and_say_so(
+    repository: Path, compose: dict[str, Any]
+) -> None:
+    own_mib = AgentSettings().max_memory_bytes // 1024**2
+    for name in _UNITS:
+        if "agent" in name:
+            unit = (repository / "deploy" / "systemd" / name).read_text()
+            (limit,) = re.findall(r"^MemoryMax=(\d+)M$", unit, re.MULTILINE)
+            assert int(limit) > own_mib, name
+    assert int(compose["services"]["agent"]["mem_limit"].removesuffix("m")) > own_mib
+    chart = yaml.safe_load((repository / "deploy" / "helm" / "ncclscope" / "values.yaml").read_text())
+    sidecar = yaml.safe_load((repository / "deploy" / "kubernetes" / "examples" / "job.yaml").read_text())
+    (agent,) = sidecar["spec"]["template"]["spec"]["initContainers"]
+    for resources in (chart["daemonset"]["resources"], agent["resources"]):
+        assert int(resources["limits"]["memory"].removesuffix("Mi")) > own_mib
+
+
 def test_units_and_their_settings_name_what_is_there(repository: Path) -> None:
     folder = repository / "deploy" / "systemd"
     for name in _UNITS:
@@ -210,6 +255,30 @@ def test_units_and_their_settings_name_what_is_there(repository: Path) -> None:
         check_variables(re.findall(r"\b(NCCLSCOPE_\w+)=", text), where=name)
         (settings,) = re.findall(r"^EnvironmentFile=/etc/ncclscope/(\S+)$", text, re.MULTILINE)
         check_variables(re.findall(r"^(\w+)=", (folder / settings).read_text(), re.MULTILINE), where=settings)
+
+
+def test_what_sends_left_spools_looks_where_the_agents_of_jobs_keep_theirs_as_the_same_user(repository: Path) -> None:
+    folder = repository / "deploy" / "systemd"
+    agent, sender = ((folder / f"ncclscope-{name}.service").read_text() for name in ("agent@", "spools"))
+    for what in (r"--spool=(\S+)", r"^User=(.*)$", r"^StateDirectory=(.*)$"):
+        told = [re.findall(what, text, re.MULTILINE) for text in (agent, sender)]
+        assert told[0] == told[1], what
+        assert len(told[0]) == 1, what
+    (spool,) = re.findall(r"--spool=(\S+)", sender)
+    assert f"ConditionDirectoryNotEmpty={spool}\n" in sender
+    assert f"SuccessExitStatus={WAITS}\n" in sender
+
+
+def test_systemd_takes_the_timer_of_what_sends_left_spools(repository: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze (Debian: apt install systemd)")
+    for name in ("ncclscope-spools.service", "ncclscope-spools.timer"):
+        text = (repository / "deploy" / "systemd" / name).read_text()
+        (tmp_path / name).write_text(text.replace("/opt/ncclscope/bin/ncclscope", "/bin/true"))
+    timer = tmp_path / "ncclscope-spools.timer"
+    done = subprocess.run(["systemd-analyze", "verify", timer], capture_output=True, text=True, check=False)
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "ncclscope" in line]
+    assert done.returncode == 0 and not told, told  # noqa: PT018
 
 
 _DENIED = """

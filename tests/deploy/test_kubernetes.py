@@ -18,7 +18,10 @@ import pytest
 import yaml
 from deploy.flags import check_arguments
 
+from ncclscope_agent.config import AgentSettings
 from ncclscope_agent.presets import preset
+from ncclscope_service.app import ServiceSettings
+from ncclscope_service.vitals import MAX_TICK_AGE_SECONDS
 
 Yaml = dict[str, Any]
 _VERSIONS: Final = ("1.29", "1.33")
@@ -275,6 +278,56 @@ def test_the_chart_gives_objects_that_kubernetes_and_the_operator_know(repositor
             check_schema(manifest)
         for template in templates_of(manifest):
             check_pod(template, where=manifest["kind"])
+
+
+@pytest.mark.deploy
+def test_the_chart_lets_the_service_start_stop_and_be_reached_as_it_needs(repository: Path) -> None:
+    made = rendered(repository, _VALUES["all"])
+    (service,) = (each for each in made if each["kind"] == "StatefulSet")
+    pod = service["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    # A stop is cut short by the kubelet only long after the service has given up by itself.
+    assert pod["terminationGracePeriodSeconds"] >= 2 * ServiceSettings(version="0").stop_seconds
+    # What asks whether a restart would help waits until the service has started, and bears one slow answer.
+    assert container["startupProbe"]["httpGet"]["path"] == container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    starting = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
+    hanging = container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"]
+    assert min(starting, hanging) > MAX_TICK_AGE_SECONDS
+    # Whatever it writes to is a volume: the root is read-only.
+    written = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert written == {"/var/lib/ncclscope", "/tmp"}
+    (data,) = (argument for argument in container["args"] if argument.startswith("--data="))
+    assert data.startswith("--data=/var/lib/ncclscope/")
+    # The policy names the ports that the container has, and the monitors one of the Service's.
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"agents": 9797, "http": 9798}
+    (policy,) = (each for each in made if each["kind"] == "NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    assert by_port == {name: _VALUES["all"]["networkPolicy"][name] for name in ports}
+    labels = service["spec"]["template"]["metadata"]["labels"]
+    for each in made:
+        spec: Yaml = each.get("spec", {})
+        if each["kind"] in ("NetworkPolicy", "Service", "PodMonitor"):
+            selector: Yaml = spec.get("podSelector") or spec["selector"]
+            assert selector.get("matchLabels", selector).items() <= labels.items(), each["kind"]
+        for endpoint in spec.get("podMetricsEndpoints") or spec.get("endpoints") or ():
+            assert (endpoint["port"], endpoint["honorLabels"], endpoint["scheme"]) == ("http", True, "https")
+    for each in made:
+        if each["kind"] == "Service":
+            assert all(port.get("targetPort", port["name"]) in ports for port in each["spec"]["ports"])
+
+
+@pytest.mark.deploy
+def test_an_agent_of_the_chart_stops_in_time_and_writes_to_volumes_only(repository: Path) -> None:
+    (daemon,) = (each for each in rendered(repository, _VALUES["all"]) if each["kind"] == "DaemonSet")
+    pod = daemon["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] > AgentSettings().flush_seconds
+    (agent,) = pod["containers"]
+    written = {mount["mountPath"] for mount in agent["volumeMounts"] if not mount.get("readOnly")}
+    (spool,) = (argument for argument in agent["args"] if argument.startswith("--spool="))
+    assert any(spool.startswith(f"--spool={path}/") for path in written)
 
 
 @pytest.mark.deploy

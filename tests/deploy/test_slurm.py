@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,13 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path) -> Generator[Stage]:
+    made = staged(folder)
+    with serving(made):
+        yield made
+
+
+def staged(folder: Path) -> Stage:
+    """All but the service."""
     simulated = folder / "simulated"
     sizes = ("--nodes", "2", "--gpus", "2", "--tp", "2", "--pp", "1", "--dp", "2", "--iterations", "4")
     assert run_command("simulate", "--out", str(simulated), *sizes).returncode == 0
@@ -69,10 +77,16 @@ def stage(folder: Path) -> Generator[Stage]:
     )
     for program in (made.program, made.task):
         program.chmod(0o755)
-    listening = ("--listen", made.agents, "--http", f"127.0.0.1:{web}", "--data", str(folder / "data"))
-    with running(folder / "serve.log", "serve", *listening):
+    return made
+
+
+@contextmanager
+def serving(made: Stage) -> Generator[None]:
+    """The service, from then on."""
+    listening = ("--listen", made.agents, "--http", made.web.removeprefix("http://"), "--data", f"{made.folder}/data")
+    with running(made.folder / "serve.log", "serve", *listening):
         wait_for(lambda: made.jobs() == {}, "the service")
-        yield made
+        yield
 
 
 def _needs_slurm() -> None:
@@ -154,3 +168,40 @@ def test_prologs_and_epilog_follow_a_job_that_knows_nothing_of_ncclscope(tmp_pat
         (tmp_path / "site.sh").unlink()
         assert cluster.run("srun", "-N2", "true").returncode == 0
         wait_for(lambda: _states(cluster) == {"idle"}, "idle nodes")
+
+
+def test_what_agents_could_not_hand_over_is_sent_after_a_later_job_though_the_logs_are_gone(
+    tmp_path: Path, repository: Path
+) -> None:
+    _needs_slurm()
+    made = staged(tmp_path)
+    site = _site(made, tmp_path, repository)
+    with (tmp_path / "agent.env").open("a") as settings:
+        settings.write("NCCLSCOPE_FLUSH_SECONDS=0.5\nNCCLSCOPE_CONNECT_SECONDS=3\n")
+    with slurm(tmp_path, more=site) as cluster:
+
+        def spooled() -> list[Path]:
+            return list(tmp_path.glob("nccl-n?/.agents/spool/*/frames-*"))
+
+        def has_no_agent() -> bool:
+            return not list(tmp_path.glob("nccl-*/.agents/*.pid"))
+
+        with ThreadPoolExecutor() as threads:
+            step = threads.submit(cluster.run, "srun", "-N2", f"-n{_RANKS}", str(made.task))
+            try:
+                wait_for(lambda: step.done() or len({path.parent for path in spooled()}) == 2, "spools of both nodes")
+            finally:
+                (tmp_path / "go").touch()
+            assert step.result().returncode == 0
+        wait_for(has_no_agent, "the epilogs, which end the agents")
+        logs = list(tmp_path.glob("nccl-n?/[0-9]*"))
+        (job,) = {path.name for path in logs}
+        for path in logs:
+            shutil.rmtree(path)
+        assert spooled()
+        with serving(made):
+            assert cluster.run("srun", "-N2", "true").returncode == 0
+            wait_for(lambda: made.jobs().get(job) == made.operations, f"{made.operations} operations")
+            wait_for(lambda: has_no_agent() and not spooled(), "spools that are sent and removed")
+            assert made.jobs()[job] == made.operations
+        assert _states(cluster) == {"idle"}

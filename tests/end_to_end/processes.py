@@ -20,6 +20,15 @@ PATIENCE_MS: Final = 1000 * PATIENCE_SECONDS
 """The same for a browser."""
 
 
+_OF_PROTOCOL: Final = """
+import ncclscope_wire.messages
+ncclscope_wire.messages.PROTOCOL_VERSION = {protocol}
+from ncclscope.cli import main
+main(prog_name="ncclscope")
+"""
+"""Set before anything else of ours is imported: all modules take it from there."""
+
+
 def run_command(*arguments: str, timeout: float = 3 * PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     """Runs `ncclscope ARGUMENTS` to its end."""
     return subprocess.run(
@@ -32,15 +41,17 @@ def run_command(*arguments: str, timeout: float = 3 * PATIENCE_SECONDS) -> subpr
 
 
 @contextlib.contextmanager
-def running(log: Path, *arguments: str, has_children: bool = False) -> Generator[subprocess.Popen[bytes]]:
+def running(
+    log: Path, *arguments: str, has_children: bool = False, protocol: int | None = None
+) -> Generator[subprocess.Popen[bytes]]:
     """`ncclscope ARGUMENTS` as a process that writes to `log`; killed at the end if it still runs.
 
+    With `protocol` it is a build whose protocol has this version, and is the same otherwise.
     One that `has_children`, as the demo, is first asked to end, since nobody else would end those.
     """
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ncclscope", *arguments], stdout=output, stderr=subprocess.STDOUT
-        )
+        program = ["-m", "ncclscope"] if protocol is None else ["-c", _OF_PROTOCOL.format(protocol=protocol)]
+        process = subprocess.Popen([sys.executable, *program, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:

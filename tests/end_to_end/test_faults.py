@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.faults.matrix import run
+from benchmarks.faults.wire import NotHereError
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +20,16 @@ pytestmark = pytest.mark.slow
         ("turned_journal", 2),
         ("torn_journal", 2),
         ("two_services", 1),
+        ("pulled_and_killed", 2),
+        ("bad_wire", 1),
     ],
 )
 def test_nothing_is_lost_and_nothing_stored_twice(fault: str, times: int, tmp_path: Path) -> None:
-    result = run(fault, tmp_path / fault, times)
+    try:
+        result = run(fault, tmp_path / fault, times)
+    except NotHereError as error:
+        pytest.skip(str(error))
     assert result.times == times
     assert result.sent > 0
     assert (result.lost, result.duplicates, result.stored) == (0, 0, result.sent)
-    assert result.note == ""
+    assert result.note in ("", "by netem", "by tbf")

@@ -7,15 +7,16 @@ but what is wrong: the errors that a reader may answer with are caught here.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import anyio
 import httpx
 from agent.inspector_samples import coll_perf, dump_v43, record
+from fuzz.kept_targets import KEPT_TARGETS
+from fuzz.target import Target
+from fuzz.text_targets import TEXT_TARGETS
 from nsys_made import nccl_export
 from service import fake_service
 from wire.sample_batches import HELLO, log_batch
@@ -34,14 +35,6 @@ from ncclscope_wire.errors import ConfigError, FormatError, ProtocolError, Sourc
 from ncclscope_wire.frame import encode_frame
 from ncclscope_wire.messages import AgentHealth, BatchMessage, Heartbeat, Message
 from ncclscope_wire.records import Source, SourceKind
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One reader."""
-
-    check: Callable[[bytes], None]
-    seeds: Callable[[], Sequence[bytes]]
 
 
 def check_wire(data: bytes) -> None:
@@ -195,4 +188,6 @@ TARGETS = {
     "config": Target(check_config, config_seeds),
     "access": Target(check_access, access_seeds),
     "api": Target(check_api, api_seeds),
+    **KEPT_TARGETS,
+    **TEXT_TARGETS,
 }

@@ -418,7 +418,8 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
             lag_seconds=0.05 + 0.01 * node,
             lines_total=184_000 + 977 * node,
             bytes_read_total=38_000_000 + 10_007 * node,
-            skipped={"not_nccl": 660 + node},
+            unread_bytes=512 * node,
+            skipped={"not_nccl": 660 + node, "file_unreadable": node},
             cpu_seconds=12.5 + 0.25 * node,
             rss_bytes=61_000_000 + 65_536 * node,
             sent_bytes_total=24_000_000 + 1_000 * node,
@@ -501,7 +502,7 @@ class FakeService:
             journal=JournalHealth(
                 bytes=5_000_000, waiting_bytes=0, write_seconds=0.004, errors=0, trouble=self.disk_trouble, damaged=0,
                 missing=0, replayed_batches=120, restore_seconds=1.5, state_age_seconds=42.0, state_bytes=9_000_000,
-                state_seconds=0.3, freeze_seconds=0.02,
+                state_seconds=0.3, pause_seconds=0.02,
             ),
         )  # fmt: skip
 

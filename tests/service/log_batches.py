@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclscope_service import bandwidth
 from ncclscope_service.communicators import Communicators
-from ncclscope_service.intake import Intake, logged_operations
+from ncclscope_service.intake import Intake, append_placed, logged_operations
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
@@ -273,4 +273,4 @@ class Reading:
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
         self.store.kernels.append(arrived.kernels)
-        return self.store.operations.append(operations)
+        return append_placed(self.store.operations, operations)

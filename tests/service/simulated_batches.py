@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
+
+import pytest
 
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log import NcclLogReader
@@ -67,4 +69,25 @@ def advanced(pipeline: Pipeline, batches: list[Batch], *, since: int = 0) -> Pip
     for number, batch in enumerate(batches, start=since + 1):
         pipeline.feed(batch, agent="a", session="s", job="j")
         pipeline.advance(number * SECOND_NS)
+    return pipeline
+
+
+def batches_by_job(
+    jobs: Mapping[str, SimulationConfig], folders: pytest.TempPathFactory
+) -> Callable[[str], list[Batch]]:
+    """The batches of each of these jobs, simulated once, when they are asked for."""
+    made: dict[str, list[Batch]] = {}
+
+    def batches(job: str) -> list[Batch]:
+        if job not in made:
+            made[job] = simulated_batches(jobs[job], folders.mktemp("job"), portions=6)
+        return made[job]
+
+    return batches
+
+
+def fed(pipeline: Pipeline, batches: list[Batch]) -> Pipeline:
+    """The pipeline after these batches, of which nothing was worked on yet."""
+    for batch in batches:
+        pipeline.feed(batch, agent="a", session="s", job="j")
     return pipeline

@@ -160,7 +160,7 @@ def test_a_session_that_was_begun_anew_is_held_against_its_own_strings() -> None
 def _restarted(kept: Kept, entries: list[Entry], how: str) -> Kept:
     """What a service that was killed goes on from."""
     if how == "state":
-        restored = Kept.restore(b"".join(kept.freeze().parts()))
+        restored = Kept.restore(b"".join(kept.parts()))
     else:
         restored, replayed = Kept(), Replayed()
         receiver = Receiver(agents=restored.agents)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from itertools import zip_longest
 from pathlib import Path
 
 import anyio
 import pytest
+from service.log_batches import rank_batches
 from service.simulated_batches import SECOND_NS, log_batches
 
 from ncclscope_service.app import Service, ServiceSettings
@@ -22,6 +24,31 @@ def test_metrics_are_gathered_once_between_two_ticks() -> None:
     service.tick(1)
     assert service.metrics() is not first
     assert "ncclscope_tick_seconds" in service.metrics().samples
+
+
+def test_lines_are_counted_when_they_come_and_not_only_by_the_next_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(ServiceSettings(version="0"))
+
+    def feed(rank: int, numbers: range) -> None:
+        log, _ = rank_batches(rank, numbers, pid=10 + rank)
+        service.pipeline.feed(log, agent="a", session=f"from {numbers.start}", job="j")
+
+    def counted(at_seconds: float) -> float:
+        monkeypatch.setattr(time, "monotonic", lambda: at_seconds)
+        return float(service.metrics().samples["ncclscope_operations"].values.sum())
+
+    for rank in (0, 1):
+        feed(rank, range(3))
+    service.tick(1)
+    assert counted(1) == 6
+    feed(0, range(3, 5))
+    assert service.pipeline.store.operations.next_id == 6, "they wait to be numbered"
+    assert counted(2) == 8
+    feed(1, range(3, 5))
+    assert counted(2.1) == 8, "metrics are not gathered for each who asks"
+    assert counted(3) == 10
+    service.tick(2)
+    assert counted(3) == service.pipeline.store.operations.next_id == 10
 
 
 def test_a_hang_that_a_tick_finds_waits_for_its_receiver_and_is_exposed_with_its_culprit(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -110,3 +112,23 @@ def test_a_folder_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Archive(tmp_path / "file" / "data")
+
+
+def test_what_the_disk_would_not_sync_is_synced_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync, is_bad = list[str](), os.fsync, True
+
+    def watched(descriptor: int) -> None:
+        if is_bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    archive, store = Archive(tmp_path / "data"), _store(4)
+    archive.append(store, _ids(0, 4))
+    monkeypatch.setattr(os, "fsync", watched)
+    with pytest.raises(OSError, match="Input/output error"):
+        archive.sync()
+    is_bad = False
+    archive.sync()
+    archive.sync()
+    assert synced == ["operations-000000000000-000000000004.parquet", "data", "data"]

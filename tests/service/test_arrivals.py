@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ncclscope_service.arrivals import Arrivals, Portion
 from ncclscope_service.intake import empty_operations
@@ -127,3 +129,47 @@ def test_calls_and_waiting_operations_of_a_process_count_as_work_too() -> None:
     assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [1]
     assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [0]
     assert [each.process for each in arrivals.take(0, before=0, most=1000)] == [2]
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("operations"), st.lists(st.integers(0, 4), max_size=12)),
+        st.tuples(st.just("capture"), st.lists(st.integers(0, 4), min_size=1, max_size=2)),
+        st.tuples(st.just("wait"), st.lists(st.integers(0, 20), min_size=1, max_size=1)),
+        st.tuples(st.just("take"), st.lists(st.integers(0, 800), max_size=1)),
+    ),
+    max_size=40,
+)
+
+
+@given(_STEPS)
+def test_each_operation_is_given_once_with_its_process_in_the_order_of_the_log(
+    steps: list[tuple[str, list[int]]],
+) -> None:
+    store, arrivals = _store(5), Arrivals()
+    waiting: dict[int, list[int]] = {process: [] for process in range(5)}
+    since: dict[int, int] = {}
+    now_ns = 0
+    for step, numbers in steps:
+        if step == "operations":
+            ids = _operations(store, *numbers)
+            arrivals.append_operations(ids)
+            arrivals.take_new(store, now_ns)
+            for operation, process in zip(ids.tolist(), numbers, strict=True):
+                waiting[process].append(operation)
+                since[operation] = now_ns
+        elif step == "capture":
+            arrivals.append_capture(*_capture(*numbers))
+        elif step == "wait":
+            now_ns += numbers[0] * _SECOND
+        else:
+            for portion in arrivals.take(now_ns, before=0, most=numbers[0] if numbers else None):
+                assert portion.operations.tolist() == waiting[portion.process]
+                waiting[portion.process] = []
+            if not numbers:
+                left = [operation for operations in waiting.values() for operation in operations]
+                assert all(now_ns - since[operation] < 30 * _SECOND for operation in left)
+    arrivals.take_new(store, now_ns)
+    for portion in arrivals.take(now_ns, before=store.operations.next_id, most=None):
+        assert portion.operations.tolist() == waiting.pop(portion.process)
+    assert not any(waiting.values())

@@ -12,7 +12,7 @@ def _table(*portions: list[Line]) -> list[tuple[int, int, int, int]]:
     reading = Reading()
     contents = Contents(reading.store)
     for lines in portions:
-        contents.count_logged(reading.feed(log_batch(lines)))
+        contents.count_logged(reading.store.operations.take(reading.feed(log_batch(lines))))
     names = ["op", "message_bytes", "operations", "templates"]
     return sorted(contents.table()[names].tolist())
 

@@ -218,8 +218,8 @@ async def test_a_node_can_check_that_the_service_speaks_tls_with_it(
     async with Service().listening(credentials=port_of(authority)) as port:
         for ca, answered, said in (
             (authority, True, "this service version"),
-            (other_authority, False, "has a certificate that is refused"),
-            (None, False, "does it speak TLS"),
+            (other_authority, False, "certificate is refused"),
+            (None, False, "does it want TLS"),
         ):
             credentials = AgentCredentials(tls_ca="" if ca is None else str(ca.path))
             answer = await anyio.to_thread.run_sync(node.ask_service, "127.0.0.1", port, credentials)

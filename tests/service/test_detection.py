@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from service.log_batches import BASE_NS, Line, Reading, init, log_batch
 
 from ncclscope_service import rows
@@ -16,7 +17,7 @@ from ncclscope_service.ranks import assign_ranks
 from ncclscope_service.rows import FindingKind, Match
 from ncclscope_service.store import Ids
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.records import CommunicatorEventKind, Counts, SourceGap
+from ncclscope_wire.records import CommunicatorEventKind, Counts, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_TIME_NS
 
 _SECOND = 1_000_000_000
@@ -41,7 +42,7 @@ class _Service:
 
     def feed(self, batch: Batch, *, job: str = "j") -> Ids:
         ids = self.reading.feed(batch, job=job)
-        self.detection.count_logged(ids)
+        self.detection.count_logged(self.store.operations.take(ids))
         return ids
 
     def advance(
@@ -106,6 +107,33 @@ def test_what_was_lost_of_a_host_is_no_mismatch_but_blindness() -> None:
     service.advance()
     assert service.kinds() == [FindingKind.BLIND]
     assert service.store.findings[0].hosts == ("node1",)
+
+
+def test_what_was_lost_of_a_log_that_its_process_began_later_is_blindness_too() -> None:
+    service = _Service()
+    service.log(0, *_calls(0, 5))
+    service.log(1, *_calls(0, 5))
+    later = log_batch(_calls(5, 6), host="node1")
+    source = Source(kind=SourceKind.NCCL_LOG, name="later", key="later")
+    gap = SourceGap(reason="truncated", amount=500, unit="bytes")
+    service.feed(replace(later, source=source, begin=0, end=1, gaps=(gap, gap)))
+    service.advance()
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.hosts, finding.evidence["gaps"]) == (FindingKind.BLIND, ("node1",), 2)
+
+
+@pytest.mark.parametrize(("size", "blind"), [(1, [("node0",)]), (2, [])])
+def test_what_was_lost_of_a_source_that_told_of_no_host_is_that_of_its_agent_where_it_has_one(
+    size: int, blind: list[tuple[str, ...]]
+) -> None:
+    service = _Service(size=size)
+    for rank in range(size):
+        service.log(rank, *_calls(0, 5))
+    gap = SourceGap(reason="malformed", amount=1, unit="files")
+    export = Source(kind=SourceKind.NSYS, name="export", key="export")
+    service.feed(Batch(source=export, begin=0, end=1, gaps=(gap,)))
+    service.advance()
+    assert [finding.hosts for finding in service.store.findings if finding.kind is FindingKind.BLIND] == blind
 
 
 def test_a_rank_that_stops_while_others_go_on_is_named_as_hanging() -> None:

@@ -141,6 +141,24 @@ def test_stamps_tell_which_of_many_equal_lines_was_lost() -> None:
     assert opinions["kernel"].tolist() == sample.truth[kept["id"]].tolist()
 
 
+def test_stamps_tell_at_once_which_lines_a_capture_holds() -> None:
+    program = training(20)
+    for stamps, is_told in ((True, True), (False, False)):
+        sample = program.rows(stamps=stamps)
+        (capture,) = program.captured(sample, program.span)
+        last = int(np.flatnonzero(sample.operations["tid"] == MAIN)[-1])
+        join = ExactJoin()
+        join.feed_operations(sample.operations[:last])
+        join.feed_capture(capture.ranges, capture.kernels, capture.end_ns)
+        early = join.advance(final=False)
+        join.feed_operations(sample.operations[last:])
+        opinions = join.advance(final=False)
+        of_main = sample.operations["id"][sample.operations["tid"] == MAIN]
+        assert not np.isin(early["operation"], of_main).any()  # its last line may still tell that it is elsewhere
+        assert bool(np.isin(of_main, opinions["operation"]).all()) == is_told
+        assert wrong(sample, opinions) == 0
+
+
 def test_stamps_of_whole_seconds_or_of_another_clock_do_no_harm() -> None:
     program = training(20)
     sample = program.rows(stamps=True)

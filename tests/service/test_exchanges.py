@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ncclscope_service.exchanges import SIDE, ExchangeBook, Exchanges
 from ncclscope_wire.batch import Columns
@@ -110,3 +112,28 @@ def test_what_is_forgotten_never_completes() -> None:
     assert _taken(book.take_complete()) == [2]
     book.add(_side(5, 3))
     assert _taken(book.take_complete()) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=8), st.sets(st.integers(0, 6)), st.integers(0, 8))
+def test_launches_come_when_their_last_side_does_however_the_sides_come(
+    ticks: list[list[int]], forgotten: set[int], forgotten_at: int
+) -> None:
+    sizes = {launch: 1 + launch % 4 for launch in range(7)}
+    book = _expecting(*(launch for launch, size in sizes.items() for _ in range(size)))
+    met: dict[int, list[int]] = {launch: [] for launch in sizes}
+    operation = 0
+    for tick, launches in enumerate(ticks):
+        if tick == forgotten_at:
+            book.forget(np.array(sorted(forgotten), np.int64))
+            for launch in forgotten:
+                sizes[launch], met[launch] = 0, []
+        for launch in launches:
+            if len(met[launch]) < sizes[launch]:
+                book.add(_side(launch, operation))
+                met[launch].append(operation)
+            operation += 1
+        complete = [launch for launch, size in sizes.items() if size and len(met[launch]) == size]
+        assert _taken(book.take_complete()) == sorted(each for launch in complete for each in met[launch])
+        for launch in complete:
+            sizes[launch], met[launch] = 0, []
+        assert sorted(book.waiting().tolist()) == sorted(each for mine in met.values() for each in mine)

@@ -157,7 +157,7 @@ def test_counts_gaps_and_versions_go_to_the_store() -> None:
     store = service.store
     assert store.understood["operation"] == 2
     assert (store.skipped["torn"], store.torn_lines[0], store.skipped["not_nccl"]) == (4, 4, 8)
-    assert store.gaps[0] == [gap, gap]
+    assert list(store.gaps[0]) == [gap, gap]
     assert store.process_version == {0: "2.28.3"}
     assert store.source_versions[0] == store.job_versions["j"] == {"2.21.5", "2.28.3"}
     assert store.process_source == {0: 0}

@@ -349,3 +349,38 @@ def test_hosts_that_are_alike_are_searched_once_and_many_ranks_take_no_time() ->
     limits.refresh()
     assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1 on node000")
     assert sum(len(seen) for seen in store.topologies.values()) == 64
+
+
+def test_only_communicators_of_which_a_limit_may_have_changed_are_told() -> None:
+    job = _Job()
+    job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
+    for device in range(4):
+        job.communicator(2 + device, [("node01", device), ("node02", device)])
+    job.operation(1, ("node01", 0), 8, "Send", 1)
+    store = job.store()
+    store.operations.rows["launch"] = 7
+    limits = Limits(store)
+    assert limits.refresh() == {each.index for each in store.communicators}
+    assert limits.refresh() == set()
+    for number in (2, 3):
+        _named(store, number).parallelism = "DP"
+    assert limits.refresh() == set()
+    _named(store, 4).parallelism = "DP"  # on the card of number 2
+    assert limits.refresh() == {_named(store, 2).index, _named(store, 4).index}
+    assert _limit(store, 2) == (6, "PCI 12.0 GB/s of NIC 0-c2000, shared by 2 groups on node01")
+    limits.fill(store.operations.rows.copy())
+    assert limits.refresh() == {_named(store, 1).index}
+    assert limits.refresh() == set()
+
+
+def test_the_models_limit_follows_the_operation_that_moves_most() -> None:
+    job = _Job()
+    job.communicator(1, [("node01", 0), ("node01", 1)], table=_TABLE)
+    job.operation(1, ("node01", 0), 2)
+    store = job.store()
+    assert _named(store, 1).model_limit == 80e9
+    row = store.series.rows[:1].copy()
+    row["op"], row["bytes"] = OPERATION_CODES["AllGather"], 2 * row["bytes"]
+    store.series.append(row)
+    Limits(store).refresh()
+    assert _named(store, 1).model_limit == 160e9 / 2

@@ -67,3 +67,10 @@ def test_another_number_of_ranks_or_nodes_has_no_baseline() -> None:
     for shape in ((ALL_REDUCE, 8, 2), (ALL_REDUCE, 4, 1), (OPERATION_CODES["AllGather"], 4, 2)):
         assert np.isnan(baseline.busbw(shape, np.array([1 << 25]))).all()
         assert baseline.largest_busbw(shape) is None
+
+
+def test_numbers_that_no_machine_has_measured_are_no_row_and_spoil_no_other() -> None:
+    absurd = OUTPUT.replace("   1073741824 ", f"   {'9' * 30} ").replace("268435456", "9" * 5000)
+    found, _ = read(absurd)
+    assert {each.message_bytes for each in found} == {1 << 20}
+    assert MeasuredBaseline(found).largest_busbw((ALL_REDUCE, 4, 2)) == pytest.approx(8.28e9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from service.simulated_batches import SECOND_NS, simulated_batches
+from service.simulated_batches import SECOND_NS, fed, simulated_batches
 
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.pipeline import Pipeline
@@ -38,15 +38,9 @@ def _bearing(pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
-def _fed(pipeline: Pipeline, batches: list[Batch]) -> Pipeline:
-    for batch in batches:
-        pipeline.feed(batch, agent="a", session="s", job="j")
-    return pipeline
-
-
 def test_a_job_whose_detectors_fail_is_told_to_be_unseen_and_all_else_goes_on(batches: list[Batch]) -> None:
     fails = [True]
-    pipeline = _fed(_bearing(Pipeline(make_detectors=lambda: _Failing(fails))), batches)
+    pipeline = fed(_bearing(Pipeline(make_detectors=lambda: _Failing(fails))), batches)
     for second in (1, 2, 3):
         pipeline.advance(second * SECOND_NS)
     known = pipeline.store
@@ -65,14 +59,14 @@ def test_a_job_whose_detectors_fail_is_told_to_be_unseen_and_all_else_goes_on(ba
 
 
 def test_where_mistakes_are_not_borne_they_are_raised(batches: list[Batch]) -> None:
-    pipeline = _fed(Pipeline(make_detectors=lambda: _Failing([True])), batches)
+    pipeline = fed(Pipeline(make_detectors=lambda: _Failing([True])), batches)
     with pytest.raises(ZeroDivisionError):
         pipeline.advance(SECOND_NS)
 
 
 def _with_damaged_kernels(batches: list[Batch]) -> tuple[Pipeline, int]:
     """A pipeline of which one process has kernels whose template is nowhere; and that process."""
-    pipeline = _fed(_bearing(Pipeline()), batches)
+    pipeline = fed(_bearing(Pipeline()), batches)
     pipeline.snapshot()  # numbers what was fed
     known = pipeline.store
     damaged = known.kernels.rows[:1].copy()
@@ -118,7 +112,7 @@ class _Unreporting(Pipeline):
 
 
 def test_operations_that_cannot_be_reported_are_finished_all_the_same(batches: list[Batch]) -> None:
-    pipeline = _fed(_bearing(_Unreporting()), batches)
+    pipeline = fed(_bearing(_Unreporting()), batches)
     pipeline.flush(SECOND_NS)
     known = pipeline.store
     assert pipeline.mistakes.counted == {"report": 1}

@@ -77,7 +77,7 @@ def some_weights(launches: int, kernels: int, *, batch: int = 1) -> Weights:
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (3, 4), (4, 3)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (1, 3), (2, 2), (3, 4), (4, 3)])
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("turns", [False, True])

@@ -75,6 +75,20 @@ def test_before_a_period_is_known_nothing_is_numbered_and_then_all_is() -> None:
     assert rank.periods.iterations() == {"j": 4}
 
 
+def test_what_repeats_within_the_first_iteration_is_not_taken_for_one_for_ever() -> None:
+    step = ["a", "H", "b", "H"] * 12 + ["G", "n"]
+    rank = _Rank()
+    rank.read(step[:40])
+    rank.periods.learn(final=False)
+    assert rank.periods.iterations()["j"] >= 8  # of microbatches: nothing else was seen yet
+    rank.read(step[40:])
+    for _ in range(5):
+        rank.read(step)
+        rank.periods.learn(final=False)
+    assert rank.periods.iterations() == {"j": 6}
+    assert rank.numbers == [number for number in range(6) for _ in step]
+
+
 _MS = 1_000_000
 
 
@@ -159,3 +173,107 @@ def test_where_an_iteration_has_one_mark_a_lost_one_does_not_shift_the_numbers(p
         rank.periods.learn(final=False)
     rank.periods.learn(final=True)
     assert rank.numbers == truth
+
+
+class _Ranks:
+    """Processes whose logs are read in portions, and numbered together."""
+
+    def __init__(self) -> None:
+        self.reading = Reading()
+        self.periods = Periods(self.reading.store)
+
+    def read(self, pid: int, letters: list[str]) -> None:
+        lines = [Line(line=number, **_CALLS[letter]) for number, letter in enumerate(letters, 1)]  # type: ignore[arg-type]  # texts and numbers
+        self.reading.feed(log_batch(lines, pid=pid))
+
+    def numbers(self, pid: int) -> list[int]:
+        store = self.reading.store
+        process = next(index for index, each in enumerate(store.processes) if each.pid == pid)
+        numbers: list[int] = store.operations.rows["iteration"][store.operations.rows["process"] == process].tolist()
+        return numbers
+
+
+_PROGRAMS = (_STEP, ("a", "b", "G", "n"), ("a", "b", "G", "a", "b", "H", "a", "b", "G", "a", "b", "H", "n"))
+"""Of three ranks; a step of the last has one mark."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_that_are_read_together_are_numbered_as_each_alone(seed: int) -> None:
+    rng, together = np.random.default_rng(seed), _Ranks()
+    alone = [_Ranks() for _ in _PROGRAMS]
+    for _ in range(30):
+        for pid, (program, by_itself) in enumerate(zip(_PROGRAMS, alone, strict=True)):
+            part = [letter for letter in program * int(rng.integers(0, 3)) if rng.random() > 0.05]
+            together.read(pid, part)
+            by_itself.read(pid, part)
+        for ranks in (together, *alone):
+            ranks.periods.learn(final=False)
+    for pid, by_itself in enumerate(alone):
+        assert together.numbers(pid) == by_itself.numbers(pid)
+        assert together.numbers(pid)[-1] > 10
+
+
+def test_a_lost_mark_is_missed_also_while_another_rank_waits_for_its_only_one() -> None:
+    ranks, alone = _Ranks(), _Ranks()
+    for each in (ranks, alone):
+        each.read(0, _steps(9))
+    ranks.read(1, list(_PROGRAMS[2]) * 9)
+    for each in (ranks, alone):
+        each.periods.learn(final=False)
+    ranks.read(1, list(_PROGRAMS[2][:4]))
+    for each in (ranks, alone):
+        each.read(0, list("GababH"))  # the norm at its end is lost
+        each.periods.learn(final=False)
+        each.read(0, list("ab"))
+        each.periods.learn(final=False)
+    ranks.read(1, list(_PROGRAMS[2][4:6]))
+    for each in (ranks, alone):
+        each.read(0, list("GababHn"))
+        each.periods.learn(final=False)
+    assert ranks.numbers(0) == alone.numbers(0)
+    assert ranks.numbers(0)[-9:] == [10] * 9
+
+
+def test_of_many_ranks_some_are_looked_at_and_the_others_in_turn() -> None:
+    ranks = _Ranks()
+    for pid in range(300):
+        ranks.read(pid, _steps(4))
+    store = ranks.reading.store
+    numbered = []
+    ranks.periods.learn(final=False)
+    for _ in range(3):
+        numbered.append(int((store.operations.rows["iteration"] != NO_NUMBER).sum()) // (4 * len(_STEP)))
+        ranks.periods.go_on()
+    assert 0 < numbered[0] < numbered[1] < numbered[2] == 300
+
+
+def test_a_rank_with_much_that_is_new_comes_before_those_with_little() -> None:
+    ranks = _Ranks()
+    for pid in range(300):
+        ranks.read(pid, _steps(1))
+    for _ in range(3):
+        ranks.periods.learn(final=False)
+    for pid in range(300):
+        ranks.read(pid, _steps(10 if pid == 299 else 1))
+    ranks.periods.learn(final=False)
+    assert ranks.numbers(299)[-1] == 10
+
+
+def test_when_nothing_more_comes_all_ranks_are_looked_at() -> None:
+    ranks = _Ranks()
+    for pid in range(300):
+        ranks.read(pid, _steps(4))
+    ranks.periods.learn(final=True)
+    assert (ranks.reading.store.operations.rows["iteration"] != NO_NUMBER).all()
+
+
+def test_much_that_was_read_is_numbered_before_it_is_time_to_look_again() -> None:
+    ranks = _Ranks()
+    ranks.read(0, _steps(10))
+    ranks.periods.learn(final=False)
+    ranks.read(0, _steps(1))
+    ranks.periods.go_on()
+    assert ranks.numbers(0)[-1] == NO_NUMBER
+    ranks.read(0, _steps(10_000))
+    ranks.periods.go_on()
+    assert ranks.numbers(0)[-1] == 10_010

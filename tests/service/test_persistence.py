@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import hashlib
+import os
 import random
+import resource
+import signal
 import struct
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import cast
 from zlib import crc32
 
+import anyio
 import msgspec
 import numpy as np
 import pytest
@@ -20,7 +27,7 @@ from wire.sample_batches import log_batch
 from ncclscope_service import state_reader
 from ncclscope_service.communicators import MAX_RANKS
 from ncclscope_service.finding_news import FindingEvent
-from ncclscope_service.journal import JournalSettings
+from ncclscope_service.journal import JournalSettings, first_of
 from ncclscope_service.journal_entry import Entry, Told
 from ncclscope_service.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
 from ncclscope_service.kept import Kept
@@ -109,6 +116,22 @@ class _Life:
                 self.receiver.end_session(received.agent)
         return outcome.fault
 
+    def write_state(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Writes the state beside the work; `meanwhile` is done while a child is at it."""
+
+        async def both() -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.persistence.write_state, self.kept)
+                number = self.persistence.journal.last
+                while self._cut() < number:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                meanwhile()
+
+        anyio.run(both)
+
+    def _cut(self) -> int:
+        return self.persistence.journal._cut  # pyright: ignore[reportPrivateUsage]
+
     def kill(self) -> None:
         """The process is gone."""
         self.persistence.release()
@@ -155,6 +178,102 @@ def test_a_state_file_takes_the_place_of_the_journal_before_it(batches: list[Bat
     again = _Life(tmp_path)
     assert again.persistence.health().replayed_batches == 0
     assert again.kept.agents["a"].acknowledged == 9
+    again.kill()
+
+
+def _imported_here_only() -> Callable[..., object]:
+    """A child that imports something may wait for ever for the lock of another thread."""
+    here, known = os.getpid(), builtins.__import__
+
+    def imported(*arguments: object, **named: object) -> object:
+        assert os.getpid() == here, f"imports {arguments[0]}"
+        return cast("Callable[..., object]", known)(*arguments, **named)
+
+    return imported
+
+
+def test_a_state_that_a_child_writes_is_that_of_the_moment_and_relies_on_nothing_of_the_journal_before(
+    batches: list[Batch], whole: Callable[[int], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = _Life(tmp_path / "data")
+    life.send(batches[:6])
+    last = life.persistence.journal.last
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", _imported_here_only())
+        life.write_state(meanwhile=lambda: life.send(batches[:9]))
+    assert life.persistence.trouble() == ""
+    assert [int(each.stem) for each in (tmp_path / "data" / "state").iterdir()] == [last]
+    assert life.persistence.health().state_bytes == (tmp_path / "data" / "state" / f"{last:016d}.state").stat().st_size
+    life.kill()
+    for path in (tmp_path / "data" / "journal").iterdir():
+        if first_of(path) <= last:
+            path.unlink()
+    again = _Life(tmp_path / "data")
+    assert again.persistence.health().replayed_batches == 3
+    assert _state(again.kept) == whole(9)
+    again.kill()
+
+
+def _killed_at_the_end(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("what", ["killed", "full"])
+def test_a_state_that_a_child_cannot_write_is_told_and_written_again_later(
+    what: str, batches: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = _Life(tmp_path, replace(_SETTINGS, state_every_seconds=0.0))
+    life.send(batches[:3])
+    life.write_state()
+    before = sorted((tmp_path / "state").iterdir())
+    life.send(batches[:6])
+    segments = sorted((tmp_path / "journal").iterdir())
+    assert life.persistence.is_due()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patched:
+        if what == "killed":
+            patched.setattr(os, "fsync", _killed_at_the_end)
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            life.write_state()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    why = "its process was killed; the system does that where memory is short" if what == "killed" else "File too large"
+    assert life.persistence.trouble() == f"the state cannot be written: {why}"
+    assert sorted((tmp_path / "state").iterdir()) == before
+    assert sorted((tmp_path / "journal").iterdir()) == segments
+    assert not life.persistence.is_due()  # not at once
+    life.write_state()
+    assert life.persistence.trouble() == ""
+    assert len(list((tmp_path / "state").iterdir())) == 2
+    life.kill()
+    again = _Life(tmp_path)
+    assert again.persistence.health().replayed_batches == 0
+    assert again.kept.agents["a"].acknowledged == 6
+    again.kill()
+
+
+def test_where_the_system_gives_no_process_the_state_is_written_by_the_service_itself(
+    batches: list[Batch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    life = _Life(tmp_path)
+    life.send(batches[:6])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fork", refused)
+        life.write_state()
+    assert life.persistence.trouble() == ""
+    health = life.persistence.health()
+    assert health.pause_seconds is not None
+    assert health.state_seconds is not None
+    assert health.pause_seconds >= health.state_seconds
+    life.kill()
+    again = _Life(tmp_path)
+    assert again.persistence.health().replayed_batches == 0
+    assert again.kept.agents["a"].acknowledged == 6
     again.kill()
 
 
@@ -536,7 +655,7 @@ def test_operations_that_cannot_be_numbered_are_lost_and_counted_and_those_after
     pipeline = life.kept.pipeline
     damaged = np.zeros(2, LOGGED)  # whose templates are nowhere
     damaged["source"], damaged["template"] = 0, 999
-    pipeline._unsettled.append(damaged, no_rows(TUNING))  # pyright: ignore[reportPrivateUsage]
+    pipeline._unplaced.append(damaged, no_rows(TUNING))  # pyright: ignore[reportPrivateUsage]
     life.tick(50 * SECOND_NS)
     assert pipeline.store.skipped["internal_error"] == 2
     assert [gap.amount for gaps in pipeline.store.gaps.values() for gap in gaps] == [2]

@@ -86,6 +86,32 @@ def test_portions_give_what_a_flush_at_once_gives() -> None:
         assert live.store.series.rows[name].tolist() == whole.store.series.rows[name].tolist()
 
 
+def test_what_came_is_told_by_series_also_where_a_communicator_took_the_place_of_another() -> None:
+    service = _Service()
+
+    def log(begin: int, *, comm_id: int | None = None, name: str = "s") -> None:
+        events = [] if comm_id is None else [init(line=begin, comm_id=comm_id, nranks=1)]
+        lines = [Line(line=begin + number, nranks=1) for number in (1, 2, 3)]
+        batch = log_batch(lines, events=events, begin=100 * begin)
+        service.pipeline.feed(batch, agent="a", session=name, job="j")
+
+    def expected() -> list[tuple[int, int]]:
+        rows = service.pipeline.expected_series()
+        found: list[tuple[int, int]] = rows[["operations", "bytes"]].tolist()
+        return found
+
+    for number, comm_id in enumerate((0xC0, 0xC1)):
+        log(10 * number, comm_id=comm_id, name=f"begins {number}")
+    service.pipeline.advance(_SECOND)
+    assert expected() == [(3, 3 * 4096)] * 2, "nothing is left to be counted"
+    log(20, name="of the second")
+    log(30, comm_id=0xC2, name="begins 2")
+    log(40, name="of the third")
+    assert expected() == [(3, 3 * 4096), (6, 6 * 4096)], "those of a series that is new come with the next pass"
+    service.pipeline.advance(2 * _SECOND)
+    assert expected() == [(3, 3 * 4096), (6, 6 * 4096), (6, 6 * 4096)]
+
+
 def test_a_collective_is_measured_over_its_ranks() -> None:
     service = _Service()
     batches = [
@@ -138,6 +164,7 @@ def test_operations_of_uncaptured_processes_are_given_up_after_a_while() -> None
     service.pipeline.advance(5 * _SECOND)
     assert service.store.operations.rows["match"].tolist() == [Match.NOT_COVERED] * 10 + [Match.PENDING] * 5
     assert service.store.operations.rows["finished"].tolist() == [True] * 10 + [False] * 5
+    assert service.store.skipped["held_too_many"] == 0
     service.pipeline.advance(8 * _SECOND)
     assert service.store.operations.rows["finished"].all()
 
@@ -148,7 +175,17 @@ def test_of_operations_that_wait_for_a_capture_the_oldest_are_given_up_where_the
         service.feed(rank_batches(0, range(10 * second, 10 * second + 10))[0])
         service.pipeline.advance(10 * second * _SECOND)
     matches = service.store.operations.rows["match"].tolist()
-    assert matches == [Match.NOT_COVERED] * 40 + [Match.PENDING] * 60
+    assert matches == [Match.NOT_COVERED] * 30 + [Match.PENDING] * 70  # a quarter more may wait
+    assert service.store.skipped["held_too_many"] == 0  # nothing was ever captured: nothing was lost
+
+
+def test_operations_that_waited_for_a_further_capture_are_counted_where_there_are_too_many() -> None:
+    service = _Service(PipelineSettings(held_operations=60))
+    service.feed(*rank_batches(0, range(20)))
+    for second in range(2, 10):
+        service.feed(rank_batches(0, range(10 * second, 10 * second + 10))[0])
+        service.pipeline.advance(10 * second * _SECOND)
+    assert 0 < service.store.skipped["held_too_many"] <= 30
 
 
 def test_operations_after_the_last_capture_are_given_up_too_and_leave_memory() -> None:
@@ -159,6 +196,53 @@ def test_operations_after_the_last_capture_are_given_up_too_and_leave_memory() -
         service.pipeline.advance(second * _SECOND)
         service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
     assert len(service.store.operations) < 2_500
+
+
+def test_the_last_lines_before_a_long_silence_get_their_kernels_and_keep_nothing_in_memory() -> None:
+    settings = PipelineSettings(hold_ns=5 * _SECOND, patience_ns=_SECOND, settle_ns=_SECOND, window_ns=20 * _SECOND)
+    service = _Service(settings)
+    service.feed(*_part(range(30)))  # all of them are killed: no line tells that their communicators ended
+    for second in range(10):
+        service.feed(rank_batches(0, range(50 * second, 50 * second + 50), pid=99)[0], job="another")
+        service.pipeline.advance(second * _SECOND)
+    rows = service.store.operations.rows
+    assert (rows["match"][:120] == Match.MATCHED).all()
+    assert rows["finished"][:120].all()
+    for second in range(10, 60):
+        service.feed(rank_batches(0, range(50 * second, 50 * second + 50), pid=99)[0], job="another")
+        service.pipeline.advance(second * _SECOND)
+        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+    assert service.store.operations.first > 1000
+    assert len(service.store.operations) < 50 * 25
+
+
+def test_a_job_goes_on_as_before_after_a_silence_longer_than_the_window() -> None:
+    settings = PipelineSettings(hold_ns=5 * _SECOND, patience_ns=_SECOND, settle_ns=_SECOND, window_ns=20 * _SECOND)
+    service = _Service(settings)
+    second = 0
+    for numbers in (range(30), range(30, 60), range(60, 90)):
+        service.feed(*_part(numbers))
+        for _ in range(40):
+            service.pipeline.advance(second * _SECOND)
+            service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+            second += 1
+    assert service.store.finished == {("j", Match.MATCHED): 360}
+    assert service.store.skipped["line_came_after_its_kernel_was_forgotten"] == 0
+
+
+def test_lines_that_come_after_their_kernels_have_left_are_without_them_and_counted() -> None:
+    settings = PipelineSettings(hold_ns=5 * _SECOND, window_ns=20 * _SECOND)
+    service = _Service(settings)
+    log, export = rank_batches(0, range(30))
+    service.feed(export)
+    for second in range(60):
+        service.pipeline.advance(second * _SECOND)
+        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+    service.feed(log)
+    for second in range(60, 80):
+        service.pipeline.advance(second * _SECOND)
+    assert service.store.operations.rows["match"].tolist() == [Match.UNMATCHED] * 30
+    assert service.store.skipped["line_came_after_its_kernel_was_forgotten"] == 30
 
 
 def test_a_collective_waits_for_a_rank_that_is_slow_to_report() -> None:
@@ -185,6 +269,36 @@ def test_after_patience_a_collective_is_finished_without_the_rank_that_is_missin
     assert len(service.store.collectives) == 0
     assert (service.store.operations.rows["transfer_ns"] == NO_TIME_NS).all()
     assert int(service.store.series.rows["matched"][0]) == np.count_nonzero(finished)
+
+
+def test_ranks_are_waited_for_less_long_where_a_window_of_operations_comes_sooner() -> None:
+    service = _Service(PipelineSettings(patience_ns=100 * _SECOND, window_operations=100))
+    service.feed(*rank_batches(0, range(40)), rank_batches(1, range(40), pid=11)[0])
+    service.pipeline.advance(0)
+    for second in range(1, 13):
+        service.feed(rank_batches(2, range(20 * second, 20 * second + 20), pid=12)[0])
+        service.pipeline.advance(second * _SECOND)
+        is_finished = service.store.operations.rows["finished"][:40].any()
+        assert is_finished == (second > 10)  # a window came after the first by then, and so they had `settle_ns`
+
+
+def test_memory_is_full_only_while_something_can_be_let_go() -> None:
+    settings = PipelineSettings(held_operations=80, window_operations=5, aligned_at_once=1, hold_ns=1000 * _SECOND)
+    service = _Service(settings)
+    for rank in range(4):
+        service.feed(rank_batches(rank, range(30), pid=10 + rank)[0])
+    looks = [service.pipeline.is_full]
+    service.pipeline.advance(40 * _SECOND)
+    looks.append(service.pipeline.is_full)
+    assert looks == [False, True]  # only then one process of four was asked to give up
+    gone = 0
+    while service.pipeline.has_backlog:
+        service.pipeline.advance(41 * _SECOND)
+        expired = service.pipeline.expired(41 * _SECOND)
+        service.pipeline.forget(expired, 41 * _SECOND)
+        gone += len(expired)
+    assert gone == 120 - 80
+    assert len(service.store.operations) == 80
 
 
 def test_finished_operations_may_leave_and_counters_stay() -> None:
@@ -383,6 +497,33 @@ def test_ranks_and_parallelism_are_told_as_soon_as_members_are_known() -> None:
     assert [member.global_rank for member in service.store.members] == [0, 1, 2, 3]
     assert [member.local_rank for member in service.store.members] == [0, 1, 0, 1]
     assert service.store.communicators[0].parallelism == "WORLD"
+
+
+def test_of_many_ranks_names_are_told_soon_and_not_at_each_change() -> None:
+    service = _Service()
+
+    def start(pid: int) -> None:
+        events = [
+            init(line=line, pointer=line, rank=pid, nranks=2, comm_id=line, pid=pid, cuda_device=pid)
+            for line in range(1, 2_001)
+        ]
+        service.feed(log_batch([], pid=pid, events=events))
+
+    def told() -> list[bool]:
+        members = service.store.members
+        return [member.global_rank is not None for member in (members[0], members[-1])]
+
+    start(0)
+    service.pipeline.advance(0)
+    assert told() == [True, True]
+    start(1)
+    service.pipeline.advance(_SECOND // 4)
+    assert told() == [True, False]
+    service.pipeline.advance(_SECOND // 2)
+    assert told() == [True, True]
+    start(2)
+    service.pipeline.flush(_SECOND)
+    assert told() == [True, True]
 
 
 def test_jobs_do_not_meet() -> None:

@@ -113,3 +113,16 @@ def test_ranks_that_were_inferred_are_corrected_when_the_world_appears() -> None
         _feed(reading, host, 10, init(line=2, host=host, pointer=0xB0, comm_id=9, rank=rank, nranks=2))
     assign_ranks(reading.store)
     assert _ranks(reading.store) == [(1, False), (0, False), (0, False), (1, False)]
+
+
+def test_the_communicators_are_told_in_which_ranks_changed_and_other_jobs_are_left_alone() -> None:
+    reading = Reading()
+    _feed(reading, "node1", 10, init(line=1, comm_id=1, rank=0, nranks=1), job="one")
+    _feed(reading, "node1", 11, init(line=1, pid=11, comm_id=1, rank=0, nranks=1), job="two")
+    assert assign_ranks(reading.store, jobs={"two"}) == {1}
+    assert [member.global_rank for member in reading.store.members] == [None, 0]
+    assert assign_ranks(reading.store) == {0}
+    assert assign_ranks(reading.store) == set()
+    for rank, host in enumerate(("node2", "node1")):
+        _feed(reading, host, 10, init(line=2, host=host, pointer=0xB0, comm_id=9, rank=rank, nranks=2), job="one")
+    assert assign_ranks(reading.store) == {0, 2}

@@ -18,6 +18,7 @@ from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import (
+    ASKING_VERSION,
     PROTOCOL_VERSION,
     Acknowledge,
     AgentHealth,
@@ -293,6 +294,17 @@ def test_an_agent_of_another_version_is_told_both_versions() -> None:
     assert refusal.reason == "wrong_version"
     assert "version 9" in refusal.message
     assert f"version {PROTOCOL_VERSION}" in refusal.message
+    assert receiver.agents() == ()
+
+
+@pytest.mark.parametrize("more", [{}, {"host": 7, "token": None}, {"host": "h" * 9999, "token": "\ud800"}], ids=str)
+def test_who_only_asks_is_told_the_version_and_becomes_no_agent_whatever_it_says(more: dict[str, object]) -> None:
+    receiver = Receiver()
+    receiver.open(1)
+    packer = msgpack.Packer(unicode_errors="surrogatepass")
+    payload = cast(bytes, packer.pack({"kind": "hello", "protocol_version": ASKING_VERSION, **more}))
+    refusal = refused(receiver.on_bytes(1, encode_frame(payload), NOW_NS))
+    assert refusal.reason in ("wrong_version", "undecodable")
     assert receiver.agents() == ()
 
 

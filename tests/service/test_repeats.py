@@ -37,3 +37,9 @@ def test_in_runs_what_goes_on_is_no_surprise_and_what_begins_is_one() -> None:
     # A launch of the second run is as expected behind its own kernels, and not behind others.
     assert found.turns.to_launch[20, 22, 0] > 5
     assert found.turns.to_launch[25, 3, 0] < 0.2
+
+
+def test_one_launch_or_one_kernel_repeats_nothing() -> None:
+    for launches, kernels in ((1, 3), (3, 1), (1, 1)):
+        fits = np.ones((launches, kernels), bool)
+        assert repeats_of(fits, np.zeros(launches, LAUNCH), np.zeros(kernels, TRACK_KERNEL)) is None

@@ -14,7 +14,7 @@ import pytest
 from align_samples import lose, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service.simulated_batches import SECOND_NS, advanced, simulated_batches
+from service.simulated_batches import SECOND_NS, advanced, batches_by_job
 
 from ncclscope_service import state
 from ncclscope_service.align import ProcessAligner
@@ -47,14 +47,7 @@ _JOBS = {
 @pytest.fixture(scope="module")
 def batches_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Batch]]:
     """The batches of each job, simulated once."""
-    made: dict[str, list[Batch]] = {}
-
-    def batches(job: str) -> list[Batch]:
-        if job not in made:
-            made[job] = simulated_batches(_JOBS[job], tmp_path_factory.mktemp("job"), portions=6)
-        return made[job]
-
-    return batches
+    return batches_by_job(_JOBS, tmp_path_factory)
 
 
 def _finished(pipeline: Pipeline, seconds: int) -> Pipeline:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import socket
 import sys
 import zipfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import anyio
@@ -162,6 +165,23 @@ async def test_a_snapshot_is_one_zip_of_its_files() -> None:
             assert archive.testzip() is None
         assert (await client.post("/api/snapshot")).status_code == 200
     assert service.snapshots == [(fake.JOB, 2.5), (None, None)]
+
+
+class _FullDisk(fake.FakeService):
+    async def write_snapshot(
+        self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
+    ) -> None:
+        await super().write_snapshot(directory, job, minutes, with_perfetto=with_perfetto)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_where_there_is_no_room_for_a_snapshot_that_is_said_and_the_next_one_may_be_asked_for() -> None:
+    service = _FullDisk()
+    async with client_of(service) as client:
+        for _ in range(2):
+            answer = await client.post("/api/snapshot")
+            assert answer.status_code == 507
+            assert "No space left on device; ask for fewer minutes" in answer.json()["error"]
 
 
 async def test_a_snapshot_has_a_perfetto_trace_where_it_is_asked_for_and_can_be_had(

@@ -32,6 +32,9 @@ class _Service:
     def log(self, *lines: Line, rank: int = 0) -> Ids:
         return self.reading.feed(log_batch(lines, pid=10 + rank))
 
+    def count_logged(self, ids: Ids) -> None:
+        self.book.count_run(self.store.operations.take(ids))
+
     def run(self, ids: Ids, *, kernel_ns: int, wait_ns: int) -> None:
         at = self.store.operations.at(ids)
         table = self.store.operations.rows
@@ -49,7 +52,7 @@ def test_operations_of_all_ranks_are_counted_in_one_series_by_size_class() -> No
     service = _Service()
     for rank in (0, 1):
         ids = service.log(Line(line=1, count=1024), Line(line=2, count=1025), Line(line=3, count=1), rank=rank)
-        service.book.count_logged(ids)
+        service.count_logged(ids)
     found = service.store.series.rows[["op", "size_class", "operations", "bytes"]].tolist()
     code = OPERATION_CODES["AllReduce"]
     assert found == [(code, 0, 4, 2 * (4096 + 4)), (code, 1, 2, 2 * 4100)]
@@ -58,14 +61,24 @@ def test_operations_of_all_ranks_are_counted_in_one_series_by_size_class() -> No
 def test_operations_and_communicators_are_kept_apart() -> None:
     service = _Service()
     ids = service.log(Line(line=1), Line(line=2, op="Broadcast"), Line(line=3, communicator=0xB0))
-    service.book.count_logged(ids)
+    service.count_logged(ids)
     assert len(service.store.series) == 3
     assert service.store.series.rows["operations"].tolist() == [1, 1, 1]
 
 
+def test_what_is_to_be_counted_can_be_told_beforehand_but_for_new_series() -> None:
+    service = _Service()
+    service.count_logged(service.log(Line(line=1, count=1024)))
+    before = service.store.series.rows.copy()
+    rows = service.store.operations.take(service.log(Line(line=2, count=1), Line(line=3, op="Broadcast")))
+    expected = service.book.expected(rows, np.array([3, 5]))
+    assert expected[["operations", "bytes"]].tolist() == [(1 + 3, 4096 + 3 * 4)]
+    assert service.store.series.rows.tobytes() == before.tobytes(), "nothing was counted by that"
+
+
 def test_a_message_of_unknown_size_is_counted_without_bytes() -> None:
     service = _Service()
-    service.book.count_logged(service.log(Line(line=1, data_type=99)))
+    service.count_logged(service.log(Line(line=1, data_type=99)))
     assert service.store.series.rows[["operations", "bytes"]].tolist() == [(1, 0)]
     assert int(service.store.series.rows["size_class"][0]) not in range(len(SIZE_CLASSES))
 
@@ -88,9 +101,9 @@ def test_kernel_time_is_summed_and_waiting_only_where_it_is_known() -> None:
 def test_counters_stay_when_the_operations_are_forgotten() -> None:
     service = _Service()
     ids = service.log(Line(line=1), Line(line=2))
-    service.book.count_logged(ids)
+    service.count_logged(ids)
     service.store.operations.drop_before(2)
-    service.book.count_logged(service.log(Line(line=3)))
+    service.count_logged(service.log(Line(line=3)))
     assert service.store.series.rows["operations"].tolist() == [3]
 
 
@@ -138,7 +151,7 @@ def test_a_collective_without_bandwidth_or_time_is_counted_and_changes_no_median
 def test_operations_are_told_the_baseline_of_their_series() -> None:
     service = _Service()
     ids = service.log(Line(line=1), Line(line=2, op="Broadcast"))
-    service.book.count_logged(ids)
+    service.count_logged(ids)
     service.book.count_joined(_collectives([_SECOND], [5e9]))
     baselines = service.book.baseline_of(service.store.operations.take(ids))
     assert baselines[0] == 5e9
@@ -148,7 +161,17 @@ def test_operations_are_told_the_baseline_of_their_series() -> None:
 def test_nothing_counted_makes_no_series() -> None:
     service = _Service()
     nothing = np.empty(0, np.int64)
-    service.book.count_logged(nothing)
+    service.count_logged(nothing)
     service.book.count_measured(nothing)
     service.book.count_joined(_collectives([], []))
     assert len(service.store.series) == 0
+
+
+def test_limits_are_set_of_new_series_and_of_communicators_that_changed() -> None:
+    service = _Service()
+    service.count_logged(service.log(Line(line=1), Line(line=2, communicator=0xB0)))
+    service.book.set_limits(lambda communicator, op: 10.0 + communicator, set())
+    assert service.store.series.rows["limit"].tolist() == [10.0, 11.0]
+    service.count_logged(service.log(Line(line=3, communicator=0xC0)))
+    service.book.set_limits(lambda communicator, op: 20.0 + communicator, {1})
+    assert service.store.series.rows["limit"].tolist() == [10.0, 21.0, 22.0]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from service.simulated_batches import SECOND_NS, simulated_batches
+from service.simulated_batches import SECOND_NS, batches_by_job, fed
 from service.test_restart import assert_equal
 
 from ncclscope_service.detect.context import Context
@@ -32,28 +32,13 @@ _JOBS = {
         iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5,
     ),
 }  # fmt: skip
-_LATER_NS = 40 * SECOND_NS
-"""When silence has ended all processes."""
 _DECIDED = ("match", "kernel", "start_ns", "end_ns", "confidence", "iteration", "ranks_seen", "finished")
 
 
 @pytest.fixture(scope="module")
 def batches_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Batch]]:
     """The batches of each job, simulated once."""
-    made: dict[str, list[Batch]] = {}
-
-    def batches(job: str) -> list[Batch]:
-        if job not in made:
-            made[job] = simulated_batches(_JOBS[job], tmp_path_factory.mktemp("job"), portions=6)
-        return made[job]
-
-    return batches
-
-
-def _fed(pipeline: Pipeline, batches: list[Batch]) -> Pipeline:
-    for batch in batches:
-        pipeline.feed(batch, agent="a", session="s", job="j")
-    return pipeline
+    return batches_by_job(_JOBS, tmp_path_factory)
 
 
 def _worked_off(pipeline: Pipeline, now_ns: int) -> int:
@@ -69,7 +54,7 @@ def _worked_off(pipeline: Pipeline, now_ns: int) -> int:
 @pytest.mark.parametrize("job", _JOBS)
 def test_work_in_slices_decides_what_work_in_one_go_does(job: str, batches_of: Callable[[str], list[Batch]]) -> None:
     batches = batches_of(job)
-    whole, sliced = _fed(Pipeline(), batches), _fed(Pipeline(_SLICE), batches)
+    whole, sliced = fed(Pipeline(), batches), fed(Pipeline(_SLICE), batches)
     for pipeline in (whole, sliced):
         pipeline.advance(SECOND_NS)
     assert not whole.has_backlog
@@ -87,7 +72,7 @@ def test_work_in_slices_decides_what_work_in_one_go_does(job: str, batches_of: C
 
 def test_a_restart_between_two_slices_changes_nothing(batches_of: Callable[[str], list[Batch]]) -> None:
     batches = batches_of("clean")
-    pipeline = _fed(Pipeline(_SLICE), batches)
+    pipeline = fed(Pipeline(_SLICE), batches)
     pipeline.advance(SECOND_NS)
     assert pipeline.has_backlog
     kept = pipeline.snapshot()
@@ -99,11 +84,9 @@ def test_a_restart_between_two_slices_changes_nothing(batches_of: Callable[[str]
     assert_equal(restored.store, pipeline.store)
 
 
-def _ended(batches: list[Batch], pipeline: Pipeline) -> Pipeline:
-    """The pipeline when it has noticed that all processes have ended, and has aligned the first of them."""
-    _fed(pipeline, batches).advance(SECOND_NS)
-    _worked_off(pipeline, SECOND_NS)
-    pipeline.advance(_LATER_NS)
+def _begun(batches: list[Batch], pipeline: Pipeline) -> Pipeline:
+    """The pipeline when it has aligned the first processes."""
+    fed(pipeline, batches).advance(SECOND_NS)
     return pipeline
 
 
@@ -112,23 +95,25 @@ def _measured(pipeline: Pipeline) -> None:
     for _ in range(10):
         if len(pipeline.store.collectives):
             return
-        pipeline.advance(_LATER_NS)
+        pipeline.advance(SECOND_NS)
     pytest.fail("nothing was measured")
 
 
 def test_lines_are_counted_at_once_while_captures_wait_to_be_aligned(batches_of: Callable[[str], list[Batch]]) -> None:
-    pipeline = _fed(Pipeline(_SLICE), batches_of("clean"))
+    pipeline = fed(Pipeline(_SLICE), batches_of("clean"))
     pipeline.advance(SECOND_NS)
     known = pipeline.store
     assert pipeline.has_backlog
     assert known.series.rows["operations"].sum() == len(known.operations) > 0
 
 
-def test_of_processes_that_end_together_one_is_decided_at_a_time(batches_of: Callable[[str], list[Batch]]) -> None:
-    pipeline = _ended(batches_of("clean"), Pipeline(_SLICE))
+def test_of_processes_that_were_captured_together_one_is_decided_at_a_time(
+    batches_of: Callable[[str], list[Batch]],
+) -> None:
+    pipeline = _begun(batches_of("clean"), Pipeline(_SLICE))
     known = pipeline.store.operations
     assert 0 < np.count_nonzero(known.rows["match"] == Match.MATCHED) <= len(known) / 4
-    assert _worked_off(pipeline, _LATER_NS) >= 3
+    assert _worked_off(pipeline, SECOND_NS) >= 3
     assert np.count_nonzero(known.rows["match"] == Match.MATCHED) > 0.9 * len(known)
 
 
@@ -148,11 +133,11 @@ def test_detectors_see_no_part_of_a_capture_before_the_rest_and_all_of_it_by_tim
     batches_of: Callable[[str], list[Batch]],
 ) -> None:
     fed: list[Columns] = []
-    pipeline = _ended(batches_of("clean"), Pipeline(_SLICE, make_detectors=lambda: _Watching(fed)))
+    pipeline = _begun(batches_of("clean"), Pipeline(_SLICE, make_detectors=lambda: _Watching(fed)))
     _measured(pipeline)
     assert pipeline.has_backlog
     assert not fed
-    _worked_off(pipeline, _LATER_NS)
+    _worked_off(pipeline, SECOND_NS)
     ends = np.concatenate([part["end_true_ns"] for part in fed])
     assert len(ends) == np.count_nonzero(pipeline.store.collectives.rows["end_true_ns"] != NO_TIME_NS) > 0
     assert (np.diff(ends) >= 0).all()
@@ -162,16 +147,16 @@ def test_where_captures_never_stop_waiting_detectors_see_what_is_measured_after_
     batches_of: Callable[[str], list[Batch]],
 ) -> None:
     fed: list[Columns] = []
-    pipeline = _ended(batches_of("clean"), Pipeline(_SLICE, make_detectors=lambda: _Watching(fed)))
+    pipeline = _begun(batches_of("clean"), Pipeline(_SLICE, make_detectors=lambda: _Watching(fed)))
     _measured(pipeline)
     assert not fed
-    pipeline.advance(_LATER_NS + 12 * SECOND_NS)
+    pipeline.advance(13 * SECOND_NS)
     assert pipeline.has_backlog
     assert fed
 
 
 def test_what_waits_to_be_aligned_grows_less_and_is_kept(batches_of: Callable[[str], list[Batch]]) -> None:
-    pipeline = _fed(Pipeline(_SLICE), batches_of("clean"))
+    pipeline = fed(Pipeline(_SLICE), batches_of("clean"))
     rows = pipeline.waiting_rows
     assert rows > 0
     pipeline.advance(SECOND_NS)

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ncclscope_service import state_classes
-from ncclscope_service.snapshot_room import SnapshotRoom
-from ncclscope_service.state import freeze, restore, snapshot
+from ncclscope_service.state import restore, snapshot
+from ncclscope_service.state_graph import Tag
+from ncclscope_service.state_reader import Reader
 from ncclscope_service.store import Table
 from ncclscope_wire.errors import StateError
 
@@ -170,17 +171,6 @@ def test_equal_states_give_equal_bytes() -> None:
     assert snapshot(_restored(machine)) == snapshot(machine)
 
 
-@pytest.mark.parametrize("room", [0, 10_000, 1_000_000])
-def test_a_state_in_memory_that_was_there_is_the_same_and_stays_as_it_was(room: int) -> None:
-    machine = _Machine([np.arange(900), np.arange(2000), np.zeros(7), np.full(5000, 3.5)])
-    expected = snapshot(machine)
-    frozen = freeze(machine, room=SnapshotRoom(room))
-    assert isinstance(machine.value, list)
-    for array in machine.value:
-        array[:] = 1
-    assert b"".join(frozen.parts()) == expected
-
-
 def test_room_to_grow_is_not_kept() -> None:
     table = Table(_ROW)
     table.append(np.zeros(3000, _ROW))
@@ -213,6 +203,13 @@ def test_what_cannot_be_kept_is_named_with_the_way_to_it() -> None:
     machine.inner.value = [io.BytesIO()]
     with pytest.raises(StateError, match=r"_Machine\.inner\.value\[\] is a _io:BytesIO"):
         snapshot(machine)
+
+
+@pytest.mark.parametrize("text", ["", "i4", "|O", "(9", "2:i", "i4,i4", "(999999,999999)<i8", "<i8" * 9, "<M8[((]"])
+def test_a_type_of_numbers_that_no_snapshot_writes_is_refused(text: str) -> None:
+    for node in ([Tag.DTYPE, text], [Tag.DTYPE, [["column", text]]], [Tag.ARRAY, text, [0], b""]):
+        with pytest.raises(StateError, match="where a type of numbers should be"):
+            Reader({}, [], [], []).value(node, None)
 
 
 def test_a_class_that_is_not_ours_is_never_built() -> None:

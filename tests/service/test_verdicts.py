@@ -91,3 +91,17 @@ def test_what_only_one_side_speaks_of_comes_out_at_the_end() -> None:
         1: (10, Match.MATCHED),
         2: (NO_NUMBER, Match.NOT_COVERED),
     }
+
+
+def test_what_is_exactly_joined_is_remembered_while_its_kernel_is_in_the_store() -> None:
+    verdicts = Verdicts()
+    none = aligned()[:0], opinions()[:0]
+    verdicts.merge(none[0], opinions((1, 10, Match.MATCHED), (2, 11, Match.MATCHED)), final=False)
+    verdicts.merge(*none, final=False, first_kernel=11)
+    rows = verdicts.merge(
+        aligned((3, 10, Match.MATCHED), (4, 11, Match.MATCHED)),
+        opinions((3, NO_NUMBER, Match.PENDING), (4, NO_NUMBER, Match.PENDING)),
+        final=True,
+        first_kernel=11,
+    )
+    assert by_operation(rows) == {3: (10, Match.MATCHED), 4: (NO_NUMBER, Match.UNMATCHED)}

@@ -52,6 +52,13 @@ def test_rows_are_put_in_place() -> None:
     assert into["large"].tolist() == [0, 0, -1, -2, 0]
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 9), (1, 9), (3, 9), (7, 9), (9, 9), (4, 6)])
+def test_rows_are_moved_to_the_front_over_themselves(begin: int, end: int) -> None:
+    rows = _rows(9)
+    whole_rows.move_to_front(rows, begin, end)
+    assert np.array_equal(rows[: end - begin], _rows(9)[begin:end])
+
+
 def test_rows_of_another_kind_are_not_put() -> None:
     with pytest.raises(AssertionError, match="another kind"):
         whole_rows.put(np.zeros(5, _ROW), 0, np.zeros(1, [("small", "<u1"), ("other", "<i8")]))

@@ -154,6 +154,17 @@ def test_unknown_fields_are_ignored() -> None:
     assert decode_message(payload) == Acknowledge(sequence=3)
 
 
+def test_a_batch_of_rows_is_read_alike_whatever_else_its_message_holds() -> None:
+    plain = BatchMessage(sequence=1, batch=log_batch(0, 9, operations=((0, 1), (0, 2))))
+    content = cast("dict[str, dict[str, object]]", msgpack.unpackb(encode_message(plain)))
+    content["batch"]["later"] = 1
+    for payload in (encode_message(plain), cast(bytes, msgpack.packb(content))):
+        decoded = decode_message(payload)
+        assert isinstance(decoded, BatchMessage)
+        assert_equal_batches(decoded.batch, plain.batch)
+        assert decoded.batch.operations.flags.writeable
+
+
 def test_a_table_of_another_layout_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"table operations has layout 0x1, and 0x\w+ is expected"):
         decode_message(tampered(log_batch(0, 1), tables={"operations": [1, b""]}))

@@ -8,6 +8,7 @@ stacks), `src/debug.cc` (TRACE).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from ncclscope_agent.sources.log_family import FILE_AND_LINE, POINTER, Family, Fields, form
@@ -37,44 +38,28 @@ def _arguments(fields: Fields) -> Fields:
     return {**fields, "arguments": [0 if text == "(nil)" else int(text, 16) for text in texts]}
 
 
+def _call(pattern: str, finish: Callable[[Fields], Fields] | None = None) -> Family:
+    return form("call", facts.ApiCall, "", pattern, finish=finish, is_closed=True, travels=False)
+
+
 CALLS: Final[tuple[Family, ...]] = (
-    form("call", facts.ApiCall, "", r"(?P<function>ncclGroupStart|ncclGroupEnd)\(\)", is_closed=True, travels=False),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
+    _call(r"(?P<function>ncclGroupStart|ncclGroupEnd)\(\)"),
+    _call(
         r"(?P<function>nccl[A-Z]\w{1,40})\((?P<send_buffer_hex>(?:0x)?[0-9a-f]{1,16}),(?P<recv_buffer_hex>(?:0x)?[0-9a-f]{1,16}),"
         r"(?P<count>\d{1,20}),(?P<data_type>\d+),(?P<reduction>\d+),(?P<root>-?\d+),"
         rf"(?P<communicator_hex>{POINTER}),(?P<stream_hex>{POINTER})\)",
-        is_closed=True,
-        travels=False,
     ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
+    _call(
         r"(?P<function>ncclCommInitRank\w{0,20})\((?P<communicator_hex>0x[0-9a-f]{1,16}), (?P<nranks>\d+), (?P<comm_id_hex>0x[0-9a-f]{1,16}),"
         r" (?P<rank>\d+), (?P<cuda_device>\d+)\)",
-        is_closed=True,
-        travels=False,
     ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
+    _call(
         rf"(?P<function>ncclCommSplit)\((?P<parent_hex>{POINTER}), (?P<color>-?\d+), (?P<key>-?\d+), (?P<communicator_hex>{POINTER}),"
         r" (?P<rank>-?\d+), (?P<nranks>\d+)\)",
-        is_closed=True,
-        travels=False,
     ),
-    form(
-        "call",
-        facts.ApiCall,
-        "",
+    _call(
         rf"(?P<function>(?:p?nccl)[A-Z]\w{{1,60}})\((?P<list>(?:{_ARGUMENT}(?:, ?{_ARGUMENT}){{0,15}})?)\)",
         finish=_arguments,
-        is_closed=True,
-        travels=False,
     ),
 )
 """What stands behind `NCCL CALL `. *Source:* NCCL `src/misc/argcheck.cc`, `src/collectives.cc`, `src/init.cc`."""

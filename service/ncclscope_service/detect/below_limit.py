@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Final
 
 import numpy as np
@@ -54,6 +54,12 @@ class BelowLimit:
             self._early[sample.shape] += 1
             if self._early[sample.shape] > _EARLY:
                 self._recent.setdefault(sample.shape, deque(maxlen=_WINDOWS)).append(sample)
+
+    def leave(self, communicators: Set[int]) -> None:
+        """Lets go of these communicators."""
+        for shape in [shape for shape in self._early if shape.communicator in communicators]:
+            del self._early[shape]
+            self._recent.pop(shape, None)
 
     def findings(self, explained: frozenset[int]) -> list[Finding]:
         """All findings so far; `explained`: communicators of which another finding says that they are slow."""

@@ -67,6 +67,10 @@ class Context:
     is_over: bool = False
     """Whether nothing more comes."""
 
+    def hears_all_of(self, host: str) -> bool:
+        """Whether nothing is known to be missing of what this host says."""
+        return host not in self.silent_hosts and host not in self.lossy_hosts
+
     def hosts_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """The hosts of these global ranks, each once, by name."""
         wanted = set(ranks)

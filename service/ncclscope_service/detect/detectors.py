@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from ncclscope_service.clock_check import ClockCheck
 from ncclscope_service.detect.bandwidth_drop import BandwidthDrop
@@ -65,6 +65,12 @@ class Detectors:
     def feed_sight(self, sight: HostSight, context: Context, now_ns: int) -> None:
         """What reached us from one host."""
         self._blind.feed(sight, context, now_ns)
+
+    def leave(self, communicators: Set[int]) -> None:
+        """Nobody will call anything on these communicators: lets go of what was learnt of them, but for findings."""
+        self._late_rank.leave(communicators)
+        self._below_limit.leave(communicators)
+        self._mismatch.leave(communicators)
 
     def findings(self, now_ns: int, *, watched_ns: int | None = None) -> list[Finding]:
         """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.

@@ -213,22 +213,22 @@ class Hang:
         self, channel: Channel, now_ns: int, context: Context, doubted: frozenset[int], others_are_stuck: bool
     ) -> Stuck | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
-        if now_ns - state.last_ns <= LEAST_SILENCE_NS:
+        if now_ns - state.last_ns <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
             return None  # no patience is shorter
-        if group is None or state.ranks < 2:
+        patience = state.patience_ns(others_are_stuck=others_are_stuck)
+        if now_ns - state.last_ns <= patience:
             return None
         front, behind = self._board.standing(state.begin, state.ranks)
-        patience = state.patience_ns(others_are_stuck=others_are_stuck)
-        if front < _LEAST_OPERATIONS or now_ns - state.last_ns <= patience:
+        if front < _LEAST_OPERATIONS:
             return None
         is_doubted = not doubted.isdisjoint(group.global_ranks)
         is_even = is_doubted or max(behind.values()) == 0
-        missing = () if is_even else self._named(_furthest(behind), group)
-        waiting = self._named([rank for rank, lag in behind.items() if lag == 0 or is_doubted], group)
+        furthest = [] if is_even else _furthest(behind)
+        foremost = [rank for rank, lag in behind.items() if lag == 0 or is_doubted]
+        missing, waiting = self._named(furthest, group), self._named(foremost, group)
         if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
-        unheard = context.silent_hosts | context.lossy_hosts
-        if unheard and any(host in unheard for host in context.hosts_of(missing or waiting)):
+        if not all(context.hears_all_of(group.hosts[rank]) for rank in furthest or foremost if rank < len(group.hosts)):
             return None
         return Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -40,12 +41,18 @@ def whole(recent: list[Occasion], context: Context) -> list[Occasion]:
 
 def blames_of(occasions: list[Occasion], ranks: int) -> BlamesByOp:
     """Blames (occasion by rank) of all operations together, and of each kind of them where there are several."""
-    together = np.zeros((len(occasions), ranks))
-    for place, occasion in enumerate(occasions):
-        for rank, blame_ns in occasion.blame_ns.items():
-            if rank < ranks:
-                together[place, rank] = blame_ns
+    together = by_rank([occasion.blame_ns for occasion in occasions], ranks)
     return {None: together, **dict(_by_operation(occasions, ranks))}
+
+
+def by_rank(of_occasions: Sequence[Mapping[int, float]], ranks: int) -> Blames:
+    """What each occasion has of some ranks (occasion by rank); 0 for the others. Ranks beyond `ranks` are left out."""
+    found = np.zeros((len(of_occasions), ranks))
+    for place, values in enumerate(of_occasions):
+        for rank, value in values.items():
+            if rank < ranks:
+                found[place, rank] = value
+    return found
 
 
 def per_window(context: Context) -> int:

@@ -17,6 +17,7 @@ accuse nobody.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -31,6 +32,7 @@ from ncclscope_service.detect.judged_steps import (
     WINDOWS_BAD,
     BlamesByOp,
     blames_of,
+    by_rank,
     per_window,
     whole,
 )
@@ -103,6 +105,11 @@ class LateRank:
             occasions.at(tally.at_ns).add(tally)
             occasions.last_op = tally.op
             occasions.forget_all_but(remembered)
+
+    def leave(self, communicators: Set[int]) -> None:
+        """Lets go of these communicators."""
+        for communicator in communicators:
+            self._occasions.pop(communicator, None)
 
     def _settle_step(self, context: Context) -> None:
         """Occasions are cut by one length of step, which must not follow every tremor of the measured one."""
@@ -190,11 +197,7 @@ class LateRank:
     ) -> Accusation | None:
         group = context.groups[communicator]
         usable = whole(recent, context)
-        largest = np.zeros((len(usable), len(group.global_ranks)))
-        for place, occasion in enumerate(usable):
-            for rank in occasion.largest:
-                if rank < largest.shape[1]:
-                    largest[place, rank] = occasion.usual_largest(rank)
+        largest = by_rank([occasion.usual_largest() for occasion in usable], len(group.global_ranks))
         cases = [
             case
             for op, blames in (

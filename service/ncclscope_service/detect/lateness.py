@@ -65,9 +65,10 @@ class Occasion:
         for op, blame_ns in tally.by_op:
             self.blame_by_op[tally.rank, op] = self.blame_by_op.get((tally.rank, op), 0) + blame_ns
 
-    def usual_largest(self, rank: int) -> float:
-        """The mean of the rank's largest blames; places at which it was not last count as none."""
-        return sum(blame.blame_ns for blame in self.largest.get(rank, ())) / max(1, min(LARGEST, self.operations))
+    def usual_largest(self) -> dict[int, float]:
+        """The mean of the largest blames of each rank that has any; places at which it was not last count as none."""
+        places = max(1, min(LARGEST, self.operations))
+        return {rank: sum(blame.blame_ns for blame in blames) / places for rank, blames in self.largest.items()}
 
     def latest(self) -> int:
         """The rank with the most blame."""

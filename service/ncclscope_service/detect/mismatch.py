@@ -8,6 +8,7 @@ of, and the communicator is judged no more.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -68,9 +69,19 @@ class _Places:
         self.seqs: NDArray[np.int64] = np.empty((0, _WINDOW), np.int64)
         self.first_rank: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
         self.agreeing: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
+        self._free: list[int] = []
+        """Numbers of sequences that are no more."""
+
+    def give_back(self, number: int) -> None:
+        """A sequence is no more."""
+        self.calls[number] = self.seqs[number] = _UNSEEN
+        self.first_rank[number], self.agreeing[number] = NO_NUMBER, 0
+        self._free.append(number)
 
     def add(self) -> int:
         """One more sequence; gives its number."""
+        if self._free:
+            return self._free.pop()
         if self.sequences == len(self.calls):
             more = max(8, len(self.calls) // 2), _WINDOW
             self.calls = np.concatenate([self.calls, np.full(more, _UNSEEN, np.int64)])
@@ -147,6 +158,12 @@ class Mismatch:
         if sequence is None:
             sequence = self._sequences[communicator] = _Sequence(self._places, self._places.add())
         return sequence
+
+    def leave(self, communicators: Set[int]) -> None:
+        """Lets go of these communicators; one of which a finding is open stays."""
+        for communicator in communicators & self._sequences.keys():
+            if not self._ledger.is_open(communicator):
+                self._places.give_back(self._sequences.pop(communicator).number)
 
     def know(self, context: Context) -> None:
         """Takes the job as it stands now: communicators that it lacks have ended."""
@@ -307,9 +324,7 @@ def _explains(one: dict[int, int], other: dict[int, int], first: int, shift: int
 def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | None:
     seq = min(sequence.disputes)
     dispute = sequence.disputes[seq]
-    lost = {
-        rank for rank, host in enumerate(group.hosts) if host in context.lossy_hosts or host in context.silent_hosts
-    }
+    lost = {rank for rank, host in enumerate(group.hosts) if not context.hears_all_of(host)}
     place = seq % _WINDOW
     calls = {call: set(ranks) for call, ranks in dispute.ranks_by_call.items()}
     _add_early_ranks(sequence, place, calls, len(group.global_ranks))

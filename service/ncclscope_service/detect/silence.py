@@ -43,8 +43,10 @@ class Silence:
     _gaps: Columns = field(default_factory=lambda: np.empty(0, _GAP))
     """The last ones, each in the place of the oldest: thousands of channels keep them."""
     _seen: int = 0
+    _recent: tuple[int, int] | None = None
+    """How many gaps the last hour has, and the longest; None while that is to be told anew."""
     _usual_ns: float | None = None
-    """What most gaps are, for one operation; None while that is to be told anew."""
+    """What most of them are, for one operation; None likewise."""
 
     def look(self, newest_ns: int, front: int) -> None:
         """Takes the time of the newest operation of any rank, and how far the first rank has come."""
@@ -54,7 +56,8 @@ class Silence:
             self.longest_rest_ns = max(self.longest_rest_ns, newest_ns - self.last_ns)
         elif self.last_ns:
             self._remember(newest_ns, max(1, front - self.front))
-        self.last_ns, self.front, self._usual_ns = newest_ns, max(front, self.front), None
+        self.last_ns, self.front = newest_ns, max(front, self.front)
+        self._recent = self._usual_ns = None
 
     def _remember(self, newest_ns: int, operations: int) -> None:
         if self._seen == len(self._gaps) < _GAPS_KEPT:
@@ -66,16 +69,23 @@ class Silence:
 
     def patience_ns(self, *, others_are_stuck: bool = False) -> int:
         """How long a silence is ordinary; where others are stuck already, the longest gap known is enough to go by."""
-        recent = self._gaps[: self._seen]
-        recent = recent[recent["at_ns"] > self.last_ns - _HOUR_NS]
-        longest = _LONGEST_FACTOR * int(recent["gap_ns"].max(initial=0))
+        if self._recent is None:
+            gaps = self._last_hour()["gap_ns"]
+            self._recent = len(gaps), int(gaps.max(initial=0))
+        amount, longest_gap = self._recent
+        longest = _LONGEST_FACTOR * longest_gap
         if self.is_resting:
             return max(_REST_NS, _LONGEST_FACTOR * self.longest_rest_ns, longest)
-        if not len(recent):
+        if not amount:
             return 4 * LEAST_SILENCE_NS
         if others_are_stuck:
             return max(LEAST_SILENCE_NS, longest)
         # between two looks many operations pass: their mean gap is the usual one, the look's is only an upper bound
         if self._usual_ns is None:
+            recent = self._last_hour()
             self._usual_ns = float(np.percentile(recent["gap_ns"] / recent["operations"], 99))
         return round(max(LEAST_SILENCE_NS, _GAP_FACTOR * self._usual_ns, longest))
+
+    def _last_hour(self) -> Columns:
+        known = self._gaps[: self._seen]
+        return known[known["at_ns"] > self.last_ns - _HOUR_NS]

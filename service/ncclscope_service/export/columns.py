@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.distinct import distinct
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Values: TypeAlias = NDArray[np.number]
@@ -40,8 +41,8 @@ class Column:
             return pa.array(self.values, mask=~self.is_known).cast(kind)
         values, words = self.values, self.words
         if len(words) > _MANY_WORDS:
-            used, values = np.unique(np.where(self.is_known, values, 0), return_inverse=True)
-            words = tuple(words[index] for index in used.tolist())
+            used, values = distinct(np.where(self.is_known, values, 0).astype(np.int64))
+            words = words if len(used) == len(words) else tuple(map(words.__getitem__, used.tolist()))
         indices = pa.array(values.astype(np.int32), mask=~self.is_known)
         return pa.DictionaryArray.from_arrays(indices, pa.array(words, pa.string()))
 
@@ -101,16 +102,16 @@ def optional_words_at(indices: Values, words: Sequence[str | None]) -> Column:
 
 def optional_numbers_at(indices: Values, table: Sequence[int | None], kind: type[np.signedinteger]) -> Column:
     """Numbers of a small table by index; an index outside of it and a None in it are unknown."""
-    values = np.array([*(0 if number is None else number for number in table), 0], dtype=kind)
-    has_number = np.array([*(number is not None for number in table), False], dtype=np.bool_)
+    values = np.array([*[0 if number is None else number for number in table], 0], dtype=kind)
+    has_number = np.array([*[number is not None for number in table], False], dtype=np.bool_)
     places = np.where((indices >= 0) & (indices < len(table)), indices, len(table)).astype(np.intp)
     return Column(values[places], has_number[places])
 
 
 def pointers(values: Values) -> Column:
     """Addresses as lower-case hexadecimal text ("0x7f21c0a00000"); 0 is NCCL's (nil) and stays "0x0"."""
-    distinct, indices = np.unique(values, return_inverse=True)
-    return Column(indices, np.ones(len(values), dtype=np.bool_), tuple(hex(value) for value in distinct.tolist()))
+    addresses, indices = np.unique(values, return_inverse=True)
+    return Column(indices, np.ones(len(values), dtype=np.bool_), tuple(map(hex, addresses.tolist())))
 
 
 def spread(column: Column, rows: NDArray[np.intp]) -> Column:

@@ -13,7 +13,8 @@ from ncclscope_wire.records import SourceKind
 
 def has_inspector(selection: Selection) -> bool:
     """Whether any dump of NCCL Inspector was read."""
-    return any(state.source.kind is SourceKind.INSPECTOR for state in selection.store.sources)
+    is_left = selection.store.left.kinds[SourceKind.INSPECTOR] > 0
+    return is_left or any(state.source.kind is SourceKind.INSPECTOR for state in selection.store.sources)
 
 
 def inspector_document(selection: Selection) -> dict[str, object] | None:

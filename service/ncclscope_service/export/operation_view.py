@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.distinct import distinct
 from ncclscope_service.export.columns import (
     Column,
     Mask,
@@ -29,7 +30,7 @@ class OperationView:
     def __init__(self, store: Store, rows: Columns) -> None:
         self.store = store
         self.rows = rows
-        used, self._of_row = np.unique(rows["template"], return_inverse=True)
+        used, self._of_row = distinct(rows["template"])
         self._templates: Columns = store.operation_templates.rows[used]
         self._kernels: tuple[Columns, Mask] | None = None
 
@@ -65,7 +66,7 @@ class OperationView:
 
     def communicators(self) -> NDArray[np.intp]:
         """The communicator index; NO_NUMBER where the row has no member."""
-        table = np.array([*(member.communicator for member in self.store.members), NO_NUMBER], dtype=np.intp)
+        table = np.array([*[member.communicator for member in self.store.members], NO_NUMBER], dtype=np.intp)
         member = self.rows["member"]
         is_known = (member >= 0) & (member < len(self.store.members))
         return table[np.where(is_known, member, len(table) - 1)]

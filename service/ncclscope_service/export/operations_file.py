@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,8 @@ IS_SEND: Final = _is_code("Send")
 IS_PAIR: Final = _is_code("Send", "Recv")
 _LOGGED_IN_BYTES: Final = _is_code("AllGather", "Broadcast")
 _LAST_VERSION_IN_BYTES: Final = (2, 21, 5)
+_VERSIONS: Final = 256
+"""That are remembered: a job has one or two."""
 
 
 def write_operations(selection: Selection, path: Path) -> None:
@@ -158,6 +161,7 @@ def _dtype(view: OperationView) -> Column:
     return column.where(~may_be_bytes)
 
 
+@lru_cache(_VERSIONS)
 def _may_log_bytes(version: str | None) -> bool:
     if version is None:
         return True

@@ -19,7 +19,7 @@ from ncclscope_service.export.traffic_file import Traffic, measure_traffic, traf
 from ncclscope_service.rows import Match
 from ncclscope_service.store import SourceState
 from ncclscope_service.version_of import version_of
-from ncclscope_wire.records import CaptureSeen, SourceKind
+from ncclscope_wire.records import CaptureSeen, SourceGap, SourceKind
 
 NOT_RECORDED: Final = "not recorded"
 """What people read wherever the inputs cannot tell; in files it is null."""
@@ -36,6 +36,8 @@ LEVELS: Final = {
 }
 """By what was read: logs, dumps of NCCL Inspector, exports of nsys."""
 
+
+_OLDER: Final = "older ones: only their number is kept"
 
 MAX_NODE_PAIRS: Final = 4096
 """Pairs of nodes that are listed, most bytes first; `traffic.parquet` has all."""
@@ -80,7 +82,7 @@ def summary_document(
 
 def level(selection: Selection) -> str:
     """Which level of data this is, by the kinds of what was read."""
-    kinds = {state.source.kind for state in selection.store.sources}
+    kinds = {*(state.source.kind for state in selection.store.sources), *selection.store.left.kinds}
     return LEVELS[SourceKind.NCCL_LOG in kinds, SourceKind.INSPECTOR in kinds, SourceKind.NSYS in kinds]
 
 
@@ -111,7 +113,7 @@ def captured_ratio(selection: Selection, sums: Totals) -> float | None:
     """Operations that lie inside a capture as a share of those decided; None without any export."""
     outside = sums.match[Match.NOT_COVERED]
     decided = outside + sums.match[Match.MATCHED] + sums.match[Match.UNMATCHED]
-    return 1 - outside / decided if decided and selection.store.captures else None
+    return 1 - outside / decided if decided and selection.store.captures.next_id else None
 
 
 def captured_seconds(selection: Selection) -> dict[str, float]:
@@ -124,26 +126,25 @@ def captured_seconds(selection: Selection) -> dict[str, float]:
 
 def graphs_note(selection: Selection) -> str | None:
     """Why operations in CUDA graphs have no kernels, and what to do; None where no graph was recorded as a whole."""
-    launches = sum(capture.graph_launches for _, capture in selection.store.captures)
+    launches = selection.store.captures.graph_launches
     if not launches:
         return None
     return f"{launches:,} graph launches were recorded as a whole: record with --cuda-graph-trace=node"
 
 
 def gaps(selection: Selection) -> list[dict[str, object]]:
-    """What was lost or skipped of each source, in a person's words."""
+    """What was lost or skipped of each source, in a person's words; what is not kept one by one, by its number."""
     store = selection.store
-    return [
-        {
-            "source": store.sources[source].source.name,
-            "reason": gap.reason,
-            "amount": gap.amount,
-            "unit": gap.unit,
-            "detail": gap.detail,
-        }
-        for source, found in sorted(store.gaps.items())
-        for gap in found
-    ]
+    listed: list[dict[str, object]] = []
+    for source, found in sorted(store.gaps.items()):
+        older = [
+            SourceGap(reason=reason, amount=number, unit="gaps", detail=_OLDER)
+            for reason, number in sorted(found.forgotten().items())
+        ]
+        for gap in (*older, *found):
+            words: dict[str, object] = asdict(gap)
+            listed.append({"source": store.sources[source].source.name, **words})
+    return listed
 
 
 def _union_ns(captures: Iterable[CaptureSeen]) -> int:
@@ -172,7 +173,7 @@ def _counted(names: Iterable[str | None]) -> dict[str, int] | None:
 def _read(selection: Selection) -> dict[str, object]:
     understood, skipped = selection.store.understood, selection.store.skipped
     return {
-        "sources": len(selection.store.sources),
+        "sources": len(selection.store.sources) + selection.store.left.kinds.total(),
         "read": understood.total() + skipped.total(),
         "understood": dict(understood.most_common()),
         "skipped": dict(skipped.most_common()),
@@ -190,17 +191,17 @@ def _source(index: int, state: SourceState, selection: Selection) -> dict[str, o
         # A log or dump is read to a byte; an export is read whole or not, in steps that mean nothing to a reader.
         "position": None if state.source.kind is SourceKind.NSYS else state.position,
         "zone": state.zone_name,
-        "gaps": len(selection.store.gaps.get(index, [])),
+        "gaps": len(selection.store.gaps.get(index, ())),
     }
 
 
 def _captured(selection: Selection, sums: Totals) -> dict[str, object]:
     captures = [capture for _, capture in selection.store.captures]
     return {
-        "captures": len(captures),
+        "captures": selection.store.captures.next_id,
         "operations_ratio": captured_ratio(selection, sums),
         "seconds": captured_seconds(selection) or None,
-        "graph_launches": sum(capture.graph_launches for capture in captures) if captures else None,
+        "graph_launches": selection.store.captures.graph_launches if captures else None,
         "graphs_note": graphs_note(selection),
         "missing": sorted({name for capture in captures for name in capture.missing}),
         "warnings": sorted({text for capture in captures for text in capture.warnings}),
