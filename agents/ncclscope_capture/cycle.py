@@ -49,26 +49,27 @@ class Cycle:
         """Records until the job has ended, the session is gone, or nsys has failed too often."""
         plan = Plan(budget_of(self.settings), now=time.time())
         while not plan.has_given_up and not self._sleep_until(plan.next_start(time.time())):
-            if not self._is_there():
+            listed = self._listed_id()
+            if listed is None:
                 if self.is_known:
                     self.say(f"nsys has no session {self.session} any more: nothing more is recorded")
                     return
                 plan.recorded(Outcome.SKIPPED, seconds=0.0, now=time.time())
                 continue
             self.is_known = True
-            outcome, seconds = self._chunk(time.time())
+            outcome, seconds = self._chunk(listed, time.time())
             plan.recorded(outcome, seconds=seconds, now=time.time())
         if plan.has_given_up:
             self.say("nsys failed too often: nothing more is recorded, the job runs on")
 
     def close(self) -> None:
         """Ends the session and removes what is unfinished."""
-        if self._is_there():
+        if self._listed_id() is not None:
             self._nsys(nsys_commands.shutdown(self.settings.nsys, self.session), _COMMAND_SECONDS)
         self.chunks.close()
 
-    def _chunk(self, started: float) -> tuple[Outcome, float]:
-        """One recording; and how long it was on, stopping included."""
+    def _chunk(self, listed: str, started: float) -> tuple[Outcome, float]:
+        """One recording of the session of that ID; and how long it was on, stopping included."""
         if self.chunks.free_bytes() < self.settings.least_free_bytes:
             self.say("the disk has too little free space: not recorded")
             return Outcome.SKIPPED, 0.0
@@ -79,6 +80,11 @@ class Cycle:
             nsys_commands.start(self.settings.nsys, self.session, str(report.with_suffix(""))), _COMMAND_SECONDS
         ):
             return Outcome.FAILED, 0.0
+        if self._listed_id() not in {listed, None}:
+            # It ended after it was looked for, and the start has made one in its place, in which nothing runs.
+            self._nsys(nsys_commands.shutdown(self.settings.nsys, self.session), _COMMAND_SECONDS)
+            report.unlink(missing_ok=True)
+            return Outcome.SKIPPED, 0.0
         self._sleep_until(time.time() + self.settings.chunk_seconds)
         # The end of the job ends the recording too: then this fails, and the report is there.
         is_stopped = self._nsys(nsys_commands.stop(self.settings.nsys, self.session), _STOP_SECONDS)
@@ -107,9 +113,10 @@ class Cycle:
         self.say(f"recorded {name}" + (f", deleted {deleted} old" if deleted else ""))
         return Outcome.FINISHED
 
-    def _is_there(self) -> bool:
+    def _listed_id(self) -> str | None:
+        """The session's ID; None where nsys lists no such session, or nothing."""
         printed = self._printed(nsys_commands.sessions(self.settings.nsys), _COMMAND_SECONDS)
-        return printed is not None and nsys_commands.is_listed(printed, self.session)
+        return None if printed is None else nsys_commands.listed_id(printed, self.session)
 
     def _sleep_until(self, when: float) -> bool:
         """Waits; True when the job has ended, which ends the wait."""

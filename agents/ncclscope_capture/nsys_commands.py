@@ -55,7 +55,7 @@ def stop(nsys: str, session: str) -> list[str]:
 
 
 def sessions(nsys: str) -> list[str]:
-    """Lists sessions. `nsys start` makes a session that is not there, so it has to be asked for before."""
+    """Lists sessions. `nsys start` makes a session that is not there, so it has to be asked for before and after."""
     return [nsys, "sessions", "list"]
 
 
@@ -79,6 +79,10 @@ def export(settings: CaptureSettings, version: NsysVersion | None, report: str, 
     ]
 
 
-def is_listed(printed: str, session: str) -> bool:
-    """Whether `nsys sessions list` names the session."""
-    return any(line.split()[-1:] == [session] for line in printed.splitlines())
+def listed_id(printed: str, session: str) -> str | None:
+    """The ID under which `nsys sessions list` names the session; None where it does not.
+
+    The name is in the last column, the ID in the first: a session that is made anew under a name has another ID.
+    """
+    lines = (line.split() for line in printed.splitlines())
+    return next((columns[0] for columns in lines if columns[-1:] == [session]), None)

@@ -2,14 +2,15 @@
 """Stands in for nsys where none is installed: sessions, reports and exports as nsys 2022.4 was seen to make them.
 
 Its sessions are folders in FAKE_NSYS_STATE. FAKE_NSYS_FAULT is a list of what goes wrong: no_version, launch_fails,
-launch_hangs, launch_late, start_fails, stop_fails, export_empty (exit status 0 all the same), export_fails. Every call
-is appended to `calls` in that folder.
+launch_hangs, launch_late, ends_before_start (the session), start_fails, stop_fails, export_empty (exit status 0 all the
+same), export_fails. Every call is appended to `calls` in that folder.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -87,7 +88,11 @@ def start(arguments: list[str]) -> int:
         return 1
     folder = _STATE / option(arguments, "--session")
     with alone():
-        folder.mkdir(exist_ok=True)  # a session that is not there is made
+        if "ends_before_start" in _FAULTS:
+            shutil.rmtree(folder)
+        if not folder.exists():  # it is made
+            folder.mkdir()
+            (folder / "made").touch()
         (folder / "recording").write_text(option(arguments, "--output"))
     return 0
 
@@ -128,12 +133,18 @@ def sessions(_: list[str]) -> int:
     print("              ID         TIME                       STATE LAUNCH NAME")
     for folder in _STATE.iterdir():
         if folder.is_dir():
-            print(f"         1021392        00:00                     Started      0 {folder.name}")
+            number = 1021393 if (folder / "made").exists() else 1021392
+            print(f"         {number}        00:00                     Started      0 {folder.name}")
     return 0
 
 
 def shutdown(arguments: list[str]) -> int:
-    return 0 if (_STATE / option(arguments, "--session")).exists() else 1
+    folder = _STATE / option(arguments, "--session")
+    if not folder.exists():
+        return 1
+    if (folder / "made").exists():  # of others the launcher still needs the folder
+        shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ PATH, the last test uses it.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -38,9 +39,17 @@ class Stage:
         return self.folder / "bin" / "nsys"
 
     def start(self, *command: str, options: tuple[str, ...] = _FAST) -> subprocess.Popen[str]:
-        arguments = ("--out", str(self.out), "--nsys", str(self.nsys), *options)
+        """Records a job that it starts."""
+        return self._run(*options, "--", *command)
+
+    def follow(self, session: str) -> subprocess.Popen[str]:
+        """Records a session that is there."""
+        (self.folder / "state" / session).mkdir()
+        return self._run(*_FAST, "--session", session)
+
+    def _run(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "ncclscope_capture", *arguments, "--", *command],
+            [sys.executable, "-m", "ncclscope_capture", "--out", str(self.out), "--nsys", str(self.nsys), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -213,33 +222,30 @@ def test_the_job_outlives_an_nsys_that_is_killed(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_a_session_that_is_there_is_recorded_until_it_is_gone(stage: Stage) -> None:
-    session = stage.folder / "state" / "mine"
-    session.mkdir()
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ncclscope_capture",
-            "--out",
-            str(stage.out),
-            "--nsys",
-            str(stage.nsys),
-            *_FAST,
-            "--session",
-            "mine",
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | stage.variables,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with stage.follow("mine") as process:
         wait_for(lambda: len(stage.chunks()) >= 1, "a chunk")
-        for left in session.iterdir():
-            left.unlink()
-        session.rmdir()
-        assert process.wait(PATIENCE_SECONDS) == 0
-        assert process.stderr is not None
-        assert "no session mine any more" in process.stderr.read()
-    assert not session.exists(), "nsys would make a session that is not there"
+        with (stage.folder / "state" / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.rmtree(stage.folder / "state" / "mine")
+        _is_told_that_it_is_gone(process)
+    assert not (stage.folder / "state" / "mine").exists(), "nsys would make a session that is not there"
+
+
+def test_a_session_that_ends_just_before_a_start_is_gone_and_the_one_that_nsys_makes_is_not_recorded(
+    stage: Stage,
+) -> None:
+    stage.variables["FAKE_NSYS_FAULT"] = "ends_before_start"
+    with stage.follow("mine") as process:
+        _is_told_that_it_is_gone(process)
+    assert stage.calls().count("start") == 1
+    assert not (stage.folder / "state" / "mine").exists()
+    assert stage.chunks() == []
+
+
+def _is_told_that_it_is_gone(process: subprocess.Popen[str]) -> None:
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "no session mine any more" in err
 
 
 @pytest.mark.slow

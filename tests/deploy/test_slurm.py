@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Stage:
         return {job["name"]: job["operations"] for job in overview["jobs"]}  # type: ignore[index]
 
 
-@contextmanager
+@contextlib.contextmanager
 def stage(folder: Path) -> Generator[Stage]:
     made = staged(folder)
     with serving(made):
@@ -80,12 +81,13 @@ def staged(folder: Path) -> Stage:
     return made
 
 
-@contextmanager
+@contextlib.contextmanager
 def serving(made: Stage) -> Generator[None]:
     """The service, from then on."""
     listening = ("--listen", made.agents, "--http", made.web.removeprefix("http://"), "--data", f"{made.folder}/data")
     with running(made.folder / "serve.log", "serve", *listening):
-        wait_for(lambda: made.jobs() == {}, "the service")
+        # What agents sent before may be there at once.
+        wait_for(lambda: isinstance(made.jobs(), dict), "the service")
         yield
 
 
@@ -142,6 +144,18 @@ def _states(cluster: Cluster) -> set[str]:
     return set(cluster.run("sinfo", "-h", "-N", "-o", "%T").stdout.split())
 
 
+def _senders(cluster_folder: Path) -> list[int]:
+    """The processes that send what agents below that folder have left."""
+
+    def command_line(process: Path) -> str:
+        with contextlib.suppress(OSError):  # it has ended
+            return (process / "cmdline").read_text()
+        return ""
+
+    lines = {int(path.name): command_line(path) for path in Path("/proc").glob("[0-9]*")}
+    return [number for number, line in lines.items() if "--send-spools" in line and str(cluster_folder) in line]
+
+
 def test_prologs_and_epilog_follow_a_job_that_knows_nothing_of_ncclscope(tmp_path: Path, repository: Path) -> None:
     _needs_slurm()
     with stage(tmp_path) as made, slurm(tmp_path, more=_site(made, tmp_path, repository)) as cluster:
@@ -193,7 +207,11 @@ def test_what_agents_could_not_hand_over_is_sent_after_a_later_job_though_the_lo
             finally:
                 (tmp_path / "go").touch()
             assert step.result().returncode == 0
-        wait_for(has_no_agent, "the epilogs, which end the agents")
+        wait_for(lambda: _states(cluster) == {"idle"}, "the epilogs, which end the agents and start senders")
+        for sender in _senders(tmp_path):  # as when the nodes are started anew
+            os.kill(sender, signal.SIGKILL)
+        wait_for(lambda: not _senders(tmp_path), "the end of the senders")
+        assert has_no_agent()
         logs = list(tmp_path.glob("nccl-n?/[0-9]*"))
         (job,) = {path.name for path in logs}
         for path in logs:
@@ -204,4 +222,4 @@ def test_what_agents_could_not_hand_over_is_sent_after_a_later_job_though_the_lo
             wait_for(lambda: made.jobs().get(job) == made.operations, f"{made.operations} operations")
             wait_for(lambda: has_no_agent() and not spooled(), "spools that are sent and removed")
             assert made.jobs()[job] == made.operations
-        assert _states(cluster) == {"idle"}
+        wait_for(lambda: _states(cluster) == {"idle"}, "idle nodes")
