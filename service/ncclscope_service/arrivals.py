@@ -43,7 +43,8 @@ class Portion:
     calls: tuple[Columns, ...]
     """store.API_CALL."""
     captures: tuple[CaptureSeen, ...]
-    """Finished captures of it, of which all kernels and calls were given."""
+    """Finished captures of it, of which all kernels and calls were given, and none of the kernels that came later in a
+    portion before: what is told of a recorded time is told before what was recorded later."""
     has_ended: bool
     """Nothing more will come of it."""
     gives_up: bool
@@ -51,23 +52,37 @@ class Portion:
 
 
 @dataclass(slots=True)
+class _Part:
+    """Kernels of a process that came together, and the captures of it that were finished then."""
+
+    kernels: Ids
+    captures: list[CaptureSeen] = field(default_factory=list[CaptureSeen])
+
+
+@dataclass(slots=True)
 class _Queued:
     """What waits of one process, but for its operations."""
 
-    kernels: deque[Ids] = field(default_factory=deque[Ids])
+    parts: deque[_Part] = field(default_factory=deque[_Part])
+    """In the order in which they came."""
     calls: list[Columns] = field(default_factory=list[Columns])
-    captures: list[CaptureSeen] = field(default_factory=list[CaptureSeen])
     has_ended: bool = False
     gives_up: bool = False
 
-    def take_kernels(self, most: float) -> Ids:
-        """The kernels that came first, so many or as many as came with the last of them; at least one part."""
-        taken: list[Ids] = []
+    def append_capture(self, capture: CaptureSeen) -> None:
+        """A capture that is finished, whose kernels have come before."""
+        if not self.parts:
+            self.parts.append(_Part(_joined([])))
+        self.parts[-1].captures.append(capture)
+
+    def take(self, most: float) -> _Part:
+        """What came first, so many kernels or as many as came with the last of them; at least one part."""
+        taken: list[_Part] = []
         amount = 0
-        while self.kernels and (not taken or amount < most):
-            taken.append(self.kernels.popleft())
-            amount += len(taken[-1])
-        return _joined(taken)
+        while self.parts and (not taken or amount < most):
+            taken.append(self.parts.popleft())
+            amount += len(taken[-1].kernels)
+        return _Part(_joined(part.kernels for part in taken), [each for part in taken for each in part.captures])
 
 
 @dataclass(slots=True)
@@ -137,7 +152,7 @@ class Arrivals:
         """Kernels, and the process of each."""
         self.rows += len(kernels)
         for process, mine in groups(processes):
-            self._of_process(process).kernels.append(kernels[mine])
+            self._of_process(process).parts.append(_Part(kernels[mine]))
 
     def append_calls(self, calls: Columns) -> None:
         """Calls of NCCL's API (store.API_CALL)."""
@@ -148,7 +163,7 @@ class Arrivals:
     def append_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
         """A finished capture; `processes`: process index by pid."""
         for process in processes.values():
-            self._of_process(process).captures.append(capture)
+            self._of_process(process).append_capture(capture)
             self._captured.append((process, capture.end_ns))
 
     def end(self, processes: Iterable[int]) -> None:
@@ -191,7 +206,7 @@ class Arrivals:
             self._queue_all(waiting, gives_up=gives_up)
         chosen = self._choose(np.inf if most is None else most)
         operations_of = self._operations_of(sorted(chosen))
-        return [self._portion(process, _joined(operations_of[process]), kernels) for process, kernels in chosen.items()]
+        return [self._portion(process, _joined(operations_of[process]), part) for process, part in chosen.items()]
 
     def _queue_all(self, waiting: _Waiting, *, gives_up: bool) -> None:
         """Queues the processes of operations that are due, once, and once more when they shall be given up."""
@@ -201,33 +216,33 @@ class Arrivals:
         for process in waiting.processes():
             self._of_process(process).gives_up |= gives_up
 
-    def _choose(self, most: float) -> dict[int, Ids]:
-        """Processes from the front of the queue, with the kernels that they are given."""
-        chosen: dict[int, Ids] = {}
+    def _choose(self, most: float) -> dict[int, _Part]:
+        """Processes from the front of the queue, with the kernels and captures that they are given."""
+        chosen: dict[int, _Part] = {}
         for process, queued in self._queue.items():
             if most <= 0:
                 break
             self._reserve(process + 1)
             others = sum(map(len, queued.calls)) + int(self._amounts[process])
             most -= _OF_PROCESS + others // _PER_KERNEL
-            chosen[process] = queued.take_kernels(most)
-            most -= len(chosen[process])
+            chosen[process] = queued.take(most)
+            most -= len(chosen[process].kernels)
         return chosen
 
-    def _portion(self, process: int, operations: Ids, kernels: Ids) -> Portion:
-        """What is given beside the kernels; a process with more of them goes to the end of the queue."""
+    def _portion(self, process: int, operations: Ids, part: _Part) -> Portion:
+        """What is given beside that part; a process of which there is more goes to the end of the queue."""
         queued = self._queue.pop(process)
         calls, queued.calls = tuple(queued.calls), []
-        self.rows -= len(kernels) + sum(map(len, calls))
-        is_all = not queued.kernels
+        self.rows -= len(part.kernels) + sum(map(len, calls))
+        is_all = not queued.parts
         if not is_all:
             self._queue[process] = queued
         return Portion(
             process=process,
             operations=operations,
-            kernels=kernels,
+            kernels=part.kernels,
             calls=calls,
-            captures=tuple(queued.captures) if is_all else (),
+            captures=tuple(part.captures),
             has_ended=is_all and queued.has_ended,
             gives_up=is_all and queued.gives_up,
         )

@@ -120,6 +120,16 @@ class Clocks:
         self._store.clock_violation_ratio = self._estimator.check.violation_ratio
         self._store.clocks_are_trusted = self.is_trusted()
 
+    def are_told(self) -> NDArray[np.bool_]:
+        """By host number, whether operations tell the clock, as it was estimated last."""
+        told = np.zeros(max(1, len(self._hosts.names)), np.bool_)
+        told[list(self._told)] = True
+        return told
+
+    def is_current(self) -> bool:
+        """Whether the last estimate rests on all that was learned."""
+        return self._solved is not None and self._solved[1] == self._estimator.changes
+
     def _solve(self, reference: int) -> None:
         """What operations tell of the clocks, where that is not what they told the last time."""
         solved = reference, self._estimator.changes

@@ -19,6 +19,7 @@ from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measure import ExchangeMeasures, Measures, collective_rows
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
+from ncclscope_service.unclocked import PAIR
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
@@ -74,6 +75,15 @@ class Measuring:
             if 0 <= rank < len(hosts):
                 hosts[rank] = host_of[known.members[member].process]
         return kernel_matrix.gather(known, joined, hosts, self._table)
+
+    def pairs_of(self, sends: Ids, receives: Ids, now_ns: int) -> Columns:
+        """The operations of Sends and their Recvs with the hosts of both (unclocked.PAIR)."""
+        pairs = np.empty(len(sends), PAIR)
+        hosts = self._hosts.of_processes()
+        pairs["send"], pairs["receive"], pairs["since_ns"] = sends, receives, now_ns
+        for name, operations in (("sender_host", sends), ("receiver_host", receives)):
+            pairs[name] = hosts[self._table.take(operations, "process")["process"]]
+        return pairs
 
     def measure(
         self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]

@@ -12,7 +12,7 @@ decides everything. Both run this very code.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,6 +40,7 @@ from ncclscope_service.inspection import Inspection
 from ncclscope_service.intake import Intake, append_placed, logged_operations
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
+from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.limits import Limits
 from ncclscope_service.lives import Lives
 from ncclscope_service.measured_baseline import MeasuredBaseline
@@ -57,11 +58,12 @@ from ncclscope_service.store import Ids, Store
 from ncclscope_service.tables_join import TablesJoin
 from ncclscope_service.timing import has_kernel
 from ncclscope_service.tuning import TuningJoin
+from ncclscope_service.unclocked import Unclocked
 from ncclscope_service.unjudged import Unjudged
 from ncclscope_service.unsettled import Unsettled
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
@@ -180,7 +182,7 @@ class Pipeline:
         """Operations before this one wait for no capture any more; and when that was last told."""
         self._unplaced, self._uncounted = Unsettled(), Unsettled()
         """Operations without a place in a communicator; and those that have one, and are not in the store."""
-        self._unjudged = Unjudged()
+        self._unclocked, self._unjudged = Unclocked(), Unjudged()
         self._looked_at_ns = 0
         self.fed_rows = 0
         """Operations and records of Inspector since the last `advance`."""
@@ -277,7 +279,7 @@ class Pipeline:
     @property
     def has_backlog(self) -> bool:
         """Whether the last `advance` has left something that could be worked on at once."""
-        return len(self._arrivals) > 0 or self._collective_join.has_more or self._unjudged.is_released
+        return self._is_busy() or self._unjudged.is_released
 
     @property
     def is_full(self) -> bool:
@@ -497,9 +499,13 @@ class Pipeline:
             self._note_lost(process, len(mine))
         self._close(at)
 
+    def _is_busy(self) -> bool:
+        """Whether some of what came is not aligned or not joined yet."""
+        return len(self._arrivals) > 0 or self._collective_join.has_more
+
     def _judge(self, now_ns: int, *, final: bool, silent_hosts: frozenset[str]) -> None:
         """Lets the detectors look; not each time while slices of work follow one another."""
-        is_busy = len(self._arrivals) > 0 or self._collective_join.has_more
+        is_busy = self._is_busy()
         if is_busy and not final and now_ns - self._looked_at_ns < _LOOKS_EVERY_NS:
             return
         self._looked_at_ns = now_ns
@@ -735,6 +741,14 @@ class Pipeline:
         self._clocks.learn_messages(sends, receives)
         self._clocks.estimate(now_ns, final=final)
         self._clocks.correct(self._all_operations() if final else decided)
+        self._unclocked.add(kernels, self._measuring.pairs_of(sends, receives, now_ns), now_ns)
+        kernels, sends, receives = self._unclocked.take(
+            self._clocks.are_told(),
+            now_ns,
+            first=self.store.operations.first,
+            is_over=final or (not self._is_busy() and self._clocks.is_current()),
+        )
+        self._correct_joined(kernels, sends, receives)
         sigma_ns, slack_ns = self._clocks.sigma_ns(), self._clocks.joining_slack_ns()
         added = [self.store.collectives.rows[:0]]
         joined_ids = [np.empty(0, np.int64)]
@@ -757,6 +771,13 @@ class Pipeline:
         self._series.count_joined(measured)
         self._finish(np.concatenate(joined_ids))
         return measured
+
+    def _correct_joined(self, kernels: Sequence[KernelMatrix], sends: Ids, receives: Ids) -> None:
+        """Puts those on the reference clock that were decided before their host's was told."""
+        joined = [each.joined.operations[each.present] for each in kernels]
+        operations = np.concatenate([sends, receives, *joined])
+        times = self.store.operations.take(operations, "start_true_ns")["start_true_ns"]
+        self._clocks.correct(operations[times == NO_TIME_NS])
 
     def _inspect(self, now_ns: int, *, final: bool) -> Columns:
         """Measures by NCCL Inspector's records what no kernels measured; gives the rows.COLLECTIVE that were added."""

@@ -54,10 +54,8 @@ class Plans:
         """The same with one row for each launch, and its further kernels in `plans`."""
         if self._held is not None:
             outcome, self._held = _joined(self._held, outcome), None
-        whole = len(outcome.launches) if final else _first_open(outcome)
+        whole, since = (len(outcome.launches), len(outcome.kernels)) if final else _cut_between(outcome)
         if whole < len(outcome.launches):
-            begins = outcome.kernel[whole:]
-            since = int(begins[begins != NO_NUMBER].min(initial=len(outcome.kernels)))
             self._held, outcome = _cut(outcome, whole, since), _cut(outcome, 0, 0, whole, since)
         return self._with_left_over(_gathered(outcome))
 
@@ -96,6 +94,22 @@ class Plans:
             mine = ids[outcome.kernel[anchors]] == plan["first"]
             last[mine] = np.maximum(last[mine], int(np.flatnonzero(ids == plan["kernel"])[0]))
         return last
+
+
+def _cut_between(outcome: Outcome) -> tuple[int, int]:
+    """The first launch that is held, and the first kernel that is held with it: no launch before it has one of those.
+
+    One kernel may be that of several launches, which are one group's: they stay together.
+    """
+    whole = _first_open(outcome)
+    begins = np.flatnonzero(outcome.launches["plan"] == 0)
+    while True:
+        held, before = outcome.kernel[whole:], outcome.kernel[:whole]
+        since = int(held[held != NO_NUMBER].min(initial=len(outcome.kernels)))
+        sharing = np.flatnonzero(before >= since)
+        if len(sharing) == 0:
+            return whole, since
+        whole = int(begins[begins <= sharing[0]][-1])
 
 
 def _first_open(outcome: Outcome) -> int:

@@ -117,6 +117,20 @@ def test_a_process_with_more_than_a_turns_worth_has_another_turn_after_the_other
     assert np.concatenate([first[0].kernels, second[1].kernels]).tolist() == list(range(1800))
 
 
+def test_a_capture_is_told_before_kernels_of_the_next_one() -> None:
+    arrivals = Arrivals()
+    for begin in (0, 600):
+        _kernels(arrivals, begin, 600, 0)
+        arrivals.append_capture(*_capture(0))
+    arrivals.append_capture(*_capture(0))
+    assert _given(arrivals.take(0, before=0, most=600)) == [(0, 600, 1)]
+    assert _given(arrivals.take(0, before=0, most=600)) == [(0, 600, 2)]
+    for begin in (1200, 1800):
+        _kernels(arrivals, begin, 600, 0)
+        arrivals.append_capture(*_capture(0))
+    assert _given(arrivals.take(0, before=0, most=None)) == [(0, 1200, 2)]
+
+
 def test_calls_and_waiting_operations_of_a_process_count_as_work_too() -> None:
     store, arrivals = _store(3), Arrivals()
     arrivals.append_operations(_operations(store, *[0] * 4000))
