@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=1, help="that the agents are spread over (1)")
     parser.add_argument("--small-steps", action="store_true", help="few operations in a step: for thousands of ranks")
     parser.add_argument("--job", type=Path, help="where the recorded job is kept, and found the next time")
-    parser.add_argument("--every-seconds", type=float, default=1.0, help="between two scrapes (1)")
+    parser.add_argument("--every-seconds", type=float, default=0.5, help="between two scrapes (0.5)")
     parser.add_argument("--flush-seconds", type=float, default=120.0, help="for what waits at the end (120)")
     return parser
 
@@ -172,8 +172,8 @@ def _print_phases(
     phases: list[Phase], schedule: Schedule, job: RecordedJob, agents: list[_Agents], looks: list[Look]
 ) -> None:
     print(
-        "| phase | s | offered/s | taken/s | most waits | line to /metrics p50 | p99 | service CPU "
-        "| per operation | RSS | series | /metrics p50 | most | page p50 | most | load |\n|---|" + "---:|" * 15
+        "| phase | s | offered/s | taken/s | most waits | line to /metrics p50 | p99 | p99 at least | service CPU "
+        "| per operation | RSS | series | /metrics p50 | most | page p50 | most | load |\n|---|" + "---:|" * 16
     )
     begin_ns = schedule.begin_ns
     hosts = _by_host(job)
@@ -183,7 +183,7 @@ def _print_phases(
         if len(mine) > 1:
             print(_row(phase, mine, looks, schedule, job, hosts, agents, begin_ns, end_ns))
         else:
-            print(f"| {phase.name} | {phase.seconds:.0f} |" + " |" * 14)
+            print(f"| {phase.name} | {phase.seconds:.0f} |" + " |" * 15)
         begin_ns = end_ns
 
 
@@ -197,18 +197,21 @@ def _row(
     offered = job.operations / (job.period_ns / 1e9) * phase.speed
     waits = [_total(report, "due") - _total(report, "operations") for each in agents for report in each.reports
              if begin_ns <= _total(report, "at_ns") < end_ns]  # fmt: skip
-    late = np.concatenate(
+    late, least = np.concatenate(
         [
             delays_s(looks, comm_id, _due(times, schedule, job.period_ns), begin_ns, end_ns)
             for comm_id, times in hosts.items()
-        ]
+        ],
+        axis=1,
     )
-    late = late if len(late) else np.array([np.nan])
+    if not len(late):
+        late = least = np.array([np.nan])
     metrics = [look.metrics_seconds for look in mine]
     pages = [look.page_seconds for look in mine if look.page_seconds is not None] or [float("nan")]
     return (
         f"| {phase.name} | {phase.seconds:.0f} | {offered:,.0f} | {taken / seconds:,.0f} | {max(waits, default=0):,} "
-        f"| {np.quantile(late, 0.5):.2f} s | {np.quantile(late, 0.99):.2f} s | {100 * cpu / seconds:.0f} % "
+        f"| {np.quantile(late, 0.5):.2f} s | {np.quantile(late, 0.99):.2f} s "
+        f"| {np.quantile(least, 0.99):.2f} s | {100 * cpu / seconds:.0f} % "
         f"| {1e6 * cpu / max(taken, 1):.1f} us | {max(look.resident_mib for look in mine):.0f} MiB "
         f"| {mine[-1].series:,} | {np.median(metrics):.2f} s | {max(metrics):.2f} s | {np.median(pages):.2f} s "
         f"| {max(pages):.2f} s | {np.mean([look.load_average for look in mine]):.1f} |"

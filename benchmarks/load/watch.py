@@ -133,17 +133,20 @@ def delays_s(
     due_ns: Callable[[NDArray[np.int64]], NDArray[np.int64]],
     begin_ns: int,
     end_ns: int,
-) -> NDArray[np.float64]:
-    """Seconds from each operation of a communicator to the first look that counts it.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seconds from each operation of a communicator to the first look that counts it, and at least: to the look before
+    that one, which did not. What is true lies between them.
 
     Those due from `begin_ns` to `end_ns` that are counted at last; `due_ns`: when the n-th was.
     """
     counts = np.maximum.accumulate(np.array([look.by_communicator.get(comm_id, 0) for look in looks], np.int64))
-    at_ns = np.array([look.at_ns for look in looks], np.int64)
+    answered_ns = np.array([look.at_ns for look in looks], np.int64)
+    asked_ns = answered_ns - np.array([round(look.metrics_seconds * 1e9) for look in looks], np.int64)
     due = due_ns(np.arange(counts[-1], dtype=np.int64))
     numbers = np.flatnonzero((due >= begin_ns) & (due < end_ns))
-    found: NDArray[np.float64] = (at_ns[np.searchsorted(counts, numbers + 1)] - due[numbers]) / 1e9
-    return found
+    due, first = due[numbers], np.searchsorted(counts, numbers + 1)
+    before_ns = np.where(first > 0, asked_ns[np.maximum(first - 1, 0)], due)
+    return (answered_ns[first] - due) / 1e9, np.maximum(before_ns - due, 0) / 1e9
 
 
 def cpu_seconds(pid: int) -> float:

@@ -16,8 +16,8 @@ from ncclscope_service.clock import ClockEstimator, to_true
 from ncclscope_service.clock_check import SAME_HOST_SIGMA_NS, ClockCheck
 from ncclscope_service.clock_prior import ClockPrior, clocks_by_prior
 from ncclscope_service.distinct import firsts, groups
+from ncclscope_service.hosts import Hosts
 from ncclscope_service.kernel_matrix import KernelMatrix
-from ncclscope_service.measuring import Hosts
 from ncclscope_service.rows import HostClock, Match
 from ncclscope_service.store import Ids, Store, Table
 from ncclscope_wire.terms import NO_TIME_NS, OPERATIONS

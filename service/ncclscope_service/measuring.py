@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from ncclscope_service import bandwidth, kernel_matrix, measure, rows, whole_rows
 from ncclscope_service.distinct import distinct, firsts, values_of
 from ncclscope_service.exchanges import SIDE, Exchanges
+from ncclscope_service.hosts import Hosts
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measure import ExchangeMeasures, Measures, collective_rows
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
-from ncclscope_service.unclocked import PAIR
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
@@ -33,28 +33,6 @@ _OF_SIDES: Final = ("process", "launch", "start_ns", "end_ns", "start_true_ns", 
 
 _SKEW_NS = 20_000.0
 """Ranks of one collective end up to 10 us apart between nodes; twice that is still one collective."""
-
-
-class Hosts:
-    """Host names to small integers, over all processes of a store."""
-
-    def __init__(self, known: Store) -> None:
-        self._store = known
-        self.names: list[str] = []
-        self._index: dict[str, int] = {}
-        self._of_process: NDArray[np.int32] = np.empty(0, np.int32)
-
-    def of_processes(self) -> NDArray[np.int32]:
-        """The host of every process."""
-        new = self._store.processes[len(self._of_process) :]
-        for process in new:
-            if process.host not in self._index:
-                self._index[process.host] = len(self.names)
-                self.names.append(process.host)
-        if new:
-            hosts = np.asarray([self._index[process.host] for process in new], np.int32)
-            self._of_process = np.concatenate([self._of_process, hosts])
-        return self._of_process
 
 
 class Measuring:
@@ -75,15 +53,6 @@ class Measuring:
             if 0 <= rank < len(hosts):
                 hosts[rank] = host_of[known.members[member].process]
         return kernel_matrix.gather(known, joined, hosts, self._table)
-
-    def pairs_of(self, sends: Ids, receives: Ids, now_ns: int) -> Columns:
-        """The operations of Sends and their Recvs with the hosts of both (unclocked.PAIR)."""
-        pairs = np.empty(len(sends), PAIR)
-        hosts = self._hosts.of_processes()
-        pairs["send"], pairs["receive"], pairs["since_ns"] = sends, receives, now_ns
-        for name, operations in (("sender_host", sends), ("receiver_host", receives)):
-            pairs[name] = hosts[self._table.take(operations, "process")["process"]]
-        return pairs
 
     def measure(
         self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]

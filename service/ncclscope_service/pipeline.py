@@ -12,7 +12,7 @@ decides everything. Both run this very code.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,16 +35,16 @@ from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.detection import Detection
 from ncclscope_service.distinct import distinct, distinct_together, groups, values_of
 from ncclscope_service.exchanges import ExchangeBook
+from ncclscope_service.hosts import Hosts
 from ncclscope_service.identification import Identification
 from ncclscope_service.inspection import Inspection
 from ncclscope_service.intake import Intake, append_placed, logged_operations
 from ncclscope_service.iterations import Iterations
 from ncclscope_service.join import PAIR_SIDE, CollectiveJoin, PairJoin
-from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.limits import Limits
 from ncclscope_service.lives import Lives
 from ncclscope_service.measured_baseline import MeasuredBaseline
-from ncclscope_service.measuring import Hosts, Measuring
+from ncclscope_service.measuring import Measuring
 from ncclscope_service.mistakes import Mistakes
 from ncclscope_service.numbered import Numbered
 from ncclscope_service.parallelism import Sizes
@@ -63,7 +63,7 @@ from ncclscope_service.unjudged import Unjudged
 from ncclscope_service.unsettled import Unsettled
 from ncclscope_service.version_of import version_of
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
@@ -167,6 +167,7 @@ class Pipeline:
         hosts = Hosts(self.store)
         self._measuring = Measuring(self.store, hosts)
         self._clocks = Clocks(self.store, hosts, clock_estimator)
+        self._unclocked = Unclocked(self._clocks, hosts, self.store.operations)
         self._tables, self._channels = TablesJoin(self.store), ChannelsJoin(self.store)
         self._limits = Limits(self.store)
         self._series = SeriesBook(self.store)
@@ -175,14 +176,14 @@ class Pipeline:
         )
         waits = {"settle_ns": self.settings.settle_ns, "patience_ns": self.settings.patience_ns}
         self._patience_ns = self.settings.patience_ns
-        self._replaying = Replaying(self.store, hosts, self._series, **waits)
+        self._replaying = Replaying(self.store, hosts, self._clocks, self._series, **waits)
         self._inspection = Inspection(self.store, self._communicators, self._series, **waits)
         self._arrivals = Arrivals()
         self._given_up = self._gave_up_at_ns = 0
         """Operations before this one wait for no capture any more; and when that was last told."""
         self._unplaced, self._uncounted = Unsettled(), Unsettled()
         """Operations without a place in a communicator; and those that have one, and are not in the store."""
-        self._unclocked, self._unjudged = Unclocked(), Unjudged()
+        self._unjudged = Unjudged()
         self._looked_at_ns = 0
         self.fed_rows = 0
         """Operations and records of Inspector since the last `advance`."""
@@ -741,28 +742,21 @@ class Pipeline:
         self._clocks.learn_messages(sends, receives)
         self._clocks.estimate(now_ns, final=final)
         self._clocks.correct(self._all_operations() if final else decided)
-        self._unclocked.add(kernels, self._measuring.pairs_of(sends, receives, now_ns), now_ns)
-        kernels, sends, receives = self._unclocked.take(
-            self._clocks.are_told(),
-            now_ns,
-            first=self.store.operations.first,
-            is_over=final or (not self._is_busy() and self._clocks.is_current()),
-        )
-        self._correct_joined(kernels, sends, receives)
+        is_whole = not self._is_busy()
+        clocked = self._unclocked.admit(kernels, sends, receives, now_ns, is_whole=is_whole, final=final)
         sigma_ns, slack_ns = self._clocks.sigma_ns(), self._clocks.joining_slack_ns()
         added = [self.store.collectives.rows[:0]]
         joined_ids = [np.empty(0, np.int64)]
-        for each in kernels:
-            each.refresh(self.store.operations)
+        for each in clocked.collectives:
             added.append(self._measuring.measure(each, sigma_ns, slack_ns, self._mixed))
             joined_ids.append(each.joined.operations[each.present])
-        if len(sends):
-            self._exchanges.add(self._measuring.sides_of(sends, receives, sigma_ns))
+        if len(clocked.sends):
+            self._exchanges.add(self._measuring.sides_of(clocked.sends, clocked.receives, sigma_ns))
         exchanges = self._exchanges.take_complete()
         if len(exchanges.operations):
             added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
             joined_ids.append(exchanges.operations)
-        replayed = self._replaying.measure(self._clocks, members_seen, self._mixed, now_ns, final=final)
+        replayed = self._replaying.measure(members_seen, self._mixed, now_ns, is_whole=is_whole, final=final)
         added.append(replayed.collectives)
         joined_ids.append(replayed.operations)
         measured = whole_rows.joined(added)
@@ -771,13 +765,6 @@ class Pipeline:
         self._series.count_joined(measured)
         self._finish(np.concatenate(joined_ids))
         return measured
-
-    def _correct_joined(self, kernels: Sequence[KernelMatrix], sends: Ids, receives: Ids) -> None:
-        """Puts those on the reference clock that were decided before their host's was told."""
-        joined = [each.joined.operations[each.present] for each in kernels]
-        operations = np.concatenate([sends, receives, *joined])
-        times = self.store.operations.take(operations, "start_true_ns")["start_true_ns"]
-        self._clocks.correct(operations[times == NO_TIME_NS])
 
     def _inspect(self, now_ns: int, *, final: bool) -> Columns:
         """Measures by NCCL Inspector's records what no kernels measured; gives the rows.COLLECTIVE that were added."""

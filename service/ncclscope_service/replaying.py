@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from ncclscope_service import whole_rows
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.exchanges import ExchangeBook
-from ncclscope_service.measuring import Hosts, Measuring
+from ncclscope_service.hosts import Hosts
+from ncclscope_service.measuring import Measuring
 from ncclscope_service.replay_join import MEETING, Met, ReplayJoin
 from ncclscope_service.series import SeriesBook
 from ncclscope_service.store import Ids, Store
+from ncclscope_service.unclocked import Unclocked
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
@@ -53,11 +55,15 @@ class MeasuredReplays:
 class Replaying:
     """All replays of a store."""
 
-    def __init__(self, known: Store, hosts: Hosts, series: SeriesBook, *, settle_ns: int, patience_ns: int) -> None:
+    def __init__(
+        self, known: Store, hosts: Hosts, clocks: Clocks, series: SeriesBook, *, settle_ns: int, patience_ns: int
+    ) -> None:
         self._store = known
         self._table = known.replays
         self._series = series
+        self._clocks = clocks
         self._measuring = Measuring(known, hosts, known.replays)
+        self._unclocked = Unclocked(clocks, hosts, known.replays)
         self._join = ReplayJoin(settle_ns=settle_ns, patience_ns=patience_ns)
         self._exchanges = ExchangeBook()
         self._unfinished: list[tuple[int, Ids]] = []
@@ -92,11 +98,12 @@ class Replaying:
         self._join.report(meetings)
 
     def measure(
-        self, clocks: Clocks, members_seen: dict[int, int], mixed: set[int], now_ns: int, *, final: bool
+        self, members_seen: dict[int, int], mixed: set[int], now_ns: int, *, is_whole: bool, final: bool
     ) -> MeasuredReplays:
-        """Joins and measures what is complete; the clocks learn from it."""
+        """Joins and measures what is complete; the clocks learn from it, and are waited for (`Unclocked.admit`)."""
         if not len(self._join.pending) and not self._unfinished:
             return MeasuredReplays(self._store.collectives.rows[:0], np.empty(0, np.int64))
+        clocks = self._clocks
         clocks.correct(self._join.pending, self._table)
         met = self._join.take_ready(self._ends(), members_seen=members_seen, now_ns=now_ns, final=final)
         kernels = [self._measuring.gather(each) for each in met.collectives]
@@ -104,15 +111,13 @@ class Replaying:
             clocks.learn(each)
         if kernels:
             clocks.estimate(now_ns, final=final)
-        done = _ids_of(met)
-        clocks.correct(done, self._table)
+        clocks.correct(_ids_of(met), self._table)
+        clocked = self._unclocked.admit(kernels, met.sends, met.receives, now_ns, is_whole=is_whole, final=final)
         sigma_ns, slack_ns = clocks.sigma_ns(), clocks.joining_slack_ns()
         added = [self._store.collectives.rows[:0]]
-        for each in kernels:
-            each.refresh(self._table)
-            added.append(self._measuring.measure(each, sigma_ns, slack_ns, mixed))
-        if len(met.sends):
-            self._exchanges.add(self._measuring.sides_of(met.sends, met.receives, sigma_ns))
+        added += [self._measuring.measure(each, sigma_ns, slack_ns, mixed) for each in clocked.collectives]
+        if len(clocked.sends):
+            self._exchanges.add(self._measuring.sides_of(clocked.sends, clocked.receives, sigma_ns))
         exchanges = self._exchanges.take_complete()
         if len(exchanges.operations):
             added.append(self._measuring.measure_exchanges(exchanges, mixed))
@@ -149,7 +154,9 @@ class Replaying:
         """Counts what has met its other sides or has waited too long; gives the captured operations it tells of."""
         left: list[tuple[int, Ids]] = []
         finished: list[Ids] = [np.empty(0, np.int64)]
-        waiting = np.concatenate([self._unidentified, self._join.pending, self._exchanges.waiting()])
+        waiting = np.concatenate(
+            [self._unidentified, self._join.pending, self._unclocked.waiting(), self._exchanges.waiting()]
+        )
         for since_ns, ids in self._unfinished:
             is_over = final or now_ns - since_ns > self._join.patience_ns
             still = np.zeros(len(ids), bool) if is_over else np.isin(ids, waiting)

@@ -41,6 +41,11 @@ class Stage:
         """A task of a job: writes its rank's log to where NCCL_DEBUG_FILE says."""
         return self.folder / "task"
 
+    def answers(self) -> bool:
+        """Whether the service does: it may know of jobs at once. Raises OSError where it does not."""
+        self.jobs()
+        return True
+
     def jobs(self) -> dict[str, int]:
         overview = fetch_json(f"{self.web}/api/overview")
         return {job["name"]: job["operations"] for job in overview["jobs"]}  # type: ignore[index]
@@ -86,8 +91,7 @@ def serving(made: Stage) -> Generator[None]:
     """The service, from then on."""
     listening = ("--listen", made.agents, "--http", made.web.removeprefix("http://"), "--data", f"{made.folder}/data")
     with running(made.folder / "serve.log", "serve", *listening):
-        # What agents sent before may be there at once.
-        wait_for(lambda: isinstance(made.jobs(), dict), "the service")
+        wait_for(made.answers, "the service")
         yield
 
 

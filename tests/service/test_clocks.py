@@ -9,9 +9,10 @@ from service.log_batches import BASE_NS, PERIOD_NS, rank_batches
 from ncclscope_service.clock_check import SAME_HOST_SIGMA_NS
 from ncclscope_service.clock_prior import ClockPrior
 from ncclscope_service.clocks import Clocks
+from ncclscope_service.hosts import Hosts
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
-from ncclscope_service.measuring import Hosts, Measuring
+from ncclscope_service.measuring import Measuring
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import Ids, Store
 from ncclscope_wire.terms import NO_TIME_NS

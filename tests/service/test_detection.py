@@ -12,7 +12,7 @@ from service.log_batches import BASE_NS, Line, Reading, init, log_batch
 from ncclscope_service import rows
 from ncclscope_service.clocks import Clocks
 from ncclscope_service.detection import Detection
-from ncclscope_service.measuring import Hosts
+from ncclscope_service.hosts import Hosts
 from ncclscope_service.ranks import assign_ranks
 from ncclscope_service.rows import FindingKind, Match
 from ncclscope_service.store import Ids

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from ncclscope_service.clocks import Clocks
+from ncclscope_service.hosts import Hosts
+from ncclscope_service.intake import empty_operations
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
-from ncclscope_service.unclocked import PAIR, Unclocked
-from ncclscope_wire.batch import Columns
+from ncclscope_service.rows import Process
+from ncclscope_service.store import Store
+from ncclscope_service.unclocked import Unclocked
 from ncclscope_wire.terms import NO_NUMBER
 
 _SECOND = 1_000_000_000
 _NOBODY = np.array([False, False, False])
-_TOLD = np.array([True, True, False])
-"""By host."""
 
 
 def _collectives(hosts: list[int], *operations: list[int]) -> KernelMatrix:
@@ -30,37 +35,86 @@ def _collectives(hosts: list[int], *operations: list[int]) -> KernelMatrix:
     )  # fmt: skip
 
 
-def _pair(send: int, receive: int, *hosts: int, since_ns: int = 0) -> Columns:
-    return np.array([(send, receive, *hosts, since_ns)], PAIR)
+class _Clocks(Clocks):
+    """Of which the test says what is told."""
+
+    told = _NOBODY
+    current = False
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.hosts = store, Hosts(store)
+        super().__init__(store, self.hosts)
+
+    def are_told(self) -> NDArray[np.bool_]:
+        return self.told
+
+    def is_current(self) -> bool:
+        return self.current
 
 
-def _taken(
-    unclocked: Unclocked, is_told: np.ndarray[tuple[int], np.dtype[np.bool_]], now_ns: int, *, first: int = 0,
-    is_over: bool = False,
-) -> tuple[list[list[list[int]]], list[int], list[int]]:  # fmt: skip
-    collectives, sends, receives = unclocked.take(is_told, now_ns, first=first, is_over=is_over)
-    return [each.joined.operations.tolist() for each in collectives], sends.tolist(), receives.tolist()
+@pytest.fixture
+def clocks() -> _Clocks:
+    """Of three processes on hosts of their own, with ten operations each, in turn."""
+    store = Store()
+    store.processes += [Process(host=f"node{host}", pid=1) for host in range(3)]
+    rows = empty_operations(30)
+    rows["process"] = np.arange(30) % 3
+    store.operations.append(rows)
+    return _Clocks(store)
 
 
-def test_what_was_joined_waits_until_the_clock_of_each_of_its_hosts_is_told() -> None:
-    unclocked = Unclocked()
-    unclocked.add([_collectives([0, 1], [1, 2]), _collectives([NO_NUMBER, 2], [NO_NUMBER, 3])], _pair(4, 5, 0, 1), 0)
-    unclocked.add([], _pair(6, 7, 0, 2), 0)
-    assert _taken(unclocked, _NOBODY, 0) == ([], [], [])
-    assert _taken(unclocked, _TOLD, _SECOND) == ([[[1, 2]]], [4], [5])
-    assert _taken(unclocked, _TOLD, _SECOND) == ([], [], [])
-    assert _taken(unclocked, np.array([True, True, True]), 2 * _SECOND) == ([[[NO_NUMBER, 3]]], [6], [7])
+@pytest.fixture
+def unclocked(clocks: _Clocks) -> Unclocked:
+    return Unclocked(clocks, clocks.hosts, clocks.store.operations)
 
 
-@pytest.mark.parametrize(("now_ns", "is_over"), [(0, True), (10 * _SECOND, False)])
-def test_it_waits_no_longer_when_nothing_more_is_told_and_never_for_long(now_ns: int, *, is_over: bool) -> None:
-    unclocked = Unclocked()
-    unclocked.add([_collectives([0, 1], [1, 2])], _pair(4, 5, 0, 1), 0)
-    assert _taken(unclocked, _NOBODY, now_ns, is_over=is_over) == ([[[1, 2]]], [4], [5])
+def _admitted(
+    unclocked: Unclocked, now_ns: int, *collectives: KernelMatrix, pairs: Sequence[tuple[int, int]] = (),
+    is_whole: bool = False, final: bool = False,
+) -> tuple[list[list[list[int]]], list[tuple[int, int]]]:  # fmt: skip
+    """Operations of the collectives, and pairs, that are given."""
+    sends, receives = np.array(pairs, np.int64).reshape(-1, 2).T
+    given = unclocked.admit(collectives, sends, receives, now_ns, is_whole=is_whole, final=final)
+    found = zip(given.sends.tolist(), given.receives.tolist(), strict=True)
+    return [each.joined.operations.tolist() for each in given.collectives], list(found)
 
 
-def test_what_has_left_memory_meanwhile_is_not_given() -> None:
-    unclocked = Unclocked()
-    unclocked.add([_collectives([0, 1], [1, 2], [4, NO_NUMBER])], _pair(1, 5, 0, 1), 0)
-    unclocked.add([_collectives([0, 1], [2, 3])], _pair(6, 7, 0, 1), 0)
-    assert _taken(unclocked, _TOLD, 0, first=4) == ([[[4, NO_NUMBER]]], [6], [7])
+def test_what_was_joined_waits_until_the_clock_of_each_of_its_hosts_is_told(
+    clocks: _Clocks, unclocked: Unclocked
+) -> None:
+    alone = _collectives([NO_NUMBER, 2], [NO_NUMBER, 2])
+    assert _admitted(unclocked, 0, _collectives([0, 1], [0, 1]), alone, pairs=[(3, 4)]) == ([], [])
+    assert sorted(unclocked.waiting().tolist()) == [0, 1, 2, 3, 4]
+    clocks.told = np.array([True, True, False])
+    assert _admitted(unclocked, _SECOND, pairs=[(6, 8), (9, 10)]) == ([[[0, 1]]], [(3, 4), (9, 10)])
+    assert _admitted(unclocked, _SECOND) == ([], [])
+    clocks.told = np.array([True, True, True])
+    assert _admitted(unclocked, 2 * _SECOND) == ([[[NO_NUMBER, 2]]], [(6, 8)])
+    assert not len(unclocked.waiting())
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "current", "is_whole", "final", "is_given"),
+    [
+        (9 * _SECOND, False, True, False, False),
+        (9 * _SECOND, True, False, False, False),
+        (9 * _SECOND, True, True, False, True),
+        (10 * _SECOND, False, False, False, True),
+        (0, False, False, True, True),
+    ],
+)
+def test_it_waits_for_an_estimate_from_all_that_came_and_never_for_long(
+    clocks: _Clocks, unclocked: Unclocked, now_ns: int, *, current: bool, is_whole: bool, final: bool, is_given: bool
+) -> None:
+    assert _admitted(unclocked, 0, _collectives([0, 1], [0, 1]), pairs=[(3, 4)]) == ([], [])
+    clocks.current = current
+    all_of_it = [[[0, 1]]], [(3, 4)]
+    assert _admitted(unclocked, now_ns, is_whole=is_whole, final=final) == (all_of_it if is_given else ([], []))
+
+
+def test_what_has_left_memory_meanwhile_is_not_given(clocks: _Clocks, unclocked: Unclocked) -> None:
+    joined = _collectives([0, 1], [0, 1], [6, NO_NUMBER]), _collectives([0, 1], [3, 4])
+    _admitted(unclocked, 0, *joined, pairs=[(0, 7), (9, 10)])
+    clocks.store.operations.drop_before(5)
+    clocks.told = np.array([True, True, True])
+    assert _admitted(unclocked, 0) == ([[[6, NO_NUMBER]]], [(9, 10)])
