@@ -195,7 +195,7 @@ def test_what_agents_could_not_hand_over_is_sent_after_a_later_job_though_the_lo
     made = staged(tmp_path)
     site = _site(made, tmp_path, repository)
     with (tmp_path / "agent.env").open("a") as settings:
-        settings.write("NCCLSCOPE_FLUSH_SECONDS=0.5\nNCCLSCOPE_CONNECT_SECONDS=3\n")
+        settings.write("NCCLSCOPE_FLUSH_SECONDS=0.5\n")
     with slurm(tmp_path, more=site) as cluster:
 
         def spooled() -> list[Path]:

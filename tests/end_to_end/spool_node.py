@@ -68,7 +68,7 @@ class Node:
 
     def send_spools(self, *more: str) -> list[str]:
         """Of the command that sends what agents have left."""
-        where = ("--connect", f"127.0.0.1:{self.port}", "--spool", str(self.spool), "--connect-seconds", "2")
+        where = ("--connect", f"127.0.0.1:{self.port}", "--spool", str(self.spool), "--connect-seconds", "60")
         return ["agent", "--send-spools", *where, *more]
 
     def sender(self, stack: ExitStack, *more: str) -> subprocess.Popen[bytes]:

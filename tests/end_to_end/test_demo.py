@@ -99,7 +99,9 @@ def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp
             wait_for(lambda: _query(own, "ncclscope_busbw_bytes_per_second > 0"), "bandwidth in Prometheus")
             assert _query(own, 'sum by (parallelism) (ncclscope_operations_total{job="demo"}) > 0')
             assert not _query(own, '{__name__=~"ncclscope_.*_created"}')
-            labels = _exemplar(own, "ncclscope_collective_duration_seconds_bucket")
+            exemplars = "ncclscope_collective_duration_seconds_bucket"
+            wait_for(lambda: bool(_exemplars(own, exemplars)), "an exemplar")
+            labels = _exemplars(own, exemplars)[0]["exemplars"][0]["labels"]
             assert set(labels) == {"communicator", "coll_seq"}
             assert _query(own, f'ncclscope_communicator_info{{communicator="{labels["communicator"]}"}}')
         finally:
@@ -115,12 +117,12 @@ def _query(port: int, expression: str) -> bool:
     return bool(answer["data"]["result"])
 
 
-def _exemplar(port: int, series: str) -> dict[str, str]:
-    """The labels of an exemplar that Prometheus has stored."""
+def _exemplars(port: int, series: str) -> list[dict[str, Any]]:
+    """Exemplars that Prometheus has stored, by series."""
     asked = urllib.parse.urlencode({"query": series, "start": time.time() - 60, "end": time.time()})
     answer = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{port}/api/v1/query_exemplars?{asked}"))
-    labels: dict[str, str] = answer["data"][0]["exemplars"][0]["labels"]
-    return labels
+    found: list[dict[str, Any]] = answer["data"]
+    return found
 
 
 def _children(pid: int) -> list[int]:

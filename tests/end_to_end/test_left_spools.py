@@ -206,7 +206,7 @@ async def test_an_agent_that_comes_back_while_its_spool_is_sent_waits_and_goes_o
 @pytest.mark.asyncio
 async def test_without_a_service_the_spool_stays_and_is_dropped_when_it_is_too_old(node: Node) -> None:
     await leave(node)
-    sent = await send(node)
+    sent = await send(node, "--connect-seconds", "1")
     assert sent.returncode == 1
     assert '"waits": 1' in sent.stderr
     assert node.spooled() > 0
