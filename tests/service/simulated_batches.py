@@ -10,7 +10,7 @@ import pytest
 
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nsys_export import ExportLimits, read_export
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch
@@ -19,10 +19,12 @@ from ncclscope_wire.records import Source, SourceKind
 SECOND_NS = 1_000_000_000
 
 
-def simulated_batches(config: SimulationConfig, folder: Path, *, portions: int) -> list[Batch]:
-    """Batches of all sources in turns; logs are cut into so many portions."""
+def simulated_batches(
+    config: SimulationConfig, folder: Path, *, portions: int, limits: ExportLimits | None = None
+) -> list[Batch]:
+    """Batches of all sources in turns; logs are cut into so many portions, exports as `limits` say."""
     write(config, folder)
-    turns = zip_longest(*log_batches(folder, portions=portions), *export_batches(folder))
+    turns = zip_longest(*log_batches(folder, portions=portions), *export_batches(folder, limits))
     return [batch for batch in chain.from_iterable(turns) if batch is not None]
 
 
@@ -45,10 +47,10 @@ def log_batches(folder: Path, *, portions: int) -> list[Iterator[Batch]]:
     return [*logs, *dumps]
 
 
-def export_batches(folder: Path) -> list[Iterator[Batch]]:
+def export_batches(folder: Path, limits: ExportLimits | None = None) -> list[Iterator[Batch]]:
     """By host, the batches of its exports in order."""
     hosts = folder / "nsys"
-    return [_export_batches(host) for host in sorted(hosts.iterdir())] if hosts.is_dir() else []
+    return [_export_batches(host, limits) for host in sorted(hosts.iterdir())] if hosts.is_dir() else []
 
 
 def _line_batches(data: bytes, reader: NcclLogReader | InspectorReader, portions: int) -> Iterator[Batch]:
@@ -58,10 +60,10 @@ def _line_batches(data: bytes, reader: NcclLogReader | InspectorReader, portions
     yield from reader.flush()
 
 
-def _export_batches(host: Path) -> Iterator[Batch]:
+def _export_batches(host: Path, limits: ExportLimits | None) -> Iterator[Batch]:
     for export in sorted(host.rglob("*.sqlite")):
         key = f"{host.name}/{export.name}"
-        yield from read_export(export, source=Source(kind=SourceKind.NSYS, name=key, key=key))
+        yield from read_export(export, source=Source(kind=SourceKind.NSYS, name=key, key=key), limits=limits)
 
 
 def advanced(pipeline: Pipeline, batches: list[Batch], *, since: int = 0) -> Pipeline:

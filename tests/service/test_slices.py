@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from service.simulated_batches import SECOND_NS, batches_by_job, fed
+from service.simulated_batches import SECOND_NS, batches_by_job, fed, simulated_batches
 from service.test_restart import assert_equal
 
+from ncclscope_agent.sources.nsys_export import ExportLimits
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.detectors import Detectors
 from ncclscope_service.pipeline import Pipeline, PipelineSettings
@@ -38,6 +40,7 @@ _JOBS = {
     "chunks": _CAPTURED_NOW_AND_THEN,
     "chunks without stamps": replace(_CAPTURED_NOW_AND_THEN, timestamps=False),
 }  # fmt: skip
+_SAME_LIVE = ("op_count", "match", "start_ns", "end_ns", "ranks_seen")
 _DECIDED = ("match", "kernel", "start_ns", "end_ns", "confidence", "iteration", "ranks_seen", "finished")
 
 
@@ -75,6 +78,29 @@ def test_work_in_slices_decides_what_work_in_one_go_does(job: str, batches_of: C
     assert len(sliced.store.collectives) == len(whole.store.collectives)
     kinds = [[(each.kind, each.ranks, each.comm_id) for each in of.store.findings] for of in (whole, sliced)]
     assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_exports_in_many_small_batches_decide_what_large_ones_do(*, timestamps: bool, tmp_path: Path) -> None:
+    job = replace(_CAPTURED_NOW_AND_THEN, tp=2, pp=1, iterations=20, timestamps=timestamps)
+    large, small = (
+        simulated_batches(job, tmp_path / str(rows), portions=6, limits=ExportLimits(batch_rows=rows))
+        for rows in (10_000, 30)
+    )
+    assert len(small) > 2 * len(large)
+    whole, sliced, live = fed(Pipeline(), large), fed(Pipeline(_SLICE), small), Pipeline()
+    for number, batch in enumerate(small):
+        fed(live, [batch]).advance(SECOND_NS + number * SECOND_NS // 10)
+    for pipeline in (whole, sliced, live):
+        pipeline.advance(30 * SECOND_NS)
+        _worked_off(pipeline, 30 * SECOND_NS)
+        pipeline.flush(31 * SECOND_NS)
+    expected = whole.store.operations.rows
+    for name in (*_SAME_LIVE, "confidence"):
+        np.testing.assert_array_equal(sliced.store.operations.rows[name], expected[name], err_msg=name)
+    # How sure it is depends on what was known by then.
+    for name in _SAME_LIVE:
+        np.testing.assert_array_equal(live.store.operations.rows[name], expected[name], err_msg=name)
 
 
 def test_what_hosts_sent_each_other_before_their_clocks_were_told_is_measured_when_they_are(
