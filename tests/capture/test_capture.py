@@ -95,10 +95,10 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.mark.slow
 def test_chunks_appear_whole_while_the_job_runs_and_its_output_and_status_are_its_own(stage: Stage) -> None:
-    job = "trap 'echo end; exit 7' HUP; echo out; echo err >&2; while :; do sleep 0.1; done"
+    job = "trap 'echo end; exit 7' USR1; echo out; echo err >&2; while :; do sleep 0.1; done"
     with stage.start("sh", "-c", job) as process:
         wait_for(lambda: len(stage.chunks()) >= 2, "two chunks")
-        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGUSR1)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, out) == (7, "out\nend\n")
     assert err.splitlines() == ["ncclscope capture: records 0.5 s of every 1 s (50.0%)", "err"]
