@@ -203,7 +203,9 @@ def _taken(path: Path, *, is_left: bool) -> tuple[int, int]:
 def _taken_now(path: Path, *, is_left: bool, may_wait: bool) -> tuple[int, int] | None:
     """The same, unless it is to be tried again."""
     if not is_left:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not `exist_ok`: that looks again, and fails where the directory was removed in between.
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700, parents=True)
     with contextlib.ExitStack() as unless_taken:
         folder = os.open(path, _FOLDER_FLAGS)
         unless_taken.callback(os.close, folder)

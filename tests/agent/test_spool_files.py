@@ -109,6 +109,31 @@ def test_an_agent_that_waits_for_a_sender_gets_the_directory_that_is_there_and_n
     held.close()
 
 
+def test_a_directory_that_is_removed_just_as_it_is_found_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "spool"
+    path.mkdir()
+    make = os.mkdir
+
+    def removed_when_found(name: str | Path, mode: int = 0o777) -> None:
+        try:
+            make(name, mode)
+        except FileExistsError:
+            os.rmdir(name)  # by a sender
+            raise
+
+    monkeypatch.setattr(os, "mkdir", removed_when_found)
+    SpoolDirectory(path).close()
+    assert path.is_dir()
+
+
+def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "spool").touch()
+    with pytest.raises(ConfigError, match="Not a directory"):
+        SpoolDirectory(tmp_path / "spool")
+
+
 def _open_or_refuse(path: Path) -> SpoolDirectory | None:
     try:
         return SpoolDirectory(path)
