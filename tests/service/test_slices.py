@@ -39,6 +39,11 @@ _JOBS = {
     ),
     "chunks": _CAPTURED_NOW_AND_THEN,
     "chunks without stamps": replace(_CAPTURED_NOW_AND_THEN, timestamps=False),
+    # Once an endless loop: few kernels of a short capture, and lines are lost.
+    "experts without stamps": replace(
+        _CAPTURED_NOW_AND_THEN, iterations=12, pp=1, dp=4, ep=2, layers=1, chunk_seconds=1, timestamps=False,
+        faults=parse_faults(["drop_lines:ratio=0.01"]),
+    ),
 }  # fmt: skip
 _SAME_LIVE = ("op_count", "match", "start_ns", "end_ns", "ranks_seen")
 _DECIDED = ("match", "kernel", "start_ns", "end_ns", "confidence", "iteration", "ranks_seen", "finished")
