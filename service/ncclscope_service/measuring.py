@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service import bandwidth, kernel_matrix, measure, rows, whole_rows
+from ncclscope_service.clocks import Clocks
 from ncclscope_service.distinct import distinct, firsts, values_of
-from ncclscope_service.exchanges import SIDE, Exchanges
+from ncclscope_service.exchanges import SIDE, ExchangeBook, Exchanges
 from ncclscope_service.hosts import Hosts
 from ncclscope_service.join import JoinedCollectives
 from ncclscope_service.kernel_matrix import KernelMatrix
 from ncclscope_service.measure import ExchangeMeasures, Measures, collective_rows
 from ncclscope_service.size_class import classify
 from ncclscope_service.store import Ids, Store, Table
+from ncclscope_service.unclocked import Clocked
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
@@ -53,6 +55,24 @@ class Measuring:
             if 0 <= rank < len(hosts):
                 hosts[rank] = host_of[known.members[member].process]
         return kernel_matrix.gather(known, joined, hosts, self._table)
+
+    def measure_joined(
+        self, joined: Clocked, book: ExchangeBook, clocks: Clocks, mixed: set[int]
+    ) -> tuple[list[Columns], list[Ids]]:
+        """Measures collectives, and the launches of Sends and Recvs that these complete in the book.
+
+        Gives what the store shall keep of them (rows.COLLECTIVE), and the rows that were measured.
+        """
+        sigma_ns, slack_ns = clocks.sigma_ns(), clocks.joining_slack_ns()
+        added = [self.measure(each, sigma_ns, slack_ns, mixed) for each in joined.collectives]
+        rows = [each.joined.operations[each.present] for each in joined.collectives]
+        if len(joined.sends):
+            book.add(self.sides_of(joined.sends, joined.receives, sigma_ns))
+        exchanges = book.take_complete()
+        if len(exchanges.operations):
+            added.append(self.measure_exchanges(exchanges, mixed))
+            rows.append(exchanges.operations)
+        return added, rows
 
     def measure(
         self, kernels: KernelMatrix, sigma_ns: NDArray[np.float64], slack_ns: NDArray[np.float64], mixed: set[int]

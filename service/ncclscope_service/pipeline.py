@@ -744,22 +744,10 @@ class Pipeline:
         self._clocks.correct(self._all_operations() if final else decided)
         is_whole = not self._is_busy()
         clocked = self._unclocked.admit(kernels, sends, receives, now_ns, is_whole=is_whole, final=final)
-        sigma_ns, slack_ns = self._clocks.sigma_ns(), self._clocks.joining_slack_ns()
-        added = [self.store.collectives.rows[:0]]
-        joined_ids = [np.empty(0, np.int64)]
-        for each in clocked.collectives:
-            added.append(self._measuring.measure(each, sigma_ns, slack_ns, self._mixed))
-            joined_ids.append(each.joined.operations[each.present])
-        if len(clocked.sends):
-            self._exchanges.add(self._measuring.sides_of(clocked.sends, clocked.receives, sigma_ns))
-        exchanges = self._exchanges.take_complete()
-        if len(exchanges.operations):
-            added.append(self._measuring.measure_exchanges(exchanges, self._mixed))
-            joined_ids.append(exchanges.operations)
+        added, joined_ids = self._measuring.measure_joined(clocked, self._exchanges, self._clocks, self._mixed)
         replayed = self._replaying.measure(members_seen, self._mixed, now_ns, is_whole=is_whole, final=final)
-        added.append(replayed.collectives)
         joined_ids.append(replayed.operations)
-        measured = whole_rows.joined(added)
+        measured = whole_rows.joined([*added, replayed.collectives])
         measured = whole_rows.taken(measured, np.argsort(measured["end_true_ns"], kind="stable"))
         self.store.collectives.append(measured)
         self._series.count_joined(measured)

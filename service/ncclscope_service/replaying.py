@@ -113,15 +113,9 @@ class Replaying:
             clocks.estimate(now_ns, final=final)
         clocks.correct(_ids_of(met), self._table)
         clocked = self._unclocked.admit(kernels, met.sends, met.receives, now_ns, is_whole=is_whole, final=final)
-        sigma_ns, slack_ns = clocks.sigma_ns(), clocks.joining_slack_ns()
-        added = [self._store.collectives.rows[:0]]
-        added += [self._measuring.measure(each, sigma_ns, slack_ns, mixed) for each in clocked.collectives]
-        if len(clocked.sends):
-            self._exchanges.add(self._measuring.sides_of(clocked.sends, clocked.receives, sigma_ns))
-        exchanges = self._exchanges.take_complete()
-        if len(exchanges.operations):
-            added.append(self._measuring.measure_exchanges(exchanges, mixed))
-        return MeasuredReplays(whole_rows.joined(added), self._finish(now_ns, final=final))
+        added, _ = self._measuring.measure_joined(clocked, self._exchanges, clocks, mixed)
+        none = self._store.collectives.rows[:0]
+        return MeasuredReplays(whole_rows.joined([none, *added]), self._finish(now_ns, final=final))
 
     def _meetings(self, ids: Ids, replays: Columns, now_ns: int) -> Columns:
         """What is waited for, of those that can be waited for."""

@@ -50,6 +50,13 @@ async def send(node: Node, *more: str) -> subprocess.CompletedProcess[str]:
     return await anyio.to_thread.run_sync(partial(run_command, *node.send_spools(*more)))
 
 
+async def send_all(node: Node) -> None:
+    """Sends what was left, after which the service has every operation once."""
+    sent = await send(node)
+    assert sent.returncode == 0, sent.stderr
+    await node.wait_for_all()
+
+
 async def send_days_later(node: Node) -> subprocess.CompletedProcess[str]:
     """Sends by a clock that says what waits is too old."""
     later = [sys.executable, "-c", _OF_ANOTHER_DAY.format(days=4), *node.send_spools()]
@@ -93,9 +100,7 @@ async def held_sender(
 async def test_what_an_agent_left_arrives_once_in_the_agents_name_and_the_spool_is_gone(node: Node) -> None:
     await leave(node)
     async with node.service.listening(node.listen):
-        sent = await send(node)
-        assert sent.returncode == 0, sent.stderr
-        await node.wait_for_all()
+        await send_all(node)
     assert node.spools() == []
     (agent,) = node.service.receiver.agents()
     assert (agent.name, agent.job, agent.said_goodbye) == ("one", "17", True)
@@ -111,9 +116,7 @@ async def test_a_sender_killed_in_the_middle_leaves_what_the_next_one_needs(node
             kill(first)
             may_go_on.set()
         assert node.spools()
-        sent = await send(node)
-        assert sent.returncode == 0, sent.stderr
-        await node.wait_for_all()
+        await send_all(node)
     assert node.spools() == []
 
 
@@ -127,8 +130,7 @@ async def test_an_agent_that_is_stopped_reads_all_that_was_written_and_not_a_sha
         assert end(agent) == 0
     (node.logs.folder / "nccl.log").unlink()
     async with node.service.listening(node.listen):
-        assert (await send(node)).returncode == 0
-        await node.wait_for_all()
+        await send_all(node)
 
 
 @pytest.mark.slow
@@ -145,9 +147,7 @@ async def test_senders_killed_after_any_number_of_batches_lose_nothing_and_send_
                 kill(sender)
                 may_go_on.set()
         node.service.gate = None
-        sent = await send(node)
-        assert sent.returncode == 0, sent.stderr
-        await node.wait_for_all()
+        await send_all(node)
     assert node.spools() == []
 
 
@@ -256,8 +256,7 @@ async def test_a_service_that_refuses_is_something_to_look_at_and_costs_nothing(
             newer = stack.enter_context(running(node.said, *node.send_spools(), protocol=99))
             assert await wait_for_end(newer) == 4
         assert '"event": "spool_stuck"' in node.said.read_text()
-        assert (await send(node)).returncode == 0
-        await node.wait_for_all()
+        await send_all(node)
 
 
 @pytest.mark.asyncio
