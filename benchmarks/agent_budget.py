@@ -1,17 +1,20 @@
-"""What an agent costs: `python -m benchmarks.agent_budget [--seconds 20] [--files 8] [--rates 100 1000 5000 20000]`.
+"""CPU, memory and bytes of an agent: `python -m benchmarks.agent_budget [--seconds 20] [--files 8] [--shuffled]
+[--rates 100 1000 5000 20000]`.
 
 For each rate a process writes so many operation lines a second in all to so many files, with time stamps and 5 % TUNING
-lines, and a real agent process follows them and sends to a service that only counts. The writer works in bursts ten
-times a second, each line by a write of its own as NCCL does, and measures how many lines a second it writes within
-bursts. First the agent works for so many seconds: its processor time (user and system), its memory, what it read and
-what of that came from the disk, and what it sent. Then, for as long, it is stopped (SIGSTOP) for a second and works for
-the next, in turn: the writer's rates with and without it are of one run.
+lines, the operations in recurring or, with `--shuffled`, in random order, and a real agent process follows them and
+sends to a service that only counts. The writer works in bursts ten times a second, each line by a write of its own as
+NCCL does, and measures how many lines a second it writes within bursts. First the agent works for so many seconds: its
+processor time (user and system), its memory, what it read and what of that came from the disk, and what it sent. Then,
+for as long, it is stopped (SIGSTOP) for a second and works for the next, in turn: the writer's rates with and without
+it are of one run.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -22,16 +25,18 @@ from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import anyio
 import structlog
-from benchmarks.tail_cost import WARM_UP_SECONDS, line
+from benchmarks.freshness import resident_mib
 
-from ncclscope_service.listen import Listener, ListenSettings
-from ncclscope_service.receive import Received, Receiver
+from ncclscope_service.intake.receive import Received, Receiver
+from ncclscope_service.serve.listen import Listener, ListenSettings
 
+WARM_UP_SECONDS = 3.0
 TURN_SECONDS = 1.0
 BURSTS_PER_SECOND = 10
 MOST_TEMPLATES = 500
@@ -39,18 +44,22 @@ MOST_TEMPLATES = 500
 TUNING_EVERY = 20
 
 
-def write(folder: Path, *, files: int, rate: int) -> None:
+def write(folder: Path, *, files: int, rate: int, shuffled: bool) -> None:
     """Grows the files until it is ended; prints when each burst began, and its lines a second."""
     with ExitStack() as open_files:
         streams = [
             open_files.enter_context((folder / f"nccl.{number}.log").open("ab", buffering=0)) for number in range(files)
         ]
         templates = min(MOST_TEMPLATES, max(1, int(rate * WARM_UP_SECONDS / files)))
-        number, began = 0, time.monotonic()
+        number, began, order = 0, time.monotonic(), random.Random(5)
         while True:
             wanted = max(number, int((time.monotonic() - began) * rate))
             texts = [
-                (streams[at % files], text) for at in range(number, wanted) for text in texts_of(at, files, templates)
+                (streams[at % files], text)
+                for at in range(number, wanted)
+                for text in texts_of(
+                    at, at % files, order.randrange(templates) if shuffled else at // files % templates
+                )
             ]
             number, burst_at = wanted, time.perf_counter()
             for stream, text in texts:
@@ -61,14 +70,24 @@ def write(folder: Path, *, files: int, rate: int) -> None:
             time.sleep(1 / BURSTS_PER_SECOND)
 
 
-def texts_of(number: int, files: int, templates: int) -> Iterator[bytes]:
+def texts_of(number: int, file: int, template: int) -> Iterator[bytes]:
     """The COLL line of that number, and now and then the TUNING line behind it."""
-    file, template = number % files, number // files % templates
-    operation = line(file, template, with_stamp=True)
+    operation = operation_line(file, template)
     yield operation
     if number % TUNING_EVERY == 0:
         tuning = b"AllReduce: %d Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..15}\n" % (4 * (1024 + template))
         yield operation.partition(b"AllReduce: ")[0] + tuning
+
+
+def operation_line(file: int, template: int) -> bytes:
+    """A line of one operation, stamped now; its opCount is the time in microseconds."""
+    now_us = time.time_ns() // 1000
+    stamp = datetime.fromtimestamp(now_us / 1e6, UTC).strftime("[%Y-%m-%d %H:%M:%S.%f] ")
+    return (
+        f"{stamp}node17:{41822 + file}:{41903 + file} [{file}] NCCL INFO AllReduce: opCount {now_us:x} "
+        f"sendbuff {0x7F2A40000000 + template * 512:#x} recvbuff {0x7F2A80000000 + template * 512:#x} "
+        f"count {1024 + template} datatype 9 op 0 root 0 comm 0x55d0c8b3e2a0 [nranks=8] stream 0x55d0c7f01b10\n"
+    ).encode()
 
 
 @dataclass(slots=True)
@@ -99,11 +118,6 @@ def usage_of(process: int) -> Usage:
     return Usage(cpu_ns / 1e9, int(io["rchar"]), int(io["read_bytes"]))
 
 
-def resident_bytes_of(process: int) -> int:
-    """*Source:* proc(5), statm."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 async def measure(folder: Path, rate: int, given: argparse.Namespace) -> str:
     """One row of the table."""
     counted, receiver, row = Counted(), Receiver(), ""
@@ -111,7 +125,8 @@ async def measure(folder: Path, rate: int, given: argparse.Namespace) -> str:
         port: int = await tasks.start(Listener(receiver, counted.deliver, ListenSettings(port=0)).run)
         agent = [sys.executable, "-m", "ncclscope", "agent", "--logs", f"{folder}/*.log"]
         writer = [sys.executable, "-m", "benchmarks.agent_budget", "--write", str(folder), "--rates", str(rate)]
-        writing = await anyio.open_process([*writer, f"--files={given.files}"], stderr=None)
+        writer += [f"--files={given.files}", *(["--shuffled"] if given.shuffled else [])]
+        writing = await anyio.open_process(writer, stderr=None)
         following = await anyio.open_process(
             [*agent, "--connect", f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -163,7 +178,7 @@ async def work(process: int, seconds: float, counted: Counted, receiver: Receive
     return Spent(
         seconds=ended - began,
         cpu_seconds=after.cpu_seconds - before.cpu_seconds,
-        rss_bytes=resident_bytes_of(process),
+        rss_bytes=round(resident_mib(process) * 2**20),
         read_bytes=after.read_bytes - before.read_bytes,
         disk_bytes=after.disk_bytes - before.disk_bytes,
         wire_bytes=receiver.statistics().bytes_total - wire_bytes,
@@ -200,11 +215,12 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=20)
     arguments.add_argument("--files", type=int, default=8)
     arguments.add_argument("--rates", type=int, nargs="+", default=[100, 1000, 5000, 20_000])
+    arguments.add_argument("--shuffled", action="store_true", help="operations recur in no order")
     arguments.add_argument("--write", help=argparse.SUPPRESS)
     given = arguments.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     if given.write:
-        write(Path(given.write), files=given.files, rate=given.rates[0])
+        write(Path(given.write), files=given.files, rate=given.rates[0], shuffled=given.shuffled)
     print(
         "| operations/s | CPU of a core, % | RSS, MB | read, kB/s | from disk, kB/s | wire, kB/s "
         "| wire, bytes/operation | written with the agent, lines/s | without | ratio |"

@@ -14,12 +14,8 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Alignment: scores, bounds, counts, speed", "-m benchmarks.alignment", ["--short"]),
     ("Findings: simulated faults, false alarms, delays", "-m benchmarks.findings", ["--short"]),
     ("The pipeline from batches to measures", "-m benchmarks.pipeline", []),
-    ("Tables that grow and are forgotten", "-m benchmarks.tables", []),
-    ("The journal", "journal.py", []),
-    ("How long work stands still for a state", "-m benchmarks.state", ["--gigabytes", "0.3"]),
     ("Faults", "-m benchmarks.faults", ["--times", "0.03"]),
     ("On the wire", "wire.py", []),
-    ("What an agent costs its node", "agent_load.py", ["--seconds", "10"]),
     ("What an agent costs by rate, and what its writer notices", "-m benchmarks.agent_budget", ["--seconds", "10"]),
     ("From a line to /metrics, and memory", "freshness.py", ["--seconds", "15"]),
     ("An nsys export of two million kernels", "read_export.py", []),
@@ -28,7 +24,7 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Measures against truth", "-m benchmarks.measures", ["--iterations", "4"]),
     ("Join, clocks and measures as ranks grow", "scale.py", []),
     ("A scrape of /metrics", "-m benchmarks.scrape", []),
-    ("Output files", "export_files.py", []),
+    ("Output files", "-m benchmarks.export_files", []),
 )
 
 

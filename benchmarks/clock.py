@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))  # the
 from service.simulated_ends import ORIGIN_NS, Clocks, Cluster, Simulated, simulate
 from service.simulated_messages import Stages
 
-from ncclscope_service.agents import KnownAgent
-from ncclscope_service.clock import ClockEstimator, to_true
-from ncclscope_service.clock_prior import ClockPrior, clock_by_prior
-from ncclscope_service.rows import HostClock
+from ncclscope_service.clock.estimator import ClockEstimator, to_true
+from ncclscope_service.clock.host_clocks import ClockPrior, clock_by_prior
+from ncclscope_service.intake.agents import KnownAgent
+from ncclscope_service.store.records import HostClock
 from ncclscope_wire.messages import AgentHealth, Heartbeat, Hello
 
 Floats = NDArray[np.float64]

@@ -16,9 +16,8 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from benchmarks.freshness import start, wait_for_answer
-from benchmarks.load.watch import cpu_seconds, resident_mib
-from benchmarks.ports import free_port
+from benchmarks.freshness import resident_mib, start, start_service
+from benchmarks.load.watch import cpu_seconds
 from benchmarks.read_export import make_export
 
 _RANKS: Final = 8
@@ -58,11 +57,10 @@ def measure(folder: Path, kernels: int, share: float) -> str:
     for device in range(_RANKS):
         lines = (_LINE.format(pid=4000 + device, device=device, number=number) for number in range(each))
         (folder / f"nccl.{device}.log").write_text(_INIT.format(pid=4000 + device, device=device) + "".join(lines))
-    port, web = free_port(), free_port()
-    service = start("serve", f"--listen=127.0.0.1:{port}", f"--http=127.0.0.1:{web}", f"--data={folder / 'data'}")
+    started = start_service(folder / "data")
+    service, port, web = started.process, started.agents, started.web
     agent = start("agent", "--logs", f"{folder}/*.log", "--exports", str(watched), f"--connect=127.0.0.1:{port}")
     try:
-        wait_for_answer(web)
         wait_for(web, "ncclscope_operations_total", _RANKS * each)
         before = cpu_seconds(agent.pid), cpu_seconds(service.pid)
         began = time.monotonic()

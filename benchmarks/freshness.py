@@ -18,10 +18,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from benchmarks.ports import free_port
 
 LINE = (
     "node17:41822:41903 [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
@@ -49,11 +49,10 @@ def main() -> None:
 
 def measure(folder: Path, given: argparse.Namespace) -> str:
     """One line of the table."""
-    agents, web = free_port(), free_port()
-    service = start("serve", f"--listen=127.0.0.1:{agents}", f"--http=127.0.0.1:{web}", f"--data={folder / 'data'}")
-    agent = start("agent", "--logs", f"{folder}/*.log", f"--connect=127.0.0.1:{agents}")
+    started = start_service(folder / "data")
+    service, web = started.process, started.web
+    agent = start("agent", "--logs", f"{folder}/*.log", f"--connect=127.0.0.1:{started.agents}")
     try:
-        wait_for_answer(web)
         written: list[tuple[int, float]] = []
         writing = threading.Thread(target=write, args=(folder, given, written))
         writing.start()
@@ -117,16 +116,25 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "ncclscope", *arguments], stdout=subprocess.DEVNULL)
 
 
-def wait_for_answer(web: int) -> None:
-    """Waits until the service is ready."""
-    until = time.monotonic() + 240
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{web}/readyz"):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise SystemExit("the service did not start")
+@dataclass(frozen=True, slots=True)
+class RunningService:
+    """A service and the ports that it listens on."""
+
+    process: subprocess.Popen[bytes]
+    agents: int
+    web: int
+
+
+def start_service(data: Path) -> RunningService:
+    """A service on ports of its own choice, once it listens on both."""
+    command = ["serve", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", f"--data={data}"]
+    process = subprocess.Popen([sys.executable, "-m", "ncclscope", *command], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    printed = b"".join(process.stdout.readline() for _ in range(3)).decode()
+    web, agents = re.search(r"live page +http://[^:]+:(\d+)/", printed), re.search(r"--connect [^:]+:(\d+)", printed)
+    if web is None or agents is None:
+        raise SystemExit("the service did not start")
+    return RunningService(process, int(agents[1]), int(web[1]))
 
 
 def resident_mib(pid: int) -> float:

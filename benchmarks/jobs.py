@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source, SourceKind
 
@@ -20,7 +20,7 @@ def read_logs(folder: Path) -> dict[str, list[Batch]]:
     found: dict[str, list[Batch]] = {}
     for log in sorted((folder / "logs").iterdir()):
         reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=log.name, key=log.name))
-        found[log.name] = [*reader.feed(log.read_bytes(), None), *reader.flush()]
+        found[log.name] = [*reader.ingest_bytes(log.read_bytes(), None), *reader.finish()]
     return found
 
 

@@ -14,21 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.health import AgentView
-from ncclscope_service.intake import empty_operations
-from ncclscope_service.recent_sums import RecentSums
-from ncclscope_service.rows import (
-    COLLECTIVE,
-    KERNEL,
-    SERIES,
-    Communicator,
-    HostClock,
-    Identity,
-    Match,
-    Member,
-    Process,
-)
-from ncclscope_service.store import KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
+from ncclscope_service.intake.resolver import empty_operations
+from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.show.health import AgentView
+from ncclscope_service.store.records import Communicator, HostClock, Identity, Member, Process
+from ncclscope_service.store.rows import COLLECTIVE, KERNEL, KERNEL_TEMPLATE, OPERATION_TEMPLATE, SERIES, Match
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
@@ -112,7 +103,7 @@ def busy_window(store: Store, operations: int) -> tuple[RecentSums, float]:
         began = time.process_time()
         sums.touch(ids[matched])
         sums.finish(ids[matched])
-        sums.advance(NOW_NS)
+        sums.process_window(NOW_NS)
         seconds += time.process_time() - began
     return sums, seconds
 

@@ -20,15 +20,15 @@ from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 from benchmarks.load.recorded import RecordedJob, exported, kept, large_config
-from benchmarks.load.schedule import Phase, Schedule
-from benchmarks.load.streams import HostFollower
+from benchmarks.load.streams import HostFollower, Phase, Schedule
 
-from ncclscope_service.archive import Archive
-from ncclscope_service.journal_entry import Ticked
-from ncclscope_service.kept import Kept
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.receive import Received
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.intake.journal_entry import Ticked
+from ncclscope_service.intake.receive import Received
+from ncclscope_service.keep.archive import Archive
+from ncclscope_service.keep.service_state import ServiceState
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Batch
 
 _P = ParamSpec("_P")
@@ -42,26 +42,26 @@ _AFTER_NS: Final = 3_000_000_000
 """Exports come so long after what they hold, and ticks go on until then."""
 
 _STAGES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "feed": (("pipeline", "feed"),),
-    "settle": (("pipeline", "_settle"),),
-    "group": (("pipeline", "_group"),),
-    "arrivals": (("pipeline", "_hear_all"), ("pipeline._arrivals", "take")),
+    "ingest": (("pipeline", "ingest_batch"),),
+    "count": (("pipeline", "_count"),),
+    "group": (("pipeline._grouping", "process_groups"),),
+    "backlog": (("pipeline._alignment", "_observe_arrivals"), ("pipeline._alignment._backlog", "drain_portions")),
     "align": (("pipeline", "_align"),),
-    "iterations": (("pipeline", "_assign_iterations"),),
-    "report": (("pipeline", "_report"), ("pipeline", "_identified")),
-    "measure": (("pipeline", "_measure"), ("pipeline._replaying", "report")),
+    "iterations": (("pipeline._grouping", "process_iterations"),),
+    "report": (("pipeline._measurement", "report_operations"), ("pipeline._grouping", "process_unidentified")),
+    "measure": (("pipeline._measurement", "process_joined"), ("pipeline._measurement.replaying", "report")),
     "clocks": (
-        ("pipeline._clocks", "learn"), ("pipeline._clocks", "learn_messages"), ("pipeline._clocks", "estimate"),
-        ("pipeline._clocks", "correct"),
+        ("pipeline._measurement.clocks", "learn"), ("pipeline._measurement.clocks", "learn_messages"),
+        ("pipeline._measurement.clocks", "estimate"), ("pipeline._measurement.clocks", "correct"),
     ),
-    "finish": (("pipeline", "_finish"), ("pipeline", "_finish_unjoined")),
-    "inspect": (("pipeline", "_inspect"),),
+    "finish": (("pipeline._measurement", "finish"),),
+    "inspect": (("pipeline._measurement", "process_inspected"),),
     "detect": (
-        ("pipeline", "_judge"), ("pipeline._detection", "count_decided"), ("pipeline._detection", "count_logged"),
+        ("pipeline", "_judge"), ("pipeline._detection", "count_decided"), ("pipeline._detection", "ingest_operations"),
     ),
-    "tally": (("tally", "feed"),),
-    "findings": (("", "findings"), ("news", "look")),
-    "let go": (("pipeline", "expired"), ("", "_let_go")),
+    "tally": (("tally", "count_rows"),),
+    "findings": (("", "findings"), ("news", "compare")),
+    "let go": (("pipeline", "evictable"), ("", "_archive_and_evict")),
     "rest of the tick": (("", "tick"),),
 }  # fmt: skip
 """Each with the calls that it is, as the attribute of the state and the name of the method."""
@@ -70,13 +70,13 @@ _STAGES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
 class Stages:
     """CPU seconds of stages, each without those within it."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, state: ServiceState) -> None:
         """Puts a clock around all calls of `_STAGES`, in the classes of this state's parts."""
         self.seconds: dict[str, float] = dict.fromkeys(_STAGES, 0.0)
         self._within: list[float] = []
         for stage, calls in _STAGES.items():
             for path, name in calls:
-                owner: object = kept
+                owner: object = state
                 for part in path.split(".") if path else ():
                     owner = getattr(owner, part)
                 setattr(type(owner), name, self._timed(stage, getattr(type(owner), name)))
@@ -119,8 +119,8 @@ class Live:
             )
             for host, offset in zip(job.hosts, self._offsets, strict=True)
         ]  # fmt: skip
-        self.kept = Kept(PipelineSettings(window_ns=round(asked.window * 1e9)))
-        self.kept.pipeline.mistakes.are_borne = False
+        self.state = ServiceState(PipelineSettings(window_ns=round(asked.window * 1e9)))
+        self.state.pipeline.errors.are_isolated = False
         self.ticks: list[float] = []
         """CPU seconds of each."""
         self.told = f"exports of {stretches} in {period} stretches"
@@ -133,15 +133,15 @@ class Live:
     def run(self, profile: cProfile.Profile | None) -> None:
         """The whole time of the job, and what is left behind it."""
         now_ns = _BEGIN_NS
-        while now_ns < self._end_ns + _AFTER_NS or self.kept.pipeline.has_backlog:
+        while now_ns < self._end_ns + _AFTER_NS or self.state.pipeline.has_backlog:
             batches = self._batches(now_ns, now_ns + _TICK_NS)
             now_ns += _TICK_NS
             if profile is not None:
                 profile.enable()
             for name, batch in batches:
-                self.kept.feed(Received(agent=name, host=name, session="s", job="load", batch=batch))
+                self.state.ingest_batch(Received(agent=name, host=name, session="s", job="load", batch=batch))
             self._tick(now_ns)
-            if self.kept.pipeline.has_backlog:
+            if self.state.pipeline.has_backlog:
                 self._tick(now_ns + _TICK_NS // 2)
             if profile is not None:
                 profile.disable()
@@ -157,7 +157,7 @@ class Live:
 
     def _tick(self, now_ns: int) -> None:
         began = time.process_time()
-        self.kept.tick(Ticked(at_ns=now_ns, priors=(), silent=None, trouble=""), self._archived)
+        self.state.tick(Ticked(at_ns=now_ns, priors=(), silent=None, trouble=""), self._archived)
         self.ticks.append(time.process_time() - began)
 
     def _archived(self, known: Store, operations: Ids) -> bool:
@@ -169,7 +169,7 @@ def main() -> None:
     """Prints a table for each rate."""
     asked = _parser().parse_args()
     job = kept(asked.job, large_config(asked.hosts, small_steps=asked.small_steps))
-    stages = Stages(Kept())
+    stages = Stages(ServiceState())
     for rate in asked.rate:
         stages.clear()
         with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def _print(job: RecordedJob, asked: argparse.Namespace, rate: float, stages: Sta
     if profile is not None:
         profile.dump_stats(asked.profile)
     amount, whole = live.operations, sum(stages.seconds.values())
-    matches = np.bincount(live.kept.pipeline.store.operations.rows["match"], minlength=5).tolist()
+    matches = np.bincount(live.state.pipeline.store.operations.rows["match"], minlength=5).tolist()
     print(f"\n{len(job.hosts)} hosts, {rate:,.0f} operations/s, {asked.seconds:g} s; {live.told}")
     print("\n| stage | CPU s | us per operation | share |\n|---|---:|---:|---:|")
     for stage, seconds in stages.seconds.items():
@@ -208,7 +208,7 @@ def _print(job: RecordedJob, asked: argparse.Namespace, rate: float, stages: Sta
     print(f"| all | {whole:.2f} | {1e6 * whole / amount:.2f} | 100 % |")
     print(
         f"\n{amount:,} operations (pending, matched, unmatched, not covered, no kernel: {matches}), "
-        f"{live.kept.pipeline.store.collectives.next_id:,} collectives; {len(live.ticks)} ticks, median "
+        f"{live.state.pipeline.store.collectives.next_id:,} collectives; {len(live.ticks)} ticks, median "
         f"{np.median(live.ticks):.3f} s, longest {max(live.ticks):.2f} s; "
         f"peak RSS {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
     )

@@ -32,17 +32,17 @@ from benchmarks.jobs import read
 from corpus import printed_tables
 from service.unnamed_members import Job
 
-from ncclscope_agent.recognise import FileKind, recognise
+from ncclscope_agent.files.recognise import FileKind, recognise
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_service import bandwidth
-from ncclscope_service.clock import ClockEstimator
-from ncclscope_service.clock_graph import Solution
-from ncclscope_service.clock_prior import ClockPrior
+from ncclscope_service.clock.estimator import ClockEstimator
+from ncclscope_service.clock.host_clocks import ClockPrior
+from ncclscope_service.clock.host_graph import Solution
+from ncclscope_service.clock.observations import Times
 from ncclscope_service.export.selection import select
-from ncclscope_service.export.traffic_file import measure_traffic
-from ncclscope_service.host_ends import Times
+from ncclscope_service.export.tables.traffic_file import measure_traffic
+from ncclscope_service.nccl import bandwidth
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.store import Store
+from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_simulator.faults import parse_faults
 from ncclscope_wire.records import Source, SourceKind
@@ -93,7 +93,7 @@ def _believed(pipeline: Pipeline, hosts: Row) -> None:
         name: ClockPrior(heartbeat_offset_ns=clock["offset_ns"] + WRONG_NS * (place % 2), error_ns=None)
         for place, (name, clock) in enumerate(sorted(hosts.items()))
     }
-    pipeline.believe_clocks(priors)
+    pipeline.set_clock_priors(priors)
 
 
 def _nothing(pipeline: Pipeline, hosts: Row) -> None:
@@ -169,9 +169,9 @@ def print_jobs(iterations: int) -> None:
             for clocks, (estimator, believe) in CLOCKS.items():
                 pipeline = Pipeline(clock_estimator=estimator())
                 for batch in batches:
-                    pipeline.feed(batch, agent="a", session="s", job="j")
+                    pipeline.ingest_batch(batch, agent="a", session="s", job="j")
                 believe(pipeline, truth.hosts)
-                pipeline.flush(config.start_ns)
+                pipeline.finish(config.start_ns)
                 for op, tally in compare(pipeline.store, truth).items():
                     tallies[clocks][op].add(tally)
         for clocks, by_op in tallies.items():
@@ -287,8 +287,8 @@ def print_traffic() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write(config, Path(folder))
             for batch in read(Path(folder)):
-                pipeline.feed(batch, agent="a", session="s", job="j")
-        pipeline.flush(config.start_ns)
+                pipeline.ingest_batch(batch, agent="a", session="s", job="j")
+        pipeline.finish(config.start_ns)
         rows = measure_traffic(select(pipeline.store)).rows
         total = sum(row.bytes for row in rows)
         assumed, order = (sum(row.assumed_bytes for row in rows), sum(row.assumed_order_bytes for row in rows))
@@ -318,7 +318,7 @@ def print_corpus(corpus: Path) -> None:
 def _inspected(path: Path) -> Iterator[tuple[str, bool, bool]]:
     """(operation, algbw is as printed, busbw is as printed) of each record; printed are six digits of GB/s."""
     reader = InspectorReader(Source(kind=SourceKind.INSPECTOR, name=path.name, key=str(path)))
-    batches = [*reader.feed(path.read_bytes()), *reader.flush()]
+    batches = [*reader.ingest_bytes(path.read_bytes()), *reader.finish()]
     rows = np.concatenate([batch.inspected for batch in batches])
     ranks = np.concatenate([batch.inspected_ranks for batch in batches])[rows["inspected_rank"]]
     sizes = bandwidth.scaled_bytes(rows["op"], rows["bytes"], ranks["nranks"])

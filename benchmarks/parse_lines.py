@@ -27,7 +27,7 @@ from types import ModuleType
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT / "agents"))
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader  # noqa: E402
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader  # noqa: E402
 from ncclscope_wire.records import Source, SourceKind  # noqa: E402
 
 _BLOCK = 1 << 20
@@ -80,7 +80,7 @@ def read_with_reader(data: bytes) -> int:
     reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name="log", key="key"))
     rows = 0
     for at in range(0, len(data), _BLOCK):
-        rows += sum(len(batch.operations) for batch in reader.feed(data[at : at + _BLOCK], 0))
+        rows += sum(len(batch.operations) for batch in reader.ingest_bytes(data[at : at + _BLOCK], 0))
     return rows
 
 

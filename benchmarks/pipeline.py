@@ -12,43 +12,45 @@ import argparse
 import resource
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import ParamSpec, TypeVar
 
 from benchmarks.jobs import read
 
+from ncclscope_service.columns.table import Ids
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.store import Ids
 from ncclscope_simulator import SimulationConfig, write
-from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.batch import Batch
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _PASSES = 3
 
 
 class _Timed(Pipeline):
-    """Notes the CPU time of aligning, joining and measuring."""
+    """Adds up the CPU time of aligning, joining and measuring."""
 
     own_seconds: float = 0.0
 
-    @contextmanager
-    def _timed(self) -> Generator[None, None, None]:
-        began = time.process_time()
-        yield
-        self.own_seconds += time.process_time() - began
+    def __init__(self) -> None:
+        super().__init__()
+        self._measurement.report_operations = self._timed(self._measurement.report_operations)  # type: ignore[method-assign]
+        self._measurement.process_joined = self._timed(self._measurement.process_joined)  # type: ignore[method-assign]
 
     def _align(self, now_ns: int, *, final: bool) -> Ids:
-        with self._timed():
-            return super()._align(now_ns, final=final)
+        return self._timed(super()._align)(now_ns, final=final)
 
-    def _report(self, decided: Ids, now_ns: int) -> None:
-        with self._timed():
-            super()._report(decided, now_ns)
+    def _timed(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
+        def timed(*args: _P.args, **named: _P.kwargs) -> _T:
+            began = time.process_time()
+            try:
+                return call(*args, **named)
+            finally:
+                self.own_seconds += time.process_time() - began
 
-    def _measure(self, now_ns: int, *, final: bool, decided: Ids) -> Columns:
-        with self._timed():
-            return super()._measure(now_ns, final=final, decided=decided)
+        return timed
 
 
 def main() -> None:
@@ -89,8 +91,8 @@ def run(batches: list[Batch], pipeline: Pipeline) -> float:
     """The CPU seconds of one pass."""
     began = time.process_time()
     for batch in batches:
-        pipeline.feed(batch, agent="a", session="s", job="j")
-    pipeline.flush(time.time_ns())
+        pipeline.ingest_batch(batch, agent="a", session="s", job="j")
+    pipeline.finish(time.time_ns())
     return time.process_time() - began
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "agents"))
 
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_wire.records import Source, SourceKind
 
 _TABLES = """

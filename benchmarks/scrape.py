@@ -12,26 +12,28 @@ from __future__ import annotations
 import argparse
 import gzip
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 from benchmarks.large_job import NOW_NS, busy_window, large_job
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from ncclscope_service.aliases import Aliases
-from ncclscope_service.column_writer import ColumnWriter
-from ncclscope_service.finding_news import FindingNews
-from ncclscope_service.health import ServiceHealth
-from ncclscope_service.json_text import to_json
-from ncclscope_service.metrics import MetricsView, Samples, ViewCollector, gather
-from ncclscope_service.overview import finding_views, make_overview
-from ncclscope_service.recent_sums import RecentSums
-from ncclscope_service.scrape_memo import ScrapeMemo
-from ncclscope_service.series_budget import SeriesBudget
-from ncclscope_service.tally import Tally
+from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.metrics.exposition import ColumnWriter
+from ncclscope_service.metrics.scrape import MetricsView, Samples, gather
+from ncclscope_service.metrics.series import ScrapeCache, SeriesBudget
+from ncclscope_service.metrics.table import SERIES_LABELS
+from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.rollup.series import Tally
+from ncclscope_service.serve.routes import to_json
+from ncclscope_service.show.finding_events import FindingTracker
+from ncclscope_service.show.health import ServiceHealth
+from ncclscope_service.show.overview import finding_views, make_overview
 
 _T = TypeVar("_T")
 _PASSES = 5
@@ -58,7 +60,7 @@ def compare_writers(amount: int) -> None:
         samples={"ncclscope_busbw_bytes_per_second": Samples(labels=labels, values=numbers)}, histograms={}
     )
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ViewCollector(view))
+    registry.register(_OneGauge(labels, numbers))
     library, _ = best(lambda: generate_latest(registry), passes=2)
     first, _ = best(lambda: ColumnWriter().write(view, openmetrics=False))
     writer = ColumnWriter()
@@ -79,6 +81,20 @@ def compare_writers(amount: int) -> None:
         print(f"| {name} | {seconds:.3f} | {seconds / again:.1f} |")
 
 
+class _OneGauge:
+    """The same series as prometheus_client has them."""
+
+    def __init__(self, labels: Sequence[Sequence[str]], numbers: NDArray[np.float64]) -> None:
+        self._labels, self._numbers = labels, numbers
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The family, with a sample for each series."""
+        family = GaugeMetricFamily("ncclscope_busbw_bytes_per_second", "Bus bandwidth.", labels=SERIES_LABELS)
+        for labels, number in zip(self._labels, self._numbers.tolist(), strict=True):
+            family.add_metric(labels, number)
+        yield family
+
+
 def _copied(view: MetricsView) -> dict[str, Samples]:
     """The same in objects of its own, as the next scrape has it."""
     return {
@@ -91,8 +107,8 @@ def time_large_job() -> None:
     """The scrape of a job of 4,096 ranks."""
     job = large_job()
     tally, aliases, budget, writer = Tally(), Aliases(), SeriesBudget(), ColumnWriter()
-    sums, memo = RecentSums.of_store(job.store, NOW_NS), ScrapeMemo()
-    tally.feed(job.store)
+    sums, cache = RecentSums.of_store(job.store, NOW_NS), ScrapeCache()
+    tally.count_rows(job.store)
 
     def gathered() -> MetricsView:
         return gather(
@@ -104,7 +120,7 @@ def time_large_job() -> None:
             now_ns=NOW_NS,
             budget=budget,
             sums=sums,
-            memo=memo,
+            cache=cache,
         )
 
     gathering, view = best(gathered)
@@ -125,14 +141,14 @@ def time_full_window(ranks: int) -> None:
     job = large_job(ranks)
     store, health = job.store, ServiceHealth(version="0")
     sums, seconds = busy_window(store, OPERATIONS)
-    tally, aliases, budget, memo = Tally(), Aliases(), SeriesBudget(), ScrapeMemo()
-    tally.feed(store)
-    news, writer = FindingNews(), ColumnWriter()
+    tally, aliases, budget, cache = Tally(), Aliases(), SeriesBudget(), ScrapeCache()
+    tally.count_rows(store)
+    news, writer = FindingTracker(), ColumnWriter()
 
     def scrape(kept: RecentSums | None) -> bytes:
         view = gather(
             store, tally=tally, aliases=aliases, agents=job.agents, health=health, now_ns=NOW_NS, budget=budget,
-            sums=kept, memo=memo if kept else None,
+            sums=kept, cache=cache if kept else None,
         )  # fmt: skip
         return gzip.compress(writer.write(view, openmetrics=True), 1, mtime=0)
 
@@ -143,8 +159,8 @@ def time_full_window(ranks: int) -> None:
 
     def tick() -> int:
         aliases.update(store.communicators, store.members)
-        tally.feed(store)
-        return len(news.look(finding_views(store, aliases, most=None), NOW_NS))
+        tally.count_rows(store)
+        return len(news.compare(finding_views(store, aliases, most=None), NOW_NS))
 
     scrape(sums)
     for name, work in (("scrape, packed", scrape), ("page, with its JSON", page)):

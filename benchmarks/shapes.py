@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 
 from ncclscope.offline import run_offline
 from ncclscope.simulate import configuration_of
-from ncclscope_service.export.iteration_calls import Calls, calls_per_iteration
-from ncclscope_service.export.operations_file import write_operations
 from ncclscope_service.export.selection import select
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.store import Store
+from ncclscope_service.export.tables.operations_file import write_operations
+from ncclscope_service.export.totals import Calls, calls_per_iteration
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_service.store.tables import Store
 from ncclscope_simulator import write
 
 _ONE_NODE: Final = "--nodes 1 --tp 1 --pp 1"

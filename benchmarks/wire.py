@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncclscope_service.receive import Receiver
+from ncclscope_service.intake.receive import Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.align import ProcessAligner
-from ncclscope_service.align_rows import blank_kernels, blank_operations
-from ncclscope_service.call_groups import ALONE
-from ncclscope_service.kernel_name import KernelClass
-from ncclscope_service.rows import Match
+from ncclscope_service.align.process_aligner import ProcessAligner
+from ncclscope_service.align.records import blank_kernels, blank_operations
+from ncclscope_service.intake.call_groups import ALONE
+from ncclscope_service.nccl.launch_rules import KernelClass
+from ncclscope_service.store.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
@@ -168,9 +168,9 @@ def lose(sample: Sample, rng: np.random.Generator, *, lines: float = 0.0, kernel
 def align_whole(version: str | None, sample: Sample) -> Columns:
     """All at once, sorted by operation."""
     aligner = ProcessAligner(version)
-    aligner.feed_operations(sample.operations)
-    aligner.feed_kernels(sample.kernels)
-    return np.sort(aligner.advance(final=True), order="operation")
+    aligner.ingest_operations(sample.operations)
+    aligner.ingest_kernels(sample.kernels)
+    return np.sort(aligner.align_ready(final=True), order="operation")
 
 
 def feed_portions(aligner: ProcessAligner, sample: Sample, rng: np.random.Generator, most_rows: int) -> Generator[None]:
@@ -179,10 +179,10 @@ def feed_portions(aligner: ProcessAligner, sample: Sample, rng: np.random.Genera
     while len(operations) or len(kernels):
         amount = int(rng.integers(1, most_rows))
         if rng.random() < 0.5:
-            aligner.feed_operations(operations[:amount])
+            aligner.ingest_operations(operations[:amount])
             operations = operations[amount:]
         else:
-            aligner.feed_kernels(kernels[:amount])
+            aligner.ingest_kernels(kernels[:amount])
             kernels = kernels[amount:]
         yield
 

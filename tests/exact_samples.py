@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from align_samples import Call, Recorder, Sample
 
-from ncclscope_service.store import API_CALL, GROUP_END, GROUP_START
+from ncclscope_service.store.rows import API_CALL, GROUP_END, GROUP_START
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 

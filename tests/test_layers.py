@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ncclscope_service.keep import service_state
+from ncclscope_service.store.state import known_to
+
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = {
     "ncclscope_wire": _ROOT / "agents" / "ncclscope_wire",
@@ -34,61 +37,97 @@ _ACTING = {
         "app",
         "config",
         "credentials",
-        "exports",
-        "files",
+        "files.exports",
+        "files.finding",
+        "files.logs",
+        "files.reading",
         "following",
         "health",
+        "printed",
         "left_spools",
-        "link",
-        "paths",
+        "link.network",
+        "files.paths",
         "priority",
-        "release",
-        "spool_files",
-        "spool_keeper",
-        "watch",
-        "sources.nsys_complete",
-        "sources.nsys_export",
-        "sources.nsys_json",
-        "sources.nsys_report",
+        "files.release",
+        "spool.database",
+        "spool.directory",
+        "spool.keeper",
+        "files.watch",
+        "sources.nsys.open_export",
+        "sources.nsys.export",
+        "sources.nsys.nvtx_payload",
+        "sources.nsys.report",
     },
     "ncclscope_service": {
         "app",
-        "archive",
-        "child",
-        "credentials",
-        "data_folder",
-        "detail_routes",
-        "disk_probe",
-        "http_access",
-        "http_door",
-        "journal",
-        "last_time",
-        "listen",
-        "live",
-        "persistence",
-        "routes",
-        "runbooks",
-        "snapshot_shelf",
-        "snapshot_zip",
-        "stopped",
-        "web_files",
-        "webhook",
-        "export.chrome_trace",
-        "export.communicators_file",
+        "keep.archive",
+        "auth.credentials",
+        "serve.http_server",
+        "keep.journal",
+        "serve.listen",
+        "serve.live",
+        "keep.persistence",
+        "serve.routes",
+        "serve.snapshots",
+        "keep.restoring",
+        "serve.views",
+        "serve.apprise_sender",
+        "serve.notify",
+        "export.tables.communicators_file",
         "export.compare_file",
         "export.directory",
-        "export.efficiency_file",
-        "export.iterations_file",
-        "export.kernels_file",
-        "export.operations_file",
-        "export.parquet",
-        "export.perfetto_trace",
-        "export.report",
-        "export.traffic_file",
+        "export.tables.efficiency_file",
+        "export.tables.iterations_file",
+        "export.tables.kernels_file",
+        "export.tables.operations_file",
+        "export.tables.parquet",
+        "export.report.page",
+        "export.tables.traffic_file",
         "web",
     },
 }
 """The shells. Every other module of wire, agent and service decides, and is held to `_FORBIDDEN`."""
+
+_LAYERS = {
+    "ncclscope_agent": (
+        "sources",
+        "nccl_settings",
+        "credentials",
+        "files",
+        "link",
+        "spool",
+        "budget",
+        "health",
+        "printed",
+        "priority",
+        "config",
+        "app",
+        "following",
+        "left_spools",
+    ),
+    "ncclscope_service": (
+        "columns",
+        "nccl",
+        "store",
+        "rollup",
+        "auth",
+        "intake",
+        "align",
+        "join",
+        "clock",
+        "measure",
+        "job",
+        "detect",
+        "pipeline",
+        "export",
+        "show",
+        "metrics",
+        "keep",
+        "serve",
+        "app",
+    ),
+}
+"""Packages within a package, and modules beside them: each may import only those before it."""
 
 _FORBIDDEN = {
     "anyio",
@@ -135,6 +174,32 @@ def test_a_package_imports_only_the_layers_below_it(package: str) -> None:
         assert ours <= _MAY_IMPORT[package], f"{package}.{name} imports {ours - _MAY_IMPORT[package]}"
 
 
+def _imported_layers(package: str, path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            top, *below = node.module.split(".")
+            if top == package:
+                found.update(below[:1] or [alias.name for alias in node.names])
+    return found
+
+
+@pytest.mark.parametrize(("package", "layer"), [(package, layer) for package in _LAYERS for layer in _LAYERS[package]])
+def test_a_layer_imports_only_those_before_it(package: str, layer: str) -> None:
+    layers = _LAYERS[package]
+    above = set(layers[layers.index(layer) + 1 :])
+    for name, path in _modules(package):
+        if name.split(".")[0] == layer:
+            upward = _imported_layers(package, path) & above
+            assert not upward, f"{package}.{name} imports from {sorted(upward)}, which come after {layer}"
+
+
+@pytest.mark.parametrize("package", _LAYERS)
+def test_every_module_is_in_a_layer_of_the_list(package: str) -> None:
+    found = {name.split(".")[0] for name, _ in _modules(package)} - {"", "web"}
+    assert found == set(_LAYERS[package])
+
+
 @pytest.mark.parametrize("package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service"])
 def test_what_decides_does_not_act(package: str) -> None:
     acting = _ACTING.get(package, set())
@@ -149,6 +214,12 @@ def test_what_decides_does_not_act(package: str) -> None:
 def test_the_list_of_shells_names_modules_that_exist(package: str) -> None:
     existing = {name for name, _ in _modules(package)}
     assert _ACTING[package] - {"web"} <= existing
+
+
+def test_what_a_state_may_name_decides_and_does_not_act() -> None:
+    modules = {name.partition(":")[0].removeprefix("ncclscope_service.") for name in known_to(service_state.__name__)}
+    assert "pipeline" in modules
+    assert not modules & _ACTING["ncclscope_service"]
 
 
 @pytest.mark.parametrize("package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_simulator"])

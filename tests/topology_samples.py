@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ncclscope_agent.sources.log_prefix import Writer
-from ncclscope_agent.sources.topology_lines import TopologyLines
+from ncclscope_agent.sources.nccl_log.prefix import Writer
+from ncclscope_agent.sources.nccl_log.topology_lines import TopologyLines
 from ncclscope_wire.topology import TopologySeen
 
 WRITER = Writer(host="node01", pid=100, tid=101, device=0)
@@ -89,7 +89,7 @@ def blocks_of(text: str, writer: Writer = WRITER) -> tuple[TopologySeen, ...]:
     lines = TopologyLines()
     feed(lines, text.splitlines(), writer)
     lines.finish()
-    return lines.take()
+    return lines.drain_blocks()
 
 
 def block_of(text: str, writer: Writer = WRITER) -> TopologySeen:
@@ -100,7 +100,7 @@ def block_of(text: str, writer: Writer = WRITER) -> TopologySeen:
 
 def feed(lines: TopologyLines, messages: Iterable[str], writer: Writer = WRITER) -> list[bool]:
     """Feeds messages in order; gives which were understood."""
-    return [lines.feed(writer, number, message.encode()) for number, message in enumerate(messages, 1)]
+    return [lines.ingest_line(writer, number, message.encode()) for number, message in enumerate(messages, 1)]
 
 
 def printed(block: str, host: str, pid: int, tid: int) -> str:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -21,14 +20,14 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from ncclscope_agent.budget import Budget, BudgetLimits, BudgetState
-from ncclscope_agent.health import FollowerStatistics, agent_health, resident_bytes
-from ncclscope_agent.link import Link, LinkSettings
-from ncclscope_agent.printed import Printer
-from ncclscope_agent.session import Session, SessionState
-from ncclscope_agent.spool_keeper import SpoolKeeper
-from ncclscope_agent.spooled_session import SpooledSession
+from ncclscope_agent.files.follower import Followed
+from ncclscope_agent.health import agent_health, resident_bytes
+from ncclscope_agent.link.network import Link, LinkSettings
+from ncclscope_agent.link.session import AnySession
+from ncclscope_agent.spool.keeper import SpoolKeeper
+from ncclscope_agent.spool.session import SpooledSession
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.messages import AgentHealth, Position
+from ncclscope_wire.messages import AgentHealth
 
 _log = structlog.get_logger(__name__)
 _Answer = TypeVar("_Answer")
@@ -48,56 +47,7 @@ _RELEASE_SECONDS: Final = 1.0
 _BUSY_SHARE: Final = 0.002
 """Of a core, for making batches of what grows: after a poll that took 1 ms the next one waits 500 ms, and up to
 `Followed.gather_seconds`. A poll costs by file and batch more than by line, the more so with the cold caches of one who
-slept, so fewer are cheaper (`benchmarks/tail_cost.py`)."""
-
-
-class Follower(Protocol):
-    """Something that reads sources as they grow."""
-
-    def poll(self, now_wall_ns: int) -> Iterable[Batch]:
-        """What is new since the last time; may be a generator that reads as it goes."""
-        ...
-
-    def reset(self, positions: Mapping[str, Position]) -> None:
-        """Forgets everything, dictionaries too, and goes on at these positions (by source key)."""
-        ...
-
-    def close(self, now_wall_ns: int) -> Iterable[Batch]:
-        """Nothing more will be written: what was held back because more could have followed."""
-        ...
-
-    def holds(self, key: str, position: Position) -> bool:
-        """Whether this source can be read from its file, from that position on."""
-        ...
-
-    def statistics(self) -> FollowerStatistics:
-        """What was read so far."""
-        ...
-
-    @property
-    def has_more(self) -> bool:
-        """The last poll took its share and left something that is ready to be read: ask again at once."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
-    """A follower, and how often it is asked."""
-
-    follower: Follower
-    tick_min_seconds: float
-    tick_max_seconds: float
-    in_thread: bool = False
-    """It may block for long: it is asked in a worker thread, while the others go on."""
-    look: Callable[[int], bool] | None = None
-    """Reads ahead for the next poll, at the longest tick; True: there is reason to poll at once."""
-    notice: Callable[[int], None] | None = None
-    """Looks how much waits to be read, once a second while there is no room for it."""
-    gather_seconds: float = 0.0
-    """Longest time between two polls that give something, where it is looked ahead meanwhile."""
-    release: Callable[[Mapping[str, int]], object] | None = None
-    """Gives the space of what was applied back, told how far that is by source key; asked between two polls, in a
-    worker thread. None: nothing is given back."""
+slept, so fewer are cheaper (`benchmarks/agent_budget.py`)."""
 
 
 class Agent:
@@ -105,7 +55,7 @@ class Agent:
 
     def __init__(
         self,
-        session: Session,
+        session: AnySession,
         link: LinkSettings,
         followed: Sequence[Followed],
         *,
@@ -129,7 +79,7 @@ class Agent:
         self._waiting = 0
 
     def health(self) -> AgentHealth:
-        """What the agent knows of itself now."""
+        """The agent's state now, for a heartbeat."""
         return agent_health(
             [known.follower.statistics() for known in self._followed],
             self._session.statistics(),
@@ -142,7 +92,7 @@ class Agent:
 
     @property
     def stopped_because(self) -> str | None:
-        """Why the agent stopped itself; None where it did not."""
+        """Why the agent stopped itself; None if it did not."""
         return self._budget.reason if self._budget.state is BudgetState.SPENT else None
 
     def stop(self) -> None:
@@ -152,7 +102,7 @@ class Agent:
             for nap in self._naps:
                 _wake(nap)
             self._reading.deadline = min(self._reading.deadline, anyio.current_time() + self._flush_seconds)
-            self._link.tell_change()
+            self._link.notify_change()
 
     async def run(self, *, once_seconds: float | None = None) -> bool:
         """Runs until `stop`, or with `once_seconds` until all that is there is read and acknowledged.
@@ -168,8 +118,8 @@ class Agent:
             is_complete = await self._read_and_hand_over(once=once_seconds is not None)
             if is_complete and self._session.wants_reconnect:
                 await self._come_back()
-            self._session.heartbeat(self.health(), agent_wall_ns=self._wall_ns())
-            self._session.finish("done" if once_seconds is not None else "stopped")
+            self._session.exchange.heartbeat(self.health(), agent_wall_ns=self._wall_ns())
+            self._session.exchange.finish("done" if once_seconds is not None else "stopped")
             self._link.nudge()
             self._attending.cancel()
             tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_SECONDS
@@ -196,7 +146,7 @@ class Agent:
     async def _come_back(self) -> None:
         """Waits for another connection, so that the service hears that this is the end."""
         with anyio.move_on_after(_COME_BACK_SECONDS):
-            while self._session.wants_reconnect or self._session.state is not SessionState.STREAMING:
+            while self._session.wants_reconnect or not self._session.exchange.is_streaming:
                 await self._link.wait_for_change()
 
     async def _pump(self, known: Followed, once: bool) -> None:
@@ -211,7 +161,7 @@ class Agent:
             if generation == 0:
                 return
             began = time.thread_time()
-            carried = await self._carry(known, known.follower.poll, generation)
+            carried = await self._carry(known, known.poll, generation)
             busy_seconds = time.thread_time() - began
             release_at = await self._release(known, generation, release_at)
             is_read = once and carried == 0 and known.follower.statistics().files_waiting == 0
@@ -235,7 +185,7 @@ class Agent:
         await self._nap(seconds)
 
     def _rest_seconds(self) -> float:
-        """How long to do nothing for the budget's sake; stops the agent where it is spent."""
+        """How long to do nothing for the budget's sake; stops the agent if it is spent."""
         now_ns, was = time.monotonic_ns(), self._budget.state
         memory_bytes = self._memory(now_ns)
         state = self._budget.look(now_ns=now_ns, cpu_ns=time.process_time_ns(), memory_bytes=memory_bytes)
@@ -283,7 +233,7 @@ class Agent:
         return anyio.current_time() + _RELEASE_SECONDS
 
     async def _follow_generation(self, known: Followed, generation: int) -> int:
-        """Waits for the service's first word, and begins anew where it asked for that. 0: stopped before it."""
+        """Waits for the service's first word, and begins again if it asked for that. 0: stopped before it."""
         while self._session.generation == 0:
             if self._is_stopping:
                 return 0
@@ -298,7 +248,7 @@ class Agent:
             return await self._carry_from_thread(known, ask, generation)
         carried = 0
         for batch in ask(self._wall_ns()):
-            if not self._take(batch, generation) and not await self._offer(known, batch, generation):
+            if not self._try_offer(batch, generation) and not await self._offer(known, batch, generation):
                 break
             carried += 1
         if carried:
@@ -315,7 +265,7 @@ class Agent:
         batches = iter(await _in_thread(lambda: ask(self._wall_ns())))
         carried = 0
         while (batch := await _in_thread(lambda: next(batches, None))) is not None:
-            if not self._take(batch, generation) and not await self._offer(known, batch, generation):
+            if not self._try_offer(batch, generation) and not await self._offer(known, batch, generation):
                 break
             carried += 1
             self._nudge()
@@ -323,11 +273,11 @@ class Agent:
                 await self._nap(rest)
         return carried
 
-    def _take(self, batch: Batch, generation: int) -> bool:
+    def _try_offer(self, batch: Batch, generation: int) -> bool:
         return self._session.generation == generation and self._session.offer(batch)
 
     async def _offer(self, known: Followed, batch: Batch, generation: int) -> bool:
-        """Waits for room; False where the batch is of no use any more, since its reader must begin anew."""
+        """Waits for room; False if the batch is of no use any more, since its reader must begin again."""
         self._waiting += 1
         self._nudge()
         try:
@@ -365,36 +315,6 @@ def next_pause(pause: float, known: Followed, *, read_something: bool, busy_seco
         return min(shortest, max(known.gather_seconds, known.tick_max_seconds))
     wanted = shortest if read_something else max(shortest, pause * _SLOWDOWN)
     return min(wanted, known.tick_max_seconds)
-
-
-async def print_batches(
-    followed: Sequence[Followed],
-    write: Callable[[str], object],
-    stopping: anyio.Event,
-    *,
-    once: bool,
-    wall_ns: Callable[[], int] = time.time_ns,
-) -> None:
-    """Writes what would be sent, from the beginning of every source, until stopped (or with `once` to its end)."""
-    printer = Printer()
-
-    def show(batches: Iterable[Batch]) -> int:
-        shown = [write(line) for batch in batches for line in printer.feed(batch)]
-        return len(shown)
-
-    for known in followed:
-        known.follower.reset({})
-    while True:
-        is_last_look = stopping.is_set()
-        written = sum(show(known.follower.poll(wall_ns())) for known in followed)
-        if once and not written and not any(known.follower.statistics().files_waiting for known in followed):
-            for known in followed:
-                show(known.follower.close(wall_ns()))
-            return
-        if is_last_look:
-            return
-        with anyio.move_on_after(min(known.tick_min_seconds for known in followed)):
-            await stopping.wait()
 
 
 async def stop_on_signal(stop: Callable[[], object], *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:

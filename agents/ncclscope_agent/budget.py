@@ -2,7 +2,7 @@
 
 The processor's budget is a share of one core over a named time. It is kept as credit: full at the start, it grows
 with time and shrinks with use, so that an agent may catch up quickly and must rest when the credit is used up. Who
-rests as long as he is told to never owes more than one look; an agent that owes a whole budget all the same does not
+rests as long as `Budget` says never owes more than one look; an agent that owes a whole budget all the same does not
 do what it should, and stops itself.
 
     WITHIN ──credit used up, memory over──▶ SLOWED ──owes a budget, memory over for long──▶ SPENT
@@ -20,9 +20,9 @@ from typing import Final
 
 _NS: Final = 1_000_000_000
 _LONGEST_REST_NS: Final = 5 * _NS
-"""An agent that is told to rest for longer looks anew, and is told again."""
+"""Longest rest at a time: an agent that must rest for longer asks again after it."""
 _BACK_SHARE: Final = 0.25
-"""Of the budget must be back before the agent works as it did: else it would be told of many times."""
+"""Of the budget must be back before the agent works as it did: else many changes would be reported."""
 _MEMORY_PATIENCE_NS: Final = 10 * _NS
 """Memory over the budget for so long does not go by itself: one export, or one burst, takes less."""
 
@@ -37,7 +37,7 @@ class BudgetState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetLimits:
-    """What the agent may use."""
+    """Limits of what the agent may use."""
 
     cpu_share: float
     """Of one core: 0.25 is a quarter. 0: no limit."""
@@ -48,9 +48,10 @@ class BudgetLimits:
 
 
 class Budget:
-    """What one agent has used, from its start at `now_ns` on; `cpu_ns` is its processor time then.
+    """The processor time and memory that one agent has used, and what follows from them.
 
-    `now_ns` is of a clock that never goes back; processor time is of user and system, of all threads.
+    It counts from the start at `now_ns`, when the processor time was `cpu_ns`. `now_ns` is of a clock that never goes
+    back; processor time is of user and system, of all threads.
     """
 
     def __init__(self, limits: BudgetLimits, *, now_ns: int, cpu_ns: int) -> None:

@@ -28,7 +28,7 @@ _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": Fa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is said of one setting beside its name and default."""
+    """Description of one setting, beside its name and default."""
 
     help: str
     """A sentence, for `--help` and the documentation."""
@@ -47,26 +47,25 @@ class AgentSettings:
     """All settings of `ncclscope agent`."""
 
     logs: tuple[str, ...] = field(
-        default=(), metadata=_about("Files with NCCL's log to follow, also those that appear later.", unit="GLOB")
+        default=(), metadata=_about("NCCL logs to follow, including files that appear later.", unit="GLOB")
     )
     exports: tuple[str, ...] = field(
         default=(), metadata=_about("Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
     )
     inspector: tuple[str, ...] = field(
         default=(),
-        metadata=_about(
-            "Dumps of NCCL's Inspector plug-in to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"
-        ),
+        metadata=_about("Dumps of NCCL Inspector to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"),
     )
-    connect: str = field(default="127.0.0.1:9797", metadata=_about("Where the service listens.", unit="HOST:PORT"))
+    connect: str = field(default="127.0.0.1:9797", metadata=_about("Address of the service.", unit="HOST:PORT"))
     name: str = field(default="", metadata=_about("Name of this agent on the page; default: the host's name."))
     job: str = field(
-        default="", metadata=_about("Label of the job whose files these are; default: SLURM_JOB_ID, else 'default'.")
+        default="", metadata=_about("Name of the job that wrote the files; default: SLURM_JOB_ID, else 'default'.")
     )
     log_timezone: str = field(
         default="auto",
         metadata=_about(
-            "Zone of stamps in logs, which NCCL prints in local time; auto: local or UTC, as a file's change tells.",
+            "Time zone of the log's stamps, which NCCL prints in local time. auto: local or UTC, "
+            "whichever fits the file's last change.",
             unit="auto|UTC|local|±HH:MM|NAME",
         ),
     )
@@ -74,33 +73,33 @@ class AgentSettings:
     release_logs: bool = field(
         default=False,
         metadata=_about(
-            "Give the disk space of what the service has of a log back by punching holes: it cannot be read again.",
+            "Free the disk space of log data that the service has, by punching holes. It cannot be read again.",
             unit="yes|no",
         ),
     )
     window_bytes: int = field(
         default=16 * 1024**2,
         metadata=_about(
-            "Most that is sent and not acknowledged; beyond it files wait unread.",
+            "Limit on data that is sent and not acknowledged. Beyond it, files wait unread.",
             unit="bytes",
             low=64 * 1024,
             high=1024**3,
         ),
     )
     window_batches: int = field(
-        default=4096, metadata=_about("The same as a number of batches.", unit="batches", low=1, high=1_000_000)
+        default=4096, metadata=_about("The same limit as a number of batches.", unit="batches", low=1, high=1_000_000)
     )
     spool: str = field(
         default="",
         metadata=_about(
-            "Keep what the service has not acknowledged in this directory, over restarts; default: only in memory.",
+            "Keep unacknowledged data in this directory across restarts; default: in memory only.",
             unit="DIR",
         ),
     )
     spool_max_bytes: int = field(
         default=1024**3,
         metadata=_about(
-            "Most that the spool takes on disk; beyond it files wait unread.",
+            "Size limit of the spool. Beyond it, files wait unread.",
             unit="bytes",
             low=64 * 1024**2,
             high=2**40,
@@ -109,13 +108,16 @@ class AgentSettings:
     spool_max_age_seconds: float = field(
         default=259200.0,
         metadata=_about(
-            "What waits longer in the spool is dropped, and counted as a gap.", unit="seconds", low=60, high=31_536_000
+            "Data that waits longer in the spool is dropped and counted as a gap.",
+            unit="seconds",
+            low=60,
+            high=31_536_000,
         ),
     )
     spool_sync_seconds: float = field(
         default=1.0,
         metadata=_about(
-            "Pause between syncs of the spool to disk: what a power loss may take of it.",
+            "Interval between syncs of the spool to disk: what a power loss may take.",
             unit="seconds",
             low=0.05,
             high=3600,
@@ -124,7 +126,7 @@ class AgentSettings:
     tick_min_seconds: float = field(
         default=0.01,
         metadata=_about(
-            "Shortest pause between looks at logs; longer where that would take over 0.2 % of a core.",
+            "Shortest pause between looks at logs; longer if that would take over 0.2 % of a core.",
             unit="seconds",
             low=0.01,
             high=10,
@@ -136,8 +138,8 @@ class AgentSettings:
     gather_seconds: float = field(
         default=1.0,
         metadata=_about(
-            "Longest time that what was read of logs is gathered, where sending it sooner would take over 0.2 % of a "
-            "core; up to --tick-max-seconds: nothing is.",
+            "Longest time to collect log data before sending, if sending sooner would take over 0.2 % "
+            "of a core. Values up to --tick-max-seconds: do not collect.",
             unit="seconds",
             low=0,
             high=10,
@@ -149,7 +151,7 @@ class AgentSettings:
     nice: int = field(
         default=10,
         metadata=_about(
-            "Niceness that the agent and what it starts take: higher steps back further; 0: as it was started.",
+            "Niceness of the agent and its children; higher means lower priority; 0: unchanged.",
             low=0,
             high=19,
         ),
@@ -157,13 +159,14 @@ class AgentSettings:
     io_priority: int = field(
         default=7,
         metadata=_about(
-            "Level of best-effort I/O that they take: 7 is the lowest; -1: as it was started.", low=-1, high=7
+            "Best-effort I/O priority of the agent and its children; 7 is the lowest; -1: unchanged.", low=-1, high=7
         ),
     )
     max_cpu_percent: float = field(
         default=25.0,
         metadata=_about(
-            "Of one core, over --budget-seconds: what is used up slows the agent, as much again stops it; 0: no limit.",
+            "CPU budget, percent of one core over --budget-seconds. The agent slows down when it is "
+            "used up, and stops at twice as much; 0: no limit.",
             unit="percent",
             low=0,
             high=6400,
@@ -172,63 +175,66 @@ class AgentSettings:
     max_memory_bytes: int = field(
         default=512 * 1024**2,
         metadata=_about(
-            "Resident memory; over it for 10 s the agent stops; 0: no limit.", unit="bytes", low=0, high=1024**4
+            "Limit on resident memory. The agent stops after 10 s above it; 0: no limit.",
+            unit="bytes",
+            low=0,
+            high=1024**4,
         ),
     )
     budget_seconds: float = field(
         default=60.0,
-        metadata=_about("Time over which --max-cpu-percent is meant.", unit="seconds", low=1, high=3600),
+        metadata=_about("Period of --max-cpu-percent.", unit="seconds", low=1, high=3600),
     )
     heartbeat_seconds: float = field(
-        default=1.0, metadata=_about("Pause between heartbeats.", unit="seconds", low=0.05, high=10)
+        default=1.0, metadata=_about("Interval between heartbeats.", unit="seconds", low=0.05, high=10)
     )
     silence_seconds: float = field(
         default=20.0,
-        metadata=_about("A service that answers nothing for so long is given up.", unit="seconds", low=0.2, high=3600),
+        metadata=_about("Reconnect if the service is silent for this long.", unit="seconds", low=0.2, high=3600),
     )
     connect_seconds: float = field(
-        default=10.0, metadata=_about("Patience with one attempt to connect.", unit="seconds", low=0.1, high=600)
+        default=10.0, metadata=_about("Time limit of one attempt to connect.", unit="seconds", low=0.1, high=600)
     )
     retry_seconds: float = field(
         default=15.0, metadata=_about("Longest pause between attempts to connect.", unit="seconds", low=0.25, high=3600)
     )
     flush_seconds: float = field(
         default=5.0,
-        metadata=_about("Time to hand over what was read when the agent is stopped.", unit="seconds", low=0, high=600),
+        metadata=_about("Time to send the rest when the agent is stopped.", unit="seconds", low=0, high=600),
     )
     once_seconds: float = field(
         default=300.0,
-        metadata=_about("Time for everything with --once; then it gives up.", unit="seconds", low=0.1, high=86400),
+        metadata=_about("Time limit of --once.", unit="seconds", low=0.1, high=86400),
     )
 
     tls: bool = field(
         default=False,
-        metadata=_about("Speak TLS with the service; --tls-ca and --tls-cert imply it.", unit="yes|no"),
+        metadata=_about("Use TLS; implied by --tls-ca and --tls-cert.", unit="yes|no"),
     )
     tls_ca: str = field(
         default="",
-        metadata=_about("Certificates of those who sign the service's; default: the system's.", unit="FILE"),
+        metadata=_about("CA certificates that sign the service's certificate; default: the system's.", unit="FILE"),
     )
     tls_cert: str = field(
-        default="", metadata=_about("This agent's certificate (PEM), where the service wants one.", unit="FILE")
+        default="", metadata=_about("This agent's certificate (PEM), if the service requires one.", unit="FILE")
     )
-    tls_key: str = field(default="", metadata=_about("Its key; default: in the same file.", unit="FILE"))
+    tls_key: str = field(default="", metadata=_about("Private key; default: in the certificate file.", unit="FILE"))
     tls_server_name: str = field(
         default="",
-        metadata=_about("Name in the service's certificate; default: the host of --connect.", unit="NAME"),
+        metadata=_about("Host name in the service's certificate; default: the host of --connect.", unit="NAME"),
     )
-    token_file: str = field(
-        default="", metadata=_about("File with the token that the service knows this agent by.", unit="FILE")
-    )
+    token_file: str = field(default="", metadata=_about("File with this agent's token.", unit="FILE"))
     log_format: str = field(
         default="auto",
         metadata=_about(
-            "How the agent tells of itself on stderr; auto: text at a terminal, else JSON.", unit="auto|json|text"
+            "Format of the agent's own log on stderr. auto: text at a terminal, else JSON.", unit="auto|json|text"
         ),
     )
     insecure: bool = field(
         default=False,
-        metadata=_about("Connect to another machine without TLS too: anybody on the way can read it.", unit="yes|no"),
+        metadata=_about(
+            "Allow connections to other machines without TLS; anyone on the network can read them.", unit="yes|no"
+        ),
     )
 
     @property
@@ -269,7 +275,7 @@ def load(
     file: Mapping[str, object] | None = None,
     sends_spools: bool = False,
 ) -> AgentSettings:
-    """The settings, from what the command line gave (None or () where it gave nothing), the environment and a file.
+    """The settings, from what the command line gave (None or () if it gave nothing), the environment and a file.
 
     With `sends_spools` they are of one who only sends what agents have left, and follows nothing.
 
@@ -400,7 +406,7 @@ def _parsed(text: str, *, whole: bool) -> float:
 
 
 def _faults(settings: AgentSettings) -> Iterator[str]:
-    """What is wrong between settings, and in those that have a form."""
+    """Faults between settings, and of settings that have a form: a sentence each."""
     host, _, port = settings.connect.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         yield f"--connect: {settings.connect!r} is not HOST:PORT with a port of 1 to 65535"

@@ -1,11 +1,16 @@
 """How the agent proves who it is, and how it knows the service: TLS and a token, out of files.
 
-The files are read anew for every connection, so what was renewed is used without a restart.
+The files are read again for every connection, so what was renewed is used without a restart. Of a connection that
+failed it says what to do: OpenSSL's own texts name lines of its source.
+
+*Source:* OpenSSL `include/openssl/x509_vfy.h.in` (codes of a refused certificate), `sslerr.h` (reasons), RFC 8446,
+section 6.2 (alerts).
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +19,22 @@ from ncclscope_wire.errors import ConfigError
 
 _MOST_TOKEN_BYTES: Final = 4096
 """Longest file with a token."""
+_NOT_YET_VALID, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64
+_ADVICE: Final[Mapping[int, str]] = {
+    _NOT_YET_VALID: "is this node's clock right?",
+    _EXPIRED: "the service needs a new one, or this node's clock is wrong",
+    _WRONG_NAME: "connect by a name that is in it, or say which one with --tls-server-name",
+    _WRONG_ADDRESS: "connect by a name or address that is in it, or say which one with --tls-server-name",
+}
+_WHO_SIGNED: Final = "--tls-ca names who may sign it"
+_WANTS_CERTIFICATE: Final = "the service wants a certificate of this node: --tls-cert FILE, of a signer that it knows"
+_REASONS: Final[Mapping[str, str]] = {
+    "WRONG_VERSION_NUMBER": "the service does not speak TLS on this port",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": _WANTS_CERTIFICATE,
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": _WANTS_CERTIFICATE,
+    "TLSV1_ALERT_UNKNOWN_CA": "the service does not know who signed this node's certificate (--tls-cert)",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this node's certificate (--tls-cert) has expired",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +42,7 @@ class Credentials:
     """Which files hold what; without any, neither TLS nor token."""
 
     tls: bool = False
-    """Speak TLS; the system's certificate authorities are trusted where `tls_ca` is empty."""
+    """Speak TLS; the system's certificate authorities are trusted if `tls_ca` is empty."""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -35,7 +56,7 @@ class Credentials:
         return self.tls or bool(self.tls_ca or self.tls_cert)
 
     def check(self) -> None:
-        """Reads all files once, so that the agent does not start where one is wrong.
+        """Reads all files once, so that the agent does not start if one is wrong.
 
         Raises:
             ConfigError: as `context` and `token`.
@@ -90,3 +111,20 @@ def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return (error.reason or "no certificate or key").lower().replace("_", " ")
     return error.strerror or type(error).__name__
+
+
+def closed_unheard(credentials: Credentials) -> str:
+    """The end of a sentence: what a service may want that closes the connection before its first word."""
+    if not credentials.is_encrypted:
+        return ": does it want TLS (--tls-ca FILE)?"
+    if not credentials.tls_cert:
+        return ": does it want a certificate of this node (--tls-cert FILE)?"
+    return ": does it know who signed this node's certificate (--tls-cert)?"
+
+
+def tls_sentence(error: BaseException) -> str | None:
+    """A sentence: what failed and what to do. None if it is no error of TLS, or its own text says as much."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        said = error.verify_message.removesuffix(".")
+        return f"the service's certificate is refused: {said}; {_ADVICE.get(error.verify_code, _WHO_SIGNED)}"
+    return _REASONS.get(error.reason or "") if isinstance(error, ssl.SSLError) else None

@@ -1,4 +1,4 @@
-"""The followers of the agent: log files and exports, told of changes by a watch, and asked by `app.Agent`."""
+"""The followers of the agent: log files and exports, woken by a watch on changes and polled by `app.Agent`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Final
 
 import structlog
 
-from ncclscope_agent.app import Followed
 from ncclscope_agent.config import AgentSettings, zones_ns
-from ncclscope_agent.exports import ExportFollower
-from ncclscope_agent.files import LogFollower
-from ncclscope_agent.health import FollowerStatistics
-from ncclscope_agent.paths import PathPatterns
-from ncclscope_agent.release import LogReleaser
-from ncclscope_agent.watch import DirectoryWatch
+from ncclscope_agent.files.exports import ExportFollower
+from ncclscope_agent.files.follower import Followed, FollowerStatistics
+from ncclscope_agent.files.logs import LogFollower
+from ncclscope_agent.files.paths import PathPatterns
+from ncclscope_agent.files.watch import DirectoryWatch
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
 from ncclscope_wire.records import SourceKind
@@ -29,78 +27,30 @@ _REFRESH_NS: Final = 2_000_000_000
 _WILDCARDS: Final = frozenset("*?[%")
 
 
-class FollowedLogs:
-    """`files.LogFollower` as the agent wants it, over logs or dumps of NCCL Inspector."""
+class MissingPlaces:
+    """Directories that were not there and patterns that nothing matched: looked for every 2 s."""
 
-    def __init__(
-        self, patterns: Sequence[str], *, zones_ns: Sequence[int] = (0,), kind: SourceKind = SourceKind.NCCL_LOG
-    ) -> None:
-        self._releaser = LogReleaser()
-        self._follower = LogFollower(patterns, kind=kind, zones_ns=zones_ns)
-        # That other files are closed beside logs says nothing, and may come many times a second.
-        self.watch = DirectoryWatch(watched_directories(patterns), self._follower.nudge, closing=False)
-        """To be started by the owner."""
-        self._refresh_at_ns = 0
+    def __init__(self, watch: DirectoryWatch, patterns: Sequence[str] = ()) -> None:
+        self._watch = watch
+        self._due_ns = 0
         self._unseen = dict.fromkeys(patterns, False)
-        """Patterns that nothing has matched so far, and whether that was said."""
+        """Patterns that nothing has matched so far, and whether that was reported."""
 
-    def tells_for(self, others: Sequence[FollowedLogs]) -> None:
-        """Tells of sources that are gone for these too, which are followed beside it by the same agent."""
-        self._follower.beside = [other._follower for other in others]
-        for other in others:
-            other._follower.tells_of_gone = False
+    def refresh(self, now_wall_ns: int) -> None:
+        """Watches directories that have come, and reports patterns that nothing matches."""
+        if now_wall_ns >= self._due_ns:
+            self._due_ns = now_wall_ns + _REFRESH_NS
+            self._watch.refresh()
+            self._report_patterns()
 
-    def poll(self, now_wall_ns: int) -> Iterable[Batch]:
-        """What the files that match say that is new."""
-        if now_wall_ns >= self._refresh_at_ns:
-            self._refresh_at_ns = now_wall_ns + _REFRESH_NS
-            self.watch.refresh()
-            self._tell_what_matches()
-        return self._follower.poll(now_wall_ns)
-
-    def look(self, now_wall_ns: int) -> bool:
-        """Reads what is new ahead of the next `poll`; whether there is reason to ask for that."""
-        return self._follower.look(now_wall_ns)
-
-    def notice(self, now_wall_ns: int) -> None:
-        """Looks how much waits in the files, and reads nothing."""
-        self._follower.notice(now_wall_ns)
-
-    def reset(self, positions: Mapping[str, Position]) -> None:
-        """Opens all files anew, at these positions."""
-        self._follower.reset(positions)
-
-    def close(self, now_wall_ns: int) -> Iterable[Batch]:
-        """The rest of every file, its last line too where it is whole."""
-        return self._follower.close(now_wall_ns)
-
-    def release(self, applied: Mapping[str, int]) -> int:
-        """Gives the disk space of what was applied back, by punching holes; returns how many bytes that were."""
-        return self._follower.release(applied, self._releaser)
-
-    def holds(self, key: str, position: Position) -> bool:
-        """Whether a source can be read from its file from there on."""
-        return self._follower.holds(key, position)
-
-    def statistics(self) -> FollowerStatistics:
-        """What was read so far; files whose space is not given back are among what was skipped."""
-        known = self._follower.statistics()
-        refused = {f"release_{reason}": files for reason, files in self._releaser.statistics().refused.items()}
-        return replace(known, skipped={**known.skipped, **refused}) if refused else known
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the last poll left something unread: it is to be asked again at once."""
-        return self._follower.has_more
-
-    def _tell_what_matches(self) -> None:
-        """Says that nothing matches a pattern, once, and when something does. A typing error shows like this."""
-        for pattern, was_said in list(self._unseen.items()):
+    def _report_patterns(self) -> None:
+        """Reports that nothing matches a pattern, once, and when something does. A typing error shows like this."""
+        for pattern, was_reported in list(self._unseen.items()):
             if PathPatterns([pattern]).paths():
                 del self._unseen[pattern]
-                if was_said:
+                if was_reported:
                     _log.info("logs_pattern", said=f"files match {pattern} now")
-            elif not was_said:
+            elif not was_reported:
                 self._unseen[pattern] = True
                 _log.warning("logs_pattern", said=f"no file matches {pattern} yet")
 
@@ -112,15 +62,11 @@ class FollowedExports:
         self._positions: Mapping[str, Position] = {}
         self._follower = ExportFollower(directories, host=host, is_applied=self._applied, nsys=nsys)
         self.watch = DirectoryWatch(directories, self._follower.nudge, recursive=True)
-        """To be started by the owner."""
-        self._refresh_at_ns = 0
+        """Wakes the follower if something changes; its owner starts it."""
         self._statistics = FollowerStatistics()
 
     def poll(self, now_wall_ns: int) -> Iterator[Batch]:
-        """What exports that were finished say, as it is read."""
-        if now_wall_ns >= self._refresh_at_ns:
-            self._refresh_at_ns = now_wall_ns + _REFRESH_NS
-            self.watch.refresh()
+        """Batches of exports that were finished, as they are read."""
         try:
             yield from self._follower.poll(now_wall_ns)
         finally:
@@ -167,31 +113,44 @@ class FollowedExports:
 def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_wall_ns: int) -> list[Followed]:
     """The followers that the settings ask for; their watches run until `resources` are closed."""
     followed: list[Followed] = []
-    texts: list[FollowedLogs] = []
+    texts: list[LogFollower] = []
     if settings.logs:
-        logs = FollowedLogs(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
+        logs = LogFollower(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
         texts.append(logs)
-        known = _text_follower(logs, settings, resources)
+        known = follow_texts(logs, settings.logs, settings, resources)
         followed.append(replace(known, release=logs.release) if settings.release_logs else known)
     if settings.inspector:
-        dumps = FollowedLogs(settings.inspector, kind=SourceKind.INSPECTOR)
+        dumps = LogFollower(settings.inspector, kind=SourceKind.INSPECTOR)
         texts.append(dumps)
-        followed.append(_text_follower(dumps, settings, resources))
+        followed.append(follow_texts(dumps, settings.inspector, settings, resources))
     if texts:
-        texts[0].tells_for(texts[1:])
+        texts[0].report_gone_for(texts[1:])
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
         resources.enter_context(exports.watch)
         tick = settings.export_tick_seconds
-        followed.append(Followed(follower=exports, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
+        followed.append(
+            Followed(
+                follower=exports,
+                tick_min_seconds=tick,
+                tick_max_seconds=tick,
+                in_thread=True,
+                refresh=MissingPlaces(exports.watch).refresh,
+            )
+        )
     return followed
 
 
-def _text_follower(files: FollowedLogs, settings: AgentSettings, resources: ExitStack) -> Followed:
-    resources.enter_context(files.watch)
+def follow_texts(
+    files: LogFollower, patterns: Sequence[str], settings: AgentSettings, resources: ExitStack
+) -> Followed:
+    """Follows logs or dumps of NCCL Inspector; their directories are watched until `resources` are closed."""
+    # That other files are closed beside logs says nothing, and may come many times a second.
+    watch = resources.enter_context(DirectoryWatch(watched_directories(patterns), files.nudge, closing=False))
     return Followed(
         follower=files,
+        refresh=MissingPlaces(watch, patterns).refresh,
         tick_min_seconds=settings.tick_min_seconds,
         tick_max_seconds=settings.tick_max_seconds,
         look=files.look,

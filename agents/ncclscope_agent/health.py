@@ -1,38 +1,26 @@
-"""What the agent says of itself in every heartbeat."""
+"""The agent's report of itself in every heartbeat."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
 
-from ncclscope_agent.kernel_clock import read_kernel_clock
-from ncclscope_agent.session import SessionStatistics
-from ncclscope_agent.spool_limits import SpoolStatistics
+from ncclscope_agent.files.follower import FollowerStatistics
+from ncclscope_agent.link.session import SessionStatistics
+from ncclscope_agent.spool.limits import SpoolStatistics
 from ncclscope_wire.messages import AgentHealth
 
-_STATM = "/proc/self/statm"
-_STATM_BYTES = 256
+_STATM: Final = "/proc/self/statm"
+_STATM_BYTES: Final = 256
 """It is seven numbers on a line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowerStatistics:
-    """What one follower has read since the agent's start."""
-
-    files: int = 0
-    """Followed now."""
-    files_waiting: int = 0
-    """There, but not ready to be read: an export that is still being written."""
-    lines_total: int = 0
-    bytes_read_total: int = 0
-    lag_bytes: int = 0
-    """Seen at the last look, and not read yet."""
-    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Lines, records and files that were skipped, by reason."""
+_UNSYNCHRONISED: Final = 0x0040
 
 
 def agent_health(
@@ -78,7 +66,7 @@ def agent_health(
 
 
 def _dropped(session: SessionStatistics, spool: SpoolStatistics | None) -> dict[str, int]:
-    """What could not be sent, by reason."""
+    """Number of batches that could not be sent, by reason."""
     counts = {"batch_too_large": session.too_large_total}
     if spool is not None:
         counts |= {f"spool_{reason}": number for reason, number in spool.dropped.items()}
@@ -86,7 +74,7 @@ def _dropped(session: SessionStatistics, spool: SpoolStatistics | None) -> dict[
 
 
 def clock_error_ns() -> int | None:
-    """How far the wall clock may be off; None where nothing keeps it."""
+    """How far the wall clock may be off; None if nothing keeps it."""
     known = read_kernel_clock()
     return known.most_error_ns if known is not None and known.is_synchronised else None
 
@@ -102,3 +90,43 @@ def resident_bytes() -> int:
         return int(os.read(statm, _STATM_BYTES).split()[1]) * resource.getpagesize()
     finally:
         os.close(statm)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClock:
+    """The state of CLOCK_REALTIME."""
+
+    is_synchronised: bool
+    estimated_error_ns: int
+    most_error_ns: int
+    """Grows from the last correction on, at 500 ppm."""
+
+
+class _Timex(ctypes.Structure):
+    """The first fields of struct timex. *Source:* adjtimex(2)."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 512),
+    )
+
+
+@cache
+def _adjtimex() -> Callable[..., int] | None:
+    """The function of the C library; None if it has none."""
+    return getattr(ctypes.CDLL(None), "adjtimex", None)
+
+
+def read_kernel_clock() -> KernelClock | None:
+    """The kernel's clock state by adjtimex(2), as `timedatectl` shows it; needs no rights. None without an answer."""
+    read = _Timex()
+    adjtimex = _adjtimex()
+    if adjtimex is None or adjtimex(ctypes.byref(read)) < 0:
+        return None
+    is_synchronised = not int(read.status) & _UNSYNCHRONISED
+    return KernelClock(is_synchronised, int(read.esterror) * 1_000, int(read.maxerror) * 1_000)

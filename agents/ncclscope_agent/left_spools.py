@@ -24,14 +24,14 @@ import anyio.to_thread
 import structlog
 
 from ncclscope_agent.app import Agent, stop_on_signal
-from ncclscope_agent.link import LinkSettings
-from ncclscope_agent.session import WindowLimits
-from ncclscope_agent.spool import Spool
-from ncclscope_agent.spool_files import SpoolDirectory, SpoolInUseError, agent_directories
-from ncclscope_agent.spool_keeper import SpoolKeeper
-from ncclscope_agent.spool_limits import SpoolLimits
-from ncclscope_agent.spool_records import Header
-from ncclscope_agent.spooled_session import SpooledSession
+from ncclscope_agent.link.frames import WindowLimits
+from ncclscope_agent.link.network import LinkSettings
+from ncclscope_agent.spool.contents import Spool
+from ncclscope_agent.spool.directory import SpoolDirectory, SpoolInUseError, agent_directories
+from ncclscope_agent.spool.keeper import SpoolKeeper
+from ncclscope_agent.spool.limits import SpoolLimits
+from ncclscope_agent.spool.records import Owner
+from ncclscope_agent.spool.session import SpooledSession
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
@@ -41,7 +41,7 @@ _LOOK_SECONDS: Final = 0.1
 
 
 class Fate(Enum):
-    """What became of a spool."""
+    """The outcome of sending a spool."""
 
     SENT = "sent"
     """The service has all that could be sent of it (which may be nothing), and it was removed."""
@@ -57,7 +57,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendLimits:
-    """What may be taken."""
+    """Limits of space and time while spools are sent."""
 
     spool: SpoolLimits
     window: WindowLimits
@@ -93,26 +93,28 @@ class LeftSpools:
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop_on_signal, self.stop)
             for path in list(agent_directories(self._folder)):
-                fate = await self._take_up(path)
+                fate = await self._process(path)
                 if fate is not None:
                     fates[fate] += 1
             tasks.cancel_scope.cancel()
         _log.info("spools", folder=str(self._folder), **{fate.value: fates[fate] for fate in Fate})
         return fates
 
-    async def _take_up(self, path: Path) -> Fate | None:
-        """What became of a spool; None where another has removed it meanwhile."""
+    async def _process(self, path: Path) -> Fate | None:
+        """Sends one spool and gives its fate; None if another has removed it meanwhile."""
         try:
             directory = _opened(path)
         except SpoolInUseError:
             return Fate.IN_USE
         except ConfigError as error:
-            return _tell_stuck(path, str(error))
+            return _report_stuck(path, str(error))
         if directory is None:
             return None
-        with SpoolKeeper(Spool(agent_id=path.name, limits=self._limits.spool), directory) as keeper:
-            await anyio.to_thread.run_sync(keeper.recover)
-            keeper.spool.expire(keeper.now_ns())
+        with SpoolKeeper(Spool(None, limits=self._limits.spool), directory) as keeper:
+            try:
+                await anyio.to_thread.run_sync(keeper.recover)
+            except ConfigError as error:
+                return _report_stuck(path, str(error))
             return await self._settle(path, keeper)
 
     async def _settle(self, path: Path, keeper: SpoolKeeper) -> Fate:
@@ -123,7 +125,7 @@ class LeftSpools:
             return self._remove(path, keeper, Fate.EXPIRED if expired else Fate.SENT)
         left_by = keeper.spool.left_by
         if left_by is None or not left_by.job:
-            return _tell_stuck(path, "an older ncclscope has left it, and does not say of which job it is")
+            return _report_stuck(path, "an older ncclscope has left it, and does not say of which job it is")
         if self._is_away or self._is_stopping or time.monotonic() >= self._until:
             return Fate.WAITS
         return await self._send(path, keeper, left_by)
@@ -131,10 +133,10 @@ class LeftSpools:
     def _remove(self, path: Path, keeper: SpoolKeeper, fate: Fate) -> Fate:
         foreign = keeper.spool.statistics().unusable_files.get("other_version", 0)
         if foreign and keeper.now_ns() - keeper.written_ns <= self._limits.spool.max_age_ns:
-            return _tell_stuck(path, "it has files of another ncclscope, which this one cannot read")
+            return _report_stuck(path, "it has files of another ncclscope, which this one cannot read")
         return fate if keeper.discard() else Fate.STUCK
 
-    async def _send(self, path: Path, keeper: SpoolKeeper, left_by: Header) -> Fate:
+    async def _send(self, path: Path, keeper: SpoolKeeper, left_by: Owner) -> Fate:
         session = SpooledSession(
             self._hello(left_by), keeper.spool, new_id=lambda: secrets.token_hex(8), limits=self._limits.window
         )
@@ -150,12 +152,12 @@ class LeftSpools:
             lost = {f"lost_{reason}": number for reason, number in keeper.spool.statistics().dropped.items()}
             _log.info("spool_sent", directory=str(path), job=left_by.job, batches=known.acknowledged_total, **lost)
             return self._remove(path, keeper, Fate.SENT)
-        if session.refusal is not None:
-            return _tell_stuck(path, f"the service refused: {session.refusal.message}")
+        if session.exchange.refusal is not None:
+            return _report_stuck(path, f"the service refused: {session.exchange.refusal.message}")
         self._is_away |= not known.connections_total
         return Fate.WAITS
 
-    def _hello(self, left_by: Header) -> Hello:
+    def _hello(self, left_by: Owner) -> Hello:
         return Hello(
             protocol_version=PROTOCOL_VERSION,
             agent_id=left_by.agent_id,
@@ -168,10 +170,10 @@ class LeftSpools:
         )
 
     async def _stop_without_service(self, session: SpooledSession, running: Agent) -> None:
-        """Ends it where no service answers in the time for one connection, or it lets nobody in."""
+        """Ends it if no service answers in the time for one connection, or it lets nobody in."""
         until = time.monotonic() + self._link.connect_seconds
         while not session.statistics().connections_total:
-            if session.refusal is not None or time.monotonic() >= until:
+            if session.exchange.refusal is not None or time.monotonic() >= until:
                 running.stop()
                 return
             await anyio.sleep(_LOOK_SECONDS)
@@ -186,6 +188,6 @@ def _opened(path: Path) -> SpoolDirectory | None:
         return None
 
 
-def _tell_stuck(path: Path, why: str) -> Fate:
+def _report_stuck(path: Path, why: str) -> Fate:
     _log.warning("spool_stuck", directory=str(path), why=why)
     return Fate.STUCK

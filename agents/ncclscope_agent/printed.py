@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+import anyio
 import numpy as np
 
+from ncclscope_agent.files.follower import Followed
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.terms import DATA_TYPES, NO_TIME_NS
 
@@ -22,7 +25,7 @@ class Printer:
         self._templates: dict[str, list[np.void]] = {}
         self._kernel_names: dict[str, list[str]] = {}
 
-    def feed(self, batch: Batch) -> Iterator[str]:
+    def lines_for(self, batch: Batch) -> Iterator[str]:
         """The lines for one batch: a heading, then its records and first rows."""
         strings = self._strings.setdefault(batch.source.key, [])
         templates = self._templates.setdefault(batch.source.key, [])
@@ -75,3 +78,33 @@ def _operation(row: np.void, template: np.void, strings: list[str]) -> str:
 
 def _kernel(row: np.void, name: str) -> str:
     return f"kernel {name} correlation={row['correlation_id']} start={row['start_ns']}ns end={row['end_ns']}ns"
+
+
+async def print_batches(
+    followed: Sequence[Followed],
+    write: Callable[[str], object],
+    stopping: anyio.Event,
+    *,
+    once: bool,
+    wall_ns: Callable[[], int] = time.time_ns,
+) -> None:
+    """Writes what would be sent, from the beginning of every source, until stopped (or with `once` to its end)."""
+    printer = Printer()
+
+    def show(batches: Iterable[Batch]) -> int:
+        shown = [write(line) for batch in batches for line in printer.lines_for(batch)]
+        return len(shown)
+
+    for known in followed:
+        known.follower.reset({})
+    while True:
+        is_last_look = stopping.is_set()
+        written = sum(show(known.poll(wall_ns())) for known in followed)
+        if once and not written and not any(known.follower.statistics().files_waiting for known in followed):
+            for known in followed:
+                show(known.follower.close(wall_ns()))
+            return
+        if is_last_look:
+            return
+        with anyio.move_on_after(min(known.tick_min_seconds for known in followed)):
+            await stopping.wait()

@@ -25,10 +25,10 @@ def step_back(*, nice: int, io_priority: int) -> list[str]:
     A priority that is lower already stays, and nothing is an error: an agent that may not step back works as well.
     `KEEP_IO_PRIORITY` leaves that of I/O as it is. To be called before threads are started: they inherit it.
     """
-    return [*_take_niceness(nice), *_take_io_priority(io_priority)]
+    return [*_set_niceness(nice), *_set_io_priority(io_priority)]
 
 
-def _take_niceness(nice: int) -> Iterator[str]:
+def _set_niceness(nice: int) -> Iterator[str]:
     try:
         if os.getpriority(os.PRIO_PROCESS, 0) < nice:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
@@ -36,7 +36,7 @@ def _take_niceness(nice: int) -> Iterator[str]:
         yield f"niceness {nice}: {error.strerror}"
 
 
-def _take_io_priority(level: int) -> Iterator[str]:
+def _set_io_priority(level: int) -> Iterator[str]:
     if level == KEEP_IO_PRIORITY:
         return
     number = _IOPRIO_SET.get(platform.machine())

@@ -1,4 +1,4 @@
-"""`python capture.pyz [OPTIONS] -- COMMAND...`: the capture helper where ncclscope is not installed."""
+"""`python capture.pyz [OPTIONS] -- COMMAND...`: the capture helper if ncclscope is not installed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs a job with recordings of nsys beside it, and passes its signals and its exit status through.
 
-Where nsys is missing or does not work, the job runs all the same.
+If nsys is missing or does not work, the job runs all the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def capture(settings: CaptureSettings, command: Sequence[str]) -> NoReturn:
     """Runs the command to its end, and ends this process as it ended.
 
     Raises:
-        SystemExit: the command ended with an exit code; 127 where there is no such program.
+        SystemExit: the command ended with an exit code; 127 if there is no such program.
     """
     chunks = _chunks(settings)
     version = _version(settings.nsys)
@@ -67,8 +67,10 @@ def follow(settings: CaptureSettings) -> None:
     chunks = Chunks(Path(settings.out), host=_host(), pid=os.getpid(), keep_bytes=settings.keep_bytes)
     chunks.prepare()
     ended, end = os.pipe()
+    os.set_blocking(end, False)
+    signal.set_wakeup_fd(end)  # a signal writes its number there
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: os.close(end))
+        signal.signal(number, lambda _number, _frame: None)
     cycle = Cycle(settings, _version(settings.nsys), settings.session, chunks, ended, _say, is_known=True)
     cycle.run()
     chunks.close()
@@ -116,7 +118,7 @@ def _chunks(settings: CaptureSettings) -> Chunks | None:
 
 
 def _version(nsys: str) -> NsysVersion | None:
-    """The version of nsys; None, and said why, where it does not work."""
+    """The version of nsys; None, and said why, if it does not work."""
     if shutil.which(nsys) is None:
         _say(f"there is no {nsys} here: nothing is recorded, the job runs on")
         return None

@@ -114,7 +114,7 @@ class Cycle:
         return Outcome.FINISHED
 
     def _listed_id(self) -> str | None:
-        """The session's ID; None where nsys lists no such session, or nothing."""
+        """The session's ID; None if nsys lists no such session, or nothing."""
         printed = self._printed(nsys_commands.sessions(self.settings.nsys), _COMMAND_SECONDS)
         return None if printed is None else nsys_commands.listed_id(printed, self.session)
 
@@ -129,7 +129,7 @@ class Cycle:
         return self._printed(command, seconds) is not None
 
     def _printed(self, command: Sequence[str], seconds: float) -> str | None:
-        """What a command prints; None where it fails or takes longer. Why is written down."""
+        """The output of a command; None if it fails or takes longer, and says why."""
         try:
             done = subprocess.run(
                 command,

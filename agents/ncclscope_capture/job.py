@@ -24,7 +24,7 @@ _JOB_CONTROL = {"SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT"
 PASSED: frozenset[int] = frozenset(
     int(known) for known in signal.Signals if known.name not in _FAULTS | _JOB_CONTROL
 ) | frozenset(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
-"""Handed to the job. Not: what tells of our own faults, and what stops and continues processes."""
+"""Signals that are passed to the job: all but `_FAULTS`, which are our own, and `_JOB_CONTROL`."""
 
 _FROM_KERNEL = 0x80
 """`si_code` of a signal that a terminal sent. *Source:* sigaction(2), SI_KERNEL."""
@@ -50,7 +50,7 @@ class Canary:
         self._ask, self._answer = ask, answer
 
     def got(self, number: int) -> bool:
-        """Whether it got the signal too, since it was last asked; False where it is no more."""
+        """Whether it got the signal too, since it was last asked; False if it is no more."""
         try:
             os.write(self._ask, bytes([number]))
             return os.read(self._answer, 1) == b"y"
@@ -58,7 +58,7 @@ class Canary:
             return False
 
     def close(self) -> None:
-        """Lets it go."""
+        """Closes the pipes, at which the canary ends."""
         os.close(self._ask)
         os.close(self._answer)
 
@@ -80,7 +80,7 @@ class Watch:
     """Starts children, hands signals to the job and waits, as a context. One at a time in a process.
 
     While it is open, the signals of PASSED are blocked here; children are started without that. Processes whose
-    parents die become ours, so that the job's status is known even where what started it was killed.
+    parents die become ours, so that the job's status is known even if what started it was killed.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Watch:
         return pid
 
     def wait(self, pid: int, job: Callable[[], int | None], *, seconds: float | None = None) -> int | None:
-        """Waits for a child to end and gives its wait status; None where it has not ended in so many seconds.
+        """Waits for a child to end and gives its wait status; None if it has not ended within `seconds`.
 
         `job`: the process that gets signals, None while it is not known: they are held until it is.
         """
@@ -160,10 +160,10 @@ class Watch:
             pause = 0.05 if target is None else left
             got = _next_signal(pause if left is None or pause is None else min(pause, left))
             if got is not None and got.si_signo != signal.SIGCHLD:
-                self._take(got)
+                self._hold(got)
 
     def wait_for_orphan(self, pid: int) -> int | None:
-        """Waits for a process whose parent was killed; None where it never becomes ours."""
+        """Waits for a process whose parent was killed; None if it never becomes ours."""
         while True:
             self.reap()
             if pid in self._ended:
@@ -175,7 +175,7 @@ class Watch:
                 return self._ended.get(pid)
             got = _next_signal(0.5)
             if got is not None and got.si_signo != signal.SIGCHLD:
-                self._take(got)
+                self._hold(got)
             self._deliver(pid)
 
     def status(self, pid: int) -> int | None:
@@ -193,7 +193,7 @@ class Watch:
                 return
             self._ended[pid] = status
 
-    def _take(self, got: signal.struct_siginfo) -> None:
+    def _hold(self, got: signal.struct_siginfo) -> None:
         if got.si_code == _FROM_KERNEL:
             return
         time.sleep(_SPREAD_SECONDS)
@@ -220,7 +220,7 @@ def _set_apart(output: int) -> None:
 
 
 def become(command: Sequence[str], environment: Mapping[str, str], failure: int | None = None) -> NoReturn:
-    """Becomes the program. Where that fails, the number of the error goes to `failure`, or a sentence to stderr."""
+    """Becomes the program. If that fails, the number of the error goes to `failure`, or a sentence to stderr."""
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, which programs do not expect
         signal.signal(ignored, signal.SIG_DFL)
     try:

@@ -1,12 +1,12 @@
-"""Starts a job through `nsys launch`, and without it where that does not start the job. Exactly once either way.
+"""Starts a job through `nsys launch`, and without it if that does not start the job. Exactly once either way.
 
 What nsys 2022.4 does, and what is done about it:
 
 - its launcher ends the job at SIGTERM and SIGINT and then says 0: it is started with these blocked, and signals go to
   the job itself;
-- it puts a program of its own behind the job's output, and where that is killed the job dies of SIGPIPE: the job
+- it puts a program of its own behind the job's output, and if that is killed the job dies of SIGPIPE: the job
   gets its own files back;
-- it exits with 1 where it cannot start the job (no temporary directory, a wrong option, a session of that name): the
+- it exits with 1 if it cannot start the job (no temporary directory, a wrong option, a session of that name): the
   job then says nothing, and is started without nsys.
 
 A few lines of Python stand between nsys and the job: they say that the job is about to start, and become the job.
@@ -101,7 +101,7 @@ class Launch:
         return Ended(status or 0, with_nsys=False)
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str], mask: Sequence[int]) -> int | None:
-        """The launcher's process; None where it could not be started."""
+        """The launcher's process; None if it could not be started."""
         # Above what a launcher uses for itself; inherited, unlike those of os.dup.
         kept = [(fcntl.fcntl(fd, fcntl.F_DUPFD, _FIRST_KEPT), fd) for fd in _OUTPUTS]
         files = ",".join(f"{copy}:{fd}" for copy, fd in kept)
@@ -134,7 +134,7 @@ class Launch:
         return False
 
     def _status_of_job(self, launcher_status: int | None) -> int:
-        """The job's status, as nsys passes it on; where nsys was killed, the job's own, for it is our child then."""
+        """The job's status, as nsys passes it on; if nsys was killed, the job's own, for it is our child then."""
         status = launcher_status or 0
         job = self._job()
         if not os.WIFSIGNALED(status) or job is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ncclscope_capture.settings import CaptureSettings
 
 _BLOBS_SINCE = (2026, 1)
-"""`nsys export --include-blobs`: the first version whose exports tell of the switch."""
+"""`nsys export --include-blobs`: the first version whose exports record the option."""
 
 
 @dataclass(frozen=True, order=True)
@@ -24,7 +24,7 @@ class NsysVersion:
 
 
 def read_version(printed: str) -> NsysVersion | None:
-    """The version in what `nsys --version` prints; None where it is something else."""
+    """The version in what `nsys --version` prints; None if it is something else."""
     found = re.search(r"version (\d{4})\.(\d+)", printed)
     return None if found is None else NsysVersion(int(found[1]), int(found[2]))
 
@@ -65,7 +65,7 @@ def shutdown(nsys: str, session: str) -> list[str]:
 
 
 def export(settings: CaptureSettings, version: NsysVersion | None, report: str, output: str) -> list[str]:
-    """Turns a report into SQLite, with the payloads of NCCL's ranges where the version keeps them."""
+    """Turns a report into SQLite, with the payloads of NCCL's ranges if the version keeps them."""
     blobs = version is not None and (version.year, version.release) >= _BLOBS_SINCE
     return [
         settings.nsys,
@@ -80,9 +80,9 @@ def export(settings: CaptureSettings, version: NsysVersion | None, report: str, 
 
 
 def listed_id(printed: str, session: str) -> str | None:
-    """The ID under which `nsys sessions list` names the session; None where it does not.
+    """The ID under which `nsys sessions list` names the session; None if it does not.
 
-    The name is in the last column, the ID in the first: a session that is made anew under a name has another ID.
+    The name is in the last column, the ID in the first: a session that is made again under a name has another ID.
     """
     lines = (line.split() for line in printed.splitlines())
     return next((columns[0] for columns in lines if columns[-1:] == [session]), None)

@@ -18,7 +18,7 @@ _MOST_FAILURES = 6
 
 
 class Outcome(Enum):
-    """What became of one recording."""
+    """The outcome of one recording."""
 
     FINISHED = "finished"
     FAILED = "failed"
@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Budget:
-    """What recording may cost."""
+    """The time that recording may cost, and what follows from it."""
 
     budget_ratio: float
     """Share of the job's time that may be lost."""
@@ -59,18 +59,13 @@ class Plan:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether so many recordings failed in a row that no more is tried."""
+        """Whether too many recordings failed in a row: no more is tried."""
         return self._failures >= _MOST_FAILURES
-
-    @property
-    def spent_seconds(self) -> float:
-        """Time in which the job was or may have been recorded."""
-        return self._spent
 
     def next_start(self, now: float) -> float:
         """The next start: a multiple of the period, late enough that the share of time stays within the budget.
 
-        nsys records on while it is told to stop, so the time of a recording counts from the command that begins it
+        nsys records on while a command stops it, so the time of a recording counts from the command that begins it
         to the end of the one that ends it; what was longer than planned is made up for by leaving periods out.
         """
         period = self._budget.period_seconds
@@ -80,7 +75,7 @@ class Plan:
         return math.ceil(earliest * 1000 / period_ms - 1e-9) * period_ms / 1000
 
     def recorded(self, outcome: Outcome, *, seconds: float, now: float) -> None:
-        """Takes what became of a recording that took so many seconds from start to stop."""
+        """Records the outcome of a recording that took `seconds` from start to stop."""
         self._spent += seconds
         if outcome is not Outcome.FAILED:
             self._failures = 0 if outcome is Outcome.FINISHED else self._failures

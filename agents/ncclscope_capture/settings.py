@@ -17,9 +17,7 @@ def _about(text: str, metavar: str, low: float | None = None, high: float | None
 class CaptureSettings:
     """All settings, in the order of the documentation."""
 
-    out: str = field(
-        default="", metadata=_about("Directory in which finished chunks appear: the agent's --exports.", "DIR")
-    )
+    out: str = field(default="", metadata=_about("Directory for finished exports: the agent's --exports.", "DIR"))
     chunk_seconds: float = field(
         default=10.0, metadata=_about("Length of one recording.", "SECONDS", low=0.5, high=300)
     )
@@ -30,7 +28,7 @@ class CaptureSettings:
     overhead_percent: float = field(
         default=10.0,
         metadata=_about(
-            "How much slower the job is while it is recorded: assumed until you have measured it.",
+            "Slow-down of the job while it is recorded; an assumption until you measure it.",
             "PERCENT",
             low=0.001,
             high=1000,
@@ -38,28 +36,29 @@ class CaptureSettings:
     )
     keep_bytes: int = field(
         default=2 * _GIB,
-        metadata=_about("Finished chunks beyond this are deleted, the oldest first.", "BYTES", low=1, high=2**60),
+        metadata=_about("Limit on finished exports; the oldest are deleted.", "BYTES", low=1, high=2**60),
     )
     least_free_bytes: int = field(
         default=_GIB,
-        metadata=_about("Nothing is recorded while the disk has less free space.", "BYTES", low=0, high=2**60),
+        metadata=_about("Do not record while less disk space is free.", "BYTES", low=0, high=2**60),
     )
     trace: str = field(default="cuda,nvtx", metadata=_about("What nsys records (its --trace).", "LIST"))
     cuda_graph_trace: str = field(
-        default="graph", metadata=_about("graph, or node: kernels in CUDA graphs too, at a cost.", "graph|node")
+        default="graph",
+        metadata=_about("graph, or node: record the kernels in CUDA graphs too, at a cost.", "graph|node"),
     )
-    tables: str = field(default="", metadata=_about("Export these tables only (nsys's --tables).", "LIST"))
-    nsys: str = field(default="nsys", metadata=_about("The program.", "COMMAND"))
-    session: str = field(
-        default="", metadata=_about("Record this session of nsys, which is there, and start no job.", "NAME")
-    )
+    tables: str = field(default="", metadata=_about("Export only these tables (nsys's --tables).", "LIST"))
+    nsys: str = field(default="nsys", metadata=_about("The nsys command.", "COMMAND"))
+    session: str = field(default="", metadata=_about("Record this existing session of nsys; start no job.", "NAME"))
     launch_seconds: float = field(
         default=60.0,
-        metadata=_about("nsys has so long to start the job; then it is started without.", "SECONDS", low=1, high=600),
+        metadata=_about(
+            "Time for nsys to start the job; then the job is started without it.", "SECONDS", low=1, high=600
+        ),
     )
     finish_seconds: float = field(
         default=30.0,
-        metadata=_about("Time for the last chunk after the job's end.", "SECONDS", low=0, high=600),
+        metadata=_about("Time for the last export after the job ends.", "SECONDS", low=0, high=600),
     )
 
 

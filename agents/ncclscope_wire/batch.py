@@ -21,7 +21,7 @@ from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Sourc
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 Columns: TypeAlias = NDArray[np.void]
-"""A structured array; which dtype it has is said where it is used."""
+"""A structured array; its dtype is said where it is used."""
 
 
 _NO_ROWS: dict[np.dtype[np.void], Columns] = {}
@@ -36,13 +36,13 @@ def no_rows(dtype: np.dtype[np.void]) -> Columns:
 
 
 def _always(table: Columns) -> Callable[[], Columns]:
-    """What gives that table each time, in no time: a batch leaves most of its tables out."""
+    """A factory that returns the same table each time, at no cost: a batch leaves most of its tables out."""
     return repeat(table).__next__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one source said between two of its positions.
+    """Rows and records of one source between two of its positions.
 
     `strings`, `threads` and the templates are only the *new* dictionary entries: they follow the entries
     of earlier batches of the same source, and rows may point at old and new ones alike.

@@ -2,7 +2,8 @@
 
 Every map has a `kind`. Tables travel as `[layout, bytes]`: the bytes of the structured array and a checksum of
 its dtype, so that two builds that differ in a column refuse each other instead of reading nonsense. Empty
-tables are left out. Unknown fields of a map are ignored; unknown kinds and tables are errors.
+tables are left out. Unknown fields of a map are ignored, and so are facts of unknown types, which are counted as
+skipped "unknown_fact": another release may send others. Unknown kinds and tables are errors.
 
 Decoding holds this: any bytes give a message or ProtocolError, nothing else. What needs to know earlier
 batches (do indices point inside the dictionaries?) is the receiver's to check.
@@ -11,7 +12,7 @@ batches (do indices point inside the dictionaries?) is the receiver's to check.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Annotated, Final, TypeAlias, TypeVar, cast
 from zlib import crc32
@@ -36,7 +37,7 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
-from ncclscope_wire.topology_map import (
+from ncclscope_wire.topology_codec import (
     TopologyMap,
     TuningTableMap,
     packed_table,
@@ -51,7 +52,7 @@ _MAX_ITEMS: Final = 1 << 20
 """Longest array and largest map of a message. An array of empty maps costs 64 times its bytes in memory."""
 
 _FIRST_BUFFER_BYTES: Final = 16 * 1024
-"""Where packing begins; it grows. The packer's own 1 MiB is asked of the kernel, and given back, for each message."""
+"""Initial buffer; it grows. The packer's own 1 MiB would be mapped and unmapped for each message."""
 
 _PLAIN: Final[Mapping[str, type[Hello | Welcome | Heartbeat | Acknowledge | Goodbye | Refused]]] = {
     "hello": Hello,
@@ -88,12 +89,12 @@ _NUMBER_BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "cuda_device": (-1, 2**31 - 1),
     "nvml_device": (-1, 2**31 - 1),
 }
-"""What fits the columns that these fields of records end in; all other integers must fit 64 bits with a sign."""
+"""Bounds of the columns that these fields of records end in; all other integers must fit 64 bits with a sign."""
 _SIGNED_64: Final = (-(2**63), 2**63 - 1)
 
 
 class _StretchMap(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch is of, as it travels."""
+    """Source and positions of a batch, as they travel."""
 
     source: Source
     begin: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -171,7 +172,7 @@ def decode_message(payload: bytes) -> Message:
     kind = content.get("kind")
     if kind == _BATCH:
         return _batch_message(content)
-    # Another version may have named its kinds anew; its number is all that is needed to refuse it properly.
+    # Another version may have named its kinds again; its number is all that is needed to refuse it properly.
     if kind in ("hello", None) and (foreign := _foreign_hello(content)) is not None:
         return foreign
     if not isinstance(kind, str) or kind not in _PLAIN:
@@ -277,7 +278,7 @@ def _map_of_batch(batch: Batch) -> _BatchMap:
 
 
 def _plain_batch_message(payload: bytes) -> BatchMessage | None:
-    """The message where it is a batch of rows and nothing is wrong with it; all others are looked at field by field."""
+    """The message if it is a batch of rows and nothing is wrong with it; all others are looked at field by field."""
     try:
         decoded = _PLAIN_DECODER.decode(payload)
         content = decoded.batch
@@ -322,7 +323,7 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         if name not in _TABLES:
             raise ProtocolError(f"batch: unknown table {name[:40]!r}")
     filled = {name: _columns(name, sent) for name, sent in content.tables.items()}
-
+    facts = tuple(_convert(fields, FACT_TYPES[name], name) for name, fields in content.facts if name in FACT_TYPES)
     return Batch(
         source=content.source,
         begin=content.begin,
@@ -334,25 +335,24 @@ def _batch_of_map(content: _BatchMap) -> Batch:
         communicators=content.communicators,
         versions=content.versions,
         captures=content.captures,
-        facts=tuple(_fact(name, fields) for name, fields in content.facts),
+        facts=facts,
         topologies=tuple(unpacked_topology(sent) for sent in content.topologies),
         tuning_tables=tuple(unpacked_table(sent) for sent in content.tuning_tables),
         gaps=content.gaps,
-        counts=content.counts,
+        counts=_with_skipped(content.counts, "unknown_fact", len(content.facts) - len(facts)),
         **filled,
     )
+
+
+def _with_skipped(counts: Counts, reason: str, amount: int) -> Counts:
+    if not amount:
+        return counts
+    return replace(counts, skipped={**counts.skipped, reason: counts.skipped.get(reason, 0) + amount})
 
 
 def _given(fact: Fact) -> dict[str, object]:
     """The fields of a fact that are known."""
     return {name: value for name, value in _builtins(fact).items() if value is not None}
-
-
-def _fact(name: str, content: dict[str, object]) -> Fact:
-    record = FACT_TYPES.get(name)
-    if record is None:
-        raise ProtocolError(f"batch: a fact of unknown type {name[:40]!r}")
-    return _convert(content, record, name)
 
 
 def _columns(name: str, sent: tuple[int, bytes]) -> Columns:

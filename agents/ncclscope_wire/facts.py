@@ -1,217 +1,463 @@
-"""What NCCL's log says beside operations: one record per line, of one type per family of like lines.
+"""Facts: what NCCL's log says beside operations. One record per line, one type per family of lines.
 
-Every field is checked against its bounds where the line is read, and again where a batch is received. None
-means that the line of that version does not say it. All are frozen and have the words of `Fact` in front.
-Which line gives which record, of which version, is in `docs/formats.md`. They stand in modules by what they are about;
-this is their one door.
+The service uses three groups. Channels (rings and trees) give the traffic over each link. Settings are compared
+between the ranks of a job. Troubles become findings. The agent counts all other lines by family and sends nothing of
+them.
+
+Every field is checked against its bounds where the line is read and again where a batch is received. None means that
+this version of NCCL does not print it. `docs/formats.md` says which line gives which record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from ncclscope_wire.channel_facts import (
-    ChannelCounts,
-    ChannelLink,
-    Connected,
-    GraphChannel,
-    GraphFound,
-    NvlsBuffers,
-    NvlsSupport,
-    RingNeighbours,
+from msgspec import Meta
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+"""Counts, device numbers, channels."""
+Rank: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""A rank of a communicator; -1 = none, as NCCL prints it in trees."""
+Signed: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**32 - 1)]
+Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes."""
+Word: TypeAlias = Annotated[int, Meta(ge=0)]
+"""64 bits: a pointer, a hash, an identifier."""
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
+Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Place and writer of a line."""
+
+    line: Annotated[int, Meta(ge=0, le=2**53)]
+    host: Annotated[str, Meta(max_length=256)] | None = None
+    """None for lines that are not NCCL's own, and name no process."""
+    pid: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
+    tid: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
+    logged_at_ns: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    file: Name | None = None
+    """Source file that printed it, if the line says so (warnings, allocations)."""
+    file_line: Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingOrder(Fact):
+    """The order of ranks in a ring; printed by rank 0 only."""
+
+    channel: Number
+    ranks: tuple[Number, ...]
+    channels: Number | None = None
+    is_cut: bool = False
+    """NCCL itself left out the rest: `...` from 2.23 on; before, 20 ranks may be all or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingNeighbours(Fact):
+    """The neighbours of one rank in a ring (2.10 on)."""
+
+    channel: Number
+    previous: Rank
+    rank: Rank
+    next: Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """One rank's place in one tree; -1 = none."""
+
+    channel: Number
+    up: Rank
+    rank: Rank
+    down: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNeighbours(Fact):
+    """The places of one rank in the trees of its channels.
+
+    Up to 2.7 a channel has two trees, one each way, and two nodes.
+    """
+
+    nodes: tuple[TreeNode, ...]
+    is_nvls: bool = False
+    is_cut: bool = False
+    """The line met NCCL's limit of 1,023 bytes; the last, partial node is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSetting(Fact):
+    """One variable that NCCL took from the environment."""
+
+    variable: Name
+    value: Text
+    is_integer: bool
+    """NCCL read it as an integer: it says so with a full stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionMatrix(Fact):
+    """Algorithms and protocols that NCCL_ALGO and NCCL_PROTO leave enabled for a function (2.24 on), as printed."""
+
+    function: Name
+    protocols: tuple[Number, ...]
+    algorithms: tuple[Number, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorSetting(Fact):
+    """One field of ncclConfig_t, or what NCCL decided for a communicator."""
+
+    name: Name
+    value: Size
+    second_value: Size | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSeen(Fact):
+    """A version other than NCCL's own number: the git commit, the driver, a plugin's library."""
+
+    what: Name
+    """git, cuda_driver, libfabric, aws-ofi-nccl, device_plugin."""
+    version: Name
+    branch: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSeen(Fact):
+    """Outcome of loading a plug-in."""
+
+    kind: Name
+    """NET, TUNER, PROFILER, ENV, GIN, RMA, COLLNET, P2P."""
+    event: Name
+    """loaded, not_found, no_symbol, initialized, assigned, failed, closed, named, state."""
+    name: Text | None = None
+    version: Number | None = None
+    library: Text | None = None
+    state: Signed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryMissing(Fact):
+    """A library or a symbol of it could not be opened."""
+
+    library: Text
+    symbol: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDevice:
+    """One NIC, or several merged into one."""
+
+    index: Number
+    name: Text
+    port: Number | None = None
+    link: Name | None = None
+    """IB, RoCE and what follows it, as printed."""
+    address: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDevices(Fact):
+    """The NICs that a network found; none is possible."""
+
+    network: Name
+    devices: tuple[NetworkDevice, ...] = ()
+    relaxed_ordering: bool = False
+    out_of_band: Text | None = None
+    """Interface and address of the bootstrap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicSeen(Fact):
+    """One NIC as a network found it: its speed in Mbit/s, its place on the PCI bus."""
+
+    network: Name
+    device: Number
+    name: Text
+    speed_mbps: Number | None = None
+    port: Number | None = None
+    link: Name | None = None
+    provider: Name | None = None
+    pci_path: Text | None = None
+    merged: Number | None = None
+    """Number of NICs that make up this virtual one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkChosen(Fact):
+    """Network that a communicator uses, or the provider below it."""
+
+    network: Name
+    nics: Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapAddress(Fact):
+    """Interfaces and addresses of the bootstrap."""
+
+    devices: tuple[NetworkDevice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDirect(Fact):
+    """Whether GPUDirect RDMA is possible between a GPU and a NIC, or a NIC and the driver."""
+
+    is_enabled: bool
+    network: Name | None = None
+    gpu: Name | None = None
+    """As printed: bus id up to 2.23, rank up to 2.28, topology id later."""
+    rank: Rank | None = None
+    via: Name | None = None
+    """PXN: the GPU whose NIC is used."""
+    nic: Name | None = None
+    nic_name: Name | None = None
+    distance: Number | None = None
+    limit: Number | None = None
+    read: Number | None = None
+    mode: Name | None = None
+    means: Name | None = None
+    """nvidia-peermem, DMABUF, DMA-BUF."""
+    reason: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLink(Fact):
+    """Over which transport a channel reaches a peer."""
+
+    channel: Number
+    from_rank: Rank
+    transport: Name
+    """P2P, SHM, NET or COLLNET."""
+    how: Text
+    """The part behind the transport, as printed: `IPC/read`, `direct pointer`, `IB/0/GDRDMA`."""
+    to_rank: Rank | None = None
+    connection: Number | None = None
+    direction: Name | None = None
+    """send or receive; None if the line says both ends."""
+    from_device: Word | None = None
+    to_device: Word | None = None
+    devices_are_bus_ids: bool | None = None
+    """Up to 2.18.1 the brackets hold bus ids, from 2.18.3 NVML numbers; None if the digits fit both."""
+    network: Name | None = None
+    network_device: Number | None = None
+    proxy_rank: Rank | None = None
+    """PXN: the rank whose NIC is used (2.12 on)."""
+    gpu_direct: bool | None = None
+    """Whether GPUDirect RDMA is used; None for transports that have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvlsSupport(Fact):
+    """Whether NVLink SHARP can be used on a device (2.17 on)."""
+
+    is_available: bool
+    device: Number
+    channels: Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiNodeNvlink(Fact):
+    """The multi-node NVLink clique of a rank, or the state of a GPU's fabric (2.21 on)."""
+
+    clique_id: Word
+    mnnvl: Number | None = None
+    clique_size: Number | None = None
+    clique_rank: Rank | None = None
+    nvl_domain_size: Number | None = None
+    bus_id: Word | None = None
+    fabric: Name | None = None
+    """Cluster UUID, two hexadecimal halves."""
+    state: Number | None = None
+    health_mask: Word | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuAffinity(Fact):
+    """The CPUs that a GPU's threads are bound to, as printed: a mask or a list."""
+
+    gpu: Number
+    cpus: Text
+    gpu_cpus: Text | None = None
+    allowed_cpus: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFailure(Fact):
+    """A CUDA call failed."""
+
+    error: Text
+    code: Signed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IbCompletionError(Fact):
+    """A work request on a queue pair failed; status 12 = retry exceeded: peer or cable gone."""
+
+    status: Signed
+    vendor_error: Signed
+    opcode: Signed
+    status_name: Name | None = None
+    opcode_name: Name | None = None
+    size_bytes: Signed | None = None
+    peer: Text | None = None
+    request: Name | None = None
+    local_gid: Text | None = None
+    remote_gid: Text | None = None
+    nic: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IbEvent(Fact):
+    """An asynchronous event of a NIC: port error, device fatal, speed change."""
+
+    event: Text
+    severity: Name
+    """fatal, error, non-fatal or unknown."""
+    nic: Name | None = None
+    port: Number | None = None
+    code: Signed | None = None
+    on: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortFailover(Fact):
+    """A NIC was given up, or is used again (2.29.7 on)."""
+
+    device: Number
+    is_failed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionTrouble(Fact):
+    """A socket was closed by its peer, or could not be connected."""
+
+    what: Name
+    """One of closed, retries and refused."""
+    peer: Text | None = None
+    attempts: Number | None = None
+    error: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyTrouble(Fact):
+    """A proxy or service thread failed, or was asked to stop."""
+
+    what: Name
+    device: Number | None = None
+    operation: Name | None = None
+    rank: Rank | None = None
+    result: Signed | None = None
+    communicator: Word | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorTrouble(Fact):
+    """A communicator is aborted, or carries an asynchronous error."""
+
+    what: Name
+    communicator: Word | None = None
+    result: Signed | None = None
+    detected_in: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misuse(Fact):
+    """NCCL refuses what it was asked: duplicate GPU, versions that differ, a root that is none."""
+
+    what: Name
+    function: Name | None = None
+    ranks: tuple[Rank, ...] = ()
+    versions: tuple[Number, ...] = ()
+    value: Signed | None = None
+    bus_id: Word | None = None
+    detail: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFailure(Fact):
+    """Memory could not be had; bytes."""
+
+    what: Name
+    size_bytes: Size | None = None
+    code: Signed | None = None
+    detail: Text | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchTimeout(Fact):
+    """PyTorch's watchdog found a collective that took too long. *Source:* ProcessGroupNCCL.cpp."""
+
+    rank: Rank
+    sequence: Size
+    operation: Name
+    elements_in: Size | None = None
+    """Up to PyTorch 2.0 it prints the shape instead."""
+    elements_out: Size | None = None
+    timeout_ms: Size
+    ran_ms: Size
+    group: Name | None = None
+    group_id: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchProgress(Fact):
+    """Progress of PyTorch's process group when it dumped or failed; its own sequence numbers."""
+
+    what: Name
+    rank: Rank
+    last_enqueued: Signed
+    last_completed: Signed
+    group: Name | None = None
+    failed_at: Signed | None = None
+    from_rank: Rank | None = None
+
+
+CHANNELS: Final[tuple[type[Fact], ...]] = (
     RingOrder,
-    ThreadThresholds,
+    RingNeighbours,
     TreeNeighbours,
-    TreeNode,
 )
-from ncclscope_wire.communicator_facts import (
-    BootstrapTimes,
-    CommunicatorGrown,
-    CommunicatorRanks,
-    CommunicatorRevoked,
-    CommunicatorSetting,
-    CommunicatorShape,
-    CommunicatorSplit,
-    MultiNodeNvlink,
-    SplitRefused,
-    StartTimes,
-)
-from ncclscope_wire.environment_facts import (
-    BootstrapAddress,
-    BuildSeen,
-    CpuAffinity,
+"""Rings and trees."""
+SETTINGS: Final[tuple[type[Fact], ...]] = (
     EnvironmentSetting,
     FunctionMatrix,
-    GpuDirect,
-    MachineSeen,
-    NetworkChosen,
-    NetworkDevice,
+    CommunicatorSetting,
+    BuildSeen,
+    PluginSeen,
+    LibraryMissing,
     NetworkDevices,
     NicSeen,
-    PluginSeen,
-    QueuePair,
+    NetworkChosen,
+    BootstrapAddress,
+    GpuDirect,
+    ChannelLink,
+    NvlsSupport,
+    MultiNodeNvlink,
+    CpuAffinity,
 )
-from ncclscope_wire.fact import Fact
-from ncclscope_wire.machinery_facts import (
-    ApiCall,
-    CallFrame,
-    CaptureMarker,
-    ForkLine,
-    MemorySeen,
-    ProxyStep,
-    RasEvent,
-    RmaPlan,
-    RmaStep,
-    SymmetricBuffer,
-    SymmetricModel,
-    TraceSeen,
-)
-from ncclscope_wire.trouble_facts import (
-    CallFailure,
-    CommunicatorTrouble,
-    ConnectionTrouble,
+"""Environment, configuration, build and machine: a job wants them equal on its ranks."""
+TROUBLES: Final[tuple[type[Fact], ...]] = (
     CudaFailure,
     IbCompletionError,
     IbEvent,
-    LibraryMissing,
-    MemoryFailure,
-    Misuse,
     PortFailover,
+    ConnectionTrouble,
     ProxyTrouble,
-    TorchProgress,
+    CommunicatorTrouble,
+    Misuse,
+    MemoryFailure,
     TorchTimeout,
+    TorchProgress,
 )
-
-__all__ = [
-    "FACT_TYPES",
-    "ApiCall",
-    "BootstrapAddress",
-    "BootstrapTimes",
-    "BuildSeen",
-    "CallFailure",
-    "CallFrame",
-    "CaptureMarker",
-    "ChannelCounts",
-    "ChannelLink",
-    "CommunicatorGrown",
-    "CommunicatorRanks",
-    "CommunicatorRevoked",
-    "CommunicatorSetting",
-    "CommunicatorShape",
-    "CommunicatorSplit",
-    "CommunicatorTrouble",
-    "Connected",
-    "ConnectionTrouble",
-    "CpuAffinity",
-    "CudaFailure",
-    "EnvironmentSetting",
-    "Fact",
-    "ForkLine",
-    "FunctionMatrix",
-    "GpuDirect",
-    "GraphChannel",
-    "GraphFound",
-    "IbCompletionError",
-    "IbEvent",
-    "LibraryMissing",
-    "MachineSeen",
-    "MemoryFailure",
-    "MemorySeen",
-    "Misuse",
-    "MultiNodeNvlink",
-    "NetworkChosen",
-    "NetworkDevice",
-    "NetworkDevices",
-    "NicSeen",
-    "NvlsBuffers",
-    "NvlsSupport",
-    "PluginSeen",
-    "PortFailover",
-    "ProxyStep",
-    "ProxyTrouble",
-    "QueuePair",
-    "RasEvent",
-    "RingNeighbours",
-    "RingOrder",
-    "RmaPlan",
-    "RmaStep",
-    "SplitRefused",
-    "StartTimes",
-    "SymmetricBuffer",
-    "SymmetricModel",
-    "ThreadThresholds",
-    "TorchProgress",
-    "TorchTimeout",
-    "TraceSeen",
-    "TreeNeighbours",
-    "TreeNode",
-]
+"""Failures that NCCL, its plug-ins and PyTorch report."""
 
 FACT_TYPES: Final[Mapping[str, type[Fact]]] = MappingProxyType(
-    {
-        record.__name__: record
-        for record in (
-            CommunicatorShape,
-            CommunicatorSplit,
-            SplitRefused,
-            CommunicatorRevoked,
-            CommunicatorGrown,
-            CommunicatorRanks,
-            CommunicatorSetting,
-            StartTimes,
-            BootstrapTimes,
-            MultiNodeNvlink,
-            ChannelCounts,
-            RingOrder,
-            RingNeighbours,
-            TreeNeighbours,
-            ChannelLink,
-            Connected,
-            ThreadThresholds,
-            GraphFound,
-            GraphChannel,
-            NvlsSupport,
-            NvlsBuffers,
-            EnvironmentSetting,
-            FunctionMatrix,
-            BuildSeen,
-            NetworkDevices,
-            NicSeen,
-            QueuePair,
-            NetworkChosen,
-            BootstrapAddress,
-            GpuDirect,
-            PluginSeen,
-            CpuAffinity,
-            MachineSeen,
-            ProxyStep,
-            MemorySeen,
-            CaptureMarker,
-            RasEvent,
-            CallFrame,
-            RmaStep,
-            RmaPlan,
-            ApiCall,
-            SymmetricModel,
-            SymmetricBuffer,
-            TraceSeen,
-            CudaFailure,
-            CallFailure,
-            IbCompletionError,
-            IbEvent,
-            PortFailover,
-            ConnectionTrouble,
-            ProxyTrouble,
-            CommunicatorTrouble,
-            Misuse,
-            MemoryFailure,
-            LibraryMissing,
-            TorchTimeout,
-            TorchProgress,
-            ForkLine,
-        )
-    }
+    {record.__name__: record for record in (*CHANNELS, *SETTINGS, *TROUBLES)}
 )
-"""Every record, by its name on the wire."""
+"""Every record by its name on the wire."""

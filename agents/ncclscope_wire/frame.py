@@ -1,4 +1,4 @@
-"""Frames: how messages are told apart in a stream of bytes.
+"""Frames: messages in a stream of bytes.
 
 A frame is the length of its payload (four bytes, big-endian, unsigned) and the payload. A frame over the
 limit is refused by its announced length, before any of it is kept, so that four bytes cannot make the
@@ -17,10 +17,10 @@ MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 Precedents: gRPC refuses messages over 4 MiB, Kafka over 1 MiB, both by default."""
 
 _HTTP_METHODS: Final = frozenset({b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"CONN", b"TRAC"})
-"""How requests begin. *Source:* RFC 9110, section 9. As lengths all are over 1 GB, so no frame begins like that."""
+"""Beginnings of requests. *Source:* RFC 9110, section 9. As lengths all are over 1 GB, so no frame begins like that."""
 _HTTP_ANSWER: Final = b"HTTP"
 _TLS_ALERT: Final = b"\x15\x03"
-"""How TLS answers who does not speak it. *Source:* RFC 8446, section 5.1."""
+"""TLS's answer to a peer that does not speak it. *Source:* RFC 8446, section 5.1."""
 
 
 def encode_frame(payload: bytes | memoryview, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -37,7 +37,7 @@ def encode_frame(payload: bytes | memoryview, *, max_frame_bytes: int = MAX_FRAM
 class Deframer:
     """Cuts a stream of bytes into payloads; keeps at most one unfinished frame.
 
-    After a ProtocolError every further `feed` raises it again: where the next frame would begin is not known.
+    After a ProtocolError every further `ingest_bytes` raises it again: where the next frame would begin is not known.
     """
 
     def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -48,10 +48,10 @@ class Deframer:
 
     @property
     def pending_bytes(self) -> int:
-        """How much of an unfinished frame is kept."""
+        """Bytes of an unfinished frame that are kept."""
         return len(self._buffer)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def ingest_bytes(self, data: bytes) -> list[bytes]:
         """The payloads that these bytes complete, in order.
 
         Raises:
@@ -69,13 +69,13 @@ class Deframer:
         del self._buffer[:begin]
         return payloads
 
-    def flush(self) -> list[bytes]:
+    def finish(self) -> list[bytes]:
         """Forgets an unfinished frame at the end of the stream: the sender has it still. Always empty."""
         self._buffer.clear()
         return []
 
     def _frame_end(self, begin: int) -> int | None:
-        """Where the frame that begins there ends; None where its length is not there yet."""
+        """End of the frame that begins there; None if its length is not there yet."""
         header = bytes(self._buffer[begin : begin + HEADER_BYTES])
         if len(header) < HEADER_BYTES:
             return None
@@ -87,7 +87,7 @@ class Deframer:
         return begin + HEADER_BYTES + length
 
     def _why_too_long(self, header: bytes, length: int) -> str:
-        """The sentence about a frame over the limit; a header of HTTP tells that the ports were mixed up."""
+        """The sentence about a frame over the limit; a header of HTTP shows that the ports were mixed up."""
         if header == _HTTP_ANSWER:
             return "this is an HTTP port: agents connect to the service's port for agents (serve --listen)"
         if header in _HTTP_METHODS:

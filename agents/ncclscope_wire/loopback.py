@@ -1,4 +1,4 @@
-"""Which addresses stay on this machine: only elsewhere do agent and service insist on TLS and on knowing who comes."""
+"""Loopback addresses: on all others agent and service insist on TLS and authentication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agent and service say to each other, one record per message.
+"""Messages between agent and service, one record each.
 
     agent                                     service
       Hello            ─────────────────▶
@@ -12,7 +12,7 @@
 
 A *session* is one unbroken run of sequence numbers and dictionaries of one agent; it outlives connections.
 It is born when its batch 1 is applied, and gone when the agent begins another or the service forgets it.
-`docs/wire.md` has the rules in full.
+`docs/internals/wire.md` has the rules in full.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ASKING_VERSION: Final = 0
 """In a Hello of who only asks which version the service speaks, and whether it would let in: it is always refused, and
 no agent is made known. No batches were ever of this version."""
 WOULD_LET_IN: Final = "an agent with this token or certificate would be let in"
-"""At the end of what a Hello of ASKING_VERSION is refused with, where that is so."""
+"""At the end of what a Hello of ASKING_VERSION is refused with, if that is so."""
 """Grows with every change that an older peer would misread: dtypes, codes in terms.py, required fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a source has been applied: where its reader goes on."""
+    """Position up to which a source has been applied: its reader continues there."""
 
     end: int
     """As `Batch.end`: bytes of a log, chunks of an export."""
@@ -53,7 +53,7 @@ class Hello:
     session_id: str
     """New with every start of the agent."""
     name: str
-    """As people see it."""
+    """The name of the agent as people see it."""
     host: str
     """gethostname() up to the first dot, as NCCL prints it."""
     job: str
@@ -61,7 +61,7 @@ class Hello:
     software_version: str
     pid: int
     token: str = field(default="", repr=False)
-    """A secret that proves that the agent may speak; empty where the service wants none. Never kept nor shown."""
+    """A secret that proves that the agent may speak; empty if the service wants none. Never kept nor shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class ForeignHello:
     protocol_version: int
     host: str = ""
     token: str = field(default="", repr=False)
-    """Of one that only asks (`ASKING_VERSION`); both are empty where they are missing or no texts."""
+    """Of one that only asks (`ASKING_VERSION`); both are empty if they are missing or no texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ class Welcome:
     session_known: bool
     """False: the agent forgets what it has in flight, and reads every source on from `positions`."""
     acknowledged: int
-    """Last sequence number that was applied in this session; 0 where it is not known."""
+    """Last sequence number that was applied in this session; 0 if it is not known."""
     positions: dict[str, Position] = field(default_factory=dict[str, Position])
-    """By `Source.key`; empty where the session is known, since the agent's readers are further than that."""
+    """By `Source.key`; empty if the session is known, since the agent's readers are further than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class BatchMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHealth:
-    """What the agent knows of itself; totals count from its start."""
+    """The agent's own health; totals count from its start."""
 
     lines_total: int = 0
     bytes_read_total: int = 0
@@ -136,7 +136,7 @@ class AgentHealth:
     is_slowed: bool = False
     """It has used up its budget of processor or memory, and rests."""
     clock_error_ns: int | None = None
-    """How far the host's wall clock may be off UTC, as the kernel says; None where no daemon (NTP, PTP) keeps it."""
+    """Bound on the host's wall clock against UTC, as the kernel reports it; None if no daemon (NTP, PTP) keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What an agent can say that is too rare for columns: records, one per event.
+"""Records of an agent that are too rare for columns: one per event.
 
 All are frozen; every field says its unit and where it comes from. None means "not known".
 """
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class SourceKind(StrEnum):
-    """What a file is, told by its content."""
+    """Kind of a file, by its content."""
 
     NCCL_LOG = "nccl_log"
     NSYS = "nsys"
@@ -30,7 +30,7 @@ class Source:
 
 
 class CommunicatorEventKind(StrEnum):
-    """What happened to a communicator, as the Init and Destroy lines say it."""
+    """Kinds of Init, Destroy and Abort lines."""
 
     INIT_START = "init_start"
     INIT_COMPLETE = "init_complete"
@@ -86,7 +86,7 @@ class CaptureSeen:
 
     host: str
     host_is_recorded: bool
-    """False where the export names no host and one had to be assumed."""
+    """False if the export names no host and one had to be assumed."""
     start_ns: int
     """UTC ns on the host's own clock at which collection began."""
     end_ns: int
@@ -101,7 +101,7 @@ class CaptureSeen:
     missing: tuple[str, ...] = ()
     """Tables or columns that were looked for and are not there."""
     warnings: tuple[str, ...] = ()
-    """What nsys itself said about lost events (severity warning or worse)."""
+    """Messages of nsys about lost events (severity warning or worse)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class SourceGap:
     reason: str
     """A short fixed word: "truncated", "gone", "line_too_long", "unreadable_export", ..."""
     amount: int
-    """How much, in `unit`."""
+    """Amount in `unit`."""
     unit: str
     """"bytes", "lines", "records" or "files"."""
     detail: str = ""
@@ -120,7 +120,7 @@ class SourceGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many lines (or records) of a source were read since the last batch, by what became of them."""
+    """Counts of a source's lines (or records) since the last batch, by what became of them."""
 
     understood: dict[str, int] = field(default_factory=dict[str, int])
     """By family: "operation", "init", "tuning", "version", "call", "other_nccl", ..."""

@@ -21,7 +21,7 @@ THREAD: Final = np.dtype(
         ("tid", "<u4"),  # thread that logged; Linux gettid
     ]
 )
-"""Who wrote a log line."""
+"""Thread that wrote a log line."""
 
 OPERATION_TEMPLATE: Final = np.dtype(
     [
@@ -57,8 +57,8 @@ TUNING_ROW: Final = np.dtype(
     [
         ("thread", "<u4"),
         ("line", "<u4"),
-        ("op", "<u1"),  # code; UNKNOWN_OPERATION where the line has no name (2.20 to 2.22)
-        ("algorithm", "<i1"),  # index in terms.ALGORITHMS; NO_NUMBER where it is a symmetric kernel or CE
+        ("op", "<u1"),  # code; UNKNOWN_OPERATION if the line has no name (2.20 to 2.22)
+        ("algorithm", "<i1"),  # index in terms.ALGORITHMS; NO_NUMBER if it is a symmetric kernel or CE
         ("protocol", "<i1"),  # index in terms.PROTOCOLS; NO_NUMBER likewise
         ("channels", "<i2"),  # number of channels (Hi - Lo + 1, or nchannels); NO_NUMBER
         ("bytes", "<u8"),  # as printed: per rank or x nranks, by version (nccl.md section 4)
@@ -69,12 +69,12 @@ TUNING_ROW: Final = np.dtype(
 
 CALL_MARK: Final = np.dtype(
     [
-        ("thread", "<u4"),  # index into THREAD; any where the kind is CALLS_TORN
+        ("thread", "<u4"),  # index into THREAD; any if the kind is CALLS_TORN
         ("line", "<u4"),
         ("kind", "<u1"),  # CALLS_BEGIN, GROUP_START, GROUP_END or CALLS_TORN
     ]
 )
-"""What CALL lines say about groups: 9 bytes, and none where the log has no CALL lines."""
+"""Beginnings and ends of groups by CALL lines: 9 bytes each, and none if the log has no CALL lines."""
 
 CALLS_BEGIN: Final = 0
 """The first CALL line of a process: from here on its groups are known."""
@@ -102,7 +102,7 @@ KERNEL_TEMPLATE: Final = np.dtype(
         ("registers", "<i4"),
     ]
 )
-"""All of a kernel record except its times and identifiers; NO_NUMBER where the export lacks a column."""
+"""All of a kernel record except its times and identifiers; NO_NUMBER if the export lacks a column."""
 
 KERNEL_ROW: Final = np.dtype(
     [
@@ -110,9 +110,9 @@ KERNEL_ROW: Final = np.dtype(
         ("correlation_id", "<i8"),
         ("start_ns", "<i8"),  # UTC ns on the host's own clock
         ("end_ns", "<i8"),
-        ("launch_start_ns", "<i8"),  # of the launch API record; NO_TIME_NS where there is none
+        ("launch_start_ns", "<i8"),  # of the launch API record; NO_TIME_NS if there is none
         ("launch_end_ns", "<i8"),
-        ("launch_tid", "<i8"),  # NO_NUMBER where there is no launch record
+        ("launch_tid", "<i8"),  # NO_NUMBER if there is no launch record
         ("graph_node_id", "<i8"),  # NO_NUMBER outside CUDA graphs
         ("flags", "<u1"),  # KERNEL_CENSORED
     ]
@@ -129,7 +129,7 @@ RANGE_TEMPLATE: Final = np.dtype(
         ("tid", "<u4"),
         ("domain", "<u4"),  # string; "" = the default domain
         ("text", "<u4"),  # string
-        ("communicator", "<u8"),  # hash in the payload of NCCL's ranges (2.25 on); 0 where there is none
+        ("communicator", "<u8"),  # hash in the payload of NCCL's ranges (2.25 on); 0 if there is none
         ("bytes", "<i8"),  # of the call, in that payload (2.16 on); NO_NUMBER
     ]
 )
@@ -139,7 +139,7 @@ RANGE_ROW: Final = np.dtype(
     [
         ("template", "<u4"),
         ("start_ns", "<i8"),  # UTC ns on the host's own clock
-        ("end_ns", "<i8"),  # equal to the start for marks; NO_TIME_NS where it never ended
+        ("end_ns", "<i8"),  # equal to the start for marks; NO_TIME_NS if it never ended
     ]
 )
 """One NVTX push/pop or start/end range, or a mark."""
@@ -161,10 +161,10 @@ INSPECTED_RANK: Final = np.dtype(
         ("host", "<u4"),  # string: gethostname() cut at the first dot, as the log prints it
         ("pid", "<u4"),
         ("comm_hash", "<u8"),  # comm->commHash: what Init lines print as commId
-        ("name", "<u4"),  # string: ncclConfig_t.commName (format v4.2 on); "" where none was given
+        ("name", "<u4"),  # string: ncclConfig_t.commName (format v4.2 on); "" if none was given
         ("rank", "<i4"),  # communicator rank
         ("nranks", "<i4"),
-        ("nnodes", "<i4"),  # NO_NUMBER where not said
+        ("nnodes", "<i4"),  # NO_NUMBER if not given
     ]
 )
 """One rank of a communicator, as the header of NCCL Inspector's records names it."""
@@ -179,11 +179,11 @@ INSPECTED_ROW: Final = np.dtype(
         ("protocol", "<i1"),  # index in terms.PROTOCOLS (v4.2 on); NO_NUMBER
         ("peer", "<i4"),  # of Send and Recv; NO_NUMBER for collectives
         ("sequence", "<u8"),  # coll_sn: per communicator and operation, from 0; p2p_sn: the plug-in's own, from 1
-        ("bytes", "<i8"),  # as printed: count x size of one rank; NO_NUMBER where the plug-in does not know the type
-        ("duration_ns", "<i8"),  # printed in whole us, rounded down; NO_TIME_NS where it is 0: nothing was measured
+        ("bytes", "<i8"),  # as printed: count x size of one rank; NO_NUMBER if the plug-in does not know the type
+        ("duration_ns", "<i8"),  # printed in whole us, rounded down; NO_TIME_NS if it is 0: nothing was measured
         ("dumped_at_ns", "<i8"),  # UTC ns on the host's own clock when it was written: the operation ended before
         ("started_at_ns", "<i8"),  # when NCCL enqueued it, on the same clock (verbose dumps); NO_TIME_NS
-        ("busbw", "<f8"),  # as printed, bytes per second; NaN where nothing was measured
+        ("busbw", "<f8"),  # as printed, bytes per second; NaN if nothing was measured
     ]
 )
 """One record of NCCL Inspector, of an operation that has completed: 64 bytes."""

@@ -26,11 +26,11 @@ class Operation:
     is_collective: bool
     """False for Send, Recv and the one-sided operations, which involve two ranks only."""
     reduces: bool
-    """True where the `op` field of the log line means something."""
+    """True if the `op` field of the log line means something."""
     scales_with_ranks: bool
-    """True where nccl-tests' message size is count x size x nranks (facts: nccl-tests `src/*.cu`)."""
+    """True if nccl-tests' message size is count x size x nranks (facts: nccl-tests `src/*.cu`)."""
     is_rooted: bool
-    """True where the `root` field names a root; for Send, Recv and one-sided it names the peer."""
+    """True if the `root` field names a root; for Send, Recv and one-sided it names the peer."""
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -109,7 +109,7 @@ PROTOCOLS: Final[tuple[str, ...]] = ("LL", "LL128", "SIMPLE")
 """Index = number in TUNING lines up to 2.23. Source: `src/collectives.cc:ncclProtoToString`."""
 
 INSPECTOR_TIMINGS: Final[tuple[str, ...]] = ("kernel_gpu", "kernel_cpu", "collective_cpu")
-"""What NCCL Inspector took a duration from; the index is its code. Only the first is the GPU's own time.
+"""Origins of NCCL Inspector's durations; the index is the code. Only the first is the GPU's own time.
 Source: `plugins/profiler/inspector/inspector.cc:inspectorTimingSourceToString`."""
 KERNEL_GPU: Final = 0
 UNKNOWN_TIMING: Final = 255

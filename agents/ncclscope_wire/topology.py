@@ -1,4 +1,4 @@
-"""What NCCL says about the machine: system blocks and tuning tables, as records.
+"""System blocks and tuning tables, by which NCCL describes the machine, as records.
 
 A rate is in bytes per second (NCCL prints GB/s of 10**9 bytes with one decimal, per direction).
 """
@@ -39,7 +39,7 @@ class LinkKind(StrEnum):
 
 
 class TopologyOrigin(StrEnum):
-    """Where a topology was read from."""
+    """Origin of a topology."""
 
     LOG = "log"
     XML = "xml"
@@ -51,15 +51,15 @@ class TopologyNode:
 
     kind: NodeKind
     system: int
-    """Which machine of a multi-node NVLink domain; 0 elsewhere and where none is printed."""
+    """Machine of a multi-node NVLink domain; 0 elsewhere and if none is printed."""
     local: int
     """GPU, PCI, NIC: bus id, domain<<20 | bus<<12 | device<<4 | function; CPU: NUMA node; NET: device number."""
     rank: int | None = None
-    """GPU: rank in the communicator whose block this is; None where it is not printed (2.30: below a DEV)."""
+    """GPU: rank in the communicator whose block this is; None if it is not printed (2.30: below a DEV)."""
     bytes_per_second: int | None = None
     """NET: speed of the port."""
     text: str = ""
-    """What is printed in brackets behind the name, else ""."""
+    """Text in brackets behind the name, else ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class TopologySeen:
     """One system block (`=== System ... ===` to `====`) with its path lines, or one topology file.
 
     *Source:* NCCL `src/graph/topo.cc:ncclTopoPrint`, `src/graph/paths.cc:ncclTopoPrintPaths`; forms in
-    `docs/topology.md`.
+    `docs/internals/topology.md`.
     """
 
     origin: TopologyOrigin
@@ -100,7 +100,7 @@ class TopologySeen:
     pid: int | None
     tid: int | None
     line: int
-    """Where the block begins."""
+    """First line of the block."""
     nodes: tuple[TopologyNode, ...]
     links: tuple[TopologyLink, ...]
     """Every link once per direction that was printed."""

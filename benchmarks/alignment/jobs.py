@@ -21,8 +21,8 @@ from benchmarks.alignment.case import TRUTH, Case, Loss, no_kernels, no_operatio
 from benchmarks.alignment.score import Score
 
 from ncclscope.offline import OfflineRun, run_offline
-from ncclscope_service.export.operations_file import operations_table
-from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.export.tables.operations_file import operations_table
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.player import write
 from ncclscope_wire.batch import Columns

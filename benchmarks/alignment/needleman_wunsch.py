@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from benchmarks.alignment.case import OPERATION_NAMES, pairs_of
 
-from ncclscope_service.kernel_name import KernelClass
+from ncclscope_service.nccl.launch_rules import KernelClass
 from ncclscope_wire.batch import Columns
 
 MATCH: Final = 5.0

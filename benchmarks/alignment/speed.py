@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests"))
 
 from align_samples import Sample, training
 
-from ncclscope_service.align import ProcessAligner
+from ncclscope_service.align.process_aligner import ProcessAligner
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -82,13 +82,13 @@ def measured(version: str, size: int, loss: float, *, stamps: bool) -> Speed:
     for operations, kernels in _portions(one, repeats, counts=counts):
         left = tally.lose(operations, kernels, rng, loss)
         begin = time.process_time()
-        aligner.feed_operations(left[0])
-        aligner.feed_kernels(left[1])
-        matches = aligner.advance(final=False)
+        aligner.ingest_operations(left[0])
+        aligner.ingest_kernels(left[1])
+        matches = aligner.align_ready(final=False)
         seconds += time.process_time() - begin
         tally.take(matches)
     begin = time.process_time()
-    matches = aligner.advance(final=True)
+    matches = aligner.align_ready(final=True)
     seconds += time.process_time() - begin
     tally.take(matches)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

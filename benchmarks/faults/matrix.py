@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Hooks
 from benchmarks.faults.proxy import Weather
 from benchmarks.faults.spooled import SPOOLED
-from benchmarks.faults.wired import WIRED
-from benchmarks.faults.world import Result, World, repeated
+from benchmarks.faults.wire import Wire, wired
+from benchmarks.faults.world import Result, World, repeated, small_disk
 
 Fault = Callable[[Path, int], Result]
 
@@ -180,7 +179,7 @@ def _spoil_spool(world: World, spoil: Callable[[Path], None]) -> None:
 
 def full_disk(folder: Path, times: int) -> Result:
     """No room on the service's disk for 3 s (a tmpfs that a file fills)."""
-    with _small_disk(folder, 300) as data:
+    with small_disk(folder, 300) as data:
 
         def fill(world: World) -> None:
             filler = data / "filler"
@@ -293,6 +292,44 @@ def soak(folder: Path, times: int) -> Result:
     return world.finish()
 
 
+def pulled_cable(folder: Path, times: int) -> Result:
+    """The cable between agent and service is out for 3 to 25 s: TCP sends again, or the agent gives up after 20 s."""
+
+    def pull(world: World, wire: Wire) -> None:
+        wire.pull()
+        world.pause(3, 25)
+        wire.plug()
+
+    return _over_wire(folder, times, pull, 0.5, 1.5)
+
+
+def pulled_and_killed(folder: Path, times: int) -> Result:
+    """The cable is out while the service is killed and started anew: the agent's connection is half open."""
+
+    def pull(world: World, wire: Wire) -> None:
+        wire.pull()
+        world.restart_service()
+        world.pause(1, 8)
+        wire.plug()
+
+    return _over_wire(folder, times, pull, 0.5, 1.5)
+
+
+def bad_wire(folder: Path, times: int) -> Result:
+    """Segments are late and lost for 5 to 15 s (netem: disordered and doubled too); the service is killed meanwhile."""
+
+    def spoil(world: World, wire: Wire) -> None:
+        how = wire.spoil()
+        if f"by {how}" not in world.note:
+            world.note += f" by {how};"
+        world.pause(2, 7)
+        world.restart_service()
+        world.pause(3, 8)
+        wire.mend()
+
+    return _over_wire(folder, times, spoil, 0.5, 1.5)
+
+
 FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "killed_service": (killed_service, 150),
     "killed_agent": (killed_agent, 80),
@@ -318,10 +355,17 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "bad_exports": (bad_exports, 12),
     "slow_service": (slow_service, 4),
     **SPOOLED,
-    **WIRED,
+    "pulled_cable": (pulled_cable, 6),
+    "pulled_and_killed": (pulled_and_killed, 6),
+    "bad_wire": (bad_wire, 6),
     "soak": (soak, 1),
 }
 """By name, with how often each is done."""
+
+
+def _over_wire(folder: Path, times: int, fault: Callable[[World, Wire], None], least: float, most: float) -> Result:
+    with wired() as wire:
+        return repeated(World(folder, wire=wire), times, lambda world: fault(world, wire), least, most)
 
 
 def _weather(weather: Weather, least: float, most: float) -> Callable[[World], None]:
@@ -350,18 +394,6 @@ def _turn_a_byte(world: World, path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[world.random.randrange(len(data))] ^= world.random.randrange(1, 256)
     path.write_bytes(data)
-
-
-@contextmanager
-def _small_disk(folder: Path, mebibytes: int) -> Generator[Path]:
-    """A file system of that size. Needs root."""
-    path = folder / "disk"
-    path.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def run(name: str, folder: Path, times: int | None = None) -> Result:

@@ -27,7 +27,7 @@ class Hooks:
     """What is wrong with the machine that a process believes to be on."""
 
     sync_seconds: float = 0.0
-    """What fdatasync takes longer."""
+    """What a sync to disk takes longer: fdatasync of the service, a synced transaction of the spool."""
     clock_file: Path | None = None
     """Holds how far the wall clock is off, in seconds; or "x RATE" for one that runs so much faster."""
     namespace: str | None = None
@@ -92,6 +92,7 @@ def _run(arguments: list[str], output: Path, hooks: Hooks) -> None:
         _enter(hooks.namespace)
     if hooks.sync_seconds:
         setattr(os, "fdatasync", _slowed(os.fdatasync, hooks.sync_seconds))  # noqa: B010
+        _slow_spool(hooks.sync_seconds)
     if hooks.clock_file is not None:
         _set_clock(hooks.clock_file)
     from ncclscope.cli import main  # noqa: PLC0415  (the clock must be set before)
@@ -115,6 +116,20 @@ def _slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None
         sync(descriptor)
 
     return slow
+
+
+def _slow_spool(seconds: float) -> None:
+    """SQLite syncs by itself."""
+    from ncclscope_agent.spool.database import SpoolDatabase  # noqa: PLC0415  (only this process is slow)
+    from ncclscope_agent.spool.records import DiskState, Transaction  # noqa: PLC0415
+
+    commit = SpoolDatabase.commit
+
+    def slow(database: SpoolDatabase, wanted: Transaction) -> DiskState:
+        time.sleep(seconds * wanted.is_synced)
+        return commit(database, wanted)
+
+    setattr(SpoolDatabase, "commit", slow)  # noqa: B010
 
 
 def _set_clock(file: Path) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Final
 
 from benchmarks.faults.processes import Hooks
-from benchmarks.faults.world import Result, World, repeated
+from benchmarks.faults.world import Result, World, repeated, small_disk
 
 _KILLS_RUNNING: Final = 4
 
@@ -66,7 +65,7 @@ def lost_spool(folder: Path, times: int) -> Result:
 
 def full_disk_of_spool(folder: Path, times: int) -> Result:
     """No room on the spool's disk for 3 s (a tmpfs that a file fills), no service for 2 s of it."""
-    with _disk(folder, 96) as disk:
+    with small_disk(folder, 96) as disk:
 
         def fill(world: World) -> None:
             filler = disk / "filler"
@@ -85,7 +84,7 @@ def full_disk_of_spool(folder: Path, times: int) -> Result:
 
 
 def slow_disk_of_spool(folder: Path, times: int) -> Result:
-    """Every fdatasync of the spool takes 1.5 s longer; kill -9 of the service for 1 to 3 s, and of the agent."""
+    """Every sync of the spool takes 1.5 s longer; kill -9 of the service for 1 to 3 s, and of the agent."""
 
     def kill(world: World) -> None:
         world.service.kill()
@@ -122,15 +121,3 @@ SPOOLED: Final[dict[str, tuple[Callable[[Path, int], Result], int]]] = {
 
 def _world(folder: Path, *, agent_hooks: Hooks | None = None) -> World:
     return World(folder, agent=("--spool", str(folder / "spool"), "--retry-seconds", "1"), agent_hooks=agent_hooks)
-
-
-@contextmanager
-def _disk(folder: Path, mebibytes: int) -> Generator[Path]:
-    """A file system of that size. Needs root."""
-    path = folder / "disk"
-    path.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)

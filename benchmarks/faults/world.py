@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import random
 import re
+import subprocess
 import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -265,3 +267,15 @@ def repeated(world: World, times: int, fault: Callable[[World], None], least: fl
         return world.finish()
     finally:
         world.end()
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Generator[Path]:
+    """A file system of that size. Needs root."""
+    path = folder / "disk"
+    path.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)

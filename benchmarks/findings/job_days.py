@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from benchmarks.findings.least_delay import least_delays
-from benchmarks.findings.noise import Series, noise
+from benchmarks.findings.least_delay import Series, least_delays, noise
 from numpy.typing import NDArray
 
-from ncclscope_service.detect import late_rank, margin, siblings, wires
-from ncclscope_service.detect.drop import QUICK, STEADY, DriftWatch, DropWatch
+from ncclscope_service.detect import comparable_groups, late_rank
+from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, DropWatch, firmness
 
 _SERIES: Final = 4
 _GROUPS, _RANKS = 4, 4
@@ -119,7 +118,7 @@ def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counte
 def _together(levels: Series, jobs: int) -> Series:
     """The series of each job taken together, as groups that share wires are."""
     by_job = levels.reshape(len(levels), jobs, -1)
-    together: Series = np.percentile(by_job, wires.QUANTILE, axis=2)
+    together: Series = np.percentile(by_job, comparable_groups.QUANTILE, axis=2)
     return together
 
 
@@ -134,7 +133,7 @@ def _steady() -> DropWatch:
 def _drops(watch: DropWatch, levels: list[float]) -> int:
     alarms, was_on = 0, False
     for at, level in enumerate(levels):
-        watch.feed(at, level)
+        watch.ingest_window(at, level)
         alarms += watch.drop is not None and not was_on
         was_on = watch.drop is not None
     return alarms
@@ -143,29 +142,29 @@ def _drops(watch: DropWatch, levels: list[float]) -> int:
 def _drifts(levels: list[float]) -> int:
     watch, alarms, was_on = DriftWatch(), 0, False
     for at, level in enumerate(levels):
-        watch.feed(at, level)
+        watch.ingest_window(at, level)
         alarms += watch.drift is not None and not was_on
         was_on = watch.drift is not None
     return alarms
 
 
 def _slow_siblings(levels: Series) -> int:
-    """Groups that turn slow by the rule of `siblings.py`, judged each second."""
-    block, blocks = siblings.BLOCK, siblings.BLOCKS
+    """Groups that turn slow by the rule of `comparable_groups.py`, judged each second."""
+    block, blocks = comparable_groups.BLOCK, comparable_groups.BLOCKS
     medians = np.median(np.lib.stride_tricks.sliding_window_view(levels, block, axis=0), axis=2)
     count = len(medians) - block * (blocks - 1)
     behind, gaps = np.empty((2, blocks, count, levels.shape[1]))
     for place in range(blocks):
         mine = medians[place * block : place * block + count]
-        best = np.sort(mine, axis=1)[:, -max(siblings.LEAST_HEALTHY, levels.shape[1] // 3) :]
+        best = np.sort(mine, axis=1)[:, -max(comparable_groups.LEAST_HEALTHY, levels.shape[1] // 3) :]
         reference = np.median(best, axis=1)
         spread = 1.4826 * np.median(np.abs(best - reference[:, None]), axis=1)
         gap = reference[:, None] - mine
         gaps[place] = gap
-        behind[place] = gap - np.maximum(siblings.SLOW, siblings.SPREADS * spread)[:, None]
+        behind[place] = gap - np.maximum(comparable_groups.SLOW, comparable_groups.SPREADS * spread)[:, None]
     span = np.lib.stride_tricks.sliding_window_view(levels, block * blocks, axis=0)
     scatter = np.abs(span - np.median(span, axis=2, keepdims=True)).reshape(len(span), -1)
-    least = siblings.NOISES * 1.4826 * np.median(scatter, axis=1)[:count, None]
+    least = comparable_groups.NOISES * 1.4826 * np.median(scatter, axis=1)[:count, None]
     slow: NDArray[np.bool_] = np.logical_and.reduce((behind > 0) & (gaps > least), axis=0)
     return int(np.count_nonzero(slow[1:] & ~slow[:-1]))
 
@@ -181,7 +180,7 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
     own = np.take_along_axis(windows, rank[:, :, None, None], axis=2)[:, :, 0]
     by_window = np.median(own.reshape(*own.shape[:2], _JUDGED_EVERY, -1), axis=3)
     per_step = np.median(own, axis=2)
-    named = (margin.firmness(np.moveaxis(own, 2, 0)) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
+    named = (firmness(np.moveaxis(own, 2, 0)) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
     named &= per_step >= min(0.01 * _STEP_NS, 0.5 * _MILLISECOND)
     return int(np.count_nonzero(named[1:] & ~named[:-1]))
 
@@ -205,7 +204,7 @@ def _delays(
     for column in range(jobs):
         watch = watching()
         for at, level in enumerate(values[:, column].tolist()):
-            watch.feed(at, level)
+            watch.ingest_window(at, level)
             if at >= before and watch.drop is not None:
                 delays.append(seconds * (at - before + 1))
                 break

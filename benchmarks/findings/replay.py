@@ -1,28 +1,126 @@
 """Plays a simulated job into a pipeline as it would have come live, and notes what was found when.
 
-Or plays into new detectors what those of the job were fed (`feeds.py`): the same findings, without the job.
+Or plays into new detectors what those of the job were fed, which a file can keep: the same findings, without the job.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from benchmarks.findings import peers
-from benchmarks.findings.feeds import KeepingDetectors, Kept
 from benchmarks.findings.peers import PeerNames
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import read_export
+from ncclscope_service.clock.causality import ClockCheck
+from ncclscope_service.detect.blind import HostVisibility
+from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.detection import Detectors
+from ncclscope_service.detect.reported import LoggedFact
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.rows import Finding
+from ncclscope_service.store.records import Finding, HostClock
 from ncclscope_simulator import Player, SimulationConfig
-from ncclscope_wire.batch import Batch
+from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import Source, SourceKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a method of `Detectors`."""
+
+    method: str
+    given: tuple[object, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """One job as its detectors saw it."""
+
+    calls: list[_Call] = field(default_factory=list[_Call])
+    start_ns: int
+    seconds: float = 0.0
+    steps: dict[int, float] = field(default_factory=dict[int, float])
+    """By step: when it began, in seconds of the job."""
+    by_peers: PeerNames = field(default_factory=PeerNames)
+
+    def play(self, note: Callable[[list[Finding], float], None]) -> None:
+        """Feeds new detectors; `note` gets their findings and the second of the job, each time they were asked."""
+        detectors = Detectors()
+        for call in self.calls:
+            answer = getattr(detectors, call.method)(*call.given)
+            if call.method == "findings" and isinstance(call.given[0], int):
+                note(answer, (call.given[0] - self.start_ns) * 1e-9)
+
+    def write(self, file: Path) -> None:
+        """Writes it, to be read by `read_kept` of the same version."""
+        file.write_bytes(pickle.dumps(self, protocol=5))
+
+
+def read_kept(file: Path) -> Kept:
+    """What `write` wrote. Only for files of one's own: pickle runs what it is told."""
+    kept = pickle.loads(file.read_bytes())
+    if not isinstance(kept, Kept):
+        raise TypeError(f"{file} holds no feeds of detectors: remove it")
+    return kept
+
+
+class KeepingDetectors(Detectors):
+    """Detectors that note what they are fed."""
+
+    def __init__(self, kept: Kept) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def _note(self, method: str, *given: object) -> None:
+        self._kept.calls.append(_Call(method, given))
+
+    def ingest_collectives(self, collectives: Columns, context: Context) -> None:
+        """As `Detectors`."""
+        self._note("ingest_collectives", collectives.copy(), context)
+        super().ingest_collectives(collectives, context)
+
+    def ingest_progress(self, progress: Columns, context: Context) -> None:
+        """As `Detectors`."""
+        self._note("ingest_progress", progress.copy(), context)
+        super().ingest_progress(progress, context)
+
+    def ingest_calls(self, calls: Columns, context: Context) -> None:
+        """As `Detectors`."""
+        self._note("ingest_calls", calls.copy(), context)
+        super().ingest_calls(calls, context)
+
+    def ingest_facts(self, said: Iterable[LoggedFact], context: Context) -> None:
+        """As `Detectors`."""
+        told = list(said)
+        self._note("ingest_facts", told, context)
+        super().ingest_facts(told, context)
+
+    def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
+        """As `Detectors`."""
+        self._note("ingest_clock_check", check, tuple(hosts), context, at_ns)
+        super().ingest_clock_check(check, hosts, context, at_ns)
+
+    def ingest_clock_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+        """As `Detectors`."""
+        self._note("ingest_clock_steps", dict(clocks), context)
+        super().ingest_clock_steps(clocks, context)
+
+    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
+        """As `Detectors`."""
+        self._note("ingest_visibility", seen, context, now_ns)
+        super().ingest_visibility(seen, context, now_ns)
+
+    def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
+        """As `Detectors`."""
+        self._note("findings", now_ns)
+        return super().findings(now_ns, silence_at_ns=silence_at_ns)
+
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -83,8 +181,8 @@ def play(config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | 
         now += SECOND_NS
         player.advance(now)
         for host, batch in [*_log_batches(folder, logs, now), *_export_batches(folder, exports, lags, now)]:
-            pipeline.feed(batch, agent=host, session="s", job="job")
-        pipeline.advance(now)
+            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
+        pipeline.process_backlog(now)
         _note(known, pipeline.store.findings, (now - config.start_ns) / SECOND_NS)
     player.finish()
     kept.steps = {
@@ -118,7 +216,7 @@ def _log_batches(folder: Path, logs: dict[Path, Followed], now: int) -> Iterator
             data = file.read()
         followed.read += len(data)
         if data:
-            for batch in followed.reader.feed(data, now):
+            for batch in followed.reader.ingest_bytes(data, now):
                 yield path.name.split(".")[1], batch
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ncclscope_service.rows import FindingKind
+from ncclscope_service.store.records import FindingKind
 from ncclscope_simulator import SimulationConfig, parse_faults
 
 _QUIET: Final = frozenset[FindingKind]()

@@ -1,23 +1,86 @@
-"""Tables of the suite: a row per family of jobs."""
+"""What the findings of simulated jobs are worth against what was wrong with them: a row per family of jobs."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from benchmarks.findings import feeds
-from benchmarks.findings.replay import Played, play, play_again
-from benchmarks.findings.scenarios import Scenario
-from benchmarks.findings.score import Verdict, judge
+from benchmarks.findings.replay import Played, Seen, play, play_again, read_kept
+from benchmarks.findings.scenarios import Expected, Scenario
+
+from ncclscope_service.store.records import FindingKind
+
+_UNNAMED = frozenset({FindingKind.BANDWIDTH_DROP, FindingKind.BELOW_LIMIT, FindingKind.SLOW_DRIFT})
+_AFTERMATH_SECONDS = 8.0
+"""What still comes in of a fault that has healed: exports of two seconds, then windows that close."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """One job: whether its fault was found, when, who was named wrongly, and what else was said."""
+
+    found: bool = False
+    delay: float | None = None
+    """Seconds from the beginning of the (first) fault; None where not all were found."""
+    wrong: list[str] = field(default_factory=list[str])
+    """Sentences that name others than those who are to blame."""
+    false_alarms: list[str] = field(default_factory=list[str])
+
+
+def judge(scenario: Scenario, played: Played) -> Verdict:
+    """Compares. A finding that names others as well is wrong, not half right."""
+    verdict, expected = Verdict(), scenario.expected
+    faults = [each for each in (expected, expected.beside) if each is not None]
+    onsets = [_onset(scenario, played, each) for each in faults]
+    delays: dict[int, float] = {}
+    healed = math.inf if scenario.healed_step is None else played.steps[scenario.healed_step] + _AFTERMATH_SECONDS
+    for seen in sorted(played.seen, key=lambda one: one.opened):
+        current = [place for place, onset in enumerate(onsets) if onset <= seen.opened < healed]
+        meant = [place for place in current if _is_it(seen, faults[place])]
+        for place in meant:
+            delays.setdefault(place, seen.opened - onsets[place])
+        if not meant and seen.last.kind not in expected.allowed:
+            text = f"{seen.opened:.0f} s: {seen.last.kind}: {seen.last.summary}"
+            is_fault_itself = any(
+                seen.last.kind in faults[place].kinds | _UNNAMED and faults[place].kinds for place in current
+            )
+            if seen.last.ranks or seen.last.hosts:
+                verdict.wrong.append(text)
+            if not is_fault_itself:
+                verdict.false_alarms.append(text)
+    verdict.found = len(delays) == len(faults) > 0 and bool(expected.kinds)
+    verdict.delay = delays[0] if verdict.found else None
+    return verdict
+
+
+def _onset(scenario: Scenario, played: Played, expected: Expected) -> float:
+    step = scenario.fault_step if expected.from_step is None else expected.from_step
+    return 0.0 if step is None else played.steps.get(step, 0.0)
+
+
+def _is_it(seen: Seen, expected: Expected) -> bool:
+    if seen.last.kind not in expected.kinds:
+        return False
+    if any(seen.last.evidence.get(name) != value for name, value in expected.evidence.items()):
+        return False
+    return all(_is_right(expected, ranks, hosts) for ranks, hosts in seen.culprits)
+
+
+def _is_right(expected: Expected, ranks: tuple[int, ...], hosts: tuple[str, ...]) -> bool:
+    if expected.ranks is not None and ranks != expected.ranks and not (expected.may_name_nobody and not ranks):
+        return False
+    return expected.hosts is None or hosts == expected.hosts
+
 
 HEADER: Final = """\
 | jobs | number | found | wrong names | delay p50 | p90 | in time | false alarms | lowest busbw | score |
@@ -42,7 +105,7 @@ def run(scenario: Scenario, keep: Path | None = None) -> Outcome:
 def _play(scenario: Scenario, keep: Path | None) -> Played:
     file = None if keep is None else keep / _file_name(scenario)
     if file is not None and file.exists():
-        return play_again(feeds.read(file))
+        return play_again(read_kept(file))
     with tempfile.TemporaryDirectory() as folder:
         played, kept = play(scenario.config, Path(folder) / "job", scenario.lagging)
     if file is not None:

@@ -7,5 +7,5 @@ some stretches come as well. Phases follow one another: the load, more than that
 dropped by the agents: what the service does not take waits in the files, as it does in front of a real agent.
 
 Times are CPU seconds of the processes; what waits is said in seconds of the job. The load average of the machine
-stands with each table: the figures of a busy one are worse. See docs/scale.md.
+stands with each table: the figures of a busy one are worse. See docs/benchmarks.md.
 """

@@ -18,12 +18,11 @@ from typing import Final, TypeAlias
 
 import benchmarks.load as _package
 import numpy as np
-from benchmarks.freshness import start, wait_for_answer
+from benchmarks.freshness import start_service
 from benchmarks.load.agents import Task
 from benchmarks.load.recorded import RANKS_PER_HOST, RecordedHost, RecordedJob, exported, kept, large_config
-from benchmarks.load.schedule import Phase, Schedule
+from benchmarks.load.streams import Phase, Schedule
 from benchmarks.load.watch import Look, Watch, delays_s
-from benchmarks.ports import free_port
 from numpy.typing import NDArray
 
 Report: TypeAlias = dict[str, int | float | bool | list[int] | None]
@@ -102,11 +101,10 @@ def _phases(asked: argparse.Namespace) -> list[Phase]:
 def _run(
     asked: argparse.Namespace, job: RecordedJob, phases: list[Phase], stretches: int, period: int, folder: Path
 ) -> int:
-    port, web = free_port(), free_port()
-    service = start("serve", f"--listen=127.0.0.1:{port}", f"--http=127.0.0.1:{web}", f"--data={folder / 'data'}")
+    started = start_service(folder / "data")
+    service, port, web = started.process, started.agents, started.web
     agents: list[_Agents] = []
     try:
-        wait_for_answer(web)
         watch = Watch(web, service.pid, every_seconds=asked.every_seconds)
         schedule = Schedule(time.time_ns() + round(_BEGINS_AFTER_S * 1e9), phases)
         agents = _start_agents(asked, job, phases, schedule, port, stretches, period, folder)
@@ -131,6 +129,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _last_look(watch: Watch, sent: int) -> Look | None:

@@ -17,12 +17,12 @@ from pathlib import Path
 import anyio
 import orjson
 from benchmarks.load.recorded import RecordedHost
-from benchmarks.load.schedule import Phase, Schedule
-from benchmarks.load.streams import HostFollower
+from benchmarks.load.streams import HostFollower, Phase, Schedule
 
-from ncclscope_agent.app import Agent, Followed
-from ncclscope_agent.link import LinkSettings
-from ncclscope_agent.session import Session
+from ncclscope_agent.app import Agent
+from ncclscope_agent.files.follower import Followed
+from ncclscope_agent.link.network import LinkSettings
+from ncclscope_agent.link.session import Session
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from benchmarks.freshness import resident_mib
 from numpy.typing import NDArray
 
 _COUNTED: Final = re.compile(rb"^ncclscope_operations_total\{([^}]*)\} (\S+)", re.MULTILINE)
@@ -153,11 +154,3 @@ def cpu_seconds(pid: int) -> float:
     """User and system time of a process. *Source:* proc(5), /proc/PID/stat, fields 14 and 15."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return float("nan")

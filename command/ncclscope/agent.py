@@ -19,19 +19,22 @@ import structlog
 from ncclscope import __version__
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope.logs import configure_logs
-from ncclscope_agent.app import Agent, print_batches, stop_on_signal
+from ncclscope_agent.app import Agent, stop_on_signal
 from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, agent_id, flag_of, load, settings_table, variable_of
 from ncclscope_agent.following import followers
 from ncclscope_agent.left_spools import Fate, LeftSpools, SendLimits
-from ncclscope_agent.link import LinkSettings
+from ncclscope_agent.link.frames import WindowLimits
+from ncclscope_agent.link.network import LinkSettings
+from ncclscope_agent.link.session import AnySession, Session
+from ncclscope_agent.printed import print_batches
 from ncclscope_agent.priority import step_back
-from ncclscope_agent.session import Session, WindowLimits
-from ncclscope_agent.spool import Spool
-from ncclscope_agent.spool_files import SpoolDirectory
-from ncclscope_agent.spool_keeper import SpoolKeeper
-from ncclscope_agent.spool_limits import SpoolLimits
-from ncclscope_agent.spooled_session import SpooledSession
+from ncclscope_agent.spool.contents import Spool
+from ncclscope_agent.spool.directory import SpoolDirectory
+from ncclscope_agent.spool.keeper import SpoolKeeper
+from ncclscope_agent.spool.limits import SpoolLimits
+from ncclscope_agent.spool.records import Owner
+from ncclscope_agent.spool.session import SpooledSession
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
@@ -70,19 +73,19 @@ def _setting_options(function: _Function) -> _Function:
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     envvar="NCCLSCOPE_CONFIG",
-    help="TOML file whose table [agent] holds settings; flags and variables win over it.",
+    help="TOML file with settings in the table [agent]; flags and variables override it.",
 )
-@click.option("--print", "print_only", is_flag=True, help="Write what would be sent, and connect to nothing.")
-@click.option("--once", is_flag=True, help="Read all that is there, send it, wait until it is taken, and end.")
+@click.option("--print", "print_only", is_flag=True, help="Print what would be sent, and do not connect.")
 @click.option(
-    "--send-spools", is_flag=True, help="Send what agents that have ended left below --spool, remove it, and end."
+    "--once", is_flag=True, help="Read everything that is there, send it, wait for acknowledgement, and exit."
 )
+@click.option("--send-spools", is_flag=True, help="Send what ended agents left below --spool, delete it, and exit.")
 def agent(*, config_file: Path | None, print_only: bool, once: bool, send_spools: bool, **given: object) -> None:
     """Follow NCCL logs and nsys exports on this node and send them to the service.
 
-    Ends at SIGTERM or SIGINT after handing over what was read. Exit status: 0 done; 1 with --once or --send-spools,
-    when not everything could be handed over in time; 2 wrong settings; 3 stopped itself over its budget; 4 with
-    --send-spools, when something cannot be sent as things are.
+    SIGTERM and SIGINT send the rest and stop it. Exit status: 0 done; 1 not everything was sent in time (--once,
+    --send-spools); 2 wrong settings; 3 the agent stopped itself over its budget; 4 something cannot be sent
+    (--send-spools).
     """
     if send_spools and (print_only or once):
         raise click.UsageError("--send-spools follows nothing: leave out --print and --once")
@@ -159,7 +162,7 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
     is_complete = False
     keeper = _spool(settings, hello, resources) if settings.spool else None
     if keeper is None:
-        session = Session(hello, limits=limits)
+        session: AnySession = Session(hello, limits=limits)
     else:
         session = SpooledSession(
             hello,
@@ -186,9 +189,8 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
 def _spool(settings: AgentSettings, hello: Hello, resources: ExitStack) -> SpoolKeeper:
     """The spool of this agent: a directory of its own, so that several may be given the same one."""
     directory = SpoolDirectory(Path(settings.spool) / hello.agent_id)
-    spool = Spool(
-        agent_id=hello.agent_id, limits=_spool_limits(settings), name=hello.name, host=hello.host, job=hello.job
-    )
+    owner = Owner(hello.agent_id, name=hello.name, host=hello.host, job=hello.job)
+    spool = Spool(owner, limits=_spool_limits(settings))
     keeper = resources.enter_context(SpoolKeeper(spool, directory))
     keeper.recover()
     return keeper

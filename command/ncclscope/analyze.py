@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ncclscope.baseline import baseline_option, read_baselines
-from ncclscope.extras import require_perfetto, require_service, require_writable
+from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
     from ncclscope.offline import OfflineRun
-    from ncclscope_service.comparison import RunFigures
-    from ncclscope_service.pipeline import PipelineSettings
+    from ncclscope_service.export.comparison import RunFigures
+    from ncclscope_service.store.settings import PipelineSettings
 
 _NOTHING_READABLE = 3
 _WHY = {
@@ -37,14 +37,15 @@ _WHY = {
     "--out",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the files; made if need be, files in it are replaced.",
+    help="Output folder; created if needed, existing files are replaced.",
 )
-@click.option("--job", default="default", show_default=True, help="Label of the job.")
-@click.option("--iterations", metavar="A-B", help="Only these iterations, for instance 5-8 (from NVTX marks).")
+@click.option("--job", default="default", show_default=True, help="Name of the job.")
+@click.option("--iterations", metavar="A-B", help="Only these iterations, for example 5-8 (by NVTX marks).")
 @click.option(
     "--log-timezone",
     metavar="ZONE",
-    help="Zone of the stamps in logs: UTC, local, +02:00 or a name. Default: the one that fits the exports, else UTC.",
+    help="Time zone of the logs' stamps: UTC, local, +02:00 or a name. Default: the one that fits the "
+    "exports, else UTC.",
 )
 @click.option(
     "--compare",
@@ -55,13 +56,6 @@ _WHY = {
     help="Another run, put beside this one: the folder that an earlier analyze wrote, or its logs and exports "
     "(repeatable).",
 )
-@click.option(
-    "--trace-format",
-    type=click.Choice(["json", "perfetto"]),
-    default="json",
-    show_default=True,
-    help="perfetto: trace.perfetto-trace as well, which long runs want (needs ncclscope[perfetto]).",
-)
 @baseline_option
 @size_options
 def analyze(
@@ -71,22 +65,19 @@ def analyze(
     iterations: str | None,
     log_timezone: str | None,
     compared: tuple[Path, ...],
-    trace_format: str,
     baselines: tuple[Path, ...],
     sizes: Sizes,
 ) -> None:
-    """Analyze logs and exports of a finished run: what each file under PATHS is, is told by its content.
+    """Analyze logs and exports of a finished run. Files under PATHS are recognised by their content.
 
-    Exit status: 0 done, whatever was skipped and counted; 2 usage; 3 nothing readable.
+    Exit status: 0 done, even if files were skipped; 2 wrong usage; 3 nothing readable.
     """
     require_service()
-    if trace_format == "perfetto":
-        require_perfetto()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_run  # noqa: PLC0415
     from ncclscope_service.export.selection import select  # noqa: PLC0415
     from ncclscope_service.export.terminal import terminal_report  # noqa: PLC0415
-    from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
+    from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
     require_writable(out, "--out")
@@ -101,20 +92,13 @@ def analyze(
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
     other = _compared(compared, settings, log_timezone)
-    write_run(
-        run.pipeline.store,
-        out,
-        iterations=bounds,
-        compare=other,
-        name=_name(paths),
-        with_perfetto=trace_format == "perfetto",
-    )
+    write_run(run.pipeline.store, out, iterations=bounds, compare=other, name=_name(paths))
     click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
     click.echo(f"\nwritten to {out}")
 
 
 def _compared(paths: tuple[Path, ...], settings: PipelineSettings, log_timezone: str | None) -> RunFigures | None:
-    """The figures of the other run; None where none is given."""
+    """The figures of the other run; None if none is given."""
     from ncclscope.offline import run_offline  # noqa: PLC0415
     from ncclscope_service.export.compare_file import (  # noqa: PLC0415
         figures_of_folder,
@@ -137,7 +121,7 @@ def _compared(paths: tuple[Path, ...], settings: PipelineSettings, log_timezone:
 
 
 def _name(paths: tuple[Path, ...]) -> str:
-    """What a run is called beside another: the folder that holds all of it."""
+    """The name of a run beside another: the folder that holds all of it."""
     names = {path.resolve().name if len(paths) == 1 else path.resolve().parent.name for path in paths}
     return ", ".join(sorted(names))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ncclscope_service.measured_baseline import MeasuredBaseline
+    from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,18 +30,18 @@ def baseline_option(command: Callable[P, R]) -> Callable[..., R]:
         "--baseline",
         multiple=True,
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Output of nccl-tests on this machine, the baseline for as many ranks and nodes. Repeatable.",
+        help="Output of nccl-tests on this machine: the baseline for communicators of as many ranks "
+        "and nodes. Repeatable.",
     )(decorated)
 
 
 def read_baselines(paths: tuple[Path, ...]) -> MeasuredBaseline | None:
-    """What these files hold; None without files.
+    """The measurements that these files hold; None without files.
 
     Raises:
         click.UsageError: a file holds no measurement that can be used.
     """
-    from ncclscope_service.measured_baseline import MeasuredBaseline  # noqa: PLC0415  (needs [service])
-    from ncclscope_service.nccl_tests import MeasuredSize, NcclTests  # noqa: PLC0415
+    from ncclscope_service.nccl.nccl_tests import MeasuredBaseline, MeasuredSize, NcclTests  # noqa: PLC0415
 
     tested: list[MeasuredSize] = []
     for path in paths:

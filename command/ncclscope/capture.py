@@ -34,10 +34,10 @@ def _setting_options(function: _Function) -> _Function:
               help=f"Write the helper to DIR/{_FILE}, for Pythons (3.10 on) without ncclscope, and end.")  # fmt: skip
 @click.argument("command", nargs=-1, metavar="-- COMMAND...")
 def capture(*, install: Path | None, command: tuple[str, ...], **given: object) -> None:
-    """Run a job, record it with nsys now and then, and hand finished exports to the agent.
+    """Run a job, record a few seconds of it now and then with nsys, and hand exports to the agent.
 
-    The job's signals and exit status are passed through. Where nsys is missing or fails, the job runs without. Exit
-    status: the job's; 2 wrong settings.
+    Signals and exit status are the job's. If nsys is missing or fails, the job runs without it. Exit status 2: wrong
+    settings.
     """
     if install is not None:
         click.echo(install_helper(install))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,11 +14,12 @@ import click
 import orjson
 
 from ncclscope import node
-from ncclscope.agent_place import fault_of_credentials, fault_of_spool, left_in_spools, secrets_that_others_can_read
 from ncclscope.check_report import Checked, in_json, report
 from ncclscope.options import nccl_version
-from ncclscope.scheduler import scheduler_here
-from ncclscope_agent.advice import (
+from ncclscope_agent.config import AgentSettings
+from ncclscope_agent.credentials import Credentials
+from ncclscope_agent.files.release import shared_file_system
+from ncclscope_agent.nccl_settings.advice import (
     DEFAULT_LOG_FILE,
     NcclVersion,
     Verdict,
@@ -26,14 +29,16 @@ from ncclscope_agent.advice import (
     remarks_on_logs,
     wanted,
 )
-from ncclscope_agent.credentials import Credentials
-from ncclscope_agent.volume import Volume, by_node, by_process, shares
+from ncclscope_agent.nccl_settings.volume import Volume, by_node, by_process, shares
+from ncclscope_agent.spool.database import left_bytes
+from ncclscope_agent.spool.directory import SPOOL_LOCK, agent_directories
+from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
 _GB: Final = 1e9
 _MB: Final = 1e6
 _FULL_HOURS: Final = 24.0
-"""A disk that the logs fill within a day is told."""
+"""A disk that the logs fill within a day is reported."""
 _NO_LOGS: Final = "is it quoted, and the folder of NCCL_DEBUG_FILE? Logs appear when a job makes its first communicator"
 _TOLERATED_OFFSET_SECONDS: Final = 1.0
 
@@ -49,29 +54,36 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version, for instance 2.27.5; else it is found."
+    "--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version, for example 2.27.5; default: look it up."
 )
 @click.option(
-    "--logs", multiple=True, metavar="GLOB", help="Logs to look at: what is in them, and how much it is per hour."
+    "--logs", multiple=True, metavar="GLOB", help="Check these logs: content, and volume per hour. Repeatable."
 )
-@click.option("--env", "with_environment", is_flag=True, help="Check the NCCL_* variables of this environment too.")
-@click.option("--service", callback=_address, metavar="HOST:PORT", help="Ask the service on the port for agents.")
-@click.option("--tls", is_flag=True, help="The port for agents speaks TLS; --tls-ca and --tls-cert imply it.")
-@click.option("--tls-ca", default="", metavar="FILE", help="Certificates of those who sign the service's.")
-@click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate, where the service wants one.")
-@click.option("--tls-key", default="", metavar="FILE", help="Its key; default: in the same file.")
-@click.option("--tls-server-name", default="", metavar="NAME", help="Name in its certificate; default: its host.")
-@click.option("--token-file", default="", metavar="FILE", help="The agent's token: may it be read, and is it known?")
-@click.option("--spool", metavar="DIR", help="Where the agent is to keep its spool: may it write there, is there room?")
-@click.option("--page", metavar="URL", help="Page of the service: compares the clocks of its host and this one.")
-@click.option("--exports", multiple=True, metavar="DIR", help="Directory in which nsys exports are to appear.")
+@click.option("--env", "with_environment", is_flag=True, help="Check the NCCL_* variables of this environment.")
+@click.option("--service", callback=_address, metavar="HOST:PORT", help="Check the service's port for agents.")
+@click.option("--tls", is_flag=True, help="Use TLS for that port; implied by --tls-ca and --tls-cert.")
+@click.option("--tls-ca", default="", metavar="FILE", help="CA certificates that sign the service's certificate.")
+@click.option("--tls-cert", default="", metavar="FILE", help="This node's certificate, if the service requires one.")
+@click.option("--tls-key", default="", metavar="FILE", help="Private key; default: in the certificate file.")
+@click.option(
+    "--tls-server-name",
+    default="",
+    metavar="NAME",
+    help="Host name in the service's certificate; default: the host of --service.",
+)
+@click.option(
+    "--token-file", default="", metavar="FILE", help="Check that the agent's token file is readable and accepted."
+)
+@click.option("--spool", metavar="DIR", help="Check that the agent can keep its spool here: permissions and space.")
+@click.option("--page", metavar="URL", help="Address of the page: compare the clock of its host with this one.")
+@click.option("--exports", multiple=True, metavar="DIR", help="Check this directory for nsys exports. Repeatable.")
 @click.option("--observe", type=click.FloatRange(0, 600), default=0.0, metavar="SECONDS",
-              help="Watch the logs grow for so long, where they have no time stamps.")  # fmt: skip
+              help="Watch logs without time stamps grow for this long.")  # fmt: skip
 @click.option("--log-file", default=DEFAULT_LOG_FILE, show_default=True, metavar="PATTERN",
-              help="NCCL_DEBUG_FILE for the lines to copy.")  # fmt: skip
+              help="NCCL_DEBUG_FILE in the printed settings.")  # fmt: skip
 @click.option("--most-per-hour", type=click.FloatRange(min=0), default=10.0, show_default=True, metavar="GB",
-              help="Log of a node beyond which it is told, in GB (10^9 bytes) per hour.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print all that was found as one JSON object.")
+              help="Warn if a node logs more than this per hour (GB: 10^9 bytes).")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def check(
     *,
     nccl: NcclVersion | None,
@@ -92,10 +104,10 @@ def check(
     most_per_hour: float,
     as_json: bool,
 ) -> None:
-    """Say whether this node is set up right, and what to set.
+    """Check whether this node is set up right, and print what to set.
 
-    Run it as the job does: on the node, as its user, in its environment. Exit status: 0 all that was asked for is
-    right; 1 something must change; 2 wrong options.
+    Run it as the job runs: on the node, as its user, in its environment. Exit status: 0 everything that was checked is
+    right; 1 something must change; 2 wrong usage.
     """
     checked = Checked(host=socket.gethostname().partition(".")[0])
     if logs:
@@ -271,7 +283,7 @@ def _check_spool(checked: Checked, directory: str) -> None:
 
 
 def _check_credentials(checked: Checked, credentials: Credentials) -> bool:
-    """Whether they can be used."""
+    """Whether the credentials can be used; says why if they cannot."""
     fault = fault_of_credentials(credentials)
     if fault is not None:
         checked.say(Verdict.CHANGE, "credentials", f"{fault}; the service was not asked")
@@ -326,3 +338,112 @@ def _check_service(checked: Checked, host: str, port: int, credentials: Credenti
         text = f"it answered in {answer.seconds * 1e3:.1f} ms and speaks protocol version {answer.protocol_version}"
         lets_in = ", and would let them in" if answer.lets_in else ""
         checked.say(Verdict.RIGHT, "service", f"{text}, as agents from here do{lets_in}", address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """The scheduler that starts jobs here."""
+
+    name: str
+    job: str | None
+    """The job that this process belongs to."""
+    advice: str
+
+
+_KNOWN: Final = (
+    ("Slurm", "SLURM_JOB_ID", "srun ncclscope run -- COMMAND, or the site's prologs (docs/deploy-slurm.md)"),
+    ("Kubernetes", "KUBERNETES_SERVICE_HOST", "an agent as a sidecar in each pod (docs/deploy-kubernetes.md)"),
+    ("PBS", "PBS_JOBID", "ncclscope run -- COMMAND around each task (docs/commands.md)"),
+    ("LSF", "LSB_JOBID", "ncclscope run -- COMMAND around each task (docs/commands.md)"),
+    ("Flux", "FLUX_JOB_ID", "ncclscope run -- COMMAND around each task (docs/commands.md)"),
+    ("torchrun", "TORCHELASTIC_RUN_ID", "ncclscope run -- torchrun ... on each node (docs/deploy-systemd.md)"),
+)
+"""Name, the variable that tells, and what to do. *Source:* srun(1); Kubernetes, "Accessing the API
+from a Pod"; qsub(1B); bsub(1); flux-run(1); torchrun's documentation, "Environment variables"."""
+
+
+def scheduler_here(environment: Mapping[str, str]) -> Scheduler | None:
+    """The scheduler that the environment names; None if it names none. Slurm is asked before what runs in its jobs."""
+    for name, variable, advice in _KNOWN:
+        if environment.get(variable):
+            job = environment[variable] if name != "Kubernetes" else None
+            return Scheduler(name=name, job=job, advice=advice)
+    return None
+
+
+def secrets_that_others_can_read(credentials: Credentials) -> list[str]:
+    """Files with a token or a key that every user of this machine can read, or change."""
+    named = (credentials.token_file, credentials.tls_key or credentials.tls_cert)
+    return [name for name in named if name and _mode(name) & (stat.S_IROTH | stat.S_IWOTH)]
+
+
+def fault_of_credentials(credentials: Credentials) -> str | None:
+    """Why one of the files cannot be used, and what to do; None if all can."""
+    try:
+        credentials.check()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def fault_of_spool(directory: str) -> str | None:
+    """Why an agent could not keep its spool below this directory; None if it could."""
+    place = Path(directory).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is no directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"this user may not write to {place}: make a directory there that is the agent's own"
+    if kind := _network_of(place):
+        return f"{place} is on {kind}: take a disk of this node, which is there when the network is not"
+    free, wanted = node.free_bytes(place), AgentSettings().spool_max_bytes
+    if free is not None and free < wanted:
+        return (
+            f"the disk of {place} has {free / _GB:.3g} GB free, and the spool takes up to {wanted / _GB:.3g} GB: "
+            "make room, or give the agent less with --spool-max-bytes"
+        )
+    return None
+
+
+def left_in_spools(directory: str) -> tuple[int, int]:
+    """How many agents that do not run have left something below this directory, and how many bytes."""
+    held = _locked_inodes()
+    sizes: list[int] = []
+    try:
+        for path in agent_directories(Path(directory)):
+            if (path / SPOOL_LOCK).exists() and (path / SPOOL_LOCK).stat().st_ino not in held:
+                sizes.append(left_bytes(path.absolute()))
+    except (OSError, ConfigError):
+        return 0, 0  # another user's, or changed while it was looked at
+    return sum(size > 0 for size in sizes), sum(sizes)
+
+
+def _locked_inodes() -> frozenset[int]:
+    """Files that a process has locked; to take a lock would keep an agent from it. Source: proc_locks(5)."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    words = [line.split() for line in lines]
+    return frozenset(int(each[5].rpartition(":")[2]) for each in words if len(each) > 5 and each[1] == "FLOCK")
+
+
+def _network_of(directory: Path) -> str | None:
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return shared_file_system(handle)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _mode(name: str) -> int:
+    try:
+        return os.stat(name).st_mode
+    except OSError:
+        return 0

@@ -1,4 +1,4 @@
-"""What `ncclscope check` found on a node, as text for a person and as a JSON object."""
+"""The result of `ncclscope check` on a node, as text for a person and as a JSON object."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from ncclscope import node
-from ncclscope_agent.advice import NcclVersion, Remark, Verdict, export_lines
-from ncclscope_agent.volume import LogLook, Rate, Volume
+from ncclscope_agent.nccl_settings.advice import NcclVersion, Remark, Verdict, export_lines
+from ncclscope_agent.nccl_settings.volume import LogLook, Rate, Volume
 
 _INSPECTOR: Final = NcclVersion(2, 28, 0)
 """The first version with the plug-in. *Source:* NCCL `ext-profiler/inspector`."""
@@ -20,13 +20,13 @@ _MOST_PROCESSES: Final = 16
 
 @dataclass(slots=True)
 class Checked:
-    """What was found and what is said about it."""
+    """Facts found on the node, and the remarks about them."""
 
     host: str
     nccl: node.FoundVersion | None = None
     remarks: list[Remark] = field(default_factory=list[Remark])
     variables: dict[str, str] = field(default_factory=dict[str, str])
-    """To set for logs."""
+    """Variables to set for logs."""
     variables_with_calls: dict[str, str] = field(default_factory=dict[str, str])
     asked_for_logs: bool = False
     logs: list[tuple[LogLook, Rate | None]] = field(default_factory=list[tuple[LogLook, Rate | None]])
@@ -40,12 +40,12 @@ class Checked:
 
     @property
     def version(self) -> NcclVersion | None:
-        """NCCL's version, where it is known."""
+        """NCCL's version, if it is known."""
         return None if self.nccl is None else self.nccl.version
 
     @property
     def must_change(self) -> bool:
-        """Something must change."""
+        """Whether something must change."""
         return any(remark.verdict is Verdict.CHANGE for remark in self.remarks)
 
     def say(self, verdict: Verdict, about: str, text: str, found: str | None = None) -> None:

@@ -36,16 +36,16 @@ _ADVICE: Final = {
     "FileNotFoundError": "make its folder, or name another path",
     "NotADirectoryError": "a part of this path is a file: name another path",
 }
-"""What to do about an error of the operating system, by its class."""
+"""Advice about an error of the operating system, by its class."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Said of a disk in the middle of a file, whose name is not told then."""
+"""Errors of a full disk in the middle of a file; the system does not name the file then."""
 
 
 class _Commands(click.Group):
     """Imports a subcommand when it is asked for, and turns what a user can mend into a sentence and exit code 1.
 
-    That is every NcclscopeError, and every OSError that names a file or tells of a full disk, alone or in groups of
+    That is every NcclscopeError, and every OSError that names a file or reports a full disk, alone or in groups of
     such. Anything else is a bug and shows where it happened.
     """
 
@@ -85,7 +85,7 @@ def _singles(error: Exception) -> Iterator[Exception]:
 
 
 def _sentence(error: Exception) -> str | None:
-    """What is wrong, where, and what to do; None for a bug."""
+    """A sentence that says what is wrong, where, and what to do; None for a bug."""
     if isinstance(error, NcclscopeError):
         return str(error)
     if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
@@ -99,6 +99,6 @@ def _sentence(error: Exception) -> str | None:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ncclscope")
 def main() -> None:
-    """Live monitoring of NCCL communication: how fast it is, who waits for whom, and what is stuck."""
-    # What a subcommand gives is on stdout (`agent --print` in a pipe); what it tells of itself is not part of it.
+    """Live NCCL monitoring: which communicator is slow, which rank everyone waits for, what hangs."""
+    # What a subcommand gives is on stdout (`agent --print` in a pipe); its log lines are not part of it.
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))

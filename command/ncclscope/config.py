@@ -17,11 +17,11 @@ from ncclscope_wire.errors import ConfigError
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--schema", "with_schema", is_flag=True, help="Write the JSON schema of such files, and end.")
+@click.option("--schema", "with_schema", is_flag=True, help="Print the JSON schema of such files.")
 def config(file: Path | None, with_schema: bool) -> None:
-    """Check a configuration FILE of `agent --config` and `serve --config`; nothing is started.
+    """Check a configuration FILE for `agent --config` and `serve --config`; start nothing.
 
-    Exit status: 0 it is right; 2 it is not, or wrong usage.
+    Exit status: 0 it is right; 2 it is wrong, or wrong usage.
     """
     keys = {"agent": keys_of_agent(), "serve": keys_of_command(serve)}
     if with_schema:
@@ -57,5 +57,5 @@ def _check_agent(values: dict[str, object]) -> None:
 def _check_serve(file: Path) -> None:
     with serve.make_context("serve", ["--config", str(file)]) as context:
         given = context.params
-        security = Security.of_options(given)
+        security = Security.from_options(given)
         security.check(listen=address_of(given["listen"], "listen")[0], http=address_of(given["http"], "http")[0])

@@ -8,7 +8,7 @@
     listen = "0.0.0.0:9797"
 
 A flag wins over an environment variable, that over the file, and the file over the default. What may be in it comes
-from the same tables as the flags; unknown keys and wrong types are all told at once, with their lines.
+from the same tables as the flags; unknown keys and wrong types are all reported at once, with their lines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Key:
     high: float | None = None
 
     def schema(self) -> dict[str, object]:
-        """What JSON Schema says of it."""
+        """The JSON Schema of this key."""
         bounds = {"minimum": self.low, "maximum": self.high}
         return {
             "type": self.kind,
@@ -68,19 +68,19 @@ class Key:
 
 
 def keys_of_agent() -> dict[str, Key]:
-    """What `[agent]` may hold: every setting of the agent."""
+    """The keys that `[agent]` may hold: every setting of the agent."""
     return {key.name: key for key in (_key_of_setting(*each) for each in settings_table())}
 
 
 def keys_of_command(command: click.Command) -> dict[str, Key]:
-    """What the table of a command may hold: every option that it has."""
+    """The keys that the table of a command may hold: every option that it has."""
     options = [each for each in command.params if isinstance(each, click.Option)]
     keys = (_key_of_option(each) for each in options if each.name not in _NOT_IN_FILES)
     return {key.name: key for key in keys}
 
 
 def read_table(path: Path, table: str, keys: Mapping[str, Key]) -> dict[str, object]:
-    """The values of one table, by parameter; none where the file has no such table.
+    """The values of one table, by parameter; none if the file has no such table.
 
     Raises:
         ConfigError: names everything that is wrong with the table, and with the file as a whole, with lines.
@@ -175,7 +175,7 @@ def _unknown(path: Path, text: str, table: str, name: str, known: Mapping[str, K
 
 
 def _fault(path: Path, text: str, table: str, key: Key, value: object) -> str | None:
-    """What is wrong with a value, as far as types go; bounds are the program's to check."""
+    """A sentence if a value has the wrong type, else None; bounds are the program's to check."""
     is_right = isinstance(value, _TYPES[key.kind]) and (key.kind == "boolean") == isinstance(value, bool)
     if key.kind == "array":
         is_right = is_right and all(isinstance(each, str) for each in cast("list[object]", value))
@@ -186,7 +186,7 @@ def _fault(path: Path, text: str, table: str, key: Key, value: object) -> str | 
 
 
 def _place(path: Path, text: str, table: str, name: str) -> str:
-    """The file, and the line of a key or a table's header, where it is written in the usual way."""
+    """The file, and the line of a key or a table's header, if it is written in the usual way."""
     line = next(_lines(text, table, name), None)
     return str(path) if line is None else f"{path}, line {line}"
 

@@ -7,7 +7,7 @@ them; a real service takes what they send. All are processes of their own, as th
 from __future__ import annotations
 
 import json
-import random
+import re
 import shutil
 import signal
 import socket
@@ -31,7 +31,7 @@ from ncclscope.simulate import configuration_of
 from ncclscope.snapshot import fetch_snapshot
 
 _START_SECONDS: Final = 180
-"""Far more than a busy machine takes; what has ended is told at once."""
+"""Far more than a busy machine takes; a process that has ended is reported at once."""
 _STOP_SECONDS: Final = 60
 _SETTLE_SECONDS: Final = 60
 _STILL_SECONDS: Final = 2.0
@@ -39,33 +39,40 @@ _STILL_SECONDS: Final = 2.0
 _STUCK_SECONDS: Final = 5.0
 """Something is open, but nothing came for so long: it will stay open."""
 _LOOK_SECONDS: Final = 1.0
-_PORTS: Final = range(12_000, 32_000)
-"""Below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range), so that none of these takes a
-port between its choice and the start of the service."""
 DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,factor=0.5,from=120")
-"""What the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes that
-degrades after three quarters of a minute, when it is known how fast it was."""
+"""The faults that the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes
+that degrades after three quarters of a minute, when it is known how fast it was."""
 
 _LAYOUT: Final = ("--nodes", "4", "--gpus", "2", "--tp", "2", "--pp", "2", "--dp", "2", "--order", "tp-pp-dp")
 """Pipelines and data parallelism across the nodes: a slow node shows in some groups and not in others."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--for", "seconds", type=click.FloatRange(min=1), help="End by itself after so many seconds.")
+@click.option("--for", "seconds", type=click.FloatRange(min=1), help="Stop after this many seconds.")
 @click.option(
     "--snapshot",
     "snapshot_to",
     type=click.Path(path_type=Path),
-    help="At the end, write the files of `ncclscope snapshot` into this folder.",
+    help="At the end, write the files of `ncclscope snapshot` to this folder.",
 )
-@click.option("--seed", default=1, show_default=True, help="Two seeds give two different runs.")
+@click.option("--seed", default=1, show_default=True, help="Random seed; different seeds give different runs.")
 @click.option(
-    "--fault", "faults", multiple=True, metavar="KIND:key=value...", help="As for `simulate`; `none` for a healthy run."
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND:key=value...",
+    help="Fault to inject, as for `simulate`; `none`: a healthy run. Repeatable.",
 )
-@click.option("--capture", default="full", show_default=True, help="full, duty:F or none (logs only).")
-@click.option("--nccl", default="2.28.3", show_default=True, help="Version of NCCL to imitate.")
-@click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep the files of the run here.")
-@click.option("--http-port", default=9798, show_default=True, help="Port of the page; another one if it is taken.")
+@click.option(
+    "--capture", default="full", show_default=True, help="How much nsys records: full, duty:F, or none (logs only)."
+)
+@click.option("--nccl", default="2.28.3", show_default=True, help="NCCL version to imitate.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep the files of the run in this folder."
+)
+@click.option(
+    "--http-port", default=9798, show_default=True, help="Port of the page; if it is in use, another one is taken."
+)
 def demo(
     seconds: float | None,
     snapshot_to: Path | None,
@@ -76,7 +83,7 @@ def demo(
     keep: Path | None,
     http_port: int,
 ) -> None:
-    """Run the whole loop on this machine, without a GPU: a simulated cluster, real agents, a real service."""
+    """Run everything on this machine without a GPU: a simulated cluster, real agents, a real service."""
     require_service()
     simulator = ["--seed", str(seed), "--capture", capture, "--nccl", nccl, *_fault_options(faults)]
     _check_simulator(simulator)
@@ -84,9 +91,8 @@ def demo(
         require_writable(snapshot_to, "--snapshot")
     if keep is not None:
         require_writable(keep, "--keep")
-    http_port, agents_port = _free_ports(http_port)
     with _folder(keep) as folder:
-        run = DemoRun(folder=folder, simulator=simulator, http_port=http_port, agents_port=agents_port)
+        run = DemoRun(folder=folder, simulator=simulator, http_port=http_port if _is_free(http_port) else 0)
         with _signals_end_it(), closing(run):
             try:
                 run.start()
@@ -108,13 +114,14 @@ class DemoRun:
     folder: Path
     simulator: Sequence[str]
     http_port: int
-    agents_port: int
+    """0: any; the one that the service has once it is started."""
+    agents_port: int = 0
     nodes: int = 4
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://127.0.0.1:{self.http_port}"
 
     @property
@@ -131,9 +138,10 @@ class DemoRun:
         self._spawn(
             "service",
             "serve",
-            *("--listen", f"127.0.0.1:{self.agents_port}", "--http", f"127.0.0.1:{self.http_port}"),
+            *("--listen", "127.0.0.1:0", "--http", f"127.0.0.1:{self.http_port}"),
             *("--data", str(self.folder / "data")),
         )
+        self._wait("service", self._has_read_ports)
         self._wait("service", lambda: _answers(f"{self.url}/readyz"))
         self._spawn("cluster", "simulate", "--live", "--out", str(self.cluster), *_LAYOUT, *self.simulator)
         self._wait("cluster", lambda: len(self.hosts()) == self.nodes)
@@ -145,6 +153,15 @@ class DemoRun:
                 *("--logs", str(self.cluster / "logs" / f"*.{host}.*log")),
                 *("--exports", str(self.cluster / "nsys" / host)),
             )
+
+    def _has_read_ports(self) -> bool:
+        """Takes the ports that the service prints once it listens on both."""
+        log = (self.folder / "service.log").read_text()
+        web, agents = re.search(r"live page +http://[^:]+:(\d+)/", log), re.search(r"--connect [^:]+:(\d+)", log)
+        if web is None or agents is None:
+            return False
+        self.http_port, self.agents_port = int(web[1]), int(agents[1])
+        return True
 
     def hosts(self) -> list[str]:
         """The nodes that have begun to write."""
@@ -279,26 +296,19 @@ def _fault_options(faults: tuple[str, ...]) -> Iterator[str]:
 
 
 def _check_simulator(arguments: Sequence[str]) -> None:
-    """Ends the demo as wrong usage where its cluster could not be simulated, before anything is started."""
+    """Ends the demo as wrong usage if its cluster could not be simulated, before anything is started."""
     try:
         configuration_of(["--live", "--out", ".", *_LAYOUT, *arguments])
     except click.UsageError as error:
         raise click.UsageError(error.format_message()) from error
 
 
-def _free_ports(wanted: int) -> tuple[int, int]:
-    """That port, or any free one where it is 0 or taken, and another free one."""
-    with _bound(wanted) as first, _bound(0) as second:
-        return first.getsockname()[1], second.getsockname()[1]
-
-
-def _bound(wanted: int) -> socket.socket:
-    for port in [*([wanted] if wanted else []), *random.sample(_PORTS, 100)]:
-        try:
-            return socket.create_server(("127.0.0.1", port))
-        except OSError:
-            continue
-    raise click.ClickException("no free port on 127.0.0.1")
+def _is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
 
 
 def _answers(url: str) -> bool:
@@ -310,7 +320,7 @@ def _answers(url: str) -> bool:
 
 
 def _jobs_of(url: str) -> list[dict[str, Any]]:
-    """The jobs of a service's overview; none where it does not answer."""
+    """The jobs of a service's overview; none if it does not answer."""
     try:
         with urllib.request.urlopen(f"{url}/api/overview", timeout=10) as answer:
             return cast("list[dict[str, Any]]", json.loads(answer.read())["jobs"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ncclscope_agent.recognise import ENOUGH_BYTES, FileKind, recognise
+from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
 
 _BLOCK: Final = 1 << 20
 
@@ -24,14 +24,14 @@ class FoundFile:
 
     path: Path
     name: str
-    """Path relative to what was asked for; base name where that is the file itself."""
+    """Path relative to what was asked for; base name if that is the file itself."""
     kind: FileKind
     size_bytes: int
 
 
 @dataclass(slots=True)
 class Discovery:
-    """What lies under the paths that were asked for."""
+    """Files that lie under the paths that were asked for."""
 
     files: list[FoundFile] = field(default_factory=list[FoundFile])
     skipped: Counter[str] = field(default_factory=Counter[str])
@@ -42,13 +42,7 @@ class Discovery:
         return [found for found in self.files if found.kind in kinds]
 
 
-READ_KINDS: Final = (
-    FileKind.NCCL_LOG,
-    FileKind.NCCL_TOPOLOGY,
-    FileKind.INSPECTOR,
-    FileKind.NSYS_SQLITE,
-    FileKind.NSYS_REPORT,
-)
+READ_KINDS: Final = frozenset(FileKind) - {FileKind.NCCL_TESTS, FileKind.EMPTY, FileKind.UNKNOWN}
 
 
 def discover(paths: Sequence[Path]) -> Discovery:

@@ -1,4 +1,4 @@
-"""What a subcommand needs before it begins: packages that the base install does not bring, folders to write to."""
+"""Checks before a subcommand begins: packages that the base install does not bring, folders to write to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SERVICE_PACKAGES: Final = ("plotly", "pyarrow", "starlette", "uvicorn")
 
 
 def require_service() -> None:
-    """Ends the command with a sentence where the packages of the service are not installed."""
+    """Ends the command with a sentence if the packages of the service are not installed."""
     missing = [name for name in _SERVICE_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(
@@ -22,23 +22,20 @@ def require_service() -> None:
         )
 
 
-def require_perfetto() -> None:
-    """Ends the command with a sentence where the package that writes Perfetto's own format is not installed."""
-    if importlib.util.find_spec("perfetto") is None:
-        raise click.ClickException(
-            "--trace-format perfetto needs the package perfetto: install it with `pip install 'ncclscope[perfetto]'`; "
-            "trace.json.gz, which is written without it, opens in Perfetto too"
-        )
+def require_notify() -> None:
+    """Ends the command with a sentence if the package that sends notifications is not installed."""
+    if importlib.util.find_spec("apprise") is None:
+        raise click.ClickException("--notify needs apprise: install it with `pip install 'ncclscope[notify]'`")
 
 
 def require_grafana() -> None:
-    """Ends the command with a sentence where the package that talks to Grafana is not installed."""
+    """Ends the command with a sentence if the package that talks to Grafana is not installed."""
     if importlib.util.find_spec("grafana_api") is None:
         raise click.ClickException("this needs grafana-api: install it with `pip install 'ncclscope[grafana]'`")
 
 
 def require_writable(folder: Path, option: str) -> None:
-    """Makes the folder if need be, and ends the command with a sentence where no file can be written into it.
+    """Makes the folder if need be, and ends the command with a sentence if no file can be written into it.
 
     Better said before the work than after it. `option` is the flag that named the folder.
     """

@@ -21,18 +21,18 @@ def grafana() -> None:
     "--token",
     envvar="NCCLSCOPE_GRAFANA_TOKEN",
     metavar="TOKEN",
-    help="Of a service account; seen by all in a list of processes.",
+    help="Token of a service account. Visible in the list of processes; prefer --token-file.",
 )
+@click.option("--token-file", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="File with the token.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="File that holds the token."
+    "--prometheus", metavar="URL", help="Create a data source for this Prometheus (its address as Grafana sees it)."
 )
-@click.option("--prometheus", metavar="URL", help="Make a data source for this Prometheus, as Grafana reaches it.")
-@click.option("--datasource", metavar="UID", help="Use this data source, which is there already.")
+@click.option("--datasource", metavar="UID", help="Use this existing data source.")
 @click.option(
-    "--live-page", default=LIVE_PAGE, show_default=True, metavar="URL", help="Where people reach ncclscope's page."
+    "--live-page", default=LIVE_PAGE, show_default=True, metavar="URL", help="Address of ncclscope's page in links."
 )
-@click.option("--webhook", metavar="URL", help="Make a contact point and send the alerts there.")
-@click.option("--insecure", is_flag=True, help="Do not check Grafana's certificate.")
+@click.option("--webhook", metavar="URL", help="Create a contact point and send the alerts there.")
+@click.option("--insecure", is_flag=True, help="Do not verify Grafana's certificate.")
 def push_command(
     url: str,
     token: str | None,
@@ -43,7 +43,7 @@ def push_command(
     webhook: str | None,
     insecure: bool,
 ) -> None:
-    """Bring folder, data source, dashboards and alert rules into a Grafana; what is there already stays untouched."""
+    """Install folder, data source, dashboards and alert rules into Grafana; existing objects stay untouched."""
     require_grafana()
     from ncclscope.grafana_port import HttpGrafana  # noqa: PLC0415
 

@@ -17,7 +17,7 @@ from ncclscope_wire.errors import NcclscopeError
 _PATIENCE_SECONDS: Final = 30.0
 
 _HEADERS: Final = {"X-Disable-Provenance": "true"}
-"""What is pushed stays editable in Grafana."""
+"""Keeps what is pushed editable in Grafana."""
 
 
 class GrafanaError(NcclscopeError):
@@ -26,12 +26,12 @@ class GrafanaError(NcclscopeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What Grafana answered to one call."""
+    """Grafana's answer to one call."""
 
     status: int
     """200 for every success: grafana-api does not tell them apart."""
     body: Any
-    """Decoded JSON, or None where there was none; what a refusal says is under "message"."""
+    """Decoded JSON, or None if there was none; what a refusal says is under "message"."""
 
     @property
     def is_success(self) -> bool:
@@ -48,7 +48,7 @@ class GrafanaPort(Protocol):
     """One call to the API."""
 
     def call(self, method: str, path: str, body: object = None) -> Answer:
-        """The answer to METHOD /api/`path`; raises GrafanaError where there is none."""
+        """The answer to METHOD /api/`path`; raises GrafanaError if there is none."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What has to be in Grafana, and the calls that bring it there: nothing is sent that is there already.
+"""Plans what has to be in Grafana, and makes the calls that bring it there: nothing is sent that is there already.
 
 Never touched: notification policies (the API replaces the whole tree), data sources by number (refused by Grafana 13),
 and whatever lies outside ncclscope's own folder, rule group, data source and contact point.
@@ -27,7 +27,7 @@ _SERVER_SETS: Final = frozenset({"id", "version"})
 
 
 class Change(StrEnum):
-    """What became of one thing."""
+    """The outcome of pushing one thing."""
 
     CREATED = "created"
     UPDATED = "updated"
@@ -71,7 +71,7 @@ def packaged_files() -> Path:
 
 
 def read_content(folder: Path) -> Content:
-    """The dashboards and rules in a folder; raises GrafanaError where they are not."""
+    """The dashboards and rules in a folder; raises GrafanaError if they are not there."""
     boards = [json.loads(path.read_bytes()) for path in sorted(folder.glob("ncclscope-*.json"))]
     if not boards:
         raise GrafanaError(f"{folder}: there are no dashboards: run `python dashboards/generate` in a checkout")

@@ -30,7 +30,7 @@ _LONGEST_NAME: Final = 200
 
 
 def local_tasks(environment: Mapping[str, str]) -> int | None:
-    """Processes of this step on this node; None where the launcher does not say."""
+    """Processes of this step on this node; None if the launcher does not say."""
     for name in _LOCAL_SIZES:
         if environment.get(name, "").isdigit():
             return int(environment[name])

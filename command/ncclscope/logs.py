@@ -1,4 +1,4 @@
-"""What agent and service tell of themselves: lines for people at a terminal, else JSON for those who collect logs."""
+"""Log lines of the agent and the service: text for people at a terminal, else JSON for those who collect logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORMATS: Final = ("auto", "json", "text")
 
 
 def configure_logs(form: str) -> None:
-    """Has everything that is told written to stderr; `auto` is text at a terminal and JSON otherwise.
+    """Has all log lines written to stderr; `auto` is text at a terminal and JSON otherwise.
 
     One line of JSON each: `event` (a fixed word, docs/logs.md), `level`, `timestamp` (UTC) and what belongs to it.
     """

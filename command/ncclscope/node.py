@@ -1,4 +1,4 @@
-"""What a node says of itself, for `check`: NCCL's version and variables, logs, clock, nsys, and the service.
+"""Facts about a node, for `check`: NCCL's version and variables, logs, clock, nsys, and the service.
 
 Everything here acts: reads files, starts short commands, connects. Whatever is not there or does not answer is an
 answer too ("not known"), never an exception.
@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Final
 
 from ncclscope import __version__
-from ncclscope_agent.advice import NcclVersion, read_version, version_of_code
-from ncclscope_agent.credentials import Credentials
-from ncclscope_agent.kernel_clock import read_kernel_clock
-from ncclscope_agent.paths import PathPatterns
-from ncclscope_agent.sources.nsys_export import describe_export
-from ncclscope_agent.tls_faults import closed_unheard, tls_sentence
-from ncclscope_agent.volume import LogLook, Rate, look_at
+from ncclscope_agent.credentials import Credentials, closed_unheard, tls_sentence
+from ncclscope_agent.files.paths import PathPatterns
+from ncclscope_agent.health import read_kernel_clock
+from ncclscope_agent.nccl_settings.advice import NcclVersion, read_version, version_of_code
+from ncclscope_agent.nccl_settings.volume import LogLook, Rate, look_at
+from ncclscope_agent.sources.nsys.export import describe_export
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError, SourceError
 from ncclscope_wire.frame import Deframer, encode_frame
@@ -51,14 +50,14 @@ _EXPORTS_OPENED: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundVersion:
-    """NCCL's version, and who told it."""
+    """NCCL's version, and where it was found."""
 
     version: NcclVersion
     told_by: str
 
 
 def nccl_on_this_node() -> FoundVersion | None:
-    """The NCCL of this Python's environment, else the library that the loader finds; None where there is none."""
+    """The NCCL of this Python's environment, else the library that the loader finds; None if there is none."""
     for wheel in _WHEELS:
         try:
             found = read_version(importlib.metadata.version(wheel))
@@ -74,7 +73,7 @@ def nccl_on_this_node() -> FoundVersion | None:
 
 
 def printed_by(command: Sequence[str]) -> str | None:
-    """What a command prints; None where it cannot be run, fails, or takes too long."""
+    """The output of a command; None if it cannot be run, fails, or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
@@ -106,7 +105,7 @@ def _settings_in(path: Path) -> list[tuple[str, str]]:
 
 
 def directory_state(pattern: str) -> str | None:
-    """What is wrong with the directory of a log file pattern: "missing", "not_writable"; None: nothing."""
+    """The fault of the directory of a log file pattern: "missing" or "not_writable"; None if it has none."""
     directory = Path(pattern).parent
     if "%" in str(directory) or not directory.is_absolute():
         return None
@@ -116,7 +115,7 @@ def directory_state(pattern: str) -> str | None:
 
 
 def look_at_logs(patterns: Sequence[str], *, observe_seconds: float) -> list[tuple[LogLook, Rate | None]]:
-    """Every readable log that matches, and how fast it grows, where that can be told."""
+    """Every readable log that matches, and how fast it grows, if that is known."""
     paths = [path for path in PathPatterns(patterns).paths() if path.is_file()]
     before = {path: _size(path) for path in paths}
     began = time.monotonic()
@@ -169,23 +168,23 @@ def free_bytes(path: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockState:
-    """What is known of this node's clock."""
+    """State of this node's clock, as far as it is known."""
 
     synchronised: bool | None
     """None: not known."""
     error_seconds: float | None
-    """As the one who told it estimates."""
+    """As `told_by` estimates it."""
     told_by: str
 
 
 def clock_state() -> ClockState:
-    """From chrony where it answers, else from the kernel, which NTP and PTP daemons tell; neither needs root."""
+    """From chrony if it answers, else from the kernel, which NTP and PTP daemons inform; neither needs root."""
     printed = printed_by(["chronyc", "-n", "tracking"]) if shutil.which("chronyc") else None
     return (read_chrony(printed) if printed else None) or kernel_clock_state()
 
 
 def read_chrony(printed: str) -> ClockState | None:
-    """What `chronyc -n tracking` prints; None where it is something else. *Source:* chronyc(1)."""
+    """The clock state that `chronyc -n tracking` printed; None if the text is something else. *Source:* chronyc(1)."""
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in printed.splitlines())}
     offset = re.match(r"(\d{1,18}(?:\.\d{1,18})?) seconds", fields.get("System time", ""))
     if offset is None or "Leap status" not in fields:
@@ -198,7 +197,7 @@ def read_chrony(printed: str) -> ClockState | None:
 
 
 def kernel_clock_state() -> ClockState:
-    """What the kernel says of its clock, and the estimated error."""
+    """The clock state that the kernel reports, with its estimated error."""
     known = read_kernel_clock()
     if known is None:
         return ClockState(synchronised=None, error_seconds=None, told_by="nobody")
@@ -207,7 +206,7 @@ def kernel_clock_state() -> ClockState:
 
 
 def nsys_version(command: str = "nsys") -> str | None:
-    """What `nsys --version` prints; None where there is no nsys."""
+    """The last line that `nsys --version` prints; None if there is no nsys."""
     if shutil.which(command) is None:
         return None
     printed = printed_by([command, "--version"])
@@ -226,7 +225,7 @@ def graph_launches(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceAnswer:
-    """What came of asking the service."""
+    """The outcome of asking the service."""
 
     answered: bool
     protocol_version: int | None
@@ -234,13 +233,13 @@ class ServiceAnswer:
     """From connecting to the answer."""
     text: str
     refused: str | None = None
-    """Why an agent with these credentials would not be let in; None where it would be, or the service does not say."""
+    """Why an agent with these credentials would not be let in; None if it would be, or the service does not say."""
     lets_in: bool = False
     """The service says that such an agent would be let in."""
 
 
 def ask_service(host: str, port: int, credentials: Credentials | None = None) -> ServiceAnswer:
-    """Connects as an agent would, with TLS where `credentials` say so; says a Hello of no version and reads the answer.
+    """Connects as an agent would, with TLS if `credentials` say so; says a Hello of no version and reads the answer.
 
     The service refuses that Hello, names its version, and says whether the token or certificate would do; it counts
     one refused connection, and learns of no agent.
@@ -308,13 +307,13 @@ def _hello(token: str) -> Hello:
 def _first_message(connection: socket.socket) -> object:
     deframer = Deframer()
     while data := connection.recv(65_536):
-        for payload in deframer.feed(data):
+        for payload in deframer.ingest_bytes(data):
             return decode_message(payload)
     return None
 
 
 def speaks_our_version(answer: ServiceAnswer) -> bool:
-    """Whether agents of this installation will be heard there."""
+    """Whether the service speaks the protocol of this installation's agents."""
     return answer.protocol_version == PROTOCOL_VERSION
 
 
@@ -327,7 +326,7 @@ class ClockOffset:
 
 
 def clock_offset(page: str, credentials: Credentials | None = None) -> ClockOffset | None:
-    """This clock minus that of the host that serves a page, from its Date header; None where it does not say.
+    """This clock minus that of the host that serves a page, from its Date header; None if it does not say.
 
     The header has whole seconds: it tells clocks that are off by seconds, no more. *Source:* RFC 9110, 6.6.1.
     """

@@ -1,4 +1,4 @@
-"""The options that say who is told of findings, for `serve`."""
+"""The options that say who gets notifications of findings, for `serve`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
 
+from ncclscope.extras import require_notify
+
 if TYPE_CHECKING:
-    from ncclscope_service.webhook import WebhookSettings
+    from ncclscope_service.serve.notify import ReceiverSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,30 +24,28 @@ class Notifications:
     """Receivers as given."""
 
     webhooks: tuple[str, ...]
-    slack_webhooks: tuple[str, ...]
+    apprise_urls: tuple[str, ...]
     least: str
-    timeout_seconds: float
-    attempts: int
     public_url: str | None
 
-    def for_service(self) -> tuple[WebhookSettings, ...]:
-        """As the service takes them."""
-        from ncclscope_service.messages import Form  # noqa: PLC0415  (needs [service])
-        from ncclscope_service.outbox import OutboxLimits  # noqa: PLC0415
-        from ncclscope_service.rows import Severity  # noqa: PLC0415
-        from ncclscope_service.webhook import WebhookSettings  # noqa: PLC0415
+    def for_service(self) -> tuple[ReceiverSettings, ...]:
+        """As the service takes them.
 
-        return tuple(
-            WebhookSettings(
-                url=url,
-                form=form,
-                least=Severity(self.least),
-                timeout_seconds=self.timeout_seconds,
-                limits=OutboxLimits(attempts=self.attempts),
-            )
-            for form, urls in ((Form.JSON, self.webhooks), (Form.SLACK, self.slack_webhooks))
-            for url in urls
-        )
+        Raises:
+            click.ClickException: the package for --notify is not installed.
+            ConfigError: an address of --notify is none.
+        """
+        from ncclscope_service.serve.notify import ReceiverSettings  # noqa: PLC0415  (needs [service])
+        from ncclscope_service.store.records import Severity  # noqa: PLC0415
+
+        least = Severity(self.least)
+        receivers = [ReceiverSettings(url=url, least=least) for url in self.webhooks]
+        if self.apprise_urls:
+            require_notify()
+            from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415  (needs [notify])
+
+            receivers += [ReceiverSettings(url=url, least=least, send=apprise_sender(url)) for url in self.apprise_urls]
+        return tuple(receivers)
 
 
 def notification_options(command: Callable[P, R]) -> Callable[P, R]:
@@ -53,8 +53,7 @@ def notification_options(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def with_notifications(*args: P.args, **kwargs: P.kwargs) -> R:
-        names = ("webhooks", "slack_webhooks", "least", "timeout_seconds", "attempts", "public_url")
-        given = {name: kwargs.pop(name) for name in names}
+        given = {name: kwargs.pop(name) for name in ("webhooks", "apprise_urls", "least", "public_url")}
         kwargs["notifications"] = Notifications(**given)  # type: ignore[arg-type]  # click has checked the types
         return command(*args, **kwargs)
 
@@ -73,12 +72,6 @@ def _checked(_: click.Context, option: click.Parameter, given: str | tuple[str, 
     return given
 
 
-def _limit(
-    flag: str, name: str, bounds: click.IntRange | click.FloatRange, default: float, unit: str, text: str
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    return click.option(flag, name, type=bounds, default=default, show_default=True, metavar=unit, help=text)
-
-
 _OPTIONS = (
     click.option(
         "--webhook",
@@ -90,13 +83,13 @@ _OPTIONS = (
         help="Gets a POST with JSON when a finding opens, changes or closes; may be repeated.",
     ),
     click.option(
-        "--slack-webhook",
-        "slack_webhooks",
+        "--notify",
+        "apprise_urls",
         multiple=True,
         metavar="URL",
-        envvar="NCCLSCOPE_SLACK_WEBHOOK",
-        callback=_checked,
-        help="The same in the form that Slack, Mattermost and Rocket.Chat take.",
+        envvar="NCCLSCOPE_NOTIFY",
+        help="The same by Slack, mail and many others: an address of Apprise's, for instance slack://...; may be "
+        "repeated (needs ncclscope[notify]).",
     ),
     click.option(
         "--notify-from",
@@ -104,28 +97,12 @@ _OPTIONS = (
         type=click.Choice(["info", "warning", "critical"]),
         default="warning",
         show_default=True,
-        help="Findings that hurry less are not told.",
-    ),
-    _limit(
-        "--webhook-timeout",
-        "timeout_seconds",
-        click.FloatRange(min=0.1, max=300),
-        10.0,
-        "SECONDS",
-        "Patience with one attempt to deliver.",
-    ),
-    _limit(
-        "--webhook-attempts",
-        "attempts",
-        click.IntRange(min=1, max=100),
-        8,
-        "N",
-        "Attempts before a notification is given up, with doubling pauses from 1 s to 60 s.",
+        help="Findings that are less severe are not reported.",
     ),
     click.option(
         "--public-url",
         metavar="URL",
         callback=_checked,
-        help="Where people reach the live page, for links in notifications; default: the address of --http.",
+        help="Address of the live page in links of notifications; default: --http.",
     ),
 )

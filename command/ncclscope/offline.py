@@ -12,14 +12,14 @@ from typing import Final
 
 from ncclscope.discover import Discovery, FoundFile, discover
 from ncclscope_agent.config import zone_offset_ns
-from ncclscope_agent.recognise import FileKind
+from ncclscope_agent.files.recognise import FileKind
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import ExportDescription, broken_export, describe_export, read_export
-from ncclscope_agent.sources.nsys_report import export_report
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import ExportDescription, broken_export, describe_export, read_export
+from ncclscope_agent.sources.nsys.report import export_report
 from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
-from ncclscope_service.pipeline import Pipeline, PipelineSettings
-from ncclscope_service.zone import fit_zone
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ConfigError, FormatError, SourceError
 from ncclscope_wire.records import Source, SourceKind
@@ -64,9 +64,9 @@ def run_offline(
         reading.read_topologies()
         reading.read_exports()
     if log_timezone is None:
-        run.pipeline.shift_stamps(fit_zone)
+        run.pipeline.shift_stamps()
     run.pipeline.store.skipped.update({f"file_{reason}": count for reason, count in run.skipped.items()})
-    run.pipeline.flush(time.time_ns())
+    run.pipeline.finish(time.time_ns())
     return run
 
 
@@ -87,7 +87,7 @@ def _changed_ns(path: Path) -> int | None:
 
 
 class _Reading:
-    """One pass over the files: logs first, since exports may have to be told whose they are."""
+    """One pass over the files: logs first, since the host of an export may have to come from them."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Reading:
         self._done_bytes = 0
 
     def read_logs(self) -> None:
-        """Feeds every log."""
+        """Reads every log into the pipeline."""
         for found in self._logs:
             source = Source(kind=SourceKind.NCCL_LOG, name=found.name, key=str(found.path))
             near_ns = _changed_ns(found.path)
@@ -119,7 +119,7 @@ class _Reading:
             self._read_lines(found, reader)
 
     def read_dumps(self) -> None:
-        """Feeds every dump of NCCL Inspector."""
+        """Reads every dump of NCCL Inspector into the pipeline."""
         for found in self._dumps:
             source = Source(kind=SourceKind.INSPECTOR, name=found.name, key=str(found.path))
             self._read_lines(found, InspectorReader(source))
@@ -127,14 +127,14 @@ class _Reading:
     def _read_lines(self, found: FoundFile, reader: NcclLogReader | InspectorReader) -> None:
         try:
             for block in self._blocks(found):
-                self._feed(reader.feed(block, None))
+                self._feed(reader.ingest_bytes(block, None))
         except OSError:
             self._run.skipped["unreadable"] += 1
-        self._feed(reader.flush())
+        self._feed(reader.finish())
         self._run.files_read += 1
 
     def read_topologies(self) -> None:
-        """Feeds every topology file: its host is a folder or file named like a log's host, else the only log host."""
+        """Reads every topology file: its host is a folder or file named like a log's host, else the only log host."""
         hosts = {process.host for process in self._run.pipeline.store.processes}
         for found in self._topologies:
             try:
@@ -151,7 +151,7 @@ class _Reading:
             self._advance(found.size_bytes, found.name)
 
     def read_exports(self) -> None:
-        """Feeds every export; one that cannot be read is counted with its reason."""
+        """Reads every export into the pipeline; one that cannot be read is counted with its reason."""
         hosts_of_logs = _hosts_by_pid(self._run.pipeline)
         for found in self._exports:
             source = Source(kind=SourceKind.NSYS, name=found.name, key=str(found.path))
@@ -178,7 +178,7 @@ class _Reading:
 
     def _feed(self, batches: Iterator[Batch] | list[Batch]) -> None:
         for batch in batches:
-            self._run.pipeline.feed(batch, agent=_AGENT, session=_SESSION, job=self._job)
+            self._run.pipeline.ingest_batch(batch, agent=_AGENT, session=_SESSION, job=self._job)
 
     def _advance(self, amount: int, name: str) -> None:
         self._done_bytes += amount

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ncclscope_agent.advice import NcclVersion, read_version
+from ncclscope_agent.nccl_settings.advice import NcclVersion, read_version
 
 
 def nccl_version(_: click.Context, __: click.Parameter, value: str | None) -> NcclVersion | None:
-    """The version that was given; None where none was."""
+    """The version that was given; None if none was."""
     if value is None:
         return None
     found = read_version(value)

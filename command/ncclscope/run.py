@@ -22,9 +22,9 @@ import click
 from ncclscope import node
 from ncclscope.local_tasks import arrivals, local_tasks, note_arrival
 from ncclscope.options import nccl_version
-from ncclscope_agent.advice import NcclVersion, Verdict, remarks_on_environment
 from ncclscope_agent.config import variable_of
-from ncclscope_agent.presets import glob_of, preset
+from ncclscope_agent.nccl_settings.advice import NcclVersion, Verdict, remarks_on_environment
+from ncclscope_agent.nccl_settings.presets import glob_of, preset
 from ncclscope_capture.job import Watch, become, end_as
 
 _LOCAL_RANKS: Final = (
@@ -53,12 +53,14 @@ _WRONG_SETTINGS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a job is started with."""
+    """The environment and the log file that a job is started with."""
 
     environment: dict[str, str]
     log_file: str
+    is_own_log: bool
+    """The logs are in the folder that was made for this job alone."""
     changed: tuple[str, ...]
-    """What was set otherwise, and why that was replaced: a sentence each."""
+    """Variables that were set otherwise, and why they were replaced: a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +72,25 @@ class _Patience:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
-@click.option("--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version; else what serves all.")
 @click.option(
-    "--log-file", metavar="PATTERN", help="NCCL_DEBUG_FILE; default: a folder of this user and job in TMPDIR."
+    "--nccl", callback=nccl_version, metavar="VERSION", help="NCCL's version; default: settings that suit all versions."
 )
-@click.option("--calls", is_flag=True, help="A line for each API call too (2.13 on): tells groups exactly.")
-@click.option("--keep", is_flag=True, help="Replace nothing that is set, even where NCCL would log nothing then.")
-@click.option("--connect", metavar="HOST:PORT", help="Where the service listens; else NCCLSCOPE_CONNECT.")
-@click.option("--exports", multiple=True, metavar="DIR", help="Directories in which nsys exports appear.")
+@click.option(
+    "--log-file", metavar="PATTERN", help="NCCL_DEBUG_FILE; default: in a folder of this user and job in TMPDIR."
+)
+@click.option(
+    "--calls", is_flag=True, help="Also log every API call (NCCL 2.13 and newer), which shows groups exactly."
+)
+@click.option("--keep", is_flag=True, help="Keep NCCL variables that are set, even if NCCL would then log nothing.")
+@click.option("--connect", metavar="HOST:PORT", help="Address of the service; default: NCCLSCOPE_CONNECT.")
+@click.option("--exports", multiple=True, metavar="DIR", help="Directory in which nsys exports appear. Repeatable.")
 @click.option("--agent", "wants_agent", type=click.Choice(["auto", "yes", "no"]), default="auto", show_default=True,
-              help="Start an agent here; auto: in the first process of each node.")  # fmt: skip
+              help="Whether to start an agent. auto: in the first process of each node.")  # fmt: skip
 @click.option("--linger", type=click.FloatRange(0, 3600), default=30.0, show_default=True, metavar="SECONDS",
-              help="After the job's end, wait so long for others of this node; then end the agent.")  # fmt: skip
+              help="After the job ends, wait this long for other processes of the node, then stop the "
+                   "agent.")  # fmt: skip
 @click.option("--hand-over", type=click.FloatRange(0, 3600), default=20.0, show_default=True, metavar="SECONDS",
-              help="How long the agent then has to send the rest.")  # fmt: skip
+              help="Time for the agent to send the rest after that.")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def run(
     *,
@@ -100,8 +107,8 @@ def run(
 ) -> None:
     """Run a job with NCCL's variables set and an agent beside it: srun ncclscope run -- python train.py
 
-    All settings of the agent may be given as variables (NCCLSCOPE_CONNECT and so on). The agent and the way to it can
-    fail: the job runs all the same. Signals and exit status are the job's.
+    The agent's settings may be given as variables (NCCLSCOPE_CONNECT and so on). The job runs even if the agent fails.
+    Signals and exit status are the job's.
     """
     prepared = prepare(os.environ, nccl, log_file=log_file, calls=calls, keep=keep)
     first = is_first_on_node(os.environ) if wants_agent == "auto" else wants_agent == "yes"
@@ -111,6 +118,8 @@ def run(
     environment = prepared.environment
     if connect is not None:
         environment[variable_of("connect")] = connect
+    if prepared.is_own_log:
+        environment.setdefault(variable_of("release_logs"), "yes")
     folder = Path(prepared.log_file).parent
     locked = _lock(folder)
     if not first:
@@ -125,12 +134,13 @@ def run(
 def prepare(
     environment: Mapping[str, str], version: NcclVersion | None, *, log_file: str | None, calls: bool, keep: bool
 ) -> Prepared:
-    """The job's variables: the preset, and what is set already where that serves.
+    """The job's variables: the preset, and what is set already if that serves.
 
-    A variable that is set is replaced where `check` says that it must change, and not at all with `keep`.
+    A variable that is set is replaced if `check` says that it must change, and not at all with `keep`.
     """
     given = node.nccl_variables(environment)
-    wanted = preset(version, log_file=log_file or _own_log_file(environment), calls=calls)
+    own = _own_log_file(environment)
+    wanted = preset(version, log_file=log_file or own, calls=calls)
     must_change = {
         remark.about: remark.text
         for remark in remarks_on_environment(version or _NEWEST, given)
@@ -146,7 +156,7 @@ def prepare(
             changed.append(f"{name}={given[name]} is replaced by {value}: {must_change[name]}")
         result[name] = value
     found = result.get("NCCL_DEBUG_FILE") or given.get("NCCL_DEBUG_FILE") or wanted["NCCL_DEBUG_FILE"]
-    return Prepared(environment=result, log_file=found, changed=tuple(changed))
+    return Prepared(environment=result, log_file=found, is_own_log=found == own, changed=tuple(changed))
 
 
 def is_first_on_node(environment: Mapping[str, str]) -> bool:
@@ -163,7 +173,7 @@ def _own_log_file(environment: Mapping[str, str]) -> str:
 
 
 def _lock(folder: Path) -> int | None:
-    """A shared lock that lasts as long as this process and what it becomes; None where there cannot be one."""
+    """A shared lock that lasts as long as this process and what it becomes; None if there cannot be one."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=_STRICTEST_MODE)
         if folder.stat().st_uid == os.getuid():
@@ -239,7 +249,7 @@ def _told_by_agent(log_file: str) -> Path:
 def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
     """Waits until all processes of this node have come, and none holds the lock any more, for so long at most.
 
-    One that comes late would else find its log unread where a job ends at once, as one that fails at its start.
+    One that comes late would else find its log unread if a job ends at once, as one that fails at its start.
     """
     until = time.monotonic() + seconds
     expected = local_tasks(os.environ) or 1
@@ -262,7 +272,7 @@ def _wait_for_others(watch: Watch, locked: int | None, seconds: float) -> None:
 def _end_agent(
     watch: Watch, agent: int, environment: Mapping[str, str], log_file: str, exports: tuple[str, ...], seconds: float
 ) -> bool:
-    """Lets the agent hand over what it read; True where it ended as it was asked to, and may have left something.
+    """Lets the agent hand over what it read; True if it ended as it was asked to, and may have left something.
 
     One that ended before, or before it could begin, is followed by one that reads the rest and ends.
     """
@@ -285,7 +295,7 @@ def _end_agent(
 
 
 def _tell_what_is_left(told: Path, begin: int) -> None:
-    """Says where an agent that ended in order did not hand over everything, as it told itself from that byte on."""
+    """Warns if an agent that ended in order did not hand over everything, as its log says from that byte on."""
     with contextlib.suppress(OSError), told.open("rb") as stream:
         stream.seek(begin)
         said = stream.read()

@@ -13,7 +13,7 @@ import click
 from ncclscope_wire.loopback import is_loopback
 
 if TYPE_CHECKING:
-    from ncclscope_service.credentials import CredentialFiles
+    from ncclscope_service.auth.credentials import CredentialFiles
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ _NAMES = ("tls_cert", "tls_key", "client_ca", "agent_tokens", "http_tls", "http_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """As given."""
+    """The options of TLS and access, as given."""
 
     tls_cert: Path | None
     tls_key: Path | None
@@ -35,30 +35,29 @@ class Security:
     insecure: bool
 
     @classmethod
-    def of_options(cls, given: dict[str, Any]) -> Security:
+    def from_options(cls, given: dict[str, Any]) -> Security:
         """From all options of a command, by name; others are left alone."""
         return cls(**{name: given[name] for name in _NAMES})
 
     def for_agents(self) -> CredentialFiles:
         """The files of the agents' port."""
-        from ncclscope_service.credentials import CredentialFiles  # noqa: PLC0415  (needs [service])
+        from ncclscope_service.auth.credentials import CredentialFiles  # noqa: PLC0415  (needs [service])
 
         return CredentialFiles(cert=self.tls_cert, key=self.tls_key, client_ca=self.client_ca, tokens=self.agent_tokens)
 
     def for_http(self) -> CredentialFiles:
         """The files of the HTTP port."""
-        from ncclscope_service.credentials import CredentialFiles  # noqa: PLC0415
+        from ncclscope_service.auth.credentials import CredentialFiles  # noqa: PLC0415
 
         return CredentialFiles(
             cert=self.tls_cert if self.http_tls else None,
             key=self.tls_key if self.http_tls else None,
             client_ca=self.http_client_ca,
             tokens=self.http_tokens,
-            demands_certificate=False,
         )
 
     def check(self, *, listen: str, http: str) -> None:
-        """Refuses ports that others can reach and that lack TLS or a way to tell who comes, unless told to.
+        """Refuses ports that others can reach and that lack TLS or authentication, unless --insecure is given.
 
         Raises:
             click.UsageError: says which port lacks what, and what to do.
@@ -76,7 +75,7 @@ class Security:
             if lacks and not is_loopback(host)
         ]
         if faults:
-            advice = "give them, listen on 127.0.0.1, or say --insecure where the network is trusted"
+            advice = "give them, listen on 127.0.0.1, or give --insecure if the network is trusted"
             raise click.UsageError("\n".join([*faults, advice]))
 
 
@@ -97,14 +96,28 @@ def security_options(command: Callable[P, R]) -> Callable[..., R]:
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
-    click.option("--tls-cert", type=_FILE, help="Certificate of this service (PEM): both ports speak TLS."),
-    click.option("--tls-key", type=_FILE, help="Its key; default: in the same file."),
-    click.option("--client-ca", type=_FILE, help="Agents must show a certificate that one of these signed (PEM)."),
-    click.option("--agent-tokens", type=_FILE, help="Agents must show one of these tokens, each with what it may say."),
-    click.option("--http-tls/--no-http-tls", default=True, help="HTTP speaks TLS too, where there is --tls-cert."),
-    click.option("--http-client-ca", type=_FILE, help="Who asks over HTTP may show a certificate that these signed."),
-    click.option("--http-tokens", type=_FILE, help="Who asks over HTTP must show one of these tokens."),
+    click.option("--tls-cert", type=_FILE, help="Certificate of this service (PEM). Turns TLS on for both ports."),
+    click.option("--tls-key", type=_FILE, help="Private key; default: in the certificate file."),
     click.option(
-        "--insecure", is_flag=True, help="Open ports to other machines although TLS or a way to tell who comes lacks."
+        "--client-ca", type=_FILE, help="Require agents to present a certificate signed by one of these (PEM)."
+    ),
+    click.option(
+        "--agent-tokens",
+        type=_FILE,
+        help="Require agents to present a token from this list, which also says what each may send.",
+    ),
+    click.option("--http-tls/--no-http-tls", default=True, help="Whether HTTP uses TLS, if there is --tls-cert."),
+    click.option(
+        "--http-client-ca",
+        type=_FILE,
+        help="Require HTTP clients to present a certificate signed by one of these (PEM).",
+    ),
+    click.option(
+        "--http-tokens", type=_FILE, help="Require HTTP clients to present a token from this list (Bearer or Basic)."
+    ),
+    click.option(
+        "--insecure",
+        is_flag=True,
+        help="Allow ports on other addresses than loopback without TLS or without authentication.",
     ),
 )

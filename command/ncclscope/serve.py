@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 import click
 
@@ -11,39 +15,138 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
-from ncclscope.keeping import Keeping, keeping_options
 from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
+
+if TYPE_CHECKING:
+    from ncclscope_service.keep.persistence import PersistenceSettings
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_UNSYNCED_SECONDS: Final = 0.005
+_STATES_PER_JOURNAL: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """The options that say how the state is kept on disk, as given."""
+
+    journal_fsync: str
+    journal_limit: int
+    state_every: float
+    stop_seconds: float
+
+    def for_service(self) -> PersistenceSettings:
+        """As the service takes them. Raises click.UsageError."""
+        from ncclscope_service.keep.journal import JournalSettings  # noqa: PLC0415  (needs [service])
+        from ncclscope_service.keep.persistence import PersistenceSettings  # noqa: PLC0415
+
+        group_seconds = _group_seconds(self.journal_fsync)
+        max_bytes = self.journal_limit << 20
+        return PersistenceSettings(
+            journal=JournalSettings(
+                group_seconds=_UNSYNCED_SECONDS if group_seconds is None else group_seconds,
+                sync=group_seconds is not None,
+                max_bytes=max_bytes,
+                retained_bytes=max_bytes // 2,
+            ),
+            state_every_seconds=60 * self.state_every,
+            state_every_bytes=max_bytes // _STATES_PER_JOURNAL,
+        )
+
+
+def keeping_options(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Adds the options; the command gets them as `keeping`."""
+
+    @functools.wraps(command)
+    def with_keeping(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given = {name: kwargs.pop(name) for name in ("journal_fsync", "journal_limit", "state_every", "stop_seconds")}
+        kwargs["keeping"] = Keeping(**given)  # type: ignore[arg-type]  # click has checked the types
+        return command(*args, **kwargs)
+
+    for option in _OPTIONS:
+        with_keeping = option(with_keeping)
+    return with_keeping
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--stop-seconds",
+        type=click.FloatRange(min=1),
+        default=45.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time limit for stopping. What is not decided or written by then is left to the next start.",
+    ),
+    click.option(
+        "--state-every",
+        type=click.FloatRange(0.05),
+        default=5.0,
+        show_default=True,
+        metavar="MINUTES",
+        help="Write the state at least this often. A restart repeats at most this much work.",
+    ),
+    click.option(
+        "--journal-limit",
+        type=click.IntRange(64),
+        default=1024,
+        show_default=True,
+        metavar="MIB",
+        help="Size limit of the journal on disk. The state is written after every eighth of it.",
+    ),
+    click.option(
+        "--journal-fsync",
+        default="20",
+        show_default=True,
+        metavar="MS|off",
+        help="How long batches wait to be synced to disk together, before they are acknowledged. off: "
+        "do not sync; a power loss may lose acknowledged data.",
+    ),
+)
+
+
+def _group_seconds(text: str) -> float | None:
+    """The value of --journal-fsync in seconds; None for off."""
+    if text == "off":
+        return None
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= 10_000:
+        raise click.UsageError(f"--journal-fsync: {text!r} is neither off nor milliseconds from 0 to 10000")
+    return milliseconds * 1e-3
 
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "NCCLSCOPE_SERVE"},
 )
 @click.option(
-    "--listen", default="127.0.0.1:9797", show_default=True, metavar="HOST:PORT", help="Where agents connect."
+    "--listen", default="127.0.0.1:9797", show_default=True, metavar="HOST:PORT", help="Address that agents connect to."
 )
 @click.option(
     "--http",
     default="127.0.0.1:9798",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where the live page, /metrics and the API are.",
+    help="Address of the live page, /metrics and the API.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("ncclscope-data"),
     show_default=True,
-    help="Folder for state, journal and finished operations (parquet); one service each.",
+    help="Folder for state, journal and finished operations (parquet). Each service needs its own.",
 )
 @keeping_options
 @click.option(
     "--snapshot-on-end",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that gets the files of `ncclscope snapshot` when the service is stopped, and, in a folder of its own, "
-    "those of each job that ends.",
+    help="Write the files of `ncclscope snapshot` to this folder when the service stops, and to a "
+    "subfolder for each job that ends.",
 )
 @click.option(
     "--keep-snapshots",
@@ -51,7 +154,7 @@ from ncclscope.sizes import Sizes, size_options
     default=20,
     show_default=True,
     metavar="N",
-    help="Folders of ended jobs to keep; the oldest are removed.",
+    help="Number of subfolders of ended jobs to keep; older ones are deleted.",
 )
 @click.option(
     "--job-silence",
@@ -59,14 +162,14 @@ from ncclscope.sizes import Sizes, size_options
     default=1800.0,
     show_default=True,
     metavar="SECONDS",
-    help="A job that said nothing for so long has ended, also where it did not say so.",
+    help="A job that was silent for this long has ended, even if it never said so.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text"]),
     default="auto",
     show_default=True,
-    help="How the service tells of itself on stderr; auto: text at a terminal, else JSON.",
+    help="Format of the service's own log on stderr. auto: text at a terminal, else JSON.",
 )
 @security_options
 @baseline_option
@@ -86,14 +189,14 @@ def serve(
     sizes: Sizes,
     notifications: Notifications,
 ) -> None:
-    """Run the service: agents connect to it; it serves the live page, /metrics and the API."""
+    """Run the service: it takes data from agents and serves the live page, /metrics and the API."""
     require_service()
     configure_logs(log_format)
     import anyio  # noqa: PLC0415  (the packages of the service are only there now)
 
     from ncclscope_service.app import ServiceSettings, run_service  # noqa: PLC0415
-    from ncclscope_service.listen import ListenSettings  # noqa: PLC0415
-    from ncclscope_service.pipeline import PipelineSettings  # noqa: PLC0415
+    from ncclscope_service.serve.listen import ListenSettings  # noqa: PLC0415
+    from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     agents_host, agents_port = address_of(listen, "--listen")
     http_host, http_port = address_of(http, "--http")
@@ -113,7 +216,7 @@ def serve(
         pipeline=PipelineSettings(
             sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
         ),
-        webhooks=notifications.for_service(),
+        receivers=notifications.for_service(),
         public_url=notifications.public_url,
         snapshot_on_end=snapshot_on_end,
         snapshots_kept=keep_snapshots,

@@ -86,8 +86,8 @@ class _Given(TypedDict):
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write into.")
-@click.option("--nccl", default="2.28.3", help="NCCL version, 2.8 to 2.30; 2.21 stands for 2.21.5.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Output folder.")
+@click.option("--nccl", default="2.28.3", help="NCCL version, 2.8 to 2.30; 2.21 means 2.21.5.")
 @click.option("--nsys", default="2025.3", type=click.Choice(NSYS_VERSIONS), help="nsys version of the exports.")
 @click.option("--nodes", default=2, help="Nodes.")
 @click.option("--gpus", default=4, help="GPUs, and ranks, per node.")
@@ -108,11 +108,16 @@ class _Given(TypedDict):
     type=click.Choice(CONTEXT_EXCHANGES),
     help="How attention gets keys and values of other ranks.",
 )
-@click.option("--order", default=ORDERS[0], type=click.Choice(ORDERS), help="Which ranks are neighbours, first first.")
+@click.option(
+    "--order",
+    default=ORDERS[0],
+    type=click.Choice(ORDERS),
+    help="Order of dimensions; the first has neighbouring ranks.",
+)
 @click.option(
     "--sequence-parallel/--no-sequence-parallel", default=None, help="Sequence parallelism.  [default: where --tp > 1]"
 )
-@click.option("--zero1", is_flag=True, help="ReduceScatter and AllGather in place of the gradients' AllReduce.")
+@click.option("--zero1", is_flag=True, help="ReduceScatter and AllGather instead of the gradients' AllReduce.")
 @click.option("--zero2", is_flag=True, help="As --zero1, with the gradients of every microbatch reduced at once.")
 @click.option("--fsdp", is_flag=True, help="Parameters gathered for each layer and gradients scattered (ZeRO-3, FSDP).")
 @click.option(
@@ -121,7 +126,7 @@ class _Given(TypedDict):
 @click.option("--deepspeed", type=click.IntRange(1, 3), help="DeepSpeed's ZeRO of this stage.")
 @click.option("--shared-world", is_flag=True, help="A dimension that spans the job uses the world's communicator.")
 @click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
-@click.option("--seed", default=0, help="Equal seeds give equal files.")
+@click.option("--seed", default=0, help="Random seed; equal seeds give equal files.")
 @click.option("--layers", default=2, help="Layers per pipeline stage.")
 @click.option("--interleave", default=1, help="Chunks of layers per stage, each stage in turn; 1: plain 1F1B.")
 @click.option("--microbatches", default=4, help="Microbatches per step.")
@@ -130,8 +135,8 @@ class _Given(TypedDict):
 @click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
 @click.option("--compute-cv", default=0.01, help="Spread of computation times, relative.")
 @click.option("--bandwidth-cv", default=0.03, help="Spread of transfer times, relative.")
-@click.option("--noise-correlation", default=0.0, help="Of both, from step to step, then with heavy tails.")
-@click.option("--imbalance", default=0.0, help="Of experts: spread of the logarithm of their computation times.")
+@click.option("--noise-correlation", default=0.0, help="Correlation of both from step to step, with heavy tails.")
+@click.option("--imbalance", default=0.0, help="Spread of the logarithm of the experts' computation times.")
 @click.option(
     "--fault",
     multiple=True,
@@ -146,48 +151,58 @@ class _Given(TypedDict):
 @click.option(
     "--chunk-seconds", default=None, type=float, help="One export per so many seconds.  [default: one; --live, duty: 5]"
 )
-@click.option("--clock-offset-ms", default=50.0, help="Clocks of the nodes but the first are off by up to this.")
-@click.option("--clock-drift-ppm", default=20.0, help="... and drift by up to this.")
+@click.option("--clock-offset-ms", default=50.0, help="Largest clock offset of the nodes, except the first.")
+@click.option("--clock-drift-ppm", default=20.0, help="Largest clock drift of these nodes.")
 @click.option("--launch-lead-us", default=400.0, help="How far hosts enqueue ahead of their GPUs.")
 @click.option("--timestamps/--no-timestamps", default=None, help="Stamp log lines.  [default: from NCCL 2.26.2 on]")
-@click.option("--calls", is_flag=True, help="CALL lines, which show group boundaries.")
-@click.option("--stuck-op-count", is_flag=True, help="opCount stands still in a node, as beside a CUDA graph.")
-@click.option("--coalesce", is_flag=True, help="Gradients of all layers in one group.")
-@click.option("--broadcast-parameters", is_flag=True, help="With --zero1, --zero2: parameters by groups of Broadcasts.")
+@click.option("--calls", is_flag=True, help="Write CALL lines, which show groups.")
+@click.option("--stuck-op-count", is_flag=True, help="opCount does not move within a node, as beside a CUDA graph.")
+@click.option("--coalesce", is_flag=True, help="Put the gradients of all layers into one group.")
 @click.option(
-    "--work-fifo", default=None, type=int, help="NCCL's work FIFO, half of which fits one kernel: small cuts groups."
+    "--broadcast-parameters", is_flag=True, help="With --zero1, --zero2: gather parameters by groups of Broadcasts."
+)
+@click.option(
+    "--work-fifo",
+    default=None,
+    type=int,
+    help="Size of NCCL's work FIFO; one kernel takes at most half of it, so a small one cuts groups.",
 )
 @click.option("--split/--no-split", default=None, help="Groups by ncclCommSplit.  [default: from NCCL 2.18 on]")
-@click.option("--nvtx/--no-nvtx", default=True, help="NVTX ranges in the exports.")
+@click.option("--nvtx/--no-nvtx", default=True, help="Write NVTX ranges into the exports.")
 @click.option(
     "--cuda-graphs",
     default=None,
     type=int,
     metavar="STEPS",
-    help="Capture the step into CUDA graphs after so many steps, and replay it from then on.",
+    help="Capture the step into CUDA graphs after this many steps, then replay it.",
 )
-@click.option("--graphs-per-step", default=1, help="With --cuda-graphs: graphs that a step is cut into.")
-@click.option("--recapture-every", default=None, type=int, help="With --cuda-graphs: capture anew after so many steps.")
+@click.option("--graphs-per-step", default=1, help="With --cuda-graphs: number of graphs per step.")
+@click.option(
+    "--recapture-every", default=None, type=int, help="With --cuda-graphs: capture again after this many steps."
+)
 @click.option(
     "--cuda-graph-trace",
     default=GRAPH_TRACES[0],
     type=click.Choice(GRAPH_TRACES),
-    help="As nsys's: a graph launch as a whole, or its kernels.",
+    help="As in nsys: record a graph launch as a whole, or its kernels.",
 )
-@click.option("--nvtx-payload", is_flag=True, help="Payloads of NCCL's ranges, as nsys export --include-blobs=true.")
-@click.option("--process-per-node", is_flag=True, help="One process for all GPUs of a node, a thread for each.")
 @click.option(
-    "--inspector", default=None, type=click.Choice(INSPECTOR_FORMATS), help="NCCL Inspector's dumps, in this format."
+    "--nvtx-payload",
+    is_flag=True,
+    help="Write the payloads of NCCL's ranges, as nsys export --include-blobs=true does.",
 )
-@click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of its records that Inspector loses.")
-@click.option("--live", is_flag=True, help="Write in real time, from now on, until stopped.")
-@click.option("--for", "seconds", default=None, type=float, help="With --live: stop after so many seconds.")
+@click.option("--process-per-node", is_flag=True, help="One process per node, with a thread per GPU.")
+@click.option(
+    "--inspector", default=None, type=click.Choice(INSPECTOR_FORMATS), help="Write NCCL Inspector dumps in this format."
+)
+@click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of Inspector's records that are lost.")
+@click.option("--live", is_flag=True, help="Write in real time until stopped.")
+@click.option("--for", "seconds", default=None, type=float, help="With --live: stop after this many seconds.")
 def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Given]) -> None:
-    """Write a training job's NCCL logs, nsys exports and the truth about them.
+    """Simulate a training job: write its NCCL logs, nsys exports and the truth about them.
 
-    OUT/logs has the logs, OUT/nsys/HOST the exports, OUT/inspector NCCL Inspector's dumps, OUT/truth what really
-    happened. With --live the job is written as it runs; SIGINT and SIGTERM let the current step end, write the rest and
-    exit with 0.
+    Logs go to OUT/logs, exports to OUT/nsys/HOST, Inspector dumps to OUT/inspector, the truth to OUT/truth. With --live
+    the job is written in real time; SIGINT and SIGTERM finish the current step, write the rest and exit with 0.
     """
     if seconds is not None and not live:
         raise click.UsageError("--for needs --live")

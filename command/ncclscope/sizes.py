@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from ncclscope_service.parallelism import Sizes as PipelineSizes
+    from ncclscope_service.store.settings import Sizes as PipelineSizes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +26,7 @@ _DIMENSIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes as given; None = not given, and told from the traffic."""
+    """Sizes as given; None = not given, and inferred from the traffic."""
 
     tp: int | None
     pp: int | None
@@ -36,8 +36,8 @@ class Sizes:
     gpus_per_node: int | None
 
     def for_pipeline(self) -> PipelineSizes:
-        """As the pipeline takes them."""
-        from ncclscope_service.parallelism import Sizes as PipelineSizes  # noqa: PLC0415  (needs [service])
+        """The sizes in the form that the pipeline takes."""
+        from ncclscope_service.store.settings import Sizes as PipelineSizes  # noqa: PLC0415
 
         return PipelineSizes(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, cp=self.cp)
 

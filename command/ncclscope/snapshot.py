@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from ncclscope.extras import require_perfetto, require_service, require_writable
+from ncclscope.extras import require_service, require_writable
 from ncclscope_agent.credentials import Credentials
 
 _PATIENCE_SECONDS: Final = 600
@@ -23,32 +23,25 @@ _MINUTE_NS: Final = 60_000_000_000
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for the files.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
 @click.option(
-    "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="The service's HTTP address."
+    "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="HTTP address of the service."
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Folder of a service that is stopped (`serve --data`): read this instead.",
+    help="Read the folder of a stopped service (`serve --data`) instead.",
 )
 @click.option("--job", help="Only this job.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last so many minutes.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last N minutes.")
 @click.option(
-    "--trace-format",
-    type=click.Choice(["json", "perfetto"]),
-    default="json",
-    show_default=True,
-    help="perfetto: trace.perfetto-trace as well (the service needs ncclscope[perfetto]).",
-)
-@click.option(
-    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with a token that the service knows."
+    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with a token for the service."
 )
 @click.option(
     "--tls-ca",
     "ca",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Certificates of those who sign the service's (PEM).",
+    help="CA certificates that sign the service's certificate (PEM).",
 )
 def snapshot(
     out: Path,
@@ -56,30 +49,26 @@ def snapshot(
     data: Path | None,
     job: str | None,
     minutes: float | None,
-    trace_format: str,
     token_file: Path | None,
     ca: Path | None,
 ) -> None:
-    """Ask a running service for a Chrome trace, and the same files as `analyze`, of a job or of the last minutes.
+    """Write the files of `analyze` and a Chrome trace of what a running service has in memory.
 
-    With --data, of what a stopped service had in memory; minutes count back from its end.
+    With --data, of what a stopped service had in memory; --minutes then count back from its end.
     """
     require_writable(out, "--out")
     if data is not None:
-        for path in write_stopped(data, out, job=job, minutes=minutes, with_perfetto=trace_format == "perfetto"):
+        for path in write_stopped(data, out, job=job, minutes=minutes):
             click.echo(path)
         return
     if not service.startswith(("http://", "https://")):
         raise click.UsageError(f"--service: {service!r} is not an address such as http://127.0.0.1:9798")
-    asked = None if trace_format == "json" else trace_format
     credentials = Credentials(tls_ca=str(ca or ""), token_file=str(token_file or ""))
-    for name in fetch_snapshot(service, out, job=job, minutes=minutes, trace_format=asked, credentials=credentials):
+    for name in fetch_snapshot(service, out, job=job, minutes=minutes, credentials=credentials):
         click.echo(out / name)
 
 
-def write_stopped(
-    data: Path, out: Path, *, job: str | None, minutes: float | None, with_perfetto: bool = False
-) -> list[Path]:
+def write_stopped(data: Path, out: Path, *, job: str | None, minutes: float | None) -> list[Path]:
     """Writes the files of what a stopped service left in its data folder, and gives their paths.
 
     Raises:
@@ -87,18 +76,16 @@ def write_stopped(
         ConfigError: nothing can be read from the folder.
     """
     require_service()
-    if with_perfetto:
-        require_perfetto()
     from ncclscope_service.export.directory import write_run  # noqa: PLC0415  (needs the packages of the service)
-    from ncclscope_service.stopped import read_stopped  # noqa: PLC0415
+    from ncclscope_service.keep.restoring import read_stopped  # noqa: PLC0415
 
-    kept = read_stopped(data)
-    store = kept.pipeline.store
+    state = read_stopped(data)
+    store = state.pipeline.store
     jobs = sorted({communicator.job for communicator in store.communicators})
     if job is not None and job not in jobs:
         raise click.ClickException(f"--job {job}: not in {data}, which has {', '.join(jobs) or 'none'}")
-    since_ns = None if minutes is None else kept.at_ns - round(minutes * _MINUTE_NS)
-    return list(write_run(store, out, job=job, since_ns=since_ns, with_perfetto=with_perfetto).values())
+    since_ns = None if minutes is None else state.at_ns - round(minutes * _MINUTE_NS)
+    return list(write_run(store, out, job=job, since_ns=since_ns).values())
 
 
 def fetch_snapshot(
@@ -107,7 +94,6 @@ def fetch_snapshot(
     *,
     job: str | None = None,
     minutes: float | None = None,
-    trace_format: str | None = None,
     credentials: Credentials | None = None,
 ) -> list[str]:
     """Writes the files of a snapshot into `out` and gives their names.
@@ -115,7 +101,7 @@ def fetch_snapshot(
     Raises:
         click.ClickException: the service is not there, or refuses; says which and what to do.
     """
-    given = (("job", job), ("minutes", minutes), ("trace_format", trace_format))
+    given = (("job", job), ("minutes", minutes))
     asked = {name: str(value) for name, value in given if value is not None}
     url = f"{service.rstrip('/')}/api/snapshot" + (f"?{urllib.parse.urlencode(asked)}" if asked else "")
     known = credentials or Credentials()
@@ -148,7 +134,7 @@ def fetch_snapshot(
 
 
 def _cause(error: Exception) -> str:
-    """What the system says, without the words of the libraries on the way."""
+    """The system's own words for an error, without those of the libraries on the way."""
     inner = error.reason if isinstance(error, urllib.error.URLError) else error
     return str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
 

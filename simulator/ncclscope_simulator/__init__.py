@@ -4,15 +4,15 @@ Shares no code with the reader, the translator or the clocks, so that an error t
 it imports nothing of ours, and a test holds that.
 """
 
-from ncclscope_simulator.choices import (
+from ncclscope_simulator.config import (
     CONTEXT_EXCHANGES,
     EXPERT_DISPATCHERS,
     GRAPH_TRACES,
     INSPECTOR_FORMATS,
     NSYS_VERSIONS,
     ORDERS,
+    SimulationConfig,
 )
-from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.faults import FAULT_KEYS, Fault, parse_faults
 from ncclscope_simulator.player import Player, write
 

@@ -1,4 +1,4 @@
-"""What a rank's host thread goes through in a step, one action after the other."""
+"""The actions that a rank's host thread goes through in a step, one after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ncclscope_simulator.operations import Launch
 
 
 class Act(IntEnum):
-    """What an action does."""
+    """The kinds of action."""
 
     COMPUTE = auto()
     """The compute stream is busy for `duration_ns`."""
@@ -42,7 +42,7 @@ class Action:
 
     @property
     def issued(self) -> Launch:
-        """What an ISSUE action launches."""
+        """The launch of an ISSUE action."""
         if self.launch is None:
             raise AssertionError("an ISSUE action carries a launch")
         return self.launch

@@ -1,4 +1,4 @@
-"""What the profiler of each node sees, until it is written to an export; and when exports begin and end."""
+"""Events that the profiler of each node sees, until they are written to an export; and when exports begin and end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KernelSeen:
     block: int
     nccl: bool
     node_id: int | None = None
-    """Its node, where a CUDA graph launched it."""
+    """Its node, if a CUDA graph launched it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class RangeSeen:
     nccl: bool
     """In NCCL's domain, as a registered string; else in the default domain."""
     payload: bytes | None = None
-    """binaryData."""
+    """The column binaryData of NVTX_EVENTS."""
 
 
 @dataclass(slots=True)
 class Capture:
-    """What was seen on one node and is not exported yet."""
+    """The events that were seen on one node and are not exported yet."""
 
     kernels: list[KernelSeen] = field(default_factory=list[KernelSeen])
     apis: list[ApiSeen] = field(default_factory=list[ApiSeen])
@@ -75,7 +75,7 @@ class Capture:
     graphs: list[GraphSeen] = field(default_factory=list[GraphSeen])
 
     def take(self, begins_ns: int, ends_ns: int) -> Capture:
-        """What began in a window, in order of start; what began earlier is forgotten, as nsys never saw it begin."""
+        """The events that began in a window, in order of start; earlier ones are dropped: nsys never saw them begin."""
         taken = Capture(
             kernels=sorted((k for k in self.kernels if begins_ns <= k.start_ns < ends_ns), key=_start_and_rank),
             apis=sorted((a for a in self.apis if begins_ns <= a.start_ns < ends_ns), key=_start_and_rank),

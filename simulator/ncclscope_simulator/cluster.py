@@ -29,7 +29,7 @@ class HostClock:
     """(reference time, forward step in ns)."""
 
     def host_ns(self, true_ns: int) -> int:
-        """What the host's clock reads at a time of the reference clock."""
+        """The reading of the host's clock at a time of the reference clock."""
         x = true_ns - self.at_ns + self.offset_ns
         read = self.at_ns + x + x * self.drift_ppb // (_BILLION - self.drift_ppb)
         return read + sum(step for since, step in self.steps if true_ns >= since)

@@ -1,13 +1,12 @@
-"""What to simulate: one dataclass with defaults and bounds, checked as a whole."""
+"""Configuration of a simulated job: one dataclass with defaults, choices and bounds, checked as a whole."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ncclscope_simulator.choices import CONTEXT_EXCHANGES, EXPERT_DISPATCHERS, captured_share
-from ncclscope_simulator.complaints import complaints
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import Stage
 from ncclscope_simulator.version import Traits, traits
@@ -16,6 +15,53 @@ DEFAULT_START_NS: Final = 1_772_449_200_000_000_000
 """2026-03-02T11:00:00Z: where a job that is written at once begins, so that equal seeds give equal bytes."""
 
 _DUTY_PERIOD_SECONDS: Final = 5.0
+
+GRAPH_TRACES: Final = ("graph", "node")
+"""How nsys can trace CUDA graphs."""
+
+NSYS_VERSIONS: Final = ("2022.4", "2023.4", "2024.5", "2025.3", "2026.2")
+"""The nsys versions whose export schema can be written."""
+
+INSPECTOR_FORMATS: Final = ("v4.0", "v4.2", "v4.3")
+"""The formats in which the Inspector plug-in's dumps can be written."""
+
+ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
+"""How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
+
+EXPERT_DISPATCHERS: Final = ("alltoall", "allgather")
+"""How tokens reach their experts. Source: Megatron-LM `--moe-token-dispatcher-type`."""
+
+CONTEXT_EXCHANGES: Final = ("ring", "allgather")
+"""How attention gets the keys and values of other ranks. Source: Megatron-LM `--cp-comm-type` p2p and all_gather."""
+
+_PARALLEL: Final = ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp", "replicate")
+_SIZES: Final = (*_PARALLEL, "layers", "interleave", "microbatches", "hidden", "sequence")
+"""Settings that others are divided by: at least 1."""
+
+_LEAST: Final = (
+    ("iterations", 1),
+    ("graphs_per_step", 1),
+    ("recapture_every", 1),
+    ("work_fifo", 2),
+    ("chunk_seconds", 0.1),
+    ("cuda_graphs", 0),
+    ("compute_cv", 0),
+    ("bandwidth_cv", 0),
+    ("imbalance", 0),
+    ("launch_lead_us", 0),
+    ("hang_seconds", 0),
+    ("clock_offset_ms", 0),
+)
+"""The least that a setting may be; None is no number and stands for itself."""
+
+_CHOICES: Final = (
+    ("ep_dispatch", EXPERT_DISPATCHERS),
+    ("cp_exchange", CONTEXT_EXCHANGES),
+    ("order", ORDERS),
+    ("nsys", NSYS_VERSIONS),
+    ("cuda_graph_trace", GRAPH_TRACES),
+    ("inspector", INSPECTOR_FORMATS),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +89,7 @@ class SimulationConfig:
     order: str = "tp-dp-pp"
     """Which ranks are neighbours, one of `ORDERS`."""
     sequence_parallel: bool | None = None
-    """AllGather and ReduceScatter in place of AllReduce within a tensor-parallel group; None: on where tp > 1."""
+    """AllGather and ReduceScatter in place of AllReduce within a tensor-parallel group; None: on if tp > 1."""
     zero1: bool = False
     """Gradients by ReduceScatter and parameters by AllGather, in place of AllReduce."""
     zero2: bool = False
@@ -58,7 +104,7 @@ class SimulationConfig:
     shared_world: bool = False
     """A dimension that spans the job uses the world's communicator, as PyTorch's DeviceMesh does."""
     iterations: int | None = 10
-    """Training steps; None: until told to stop."""
+    """Training steps; None: until the job is stopped."""
     seed: int = 0
     layers: int = 2
     """Transformer layers per pipeline stage."""
@@ -77,7 +123,7 @@ class SimulationConfig:
     noise_correlation: float = 0.0
     """Of both, from one step to the next, then with the heavy tails of Student's t; 0: independent and normal."""
     imbalance: float = 0.0
-    """With ep > 1: spread of the logarithm of the experts' computation times, drawn for each anew; 0: no such time."""
+    """With ep > 1: spread of the logarithm of the experts' computation times, drawn again for each; 0: no such time."""
     faults: tuple[Fault, ...] = ()
     capture: str = "full"
     """nsys: `full`, `none`, or `duty:F` with the share F of the time that is captured."""
@@ -90,7 +136,7 @@ class SimulationConfig:
     launch_lead_us: float = 400.0
     """How far the host enqueues ahead of its GPU."""
     timestamps: bool | None = None
-    """Time stamps in front of log lines; None: where the version can."""
+    """Time stamps in front of log lines; None: if the version can."""
     calls: bool = False
     """CALL lines, which show group boundaries (2.13 on)."""
     stuck_op_count: bool = False
@@ -104,7 +150,7 @@ class SimulationConfig:
     """NCCL_WORK_FIFO_DEPTH (2.13 to 2.21) or NCCL_WORK_FIFO_BYTES (2.22 on), half of which one kernel may fill: groups
     that do not fit take several; None: NCCL's default, 65,536 works or 1 MiB."""
     split: bool | None = None
-    """Groups are made by ncclCommSplit from the world; None: where the version can."""
+    """Groups are made by ncclCommSplit from the world; None: if the version can."""
     nvtx: bool = True
     """NCCL's own NVTX ranges and iteration ranges in the exports."""
     cuda_graphs: int | None = None
@@ -112,7 +158,7 @@ class SimulationConfig:
     graphs_per_step: int = 1
     """CUDA graphs that the captured part of a step is cut into."""
     recapture_every: int | None = None
-    """Steps after which the graphs are destroyed and captured anew; None: never."""
+    """Steps after which the graphs are destroyed and captured again; None: never."""
     cuda_graph_trace: str = "graph"
     """nsys's option of that name: `graph` records a launch as a whole, which is nsys's default; `node` its kernels."""
     nvtx_payload: bool = False
@@ -129,7 +175,7 @@ class SimulationConfig:
     """UTC on the reference clock when the job starts."""
 
     def __post_init__(self) -> None:
-        wrong = complaints(self)
+        wrong = _mistakes(self)
         if wrong:
             raise ValueError("; ".join(wrong))
 
@@ -196,3 +242,116 @@ class SimulationConfig:
     def of_kind(self, kind: str) -> list[Fault]:
         """The faults of one kind."""
         return [fault for fault in self.faults if fault.kind == kind]
+
+
+def captured_share(text: str) -> float | None:
+    """The share of the time that `full`, `none` or `duty:F` captures; None if the text is none of these."""
+    if text in {"full", "none"}:
+        return 1.0 if text == "full" else 0.0
+    try:
+        share = float(text.removeprefix("duty:")) if text.startswith("duty:") else None
+    except ValueError:
+        return None
+    return share if share is not None and 0.0 < share <= 1.0 else None
+
+
+def _mistakes(config: SimulationConfig) -> list[str]:
+    """A sentence for each wrong setting, which names the setting and what it may be.
+
+    If a size is below 1, nothing that depends on sizes is checked. Faults are checked if all else is right.
+    """
+    found = [f"{name} must be at least 1, not {getattr(config, name)}" for name in _SIZES if getattr(config, name) < 1]
+    if not found:
+        parts = (_parallelism, _schemes, _choices, _capture, _numbers)
+        found = [complaint for part in parts for complaint in part(config)] or list(_impossible_faults(config))
+    return [*found, *_version(config)]
+
+
+def _parallelism(config: SimulationConfig) -> Iterator[str]:
+    ranks = config.tp * config.pp * config.replicas
+    if config.gpus > 16:
+        yield f"gpus per node must be at most 16, not {config.gpus}"
+    if config.world != ranks:
+        yield f"nodes x gpus = {config.world} ranks, but tp x pp x dp x cp = {ranks}; the two must be equal"
+    if config.dp % config.ep:
+        yield f"ep={config.ep} does not divide dp={config.dp}"
+    if config.hidden % config.tp or config.sequence % (config.tp * config.cp):
+        yield f"hidden must be a multiple of tp={config.tp}, and sequence of tp x cp"
+    if config.interleave > 1 and (config.pp == 1 or config.layers % config.interleave):
+        yield f"interleave={config.interleave} needs pp > 1 and must divide layers={config.layers}"
+    if config.interleave > 1 and config.microbatches % config.pp:
+        yield f"with interleave, microbatches={config.microbatches} must be a multiple of pp={config.pp}"
+
+
+def _choices(config: SimulationConfig) -> Iterator[str]:
+    for name, allowed in _CHOICES:
+        value = getattr(config, name)
+        if value is not None and value not in allowed:
+            yield f"{name} {value!r} is none of {', '.join(allowed)}"
+
+
+def _schemes(config: SimulationConfig) -> Iterator[str]:
+    """How gradients and parameters are shared."""
+    if config.deepspeed not in {None, 1, 2, 3}:
+        yield f"deepspeed must be 1, 2 or 3, not {config.deepspeed}"
+    if config.zero1 + config.zero2 + config.fsdp + (config.deepspeed is not None) > 1:
+        yield "zero1, zero2, fsdp and deepspeed exclude each other"
+    if config.broadcast_parameters and not ((config.zero1 or config.zero2) and config.cuda_graphs is None):
+        yield "broadcast_parameters needs zero1 or zero2, and no cuda_graphs"
+    if config.replicate > 1 and not (config.fsdp and config.replicas % config.replicate == 0):
+        yield f"replicate={config.replicate} needs fsdp and must divide dp x cp = {config.replicas}"
+
+
+def _capture(config: SimulationConfig) -> Iterator[str]:
+    if captured_share(config.capture) is None:
+        yield f"capture {config.capture!r} is not full, none or duty:F with F above 0 and at most 1"
+    if config.nvtx_payload and not (config.nvtx and config.nsys >= "2025"):
+        yield f"nvtx_payload needs nvtx and an nsys whose exports have binaryData (2025 on), not {config.nsys}"
+
+
+def _numbers(config: SimulationConfig) -> Iterator[str]:
+    for name, least in _LEAST:
+        value = getattr(config, name)
+        if value is not None and not value >= least:  # so that what is no number is refused too
+            yield f"{name} must {f'be at least {least}' if least else 'not be negative'}, not {value}"
+    if not 0 <= config.inspector_holes < 1:
+        yield f"inspector_holes must lie in 0 to below 1, not {config.inspector_holes}"
+    if not 0 <= config.noise_correlation < 1:
+        yield f"noise_correlation must lie in 0 to below 1, not {config.noise_correlation}"
+    if not config.step_seconds > 0:
+        yield f"step_seconds must be above 0, not {config.step_seconds}"
+    if not 0 <= config.clock_drift_ppm <= 10_000:
+        yield f"clock_drift_ppm must lie in 0 to 10000, not {config.clock_drift_ppm}"
+
+
+def _impossible_faults(config: SimulationConfig) -> Iterator[str]:
+    for fault in config.faults:
+        if fault.kind in {"late_rank", "hang", "mismatch"} and not 0 <= fault.rank < config.world:
+            yield f"fault {fault.kind}: no rank {fault.rank} in {config.world} ranks"
+        if fault.kind in {"slow_link", "slow_nic", "clock_step"} and not 0 <= fault.node < config.nodes:
+            yield f"fault {fault.kind}: no node {fault.node} in {config.nodes} nodes"
+        if fault.only is not None and not 0 <= fault.only < config.world:
+            yield f"fault {fault.kind}: no rank {fault.only} in {config.world} ranks"
+        if fault.kind == "slow_nic" and not 0 <= fault.gpu < fault.gpu + fault.gpus <= config.gpus:
+            yield f"fault slow_nic: no GPUs {fault.gpu} to {fault.gpu + fault.gpus - 1} in a node"
+        if fault.kind == "clock_step" and fault.node == 0:
+            yield "fault clock_step: node 0 carries the reference clock; step another"
+
+
+def _version(config: SimulationConfig) -> Iterator[str]:
+    """A sentence for each setting that the NCCL version does not support."""
+    try:
+        known = traits(config.nccl)
+    except ValueError as error:
+        yield str(error)
+        return
+    if config.timestamps and not known.timestamps:
+        yield f"NCCL {known.text} prints no time stamps: 2.26.2 is the first that does"
+    if config.split and not known.splits:
+        yield f"NCCL {known.text} has no ncclCommSplit: 2.18.1 is the first that has"
+    if config.work_fifo is not None and known.version < (2, 13, 0):
+        yield f"NCCL {known.text} has no work FIFO to set: 2.13 is the first that has"
+    if config.inspector and known.version < (2, 28, 0):
+        yield f"NCCL {known.text} has no Inspector plug-in: 2.28 is the first that has"
+    if config.calls and not known.calls:
+        yield f"NCCL {known.text} has no CALL lines: 2.13 is the first that has"

@@ -43,7 +43,7 @@ def message_bytes(op: str, count: int, size: int, ranks: int) -> int:
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """What turns algorithm bandwidth into bus bandwidth. Source: nccl-tests doc/PERFORMANCE.md."""
+    """The factor from algorithm bandwidth to bus bandwidth. Source: nccl-tests doc/PERFORMANCE.md."""
     if op == "AllReduce":
         return 2 * (ranks - 1) / ranks
     return (ranks - 1) / ranks if op in _PER_RANK else 1.0

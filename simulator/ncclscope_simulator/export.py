@@ -147,7 +147,7 @@ class _Chunk:
         return self.writer.node.clock.host_ns(true_ns) - self.utc_ns
 
     def _end(self, true_ns: int | None) -> int:
-        """What is still open when the export ends is cut there: its end equals the duration."""
+        """The end of a row on the export's clock. What is open when the export ends is cut there: at the duration."""
         if true_ns is None or true_ns > self.ends_true_ns:
             return self.duration_ns
         return self._relative(true_ns)

@@ -27,7 +27,7 @@ class Fault:
     only: int | None = None
     """The global rank that pauses; None: all."""
     factor: float = 1.0
-    """What is left of the bandwidth of the node's links to other nodes."""
+    """The share that is left of the bandwidth of the node's links to other nodes."""
     ratio: float = 0.0
     """The share of lines or kernels that is lost or torn."""
     first: int = 0

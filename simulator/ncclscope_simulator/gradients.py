@@ -1,4 +1,4 @@
-"""What ranks do with gradients: reduce them while backward goes on, and finish the step with the optimiser.
+"""The handling of gradients: ranks reduce them while backward goes on, and finish the step with the optimiser.
 
 Gradients go out in buckets while the last backward still runs (Megatron-LM core/distributed). With fsdp they are
 scattered after each layer (PyTorch distributed/fsdp/_fully_shard); with replicate each shard's gradients are then
@@ -28,7 +28,7 @@ class Gradients:
     def __init__(self, script: Script) -> None:
         self._script, self._config = script, script.config
         self._kind = "OPTIMIZER" if script.config.is_sharded else "DP"
-        """The group that reduces them."""
+        """The group that reduces the gradients."""
         self._parameters = layer_parameters(script.config)
         self._embedding = _VOCABULARY * script.config.hidden // script.config.tp
         self._waiting: list[Launch] = []

@@ -36,7 +36,7 @@ class GraphLaunch:
 
     rank: int
     graph: int
-    """Number of the graph in its process; captured anew it gets another."""
+    """Number of the graph in its process; captured again it gets another."""
     replay: int
     """How often it was launched before."""
     api_start_ns: int
@@ -58,12 +58,12 @@ class Node:
 
     @property
     def id(self) -> int:
-        """As CUPTI numbers it."""
+        """The id that CUPTI gives it: graph and index in one number."""
         return self.graph << 32 | self.index
 
 
 def segments(issues: list[int], amount: int) -> list[tuple[int, int]]:
-    """Cuts actions into so many graphs: (first, last + 1) of each, by the indices of the actions that communicate."""
+    """Cuts actions into `amount` graphs: (first, last + 1) of each, by the indices of the actions that communicate."""
     if not issues:
         return []
     amount = min(amount, len(issues))

@@ -27,7 +27,7 @@ class Group:
     comm_id: str
     """The identity as the outputs spell it: the printed commId, else `<parent>/<split>/<colour>`."""
     comm_hash: int | None
-    """The commId that Init lines print; None where they print none."""
+    """The commId that Init lines print; None if they print none."""
     parent: int | None
     """Index of the group that this one was split from."""
     split_count: int | None
@@ -36,7 +36,7 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Members."""
+        """Number of members."""
         return len(self.members)
 
     @property

@@ -53,7 +53,7 @@ class HostThread:
         self.at = 0
         """The action that comes next."""
         self.waits_for: Run | None = None
-        """What must end before the action that comes next is over."""
+        """The run that must end before the action that comes next is over."""
         self._config, self._noise = config, noise
         self._lead_ns = int(config.launch_lead_us * 1000)
         self._iteration = 0

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from ncclscope_simulator.choices import INSPECTOR_FORMATS
 from ncclscope_simulator.cluster import Cluster
-from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.config import INSPECTOR_FORMATS, SimulationConfig
 from ncclscope_simulator.data_types import bus_factor, message_bytes
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.operations import Operation
@@ -31,7 +30,7 @@ _MASK: Final = 2**64 - 1
 
 @dataclass(slots=True)
 class Dumped:
-    """What a step adds to the dumps."""
+    """The lines that a step adds to the dumps, and the operations that they record."""
 
     lines: dict[str, list[tuple[int, str]]]
     """By file: (reference time at which it is written, line)."""
@@ -182,7 +181,7 @@ def _statistics(collectives: int, pairs: int) -> str:
 
 
 def _hash_of(numbers: tuple[tuple[int, int], ...]) -> int:
-    """NCCL's hash of some numbers of so many bytes, eaten one after the other."""
+    """NCCL's hash of (number, its size in bytes), one after the other."""
     one = two = 1
     for number, size in numbers:
         one ^= size

@@ -40,7 +40,7 @@ class Interleaving:
     microbatches: int
 
     def steps(self) -> Iterator[Work | Exchange]:
-        """What the stage does, in order."""
+        """The work and the exchanges of the stage, in order."""
         total = self.microbatches * self.chunks
         all_warm_up = self.microbatches == self.stages
         ahead = (self.stages - self.stage - 1) * 2 + (self.chunks - 1) * self.stages

@@ -1,4 +1,4 @@
-"""What a rank does for one microbatch: its layers forward and backward, with all that they exchange.
+"""A rank's work for one microbatch: its layers forward and backward, with all that they exchange.
 
 Within the tensor-parallel group an AllReduce after attention and after the MLP, forward and backward, or with
 sequence parallelism an AllGather before and a ReduceScatter after (Megatron-LM core/tensor_parallel/mappings.py).
@@ -76,7 +76,7 @@ class Layers:
                 self._collective("TP", "AllReduce", f"loss.{name}", self._config.sequence, FLOAT32, red)
 
     def _gather_parameters(self, name: str) -> None:
-        """The parameters of one layer, where each rank holds a shard of them only."""
+        """The parameters of one layer, if each rank holds a shard of them only."""
         part = layer_parameters(self._config) // self._config.shards
         if self._config.fsdp:
             self._collective("OPTIMIZER", "AllGather", f"p{name}", part)

@@ -23,7 +23,7 @@ def stamp(host_ns: int) -> str:
 def operation_parts(
     *, op: str, send: str, recv: str, count: int, dtype: int, red: int, root: int, comm: str, ranks: int, stream: str
 ) -> tuple[str, str]:
-    """What stands before and after the hexadecimal opCount of an operation line."""
+    """The text before and the text after the hexadecimal opCount of an operation line."""
     return (
         f"{op}: opCount ",
         f" sendbuff {send} recvbuff {recv} count {count} datatype {dtype} op {red} root {root}"
@@ -55,7 +55,7 @@ def tuning(
     time_us: float,
     channels: int,
 ) -> str | None:
-    """The TUNING line's text; None where the version prints none at INFO.
+    """The TUNING line's text; None if the version prints none at INFO.
 
     Bytes: of all ranks up to 2.23, count x size from 2.24, which is per rank for AllGather and ReduceScatter.
     """
@@ -85,7 +85,7 @@ def init_text(
     color: int | None,
     key: int,
 ) -> str | None:
-    """The text of `Init START` or `Init COMPLETE` (event); None where the version prints none."""
+    """The text of `Init START` or `Init COMPLETE` (event); None if the version prints none."""
     v = version.version
     if event == "START" and v < (2, 18, 3):
         return None

@@ -1,25 +1,94 @@
-"""What ranks print: the lines of a step's operations with opCount as it was then, CALL lines and TUNING lines.
+"""The logs that ranks print: the lines of a step's operations with opCount as it was then, CALL lines and TUNING lines.
 
 Keeps what NCCL counts per communicator, and how many lines each file has.
+
+On their way into a file some lines get lost, some are torn into each other (faults `drop_lines`, `torn_lines`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ncclscope_simulator import log_lines
 from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
-from ncclscope_simulator.damage import Line, Written, damage
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import Stage
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.runs import Run, Step
 from ncclscope_simulator.startup import Said
+
+
+@dataclass(slots=True)
+class Line:
+    """One line before damage."""
+
+    at_ns: int
+    """Reference time at which it is written."""
+    text: str
+    pid: int
+    operation: int | None = None
+    """Index of the operation of the step that the line shows; None for any other line."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """The physical lines of a file, and where each operation's intact line is among them."""
+
+    lines: list[tuple[int, str]]
+    """(reference time, text without line end)."""
+    places: dict[int, int]
+    """Operation to its index in `lines`."""
+    dropped: set[int] = field(default_factory=set[int])
+    torn: set[int] = field(default_factory=set[int])
+
+
+def damage(lines: list[Line], faults: list[Fault], random: np.random.Generator) -> Written:
+    """Drops and tears operation lines at the ratios of the faults that are active.
+
+    A torn line is cut by the next one of another process, whose text follows on the same physical line; the rest of
+    the torn line stands on a line of its own. That is how several processes without %p in NCCL_DEBUG_FILE look:
+    src/debug.cc opens the file without O_APPEND and writes unbuffered.
+    """
+    drop = max((fault.ratio for fault in faults if fault.kind == "drop_lines"), default=0.0)
+    tear = max((fault.ratio for fault in faults if fault.kind == "torn_lines"), default=0.0)
+    chances = random.random((len(lines), 3)) if drop or tear else None
+    physical: list[tuple[int, str]] = []
+    places: dict[int, int] = {}
+    dropped, torn = set[int](), set[int]()
+    held: Line | None = None
+    rest = ""
+    for nth, line in enumerate(lines):
+        chance = (1.0, 1.0, 0.0) if chances is None else tuple(chances[nth].tolist())
+        if line.operation is not None and chance[0] < drop:
+            dropped.add(line.operation)
+            continue
+        if held is None and line.operation is not None and chance[1] < tear and _other_follows(lines, nth):
+            held, cut = line, len(line.text) - 20 - int(chance[2] * min(60, len(line.text) - 60))
+            rest, torn = line.text[cut:], torn | {line.operation}
+            physical.append((line.at_ns, line.text[:cut]))
+            continue
+        if held is not None:
+            physical.append((line.at_ns, physical.pop()[1] + line.text))
+        else:
+            physical.append((line.at_ns, line.text))
+        if line.operation is not None:
+            places[line.operation] = len(physical) - 1
+        if held is not None:
+            physical.append((line.at_ns, rest))
+            held = None
+    if held is not None:
+        physical.append((held.at_ns, rest))
+    return Written(lines=physical, places=places, dropped=dropped, torn=torn)
+
+
+def _other_follows(lines: list[Line], nth: int) -> bool:
+    return nth + 1 < len(lines) and lines[nth + 1].pid != lines[nth].pid
+
 
 Lines = dict[str, list[tuple[int, str]]]
 """By file, relative to the job's folder: (reference time, text without line end), in order."""
@@ -41,16 +110,16 @@ class Asked:
     coll_seq: int | None
     """The same among collectives; None of Send and Recv."""
     log: str
-    """The file of its line."""
+    """Name of the log file that has its line."""
     line: int | None = None
-    """Number of its physical line, from 1; None where the line is lost or torn."""
+    """Number of its physical line, from 1; None if the line is lost or torn."""
     is_lost: bool = False
     is_torn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a step adds to the logs."""
+    """The lines that a step adds to the logs, and its operations."""
 
     lines: Lines
     asked: list[Asked]
@@ -179,7 +248,7 @@ class Logs:
 
 
 def _mark(asked: list[Asked], written: Written, before: int) -> None:
-    """Says of operations where their line stands in a file of so many lines before, or that it does not."""
+    """Sets each operation's line number in a file that had `before` lines, or that the line is lost or torn."""
     for nth, at in written.places.items():
         asked[nth].line = before + at + 1
     for nth in written.dropped:

@@ -1,4 +1,4 @@
-"""What chance adds to a step: how far computations and transfers deviate from their model, and small delays.
+"""The random part of a step: how far computations and transfers deviate from their model, and small delays.
 
 Deviations are normal and independent, or with `noise_correlation` of Student's t and kept in part from one step to
 the next, by rank and by communicator. All follows from the seed.

@@ -1,4 +1,4 @@
-"""What NCCL attaches to its NVTX ranges, as nsys exports it in NVTX_EVENTS.binaryData.
+"""The payload that NCCL attaches to its NVTX ranges, as nsys exports it in NVTX_EVENTS.binaryData.
 
 32 bytes of nsys in front (domain, schema, payload size, offset; 64 bits each), then NCCL's struct.
 Source: NCCL src/include/nvtx_payload_schemas.h (from 2.25 on with the communicator's hash in front), src/init_nvtx.cc
@@ -36,7 +36,7 @@ def nccl_domain(pid: int) -> int:
 
 
 def communicator_hash(seed: int, group: Group) -> int:
-    """What NVTX calls "NCCL communicator ID": the printed commId; splits have one that is printed nowhere."""
+    """The "NCCL communicator ID" of NVTX: the printed commId; splits have one that is printed nowhere."""
     return group.comm_hash if group.comm_hash is not None else stable_hash(seed, "commHash", group.comm_id)
 
 

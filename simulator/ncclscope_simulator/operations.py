@@ -1,4 +1,4 @@
-"""What a rank asks NCCL for: operations, and the launches that NCCL makes of them."""
+"""Operations that a rank asks NCCL for, and the launches that NCCL makes of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Operation:
 
     op: str
     count: int
-    """As logged."""
+    """Elements, as the log prints them."""
     dtype_id: int
     """As logged: 0 for AllGather and Broadcast up to 2.21.5."""
     dtype: DataType
-    """As asked for."""
+    """The type that the caller asked for."""
     red: int
     root: int
     """Root, or peer of Send and Recv, as communicator rank; 0 elsewhere."""
@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def logged_dtype(self) -> str | None:
-        """The type that the line tells; None where it logs bytes."""
+        """The type that the line tells; None if it logs bytes."""
         return None if self.dtype_id == 0 and self.dtype is not INT8 else self.dtype.name
 
     @property
@@ -56,13 +56,13 @@ class Operation:
 
     @property
     def red_name(self) -> str | None:
-        """The reduction's name; None where nothing is reduced."""
+        """The reduction's name; None if nothing is reduced."""
         return RED_NAMES[self.red] if self.op in REDUCING else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Launch:
-    """What NCCL makes of one call, or of the calls of one group: one kernel, or none."""
+    """The launch that NCCL makes of one call, or of the calls of one group: one kernel, several, or none."""
 
     endpoint: Endpoint
     operations: tuple[Operation, ...]
@@ -84,6 +84,6 @@ class Launch:
     network: bool
     """NCCL's proxy has work: data crosses nodes."""
     size_bytes: int
-    """message_bytes of the largest operation; of all, where collectives are coalesced."""
+    """message_bytes of the largest operation; of all, if collectives are coalesced."""
     plans: tuple[Plan, ...] = ()
-    """The kernels, where it takes several; `kernel` is the first one's."""
+    """The kernels, if it takes several; `kernel` is the first one's."""

@@ -67,7 +67,7 @@ class Pipeline:
         send_after: bool = False,
         receive_after: bool = False,
     ) -> None:
-        """One batch with the stages before and after this one, where there are such."""
+        """One batch with the stages before and after this one, if there are such."""
         has_before, has_after = not self._script.is_first_stage, not self._script.is_last_stage
         exchange = Exchange(
             send_previous=send_before and has_before,

@@ -61,6 +61,6 @@ def cut(sizes: Sequence[int], most: int | None) -> list[int]:
 
 
 def plans_of(moved: Sequence[int], kernel: str, grid: int) -> tuple[Plan, ...]:
-    """The plans that move so many bytes each; none where there is one only."""
+    """The plans that move these numbers of bytes; none if there is only one."""
     total = sum(moved) or 1
     return tuple(Plan(kernel=kernel, grid=grid, share=each / total) for each in moved) if len(moved) > 1 else ()

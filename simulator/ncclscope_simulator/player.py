@@ -19,15 +19,14 @@ from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.export import ExportWriter
 from ncclscope_simulator.groups import Endpoint, Group, build_endpoints, build_groups
 from ncclscope_simulator.observation import Observer
-from ncclscope_simulator.program import build_programs
+from ncclscope_simulator.program import build_programs, wrong_programs
 from ncclscope_simulator.runs import Step
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timeline import Timeline
 from ncclscope_simulator.truth import PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
-from ncclscope_simulator.wrong_program import wrong_programs
 
 Programs = Callable[[SimulationConfig, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
-"""What each rank does in a step, as `program.build_programs` gives it."""
+"""Makes the program of each rank for a step, as `program.build_programs` does."""
 
 _EXPORT_NS: Final = 200_000_000
 """How long the export of a chunk takes."""
@@ -62,7 +61,7 @@ class _Log:
 class Player:
     """One simulated job that is being written to a folder. Times are ns of the reference clock (UTC).
 
-    Raises ModuleNotFoundError where pyarrow is missing and FileExistsError where the folder already holds a job.
+    Raises ModuleNotFoundError if pyarrow is missing and FileExistsError if the folder already holds a job.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Player:
         programs: Programs = build_programs,
         first: Programs | None = None,
     ) -> None:
-        """`programs` says what each rank does in a step, `first` in the first one where that differs."""
+        """`programs` says what each rank does in a step, `first` in the first one if that differs."""
         self._config = config if start_ns is None else replace(config, start_ns=start_ns)
         self._out = out
         config = self._config
@@ -110,12 +109,12 @@ class Player:
 
     @property
     def config(self) -> SimulationConfig:
-        """What is played, with the start that it has."""
+        """The configuration that is played, with the start that it has."""
         return self._config
 
     @property
     def next_ns(self) -> int:
-        """When the next step begins, or where there is none, when the last file is due."""
+        """When the next step begins, or if there is none, when the last file is due."""
         if self._end_ns is None and not self._stalled:
             return self._timeline.next_ns
         return _FOREVER if self._end_ns is None else self._end_ns + _EXPORT_NS
@@ -131,7 +130,7 @@ class Player:
         return self._end_ns
 
     def advance(self, now_ns: int, *, is_stopping: Callable[[], bool] = lambda: False) -> None:
-        """Writes everything that is due up to a time; where that is far behind, no further step once it is stopping."""
+        """Writes everything that is due up to a time; if that is far behind, no further step once it is stopping."""
         while not self._stalled and self._end_ns is None and self._timeline.next_ns <= now_ns and not is_stopping():
             self._step()
         self._release(now_ns)
@@ -142,7 +141,7 @@ class Player:
             self._end(max(now_ns, self._last_event_ns) if self._stalled else self._last_event_ns)
 
     def finish(self) -> None:
-        """Writes all that is left, whatever its time, and the truth. Stops the job where it still runs."""
+        """Writes all that is left, whatever its time, and the truth. Stops the job if it still runs."""
         if self._finished:
             return
         self.stop(self._last_event_ns)
@@ -220,7 +219,7 @@ class Player:
                 self._next_chunk += 1
 
     def _export(self, now_ns: int) -> bool:
-        """Writes the next export of every node where it is due."""
+        """Writes the next export of every node if it is due."""
         begins, ends = self._windows.window(self._next_chunk)
         if self._end_ns is not None:
             ends = self._end_ns if ends is None else min(ends, self._end_ns)
@@ -249,7 +248,7 @@ def write(
     """Writes a whole job at once, with what its ranks do as `Player` takes it.
 
     Raises:
-        ValueError: where the job has no last iteration.
+        ValueError: the job has no last iteration.
     """
     if config.iterations is None:
         raise ValueError("a job that is written at once needs a number of iterations")

@@ -1,4 +1,4 @@
-"""What nsys records of a step on each node: launch calls, kernels, graph launches and NVTX ranges."""
+"""The events that nsys records of a step on each node: launch calls, kernels, graph launches and NVTX ranges."""
 
 from __future__ import annotations
 

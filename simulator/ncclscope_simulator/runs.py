@@ -1,4 +1,4 @@
-"""What a training step brings: NCCL launches, computations and graph launches, with the times at which they ran.
+"""NCCL launches, computations and graph launches of a training step, with the times at which they ran.
 
 All times are ns on the reference clock. `call_ns` and what follows from it is the host's time, `start_ns` and `end_ns`
 the GPU's.
@@ -38,11 +38,11 @@ class Run:
     """When the launch has arrived and the compute stream has come to it."""
     start_ns: int | None = None
     end_ns: int | None = None
-    """None while it waits for others; stays None where it hangs."""
+    """None while it waits for others; stays None if it hangs."""
     transfer_ns: int | None = None
     """Shortest time that any rank's kernel took; of Send and Recv, its end less the last start."""
     modelled_ns: int | None = None
-    """What the model drew for the transfer, without the skew of the ends."""
+    """The length that the model drew for the transfer, without the skew of the ends."""
     sticks: bool = False
     """Whether its collective never ends."""
     following: Run | None = None
@@ -81,29 +81,29 @@ class Run:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Its kernels, where they are several: while a stream is captured, plans have no bound."""
+        """Its kernels, if they are several: while a stream is captured, plans have no bound."""
         return self.launch.plans if self.stage is Stage.EAGER else ()
 
     @property
     def kernel_count(self) -> int:
-        """How many kernels it takes."""
+        """Number of kernels that it takes: at least 1."""
         return max(1, len(self.plans))
 
     @property
     def correlation_ids(self) -> list[int]:
-        """Those of all of its kernels."""
+        """The correlation ids of all of its kernels."""
         return [self.correlation_id, *self.further_ids]
 
     @property
     def wait_ns(self) -> int | None:
-        """What of its kernels' time was waiting for others; None where it never ended."""
+        """The part of its kernels' time that was spent waiting for others; None if it never ended."""
         if self.start_ns is None or self.end_ns is None or self.transfer_ns is None:
             return None
         return max(0, self.end_ns - self.start_ns - self.transfer_ns)
 
     @property
     def busbw_bytes_per_second(self) -> float | None:
-        """Bus bandwidth of the transfer; None where there was none."""
+        """Bus bandwidth of the transfer; None if there was none."""
         return self.launch.bus_bytes * 1e9 / self.transfer_ns if self.transfer_ns else None
 
     def called_ns(self, nth: int) -> int:
@@ -115,7 +115,7 @@ class Run:
         return self.api_start_ns + nth * PLAN_NS
 
     def spans(self) -> list[tuple[int, int]]:
-        """When each of its kernels ran; none where it never ended. The first one has all the waiting."""
+        """When each of its kernels ran; none if it never ended. The first one has all the waiting."""
         if self.start_ns is None or self.end_ns is None:
             return []
         if not self.plans:
@@ -150,7 +150,7 @@ class ComputeRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one training step brought."""
+    """All launches and computations of one training step, with the times of each rank."""
 
     iteration: int
     runs: list[Run]
@@ -159,7 +159,7 @@ class Step:
     begins_ns: list[int]
     """For each rank, when its host began the step."""
     ends_ns: list[int | None]
-    """For each rank, when its host was done with it; None where it hangs."""
+    """For each rank, when its host was done with it; None if it hangs."""
     graph_launches: list[GraphLaunch]
     """Of all ranks; of one rank in order."""
 

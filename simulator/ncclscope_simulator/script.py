@@ -11,7 +11,7 @@ from ncclscope_simulator.operations import Launch
 
 
 class Script:
-    """What a rank does so far, and what those who write it need to know of the rank."""
+    """A rank's actions so far, and what their writers need to know of the rank."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Script:
         self.groups = {group.parallelism: group for group in groups if rank in group.members}
         """Those that it belongs to, by parallelism."""
         self.world = groups[0].parallelism
-        """What the group of all ranks is called."""
+        """The name of the group of all ranks."""
         self.half: DataType = BFLOAT16 if config.traits.bfloat16 else FLOAT16
         """The type of activations."""
         self.tokens = config.sequence * config.hidden // config.cp
@@ -39,16 +39,16 @@ class Script:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether it reads the batch."""
+        """Whether the rank is in the first pipeline stage, which reads the batch."""
         return self.stage == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether it computes the loss."""
+        """Whether the rank is in the last pipeline stage, which computes the loss."""
         return self.stage == self.config.pp - 1
 
     def add(self, action: Action) -> None:
-        """Writes down an action."""
+        """Appends an action to the script."""
         self.actions.append(action)
 
     def compute(self, duration_ns: int, *, autograd: bool, is_uneven: bool = False) -> None:
@@ -67,7 +67,7 @@ class Script:
         self.add(Action(act=Act.LATE, every=every))
 
     def synchronise(self) -> None:
-        """The host waits for the GPU."""
+        """Appends a synchronisation: the host waits for the GPU."""
         self.add(Action(act=Act.SYNCHRONISE))
 
     def wait(self, parallelism: str) -> None:

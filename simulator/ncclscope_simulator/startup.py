@@ -30,7 +30,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Startup:
-    """What all ranks say before the first step."""
+    """The lines that all ranks print before the first step, and when they are done."""
 
     said: list[list[Said]]
     """For each rank."""

@@ -2,19 +2,61 @@
 
 Kernels of a communicator run in the order in which they were launched. One starts when it is ready and the stream is
 free. A collective ends for nobody before everybody has started, a Send and its Recv not before both have.
+
+Data goes over NVLink inside a node, over network cards between nodes. Simplified: bandwidth is not shared between
+groups that run at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from math import log2
 from typing import Final
 
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.groups import Group
-from ncclscope_simulator.links import Links
 from ncclscope_simulator.noise import Noise
 from ncclscope_simulator.operations import Meeting
 from ncclscope_simulator.runs import STREAM_GAP_NS, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The model of the links of a job, with the faults that slow them."""
+
+    config: SimulationConfig
+
+    def collective_ns(self, group: Group, bus_bytes: float, iteration: int) -> float:
+        """From the last rank's start to the end of a collective that moves `bus_bytes`."""
+        if not group.spans_nodes:
+            rate = 0.8 * self.config.traits.nvlink_switch
+            return 6_000 + 1_500 * log2(group.size) + bus_bytes / rate
+        local = min(sum(rank // self.config.gpus == node for rank in group.members) for node in group.nodes)
+        rate = 0.9 * self._card() * local * self._remaining(group.members, iteration)
+        return 18_000 + 5_000 * log2(group.size) + bus_bytes / rate
+
+    def pair_ns(self, one: int, two: int, size: int, iteration: int) -> float:
+        """From the later start of a Send and its Recv to their end, between two ranks."""
+        if one // self.config.gpus == two // self.config.gpus:
+            return 6_000 + size / (0.75 * self.config.traits.nvlink_switch)
+        return 14_000 + size / (0.92 * self._card() * self._remaining((one, two), iteration))
+
+    def _card(self) -> float:
+        """Bytes per ns of the one network card beside each GPU."""
+        return 50.0 if self.config.traits.nvlink_switch > 300 else 25.0
+
+    def _remaining(self, ranks: tuple[int, ...], iteration: int) -> float:
+        """The share of the bandwidth between nodes that faults leave: a ring is as slow as its slowest card."""
+        gpus = self.config.gpus
+        nodes = {rank // gpus for rank in ranks}
+        touching = [fault for fault in self.config.of_kind("slow_link") if fault.node in nodes]
+        for fault in self.config.of_kind("slow_nic"):
+            first = fault.node * gpus + fault.gpu
+            if any(first <= rank < first + fault.gpus for rank in ranks):
+                touching.append(fault)
+        return min((fault.factor for fault in touching if fault.active(iteration)), default=1.0)
+
 
 _SKEW_IN_NODE_NS: Final = 3_000
 _SKEW_BETWEEN_NODES_NS: Final = 7_000
@@ -26,7 +68,7 @@ class Streams:
     def __init__(self, config: SimulationConfig, noise: Noise) -> None:
         self._config, self._noise, self._links = config, noise, Links(config)
         self._last: dict[tuple[int, int], Run] = {}
-        """By rank and group."""
+        """By rank and group: the run that was launched last."""
         self._met: dict[tuple[int, int], int] = {}
         """By rank and group: how many collectives have started there."""
         self._arrived: dict[tuple[int, int], list[Run]] = {}
@@ -36,7 +78,7 @@ class Streams:
         self._receives: dict[tuple[int, int, int], deque[Run]] = {}
 
     def last(self, rank: int, group: int) -> Run | None:
-        """What was launched last on a stream."""
+        """The run that was launched last on a stream; None if there is none."""
         return self._last.get((rank, group))
 
     def enter(self, run: Run) -> list[Run]:

@@ -76,7 +76,7 @@ class Timeline:
             host.at += 1
 
     def _stop(self, rank: int, actions: int, iteration: int) -> int:
-        """The action that a rank never comes to: one in the middle where it hangs, else none of its own."""
+        """The action that a rank never comes to: one in the middle if it hangs, else none of its own."""
         for fault in self._config.faults:
             hangs = fault.kind == "hang" and fault.how != "inside" and fault.rank == rank
             if (hangs or fault.kind == "kill") and fault.first <= iteration:

@@ -1,4 +1,4 @@
-"""What NCCL prints about the machine when a communicator is made: system tree, paths, rings, transports.
+"""NCCL's lines about the machine when a communicator is made: system tree, paths, rings, transports.
 
 The machine: two sockets, a PCI switch for each GPU with a network card beside it, all GPUs on NVSwitch.
 Source: NCCL src/graph/topo.cc ncclTopoPrint and ncclTopoPrintRec, src/graph/paths.cc ncclTopoPrintPaths,

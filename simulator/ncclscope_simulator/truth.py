@@ -1,4 +1,4 @@
-"""What really happened, beside what was recorded of it: `truth/operations.parquet` and `truth/job.json`."""
+"""The truth about the job, beside what was recorded of it: `truth/operations.parquet` and `truth/job.json`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("graph_node_id", "int64"),
     ("inspected", "bool"),
 )
-"""Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null where there is none.
+"""Columns of `truth/operations.parquet`: one row per operation that a rank asked for, null if there is none.
 
 The kernel of a captured operation is that of its graph's first replay; of a launch of several kernels the first that
 was recorded.
@@ -100,7 +100,7 @@ REPLAY_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("busbw_bytes_per_second", "float64"),
 )
 """Columns of `truth/replays.parquet`: one row per kernel of every graph launch; `launch_id` is that of the captured
-operations in `truth/operations.parquet`. The file is written where there are graphs."""
+operations in `truth/operations.parquet`. The file is written if there are graphs."""
 
 PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("host", "string"),
@@ -122,11 +122,11 @@ PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """Columns of `truth/plans.parquet`: one row per kernel of every launch that took several, by `launch_id` of
 `truth/operations.parquet`, whose times reach from the first one's start to the last one's end. The file is written
-where there are such launches."""
+if there are such launches."""
 
 Cell = int | float | str | bool | None
 Row = dict[str, Cell]
-"""Column to value."""
+"""A row of a table: value by column."""
 
 
 def size_class(size: int) -> str:
@@ -138,7 +138,7 @@ def size_class(size: int) -> str:
 class RowsFile:
     """Appends rows to a parquet file as they come; it stands under its name once it is closed.
 
-    Raises ModuleNotFoundError, with a sentence, where pyarrow is missing: it comes with the extra `service`.
+    Raises ModuleNotFoundError, with a sentence, if pyarrow is missing: it comes with the extra `service`.
     """
 
     path: Path
@@ -192,7 +192,7 @@ class RowsFile:
 
 @dataclass(slots=True)
 class Tally:
-    """What the whole job came to."""
+    """Counts, bandwidths and step times of the whole job."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     bandwidths: dict[tuple[str, str, str], deque[float]] = field(

@@ -1,4 +1,4 @@
-"""What the truth says of a step: a row per operation, per kernel of a graph, per kernel of a launch that took several.
+"""The truth of a step: a row per operation, per kernel of a graph, per kernel of a launch that took several.
 
 Built once the step was observed: launches have their correlation ids, operations their lines.
 """
@@ -22,7 +22,7 @@ class _Covered:
     """One kernel that ran while the profiler recorded."""
 
     nth: int
-    """Which kernel of its launch."""
+    """Number of the kernel in its launch, from 0."""
     correlation_id: int
     is_cut: bool
     is_lost: bool
@@ -59,7 +59,7 @@ class TruthRows:
         return [row for run in step.runs if run.plans for row in self._plans(run)]
 
     def _call(self, asked: Asked) -> Row:
-        """What was asked for and what the log says of it."""
+        """The columns of the call that was asked for, and of its line in the log."""
         run, operation = asked.run, asked.operation
         worker, endpoint = self._cluster.workers[run.rank], run.launch.endpoint
         return {
@@ -84,7 +84,7 @@ class TruthRows:
         }
 
     def _kernel(self, run: Run) -> Row:
-        """What ran for it, and what the profiler has of that."""
+        """The columns of the kernel that ran for it, and of its records in the profiler."""
         launch, covered = run.launch, self._covered(run)
         recorded = [each.correlation_id for each in covered if not each.is_lost]
         length = run.end_ns - run.start_ns if run.start_ns is not None and run.end_ns is not None else None
@@ -177,7 +177,7 @@ class TruthRows:
 
 
 def _arguments(operation: Operation) -> Row:
-    """What the call says; the root is a collective's, the peer that of Send and Recv."""
+    """The arguments of the call; the root is a collective's, the peer that of Send and Recv."""
     return {
         "op": operation.op,
         "count": operation.count,

@@ -1,4 +1,4 @@
-"""What each NCCL version does differently, as one table: `traits("2.21.5")`.
+"""Differences between NCCL versions, as one table: `traits("2.21.5")`.
 
 Sources are NCCL's own files at the release tags; each field names its own.
 """
@@ -33,7 +33,7 @@ SHORT_FORMS: Final[dict[str, str]] = {
     "2.29": "2.29.2",
     "2.30": "2.30.7",
 }
-"""What a version without its last number stands for."""
+"""The full version that one without its last number stands for."""
 
 Version = tuple[int, int, int]
 
@@ -48,7 +48,7 @@ class Traits:
     cuda: str
     """The CUDA that NCCL's version line names beside itself."""
     op_count: str
-    """What moves opCount: `never`, `network` (plans with proxy work) or `plan` (every plan).
+    """The plans that move opCount: `never`, `network` (plans with proxy work) or `plan` (every plan).
     Source: NCCL src/proxy.cc ncclProxyStart."""
     counts_beside_graphs: bool
     """Plain plans without network work move opCount while a CUDA graph with NCCL work is alive; not in 2.13 to 2.23,
@@ -95,7 +95,7 @@ def parse_version(text: str) -> Version:
     """The version that `2.21.5` or the short form `2.21` names.
 
     Raises:
-        ValueError: with a sentence, where the text is no version from 2.8 to 2.30.
+        ValueError: the text is no version from 2.8 to 2.30.
     """
     full = SHORT_FORMS.get(text, text)
     parts = full.split(".")

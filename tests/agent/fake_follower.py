@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from wire.sample_batches import log_source
 
-from ncclscope_agent.health import FollowerStatistics
+from ncclscope_agent.files.follower import FollowerStatistics
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position

@@ -13,8 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
-from ncclscope_agent.sources import log_families
-from ncclscope_agent.sources.log_prefix import KnownHosts, Writer, cut_line
+from ncclscope_agent.sources.nccl_log import line_families
+from ncclscope_agent.sources.nccl_log.prefix import KnownHosts, Writer, cut_line
 from ncclscope_wire.facts import Fact
 
 FILE = Path(__file__).with_name("family_samples.txt")
@@ -54,9 +54,9 @@ def facts_of(text: str) -> list[Fact]:
     for line in text.encode().split(b"\n"):
         cut = cut_line(line, KnownHosts())
         if cut.records:
-            read = log_families.read_record(cut.records[0], 1, None)
+            read = line_families.read_record(cut.records[0], 1, None)
         else:
-            read = log_families.read_torch(line, 1) or log_families.read_matrix_row(line, _WRITER, 1)
+            read = line_families.read_torch(line, 1) or line_families.read_matrix_row(line, _WRITER, 1)
         if read is not None and read.fact is not None:
             found.append(read.fact)
     return found

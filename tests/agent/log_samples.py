@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import CommunicatorEvent, Source, SourceKind, VersionSeen
 from ncclscope_wire.terms import NO_TIME_NS
@@ -59,8 +59,8 @@ def read_log(data: bytes, cuts: Sequence[int] = (), reader: NcclLogReader | None
     edges = [0, *sorted(cuts), len(data)]
     batches: list[Batch] = []
     for begin, end in pairwise(edges):
-        batches += reader.feed(data[begin:end], 1)
-    return put_together([*batches, *reader.flush(1)])
+        batches += reader.ingest_bytes(data[begin:end], 1)
+    return put_together([*batches, *reader.finish(1)])
 
 
 def put_together(batches: Iterable[Batch]) -> ReadLog:

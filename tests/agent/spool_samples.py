@@ -1,64 +1,94 @@
-"""Spools over a disk of dictionaries, for tests: what is written, and what a restart finds."""
+"""Spools over a database, for tests: what is written, and what a restart finds."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
 from wire.sample_batches import log_batch, log_source
 
-from ncclscope_agent.spool import Spool
-from ncclscope_agent.spool_limits import SpoolJob, SpoolLimits
-from ncclscope_agent.spool_records import Frame, scan
+from ncclscope_agent.spool.contents import Spool
+from ncclscope_agent.spool.database import SpoolDatabase
+from ncclscope_agent.spool.limits import SpoolLimits
+from ncclscope_agent.spool.records import Frame, Owner, Transaction
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.messages import BatchMessage
 
 SECOND = 1_000_000_000
+OWNER = Owner("a", name="n", host="h", job="j")
 
 
-def frame(sequence: int, *, source: int = 1, step: int = 10, operations: int = 1) -> Frame:
+def frame(sequence: int, *, chapter: int = 1, source: int = 1, step: int = 10, operations: int = 1) -> Frame:
     """The sequence-th batch of a chapter: rows of the `step` lines up to its end."""
     begin = (sequence - 1) * step
     rows = tuple((0, begin + row) for row in range(operations))
     batch = log_batch(begin, begin + step, source=log_source(source), operations=rows)
     payload = encode_message(BatchMessage(sequence=sequence, batch=batch))
-    return Frame(sequence, batch.source.key, begin, begin + step, begin + step, False, None, 0, payload)
+    return Frame(chapter, sequence, batch.source.key, begin, begin + step, begin + step, False, None, 0, payload)
 
 
 class Disk:
-    """Files in memory."""
+    """A folder with the database of a spool, removed with this object."""
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.synced: dict[str, int] = {}
+    def __init__(self, limits: SpoolLimits | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.limits = limits or SpoolLimits()
+        self.database = self._opened()
+        self.transactions: list[Transaction] = []
+        self._synced: Path | None = None
 
-    def perform(self, job: SpoolJob) -> None:
-        """Does a job."""
-        for name, data in job.appends:
-            self.files[name] = self.files.get(name, b"") + data
-        for name in job.syncs:
-            self.synced[name] = len(self.files[name])
-        for name in job.removes:
-            self.files.pop(name, None)
+    def __del__(self) -> None:
+        self.database.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def recovered(self, limits: SpoolLimits | None = None, *, agent_id: str = "a") -> Spool:
-        """The spool of an agent that is started with these files."""
-        spool = Spool(agent_id=agent_id, limits=limits)
-        for name in sorted(self.files):
-            spool.recover(name, self.files[name])
+    def _opened(self) -> SpoolDatabase:
+        return SpoolDatabase(self.path.parent, transaction_bytes=self.limits.transaction_bytes)
+
+    @property
+    def path(self) -> Path:
+        """The file of the database."""
+        return self._folder / "files" / "spool-2.sqlite"
+
+    def recovered(self) -> Spool:
+        """The spool of an agent that is started with these files; the one before was killed."""
+        self.database.close()
+        self.path.parent.mkdir(exist_ok=True)
+        self.database = self._opened()
+        spool = Spool(OWNER, limits=self.limits)
+        spool.recover(self.database.recover())
         return spool
+
+    def write(self, spool: Spool, now_ns: int = 0, *, at_once: bool = True) -> None:
+        """Carries out all that is to be written now."""
+        self.path.parent.mkdir(exist_ok=True)
+        while (wanted := spool.next_transaction(now_ns, at_once=at_once)) is not None:
+            spool.on_done(now_ns, self.database.commit(wanted))
+            self.transactions.append(wanted)
+            if wanted.is_synced:
+                self._copy_synced()
+
+    def _copy_synced(self) -> None:
+        self._synced = self._folder / "synced"
+        shutil.rmtree(self._synced, ignore_errors=True)
+        shutil.copytree(self.path.parent, self._synced)
+
+    def lose_what_is_not_synced(self) -> None:
+        """The power is cut."""
+        self.database.close()
+        shutil.rmtree(self.path.parent)
+        if self._synced is not None:
+            shutil.copytree(self._synced, self.path.parent)
 
     def frames(self, spool: Spool) -> list[tuple[str, int]]:
         """Session and number of all batches that the spool has, in its order; they are read as a session would."""
         found: list[tuple[str, int]] = []
         for chapter in spool.chapters:
             at = chapter.acknowledged + 1
-            while (stretch := spool.read_next(chapter, at)) is not None:
-                frames = stretch.frames if stretch.name is None else scan(self.files[stretch.name]).frames
-                found += [(chapter.session_id, known.sequence) for known in frames if known.sequence >= at]
-                at = stretch.last + 1
+            while at <= chapter.last:
+                frames, last = spool.frames_in_memory(chapter, at), chapter.last
+                if frames is None:
+                    frames, last = self.database.frames(chapter.number, at, chapter.written)
+                found += [(chapter.session_id, known.sequence) for known in frames]
+                at = last + 1
         return found
-
-
-def write_all(spool: Spool, disk: Disk, now_ns: int = 0) -> None:
-    """Does all jobs that there are."""
-    while (job := spool.take_job(now_ns)) is not None:
-        disk.perform(job)
-        spool.on_done(now_ns)

@@ -11,11 +11,11 @@ import numpy as np
 from agent.spool_samples import SECOND, Disk
 from wire.sample_batches import log_source
 
-from ncclscope_agent.session import SessionState, WindowLimits
-from ncclscope_agent.spool_limits import SpoolLimits
-from ncclscope_agent.spool_records import scan
-from ncclscope_agent.spooled_session import SpooledSession
-from ncclscope_service.receive import Received, Receiver
+from ncclscope_agent.link.exchange import SessionState
+from ncclscope_agent.link.frames import WindowLimits
+from ncclscope_agent.spool.limits import SpoolLimits
+from ncclscope_agent.spool.session import SpooledSession
+from ncclscope_service.intake.receive import Received, Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello, Position
@@ -95,9 +95,9 @@ class World:
     """All of it. What a service has applied is its own, as its positions are: both are lost together."""
 
     def __init__(self, *, limits: SpoolLimits | None = None, window: WindowLimits | None = None, logs: int = 2) -> None:
-        self.limits = limits or SpoolLimits(file_bytes=2000, sync_ns=0, retry_ns=0)
+        self.limits = limits or SpoolLimits(transaction_bytes=2000, sync_ns=0, retry_ns=0)
         self.window = window or WindowLimits(max_batches=4)
-        self.disk = Disk()
+        self.disk = Disk(self.limits)
         self.logs = [Log(number) for number in range(1, logs + 1)]
         self.receiver = Receiver()
         self.applied = Applied()
@@ -122,7 +122,7 @@ class World:
             software_version="0",
             pid=1,
         )
-        spool = self.disk.recovered(self.limits)
+        spool = self.disk.recovered()
         return SpooledSession(hello, spool, new_id=self._id, holds=self._holds, limits=self.window)
 
     def _id(self) -> str:
@@ -159,14 +159,12 @@ class World:
     def write_spool(self, *, at_once: bool = True) -> None:
         """The disk does what it is asked to."""
         self.now_ns += SECOND
-        while (job := self.session.spool.take_job(self.now_ns, at_once=at_once)) is not None:
-            self.disk.perform(job)
-            self.session.spool.on_done(self.now_ns)
+        self.disk.write(self.session.spool, self.now_ns, at_once=at_once)
 
     def fail_spool(self) -> None:
         """The disk is full."""
-        if self.session.spool.take_job(self.now_ns) is not None:
-            self.session.spool.on_done(self.now_ns, fault="full")
+        if self.session.spool.next_transaction(self.now_ns) is not None:
+            self.session.spool.on_failed(self.now_ns, "full")
 
     def kill_agent(self) -> None:
         """The agent is killed and started again."""
@@ -175,8 +173,7 @@ class World:
 
     def cut_power(self) -> None:
         """The same, and what was not synced is lost."""
-        synced = self.disk.synced
-        self.disk.files = {name: data[: synced.get(name, 0)] for name, data in self.disk.files.items()}
+        self.disk.lose_what_is_not_synced()
         self.kill_agent()
 
     def lose_service(self) -> None:
@@ -215,7 +212,7 @@ class World:
             self.applied.take(received)
         assert outcome.fault is None, outcome.fault
         self.session.on_bytes(outcome.to_send)
-        if self.session.state is SessionState.STREAMING:
+        if self.session.exchange.state is SessionState.STREAMING:
             self.session.on_bytes(self._answer_to_heartbeat(outcome.to_send))
 
     def _answer_to_heartbeat(self, said: bytes) -> bytes:
@@ -224,14 +221,14 @@ class World:
 
     def _load(self) -> None:
         session = self.session
-        if session.wants_entries:
-            session.take_entries(session.entries_name, self.disk.files.get(session.entries_name, b""))
+        if (chapter := session.wants_entries_of) is not None:
+            session.load_entries(chapter, self.disk.database.entries(chapter))
         elif session.wants_load:
-            stretch = session.next_stretch()
-            if stretch is None or stretch.name is None:
-                session.load(stretch, () if stretch is None else stretch.frames)
+            wanted = session.next_load()
+            if wanted.in_memory is not None:
+                session.load(wanted, wanted.in_memory, wanted.last)
             else:
-                session.load(stretch, scan(self.disk.files.get(stretch.name, b"")).frames)
+                session.load(wanted, *self.disk.database.frames(wanted.chapter, wanted.sequence, wanted.last))
 
     # What must hold
 
@@ -243,7 +240,7 @@ class World:
             self.converse(4)
             is_read = all(log.read_to >= log.lines or not log.is_there for log in self.logs)
             is_read &= self._generation == self.session.generation
-            if self.session.is_drained and is_read and self.session.state is SessionState.STREAMING:
+            if self.session.is_drained and is_read and self.session.exchange.state is SessionState.STREAMING:
                 return
         raise AssertionError("agent and service did not come to an end")
 

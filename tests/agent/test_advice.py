@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_agent.advice import (
+from ncclscope_agent.nccl_settings.advice import (
     NcclVersion,
     Verdict,
     default_subsystems,

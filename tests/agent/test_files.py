@@ -12,8 +12,9 @@ from agent.log_samples import operation_line, put_together
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ncclscope_agent.files import FollowLimits, LogFollower
-from ncclscope_agent.paths import PathPatterns
+from ncclscope_agent.files.finding import FollowLimits
+from ncclscope_agent.files.logs import LogFollower
+from ncclscope_agent.files.paths import PathPatterns
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
 
@@ -312,9 +313,8 @@ def test_a_log_that_cannot_be_opened_or_is_read_beside_or_comes_late_is_not_gone
     (tmp_path / "c.log").rename(tmp_path / "away")
     limits = FollowLimits(max_files=0)
     beside = LogFollower(["*.dump"], root=tmp_path, positions=known)
-    beside.tells_of_gone = False
     follower = LogFollower(["*.log"], root=tmp_path, positions=known, limits=limits)
-    follower.beside = [beside]
+    follower.report_gone_for([beside])
     assert gaps(polled(follower, clock, 60)) == []  # the other has not begun
     assert gaps(polled(beside, clock, 60)) == []
     (tmp_path / "away").rename(tmp_path / "c.log")

@@ -16,8 +16,8 @@ from service.loopback import Service
 from ncclscope_agent.app import Agent
 from ncclscope_agent.config import AgentSettings, load
 from ncclscope_agent.following import followers, watched_directories
-from ncclscope_agent.link import LinkSettings
-from ncclscope_agent.session import Session
+from ncclscope_agent.link.network import LinkSettings
+from ncclscope_agent.link.session import Session
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 LINE = (

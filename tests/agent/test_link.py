@@ -10,9 +10,10 @@ import pytest
 from service.loopback import Service
 from wire.sample_batches import HELLO, log_batch
 
-from ncclscope_agent.link import Link, LinkSettings, retry_seconds, was_of_use
-from ncclscope_agent.session import Session, SessionState
-from ncclscope_service.listen import ListenSettings
+from ncclscope_agent.link.exchange import SessionState
+from ncclscope_agent.link.network import Link, LinkSettings, retry_seconds, was_of_use
+from ncclscope_agent.link.session import Session
+from ncclscope_service.serve.listen import ListenSettings
 from ncclscope_wire.messages import AgentHealth
 
 
@@ -42,7 +43,7 @@ def test_waiting_doubles_to_two_seconds_for_a_minute_then_to_its_bound_and_jitte
 
 
 async def wait_until(link: Link, known: Session, state: SessionState) -> None:
-    while known.state is not state:
+    while known.exchange.state is not state:
         await link.wait_for_change()
 
 
@@ -59,7 +60,7 @@ async def test_a_batch_reaches_the_service_and_is_acknowledged() -> None:
                 link.nudge()
                 while not known.is_drained:
                     await link.wait_for_change()
-                known.finish("done")
+                known.exchange.finish("done")
                 link.nudge()
             await service.wait_for_goodbyes()
     assert [received.batch.end for received in service.received] == [1]
@@ -80,7 +81,7 @@ async def test_the_link_waits_for_a_service_that_comes_later_and_for_one_that_co
                 async with service.listening(ListenSettings(port=port)):
                     await wait_until(link, known, SessionState.STREAMING)
                 await wait_until(link, known, SessionState.CONNECTING)
-            known.finish("done")
+            known.exchange.finish("done")
             link.nudge()
     assert known.statistics().connections_total == 2
     assert known.generation == 2
@@ -125,7 +126,7 @@ async def test_a_session_that_is_finished_before_it_ever_connected_ends_the_link
             link = link_to(port, known)
             tasks.start_soon(link.run)
             await link.wait_for_change()
-            known.finish("done")
+            known.exchange.finish("done")
             link.nudge()
 
 

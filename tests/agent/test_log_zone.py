@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_agent.files import LogFollower
-from ncclscope_agent.log_zone import newest_stamp_ns, zone_that_fits
+from ncclscope_agent.files.logs import LogFollower
+from ncclscope_agent.files.reading import newest_stamp_ns, zone_that_fits
 
 HOUR_NS = 3600 * 10**9
 NOON = datetime(2026, 3, 2, 12, 0, 0, tzinfo=UTC)

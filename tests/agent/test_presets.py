@@ -10,7 +10,7 @@ import subprocess
 import pytest
 import yaml
 
-from ncclscope_agent.advice import (
+from ncclscope_agent.nccl_settings.advice import (
     NcclVersion,
     Verdict,
     remarks_on_environment,
@@ -18,7 +18,7 @@ from ncclscope_agent.advice import (
     subsystem_mask,
     wanted,
 )
-from ncclscope_agent.presets import Form, glob_of, preset, written
+from ncclscope_agent.nccl_settings.presets import Form, glob_of, preset, written
 
 _KNOWN = [
     NcclVersion(2, minor, patch) for minor, patch in ((8, 4), (16, 5), (21, 5), (26, 3), (28, 3), (30, 4), (30, 7))

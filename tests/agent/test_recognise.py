@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from agent.log_samples import operation_line
 
-from ncclscope_agent.recognise import ENOUGH_BYTES, FileKind, recognise
+from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
 
 
 @pytest.mark.parametrize(

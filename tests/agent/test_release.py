@@ -5,6 +5,7 @@ Where the file system of the temporary directory cannot punch holes, the tests o
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -24,25 +25,24 @@ from agent.released_logs import (
     gaps,
     lines,
     op_counts,
-    punch_or_skip,
     read_all,
 )
 from agent.test_session import said, streaming, welcome
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.loopback import Service
+from structlog.testing import capture_logs
 from wire.sample_batches import HELLO, log_batch
 
-from ncclscope.agent import agent as agent_command
-from ncclscope_agent.app import Agent, Followed
+from ncclscope_agent.app import Agent
 from ncclscope_agent.config import load
-from ncclscope_agent.files import LogFollower
+from ncclscope_agent.files.follower import Followed
+from ncclscope_agent.files.logs import LogFollower
+from ncclscope_agent.files.release import LogReleaser, ReleaseLimits, releasable
 from ncclscope_agent.following import followers
-from ncclscope_agent.link import LinkSettings
-from ncclscope_agent.release import LogReleaser, data_after
-from ncclscope_agent.session import Session
-from ncclscope_agent.sources.nccl_log import NcclLogReader
+from ncclscope_agent.link.network import LinkSettings
+from ncclscope_agent.link.session import Session
+from ncclscope_agent.sources.nccl_log.reader import MAX_LINE_BYTES, NcclLogReader
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import Acknowledge, Position
@@ -127,17 +127,18 @@ def test_a_writer_goes_on_undisturbed_while_what_was_read_is_released(
 ) -> None:
     path, total = punchable / "nccl.log", 40_000
     writer = start_writer(path, mode)
-    follower, releaser = LogFollower([str(path)]), LogReleaser(limits=SMALL)
+    follower = LogFollower([str(path)], release_limits=SMALL)
     writer.write(0, 100)
     writer.begin(100, total - 100)
     batches: list[Batch] = []
     done: dict[str, int] = {}
-    calls = 0
+    calls = released = 0
     while follower.statistics().lines_total < total:
         new = follower.poll(SECOND)
         batches += new
         done.update(applied(new))
-        calls += follower.release(done, releaser) > 0
+        new_hole = follower.release(done)
+        calls, released = calls + (new_hole > 0), released + new_hole
         assert writer.process.poll() is None
     writer.wait()
     writer.write(total, 10)
@@ -149,7 +150,7 @@ def test_a_writer_goes_on_undisturbed_while_what_was_read_is_released(
     assert path.stat().st_size == len(expected)
     assert disk_bytes(path) < SMALL.keep_bytes + SMALL.step_bytes + 65_536 < len(expected) // 10
     content = path.read_bytes()
-    hole = releaser.statistics().released_bytes_total
+    hole = released
     assert content[:4096] == expected[:4096]
     assert not any(content[4096 : 4096 + hole])
     assert content[4096 + hole :] == expected[4096 + hole :]
@@ -161,18 +162,18 @@ def test_an_agent_that_starts_again_reads_on_behind_the_holes(
     path = punchable / "nccl.log"
     writer = start_writer(path, "w")
     writer.write(0, 10_000)
-    first = LogFollower([str(path)])
+    first = LogFollower([str(path)], release_limits=SMALL)
     batches = read_all(first)
-    assert first.release(applied(batches), LogReleaser(limits=SMALL)) > 1_000_000
+    assert first.release(applied(batches)) > 1_000_000
     writer.write(10_000, 5_000)
     known = {batches[-1].source.key: Position(end=batches[-1].end, end_line=batches[-1].end_line)}
-    second, releaser = LogFollower([str(path)], positions=known), LogReleaser(limits=SMALL)
+    second = LogFollower([str(path)], positions=known, release_limits=SMALL)
     rest = read_all(second)
     assert op_counts(rest) == list(range(10_000, 15_000))
     assert gaps(rest) == []
     assert rest[0].operations["line"][0] == 10_001
     # It releases from where the other left off.
-    assert 0 < second.release(applied(rest), releaser) < 5_000 * 240
+    assert 0 < second.release(applied(rest)) < 5_000 * 240
     assert disk_bytes(path) < SMALL.keep_bytes + SMALL.step_bytes + 65_536
 
 
@@ -180,8 +181,8 @@ def test_reading_a_released_log_from_its_beginning_gives_what_is_left_and_one_ga
     path = punchable / "nccl.log"
     data = lines(0, 20_000)
     path.write_bytes(data)
-    follower = LogFollower([str(path)])
-    released = follower.release(applied(read_all(follower)), LogReleaser(limits=SMALL))
+    follower = LogFollower([str(path)], release_limits=SMALL)
+    released = follower.release(applied(read_all(follower)))
     assert released > 3_500_000
     batches = read_all(LogFollower([str(path)]))
     numbers = op_counts(batches)
@@ -199,46 +200,15 @@ def test_reading_a_released_log_from_its_beginning_gives_what_is_left_and_one_ga
     assert again.statistics().bytes_read_total < len(data) - released + 600_000
 
 
-@pytest.mark.parametrize("behind", [0, 1, 4095, 50_000])
-def test_a_position_that_was_released_meanwhile_leaves_a_gap_and_no_garbage(punchable: Path, behind: int) -> None:
-    """The service came back with an older state than it had acknowledged."""
-    path = punchable / "nccl.log"
-    data = lines(0, 5_000)
-    path.write_bytes(data)
-    position = len(lines(0, 2_000))
-    hole_end = -(-position // 4096) * 4096 + 4096 + behind // 4096 * 4096
-    punch_or_skip(path, 4096, hole_end)
-    probe = read_all(LogFollower([str(path)]))
-    known = {probe[0].source.key: Position(end=position, end_line=2_000)}
-    batches = read_all(LogFollower([str(path)], positions=known))
-    first_kept = data[:hole_end].count(b"\n") + 1
-    assert op_counts(batches) == list(range(first_kept, 5_000))
-    assert [reason for reason, _ in gaps(batches)] == ["released"]
-    assert batches[0].begin == position
-    hosts = {row["host"] for row in put_together(batches).operations}
-    assert hosts == {"node17"}
-
-
 def test_a_log_that_was_written_anew_is_not_released(punchable: Path) -> None:
     path = punchable / "nccl.log"
     path.write_bytes(lines(0, 10_000))
-    follower, releaser = LogFollower([str(path)]), LogReleaser(limits=SMALL)
+    follower = LogFollower([str(path)], release_limits=SMALL)
     done = applied(read_all(follower))
     anew = lines(500_000, 10_000)
     path.write_bytes(anew)
-    assert follower.release(done, releaser) == 0
+    assert follower.release(done) == 0
     assert path.read_bytes() == anew
-
-
-def test_only_logs_of_which_enough_was_applied_are_released(punchable: Path) -> None:
-    for name in ("a.log", "b.log"):
-        (punchable / name).write_bytes(lines(ord(name[0]) * 1000, 10_000))
-    follower, releaser = LogFollower(["*.log"], root=punchable), LogReleaser(limits=SMALL)
-    batches = read_all(follower)
-    of_a = {batch.source.key: batch.end for batch in batches if batch.source.name == "a.log"}
-    follower.release(of_a, releaser)
-    assert disk_bytes(punchable / "a.log") < 400_000
-    assert disk_bytes(punchable / "b.log") > 1_500_000
 
 
 def test_a_log_that_was_renamed_or_deleted_is_released_through_its_handle(
@@ -247,11 +217,11 @@ def test_a_log_that_was_renamed_or_deleted_is_released_through_its_handle(
     path = punchable / "nccl.log"
     writer = start_writer(path, "w")
     writer.write(0, 10_000)
-    follower, releaser = LogFollower([str(path)]), LogReleaser(limits=SMALL)
+    follower = LogFollower([str(path)], release_limits=SMALL)
     batches = read_all(follower)
     path.rename(punchable / "moved")
     path.write_bytes(b"somebody else's" * 100_000)
-    assert follower.release(applied(batches), releaser) > 0
+    assert follower.release(applied(batches)) > 0
     assert disk_bytes(punchable / "moved") < 400_000
     assert path.read_bytes() == b"somebody else's" * 100_000
 
@@ -260,11 +230,11 @@ def test_a_log_that_was_renamed_or_deleted_is_released_through_its_handle(
 async def test_an_agent_releases_what_its_service_has_acknowledged(punchable: Path) -> None:
     path, service = punchable / "nccl.log", Service()
     path.write_bytes(lines(0, 10_000))
-    follower, releaser = LogFollower([str(path)]), LogReleaser(limits=SMALL)
+    follower = LogFollower([str(path)], release_limits=SMALL)
     shrunk = anyio.Event()
 
     def release(done: Mapping[str, int]) -> None:
-        if follower.release(done, releaser):
+        if follower.release(done):
             anyio.from_thread.run_sync(shrunk.set)
 
     with anyio.fail_after(60):
@@ -300,7 +270,7 @@ def test_a_hole_anywhere_loses_the_lines_it_touches_and_invents_none(
     end = min(begin + length, len(data) - 300)
     holed = data[:begin] + bytes(end - begin) + data[end:]
     whole = NcclLogReader(SOURCE, max_line_bytes=max_line)
-    batches = [*whole.feed(holed), *whole.flush()]
+    batches = [*whole.ingest_bytes(holed), *whole.finish()]
     lost = range(data[:begin].count(b"\n"), data[:end].count(b"\n") + 1)
     assert op_counts(batches) == [number for number in range(200) if number not in lost]
     assert {row["host"] for row in put_together(batches).operations} == {"node17"}
@@ -310,26 +280,79 @@ def test_a_hole_anywhere_loses_the_lines_it_touches_and_invents_none(
     in_pieces: list[Batch] = []
     edges = [0, *sorted(cut for cut in cuts if cut < begin), begin]
     for first, after in pairwise(edges):
-        in_pieces += pieced.feed(holed[first:after])
-    pieced.feed_zeros(end - begin)
+        in_pieces += pieced.ingest_bytes(holed[first:after])
+    pieced.ingest_zeros(end - begin)
     edges = [end, *sorted(cut for cut in cuts if end < cut < len(data)), len(data)]
     for first, after in pairwise(edges):
-        in_pieces += pieced.feed(holed[first:after])
-    in_pieces += pieced.flush()
+        in_pieces += pieced.ingest_bytes(holed[first:after])
+    in_pieces += pieced.finish()
     assert put_together(in_pieces) == put_together(batches)
     assert gaps(in_pieces) == gaps(batches)
 
 
-def test_where_a_hole_ends_is_known_without_reading_it(punchable: Path) -> None:
-    path = punchable / "file"
-    path.write_bytes(b"x" * 1_000_000)
-    punch_or_skip(path, 4096, 40_960)
-    handle = os.open(path, os.O_RDONLY)
-    assert [data_after(handle, at) for at in (0, 4096, 8192, 40_960)] == [0, 40_960, 40_960, 40_960]
-    os.ftruncate(writable := os.open(path, os.O_WRONLY), 2_000_000)
-    assert data_after(handle, 1_500_000) == 2_000_000
-    os.close(writable)
+PAGE = 4096
+
+
+@given(
+    applied_bytes=st.integers(0, 1 << 40),
+    beyond=st.integers(-(1 << 20), 1 << 30),
+    released=st.integers(0, 1 << 40),
+    block=st.sampled_from([0, 512, 4096, 12_288, 1 << 20, 1 << 40]),
+)
+def test_only_whole_blocks_go_that_are_applied_and_neither_first_nor_last(
+    applied_bytes: int, beyond: int, released: int, block: int
+) -> None:
+    limits = ReleaseLimits()
+    size = max(0, applied_bytes + beyond)
+    status = os.stat_result((0,) * 6 + (size,) + (0,) * 3 + (0.0,) * 3 + (0,) * 3 + (block, 0, 0))
+    begin, end = releasable(applied_bytes, status, released, limits)
+    if end - begin >= limits.step_bytes:
+        assert applied_bytes <= size, "a shorter file is another one"
+        assert begin % PAGE == end % PAGE == 0
+        assert begin >= max(PAGE, released)
+        assert end <= applied_bytes - limits.keep_bytes
+    assert limits.step_bytes > MAX_LINE_BYTES, "a hole is never a piece of a line"
+
+
+# Refusals
+
+
+def sealed_file(size: int) -> int:
+    """A real file that refuses to be punched, whoever asks: *Source:* fcntl(2), file sealing."""
+    handle = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    os.write(handle, b"x" * size)
+    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    return handle
+
+
+def test_a_refusal_is_told_once_counted_per_file_and_not_asked_for_again() -> None:
+    releaser, handle = LogReleaser(limits=SMALL), sealed_file(1_000_000)
+    with capture_logs() as told:
+        for key in ("a", "b", "a", "b"):
+            assert releaser.release(handle, key=key, name=f"{key}.log", applied=1_000_000, is_same=lambda: True) == 0
+    assert os.fstat(handle).st_blocks * 512 >= 1_000_000
     os.close(handle)
+    assert releaser.refused == {"not_permitted": 2}
+    assert [(entry["event"], entry["file"], entry["reason"]) for entry in told] == [
+        ("logs_not_released", "a.log", "not_permitted")
+    ]
+
+
+def test_refusals_are_among_what_the_agent_says_it_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "nccl.log"
+    path.write_bytes(lines(0, 20_000))
+    logs = LogFollower([str(path)])
+    batches = read_all(logs)
+    path.chmod(0o444)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65_534)
+    try:
+        logs.release(applied(batches))
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert logs.statistics().skipped["release_not_permitted"] == 1
 
 
 # The setting
@@ -349,11 +372,3 @@ def test_releasing_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert not asked({}, {"NCCLSCOPE_RELEASE_LOGS": "no"})
     with pytest.raises(ConfigError, match="--release-logs: 'perhaps' is neither yes nor no"):
         asked({}, {"NCCLSCOPE_RELEASE_LOGS": "perhaps"})
-
-
-def test_the_flag_of_the_command_takes_no_value(tmp_path: Path) -> None:
-    path = tmp_path / "nccl.log"
-    path.write_bytes(lines(0, 3))
-    result = CliRunner().invoke(agent_command, ["--logs", str(path), "--release-logs", "--print", "--once"])
-    assert result.exit_code == 0, result.output
-    assert result.output.count("AllReduce") >= 3

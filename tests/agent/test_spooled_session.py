@@ -7,8 +7,8 @@ from agent.spool_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclscope_agent.session import WindowLimits
-from ncclscope_agent.spool_limits import SpoolLimits
+from ncclscope_agent.link.frames import WindowLimits
+from ncclscope_agent.spool.limits import SpoolLimits
 
 
 def away(world: World) -> World:
@@ -136,15 +136,14 @@ def test_what_the_service_has_beyond_the_spool_is_cut_off_by_line() -> None:
 
 
 def test_expired_batches_leave_a_gap_and_the_others_arrive() -> None:
-    world = away(World(limits=SpoolLimits(file_bytes=2000, max_age_ns=30 * SECOND, sync_ns=0), logs=1))
+    world = away(World(limits=SpoolLimits(transaction_bytes=2000, max_age_ns=30 * SECOND, sync_ns=0), logs=1))
     fill(world, 40)
     world.now_ns += 100 * SECOND
     fill(world, 40)
+    dropped = world.session.spool.statistics().dropped
     world.kill_agent()
-    world.session.spool.expire(world.now_ns)
     world.vanish(0)
     world.settle()
-    dropped = world.session.spool.statistics().dropped
     assert dropped["expired"] * 5 == world.applied.gaps["spool_lost"] >= 35
     assert not list(world.missing())
 
@@ -210,7 +209,7 @@ def act(world: World, step: tuple[str, int, int]) -> None:
 def test_whatever_happens_to_agent_service_and_disk_no_line_of_a_log_that_is_there_is_lost(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    world = World(limits=SpoolLimits(file_bytes=1500, sync_ns=3 * SECOND, retry_ns=0))
+    world = World(limits=SpoolLimits(transaction_bytes=1500, sync_ns=3 * SECOND, retry_ns=0))
     for step in steps:
         act(world, step)
     world.settle()
@@ -223,7 +222,7 @@ def test_whatever_happens_to_agent_service_and_disk_no_line_of_a_log_that_is_the
 def test_what_was_spooled_of_a_log_arrives_though_the_log_is_gone(
     before: list[tuple[str, int, int]], after: list[tuple[str, int, int]]
 ) -> None:
-    world = World(limits=SpoolLimits(file_bytes=1500, sync_ns=0, retry_ns=0), logs=2)
+    world = World(limits=SpoolLimits(transaction_bytes=1500, sync_ns=0, retry_ns=0), logs=2)
     for step in before:
         if step[0] not in ("lose", "power"):
             act(world, step)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ncclscope_agent.tail import (
+from ncclscope_agent.files.tail import (
     HEAD_BYTES,
     Decision,
     FileIdentity,

@@ -9,7 +9,7 @@ from agent.log_samples import operation_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_agent.volume import LogLook, Rate, by_node, by_process, look_at, shares
+from ncclscope_agent.nccl_settings.volume import LogLook, Rate, by_node, by_process, look_at, shares
 
 BEGIN = datetime(2025, 11, 21, 23, 59, 30, tzinfo=UTC)
 TUNING = "node17:41822:41903 [2] NCCL INFO AllReduce: 16384 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}"

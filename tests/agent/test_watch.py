@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope_agent import watch
-from ncclscope_agent.watch import DirectoryWatch
+from ncclscope_agent.files import watch
+from ncclscope_agent.files.watch import DirectoryWatch
 
 PATIENCE_S = 60.0
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.alignment import needleman_wunsch
-from benchmarks.alignment.algorithm_tests import TESTS, AlgorithmTest
 from benchmarks.alignment.case import Loss
 from benchmarks.alignment.methods import NEEDLEMAN_WUNSCH, SLIDING_WINDOW
 from benchmarks.alignment.scenarios import LOSSES, MIXES, NAMES, drawn_cases
+from benchmarks.alignment.tables import TESTS, AlgorithmTest
 
 
 @pytest.mark.parametrize("test", TESTS, ids=lambda test: str(test.name))

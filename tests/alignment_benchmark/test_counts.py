@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.alignment.counts import counted
-from benchmarks.alignment.thesis_jobs import TP2_PP2, TP4, ThesisJob
+from benchmarks.alignment.counts import TP2_PP2, TP4, ThesisJob, counted
 
 
 @pytest.mark.parametrize("job", [TP4, TP2_PP2], ids=lambda job: str(job.name))

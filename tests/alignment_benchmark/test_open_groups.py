@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.alignment.captures import bound_of_groups, held_stretches, meaning_bound, membership
 from benchmarks.alignment.jobs import Row
-from benchmarks.alignment.open_groups import bound_of_groups, held_stretches, meaning_bound, membership
 
 
 def _rows(launches: list[int], *, counts: bool = False) -> list[Row]:

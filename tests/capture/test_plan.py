@@ -37,14 +37,13 @@ def test_a_recording_that_took_long_to_stop_is_made_up_for() -> None:
 def test_the_share_never_passes_the_duty_by_more_than_the_last_recording(
     budget: Budget, extras: list[float], begin: float
 ) -> None:
-    plan, now = Plan(budget, now=begin), begin
+    plan, now, spent = Plan(budget, now=begin), begin, 0.0
     for extra in extras:
         now = plan.next_start(now)
-        spent_before = plan.spent_seconds
         # What was recorded before this start was paid for before it, but for the first period.
-        assert spent_before <= budget.duty * (now - begin) + 1e-3
+        assert spent <= budget.duty * (now - begin) + 1e-3
         seconds = budget.chunk_seconds + extra
-        now += seconds
+        now, spent = now + seconds, spent + seconds
         plan.recorded(Outcome.FINISHED, seconds=seconds, now=now)
 
 

@@ -22,11 +22,11 @@ from nsys_made import nccl_export
 from service.loopback import Service
 
 from ncclscope import node
+from ncclscope.check import scheduler_here
 from ncclscope.cli import main
-from ncclscope.scheduler import scheduler_here
-from ncclscope_agent.advice import NcclVersion, wanted
-from ncclscope_agent.spool_files import SpoolDirectory
-from ncclscope_service.credentials import CredentialFiles, Credentials
+from ncclscope_agent.nccl_settings.advice import NcclVersion, wanted
+from ncclscope_agent.spool.directory import SpoolDirectory
+from ncclscope_service.auth.credentials import CredentialFiles, Credentials
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
 BEGIN = datetime(2025, 11, 21, 12, 0, tzinfo=UTC)
@@ -310,7 +310,7 @@ def test_what_agents_that_have_ended_left_is_told_and_not_what_an_agent_holds(tm
     for name, size in (("node1-0123456789ab", 3_000_000), ("node2-0123456789ab", 5_000_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "lock").touch()
-        (tmp_path / name / "frames-0000000001-000001").write_bytes(bytes(size))
+        (tmp_path / name / "spool-2.sqlite-wal").write_bytes(bytes(size))
     held = SpoolDirectory(tmp_path / "node2-0123456789ab")
     told = run("--nccl", "2.27.5", "--spool", str(tmp_path))
     assert told.exit_code == 0

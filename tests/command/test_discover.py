@@ -9,7 +9,7 @@ from agent.log_samples import operation_line
 from nsys_made import nccl_export
 
 from ncclscope.discover import Discovery, discover
-from ncclscope_agent.recognise import FileKind
+from ncclscope_agent.files.recognise import FileKind
 
 _REPORT = b"\0\1\2 a report of nsys"
 

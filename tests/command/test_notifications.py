@@ -1,7 +1,8 @@
-"""Who is told of findings, as the command line says it."""
+"""Who gets notifications, as the command line says it."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
@@ -9,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ncclscope.notifications import Notifications, notification_options
-from ncclscope_service.messages import Form
-from ncclscope_service.rows import Severity
+from ncclscope_service.store.records import Severity
+from ncclscope_wire.errors import ConfigError
 
 ASKED: list[Notifications] = []
 
@@ -32,34 +33,46 @@ def run(arguments: Sequence[str], variables: dict[str, str] | None = None) -> Re
     return CliRunner().invoke(command, list(arguments), env=variables or {})
 
 
-def test_nobody_is_told_unless_somebody_is_named() -> None:
+def test_nobody_gets_any_unless_somebody_is_named() -> None:
     assert asked([]).for_service() == ()
 
 
-def test_receivers_get_the_form_that_they_were_named_for() -> None:
+def test_receivers_are_webhooks_or_what_apprise_knows() -> None:
+    pytest.importorskip("apprise")
     given = asked(
-        ["--webhook", "http://a/x", "--slack-webhook", "https://b/y", "--webhook", "http://c",
-         "--notify-from", "critical", "--webhook-timeout", "3", "--webhook-attempts", "2",
+        ["--webhook", "http://a/x", "--notify", "json://b/y", "--webhook", "http://c", "--notify-from", "critical",
          "--public-url", "http://scope"]
     )  # fmt: skip
     receivers = given.for_service()
-    assert [(each.url, each.form) for each in receivers] == [
-        ("http://a/x", Form.JSON), ("http://c", Form.JSON), ("https://b/y", Form.SLACK),
+    assert [(each.url, each.send is None) for each in receivers] == [
+        ("http://a/x", True), ("http://c", True), ("json://b/y", False),
     ]  # fmt: skip
-    assert {(each.least, each.timeout_seconds, each.limits.attempts) for each in receivers} == {
-        (Severity.CRITICAL, 3, 2)
-    }
+    assert {each.least for each in receivers} == {Severity.CRITICAL}
     assert given.public_url == "http://scope"
 
 
 def test_addresses_with_secrets_may_come_from_variables() -> None:
-    given = asked([], {"NCCLSCOPE_WEBHOOK": "http://a/1 http://a/2", "NCCLSCOPE_SLACK_WEBHOOK": "http://b/3"})
-    assert [each.url for each in given.for_service()] == ["http://a/1", "http://a/2", "http://b/3"]
+    given = asked([], {"NCCLSCOPE_WEBHOOK": "http://a/1 http://a/2", "NCCLSCOPE_NOTIFY": "json://b/3"})
+    assert given.webhooks == ("http://a/1", "http://a/2")
+    assert given.apprise_urls == ("json://b/3",)
 
 
-@pytest.mark.parametrize("option", ["--webhook", "--slack-webhook", "--public-url"])
+@pytest.mark.parametrize("option", ["--webhook", "--public-url"])
 def test_an_address_that_is_none_is_refused_without_being_repeated(option: str) -> None:
     result = run([option, "hooks.example/secret"])
     assert result.exit_code == 2
     assert "http://" in result.output
     assert "secret" not in result.output
+
+
+def test_an_address_that_apprise_does_not_know_is_refused_without_being_repeated() -> None:
+    pytest.importorskip("apprise")
+    with pytest.raises(ConfigError, match="Apprise does not know") as caught:
+        asked(["--notify", "nosuch://secret"]).for_service()
+    assert "secret" not in str(caught.value)
+
+
+def test_without_the_package_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)  # as Python marks a module that cannot be imported
+    with pytest.raises(click.ClickException, match=r"pip install 'ncclscope\[notify\]'"):
+        asked(["--notify", "json://b"]).for_service()

@@ -10,8 +10,8 @@ from agent.log_samples import operation_line
 from nsys_made import EPOCH_NS, MadeExport
 
 from ncclscope.offline import OfflineRun, run_offline
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.rows import Match
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.errors import ConfigError
 
 _AMOUNT = 40

@@ -13,12 +13,12 @@ import pytest
 from agent.log_samples import operation_line
 from benchmarks.ports import free_port
 from click.testing import CliRunner
-from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, running, serving, wait_for
 
 from ncclscope.cli import main
 from ncclscope.run import is_first_on_node, prepare
-from ncclscope_agent.advice import NcclVersion
-from ncclscope_agent.presets import preset
+from ncclscope_agent.nccl_settings.advice import NcclVersion
+from ncclscope_agent.nccl_settings.presets import preset
 
 _VERSION = NcclVersion(2, 27, 5)
 
@@ -48,6 +48,12 @@ def test_what_is_set_and_serves_stays_and_what_would_log_nothing_is_replaced_and
     assert prepared.environment == {**given, **preset(_VERSION), "NCCL_DEBUG_FILE": "/mine/%h.%p"}
     assert prepared.log_file == "/mine/%h.%p"
     assert [each.partition(":")[0] for each in prepared.changed] == ["NCCL_DEBUG=warn is replaced by INFO"]
+
+
+def test_space_is_given_back_of_logs_in_a_folder_that_was_made_for_the_job_alone() -> None:
+    assert prepare({}, _VERSION, log_file=None, calls=False, keep=False).is_own_log
+    assert not prepare({}, _VERSION, log_file="/logs/nccl.%h.%p", calls=False, keep=False).is_own_log
+    assert not prepare({"NCCL_DEBUG_FILE": "/logs/n.%h.%p"}, _VERSION, log_file=None, calls=False, keep=True).is_own_log
 
 
 def test_with_keep_nothing_that_is_set_is_replaced() -> None:
@@ -105,7 +111,7 @@ def test_a_job_whose_agent_never_found_the_service_is_told_so_and_what_can_be_do
     sign = f"cat {logs}/ncclscope-agent.*.log | grep -q not_connected"
     if has_spool:
         variables["NCCLSCOPE_SPOOL"] = str(spool)
-        sign = f"ls {spool}/*/frames-*"
+        sign = f"ls {spool}/*/spool-*.sqlite"
     job = f"echo '{operation_line()}' > {logs}/nccl.n.1.log; until {sign} >/dev/null 2>&1; do sleep 0.1; done"
     done = _run("--log-file", f"{logs}/nccl.%h.%p.log", "--", "sh", "-c", job, variables=variables)
     assert done.returncode == 0
@@ -131,12 +137,8 @@ def test_the_agent_hands_over_what_the_last_process_of_the_node_wrote_last(tmp_p
     )
     first, second = sorted((simulated / "logs").glob("*.log"))
     pattern = str(tmp_path / "logs" / "nccl.%h.%p.log")
-    listen, web = f"127.0.0.1:{free_port()}", free_port()
-    with running(
-        tmp_path / "serve.log",
-        *("serve", "--listen", listen, "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
-    ):
-        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+    with serving(tmp_path / "serve.log", "--data", str(tmp_path / "data")) as service:
+        listen, web = f"127.0.0.1:{service.agents}", service.web
         patience = ("--linger", f"{PATIENCE_SECONDS}", "--hand-over", f"{PATIENCE_SECONDS}")
         options = ("--connect", listen, "--log-file", pattern, *patience, "--")
         # The other process of the node writes on for two seconds after the first has ended.

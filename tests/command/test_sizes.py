@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ncclscope.sizes import Sizes, size_options
-from ncclscope_service.parallelism import Sizes as PipelineSizes
+from ncclscope_service.store.settings import Sizes as PipelineSizes
 
 
 def _run(*arguments: str) -> tuple[Result, Sizes | None]:

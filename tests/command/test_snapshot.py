@@ -75,10 +75,10 @@ def test_files_that_are_there_are_replaced(tmp_path: Path) -> None:
 
 def test_job_and_minutes_are_asked_for_as_given(tmp_path: Path) -> None:
     with _service(_zip_of({"a": b""})) as (url, asked):
-        fetch_snapshot(url, tmp_path, job="a job & more", minutes=2.5, trace_format="perfetto")
+        fetch_snapshot(url, tmp_path, job="a job & more", minutes=2.5)
         fetch_snapshot(url, tmp_path)
     queries = [urllib.parse.parse_qs(urllib.parse.urlsplit(path).query) for path in asked]
-    assert queries == [{"job": ["a job & more"], "minutes": ["2.5"], "trace_format": ["perfetto"]}, {}]
+    assert queries == [{"job": ["a job & more"], "minutes": ["2.5"]}, {}]
 
 
 @pytest.mark.parametrize(

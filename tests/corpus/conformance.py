@@ -16,9 +16,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_ROOT / "agents"), str(_ROOT / "tests")]
 
 from agent.family_samples import samples  # noqa: E402
+from corpus.shapes import Shapes  # noqa: E402
 
-from ncclscope_agent.recognise import ENOUGH_BYTES, FileKind, recognise  # noqa: E402
-from ncclscope_agent.sources.nccl_log import NcclLogReader  # noqa: E402
+from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise  # noqa: E402
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader  # noqa: E402
 from ncclscope_wire.records import Source, SourceKind  # noqa: E402
 
 VERSIONS = tuple(f"2.{minor}" for minor in range(4, 31))
@@ -76,7 +77,7 @@ def read_file(name: str, data: bytes) -> ReadFile:
     versions = {match.decode() for match in _VERSION.findall(data)}
     read = ReadFile(name, versions.pop() if len(versions) == 1 else "not said")
     reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=name, key=name))
-    for batch in [*reader.feed(data), *reader.flush()]:
+    for batch in [*reader.ingest_bytes(data), *reader.finish()]:
         read.understood.update(batch.counts.understood)
         read.skipped.update(batch.counts.skipped)
     return read
@@ -104,7 +105,7 @@ def table(by_family: dict[str, Counter[str]], columns: Sequence[str]) -> str:
 
 
 def document(files: Sequence[ReadFile]) -> str:
-    """docs/conformance.md."""
+    """docs/internals/conformance.md."""
     corpus: dict[str, Counter[str]] = {}
     for read in files:
         for family, amount in read.understood.items():
@@ -137,9 +138,10 @@ def shares(files: Iterable[ReadFile]) -> str:
 def shapes_of(data: bytes) -> Counter[str]:
     """The shapes of lines without a family, with how often each came."""
     reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name="shapes", key="shapes"))
-    shapes = reader.keep_shapes()
-    reader.feed(data)
-    reader.flush()
+    shapes = Shapes()
+    reader.watch_unknown(shapes.add)
+    reader.ingest_bytes(data)
+    reader.finish()
     return shapes.counts
 
 
@@ -162,7 +164,7 @@ _TEMPLATE = """# Conformance of the log reader
 Written by `NCCLSCOPE_UPDATE_GOLDEN=1 pytest tests/corpus/test_conformance.py`, and held against the reader by that
 test. Each cell is the number of samples that were read: as a row or a record with named fields whose values were
 checked, or as a line of a block that was put together. There is no catch-all: a line without a family counts as not
-understood. What each family is stands in [formats.md](formats.md). Lines without a family are listed by shape with
+understood. What each family is stands in [formats.md](../formats.md). Lines without a family are listed by shape with
 `python tests/corpus/conformance.py shapes PATH...`.
 
 ## Written samples

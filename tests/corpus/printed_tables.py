@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ncclscope_service import bandwidth
+from ncclscope_service.nccl import bandwidth
 from ncclscope_wire.terms import OPERATION_CODES
 
 OPERATIONS = {

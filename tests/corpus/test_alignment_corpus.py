@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from ncclscope.offline import run_offline
-from ncclscope_agent.sources.nsys_export import describe_export
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.rows import Match
-from ncclscope_service.store import Store
+from ncclscope_agent.sources.nsys.export import describe_export
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_service.store.tables import Store
 from ncclscope_simulator import log_lines
 from ncclscope_wire.terms import NO_NUMBER
 

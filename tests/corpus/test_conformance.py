@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from corpus.conformance import GROUPS, ReadFile, document, read_corpus, read_file, sample_counts, shapes_of
 
-from ncclscope_agent.sources.log_families import NAMES
+from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, TRACE
+from ncclscope_agent.sources.nccl_log.line_families import FAMILIES
+from ncclscope_agent.sources.nccl_log.setting_lines import MATRIX_ROW
+from ncclscope_agent.sources.nccl_log.trouble_lines import TORCH
 
 _UPDATES = os.environ.get("NCCLSCOPE_UPDATE_GOLDEN") == "1"
 _SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -23,7 +26,7 @@ def files(corpus: Path) -> list[ReadFile]:
 
 @pytest.mark.corpus
 def test_the_table_says_what_the_reader_reads(files: list[ReadFile], repository: Path) -> None:
-    path = repository / "docs" / "conformance.md"
+    path = repository / "docs" / "internals" / "conformance.md"
     made = document(files)
     if _UPDATES:
         path.write_text(made)
@@ -31,7 +34,8 @@ def test_the_table_says_what_the_reader_reads(files: list[ReadFile], repository:
 
 
 def test_every_family_has_a_written_sample() -> None:
-    assert set(NAMES) - set(sample_counts()) <= {"comm_ranks", "library_missing"}
+    names = {family.name for family in (*FAMILIES, MATRIX_ROW, *CALLS, TRACE, *TORCH)}
+    assert names - set(sample_counts()) <= {"comm_ranks", "library_missing"}
 
 
 @pytest.mark.corpus

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclscope_agent.sources.nsys_export import ExportLimits, describe_export, read_export
+from ncclscope_agent.sources.nsys.export import ExportLimits, describe_export, read_export
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.errors import SourceError
 from ncclscope_wire.records import Source, SourceKind

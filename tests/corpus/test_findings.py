@@ -9,8 +9,8 @@ import pytest
 from corpus.test_logs import logs_of
 
 from ncclscope.offline import run_offline
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.rows import Finding, FindingKind
+from ncclscope_service.store.records import Finding, FindingKind
+from ncclscope_service.store.settings import PipelineSettings
 
 pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 
@@ -49,8 +49,8 @@ _SMOKE = f"{_MEGATRON}/dual8_tp4pp1dp2_smoke_nohup_20260331_r2.log"
         ("elena-alps-megatron/2340723.err", r"BROADCAST 805827 of TENSOR_MODEL_PARALLEL_GROUP after 600 s", ()),
         (f"{_MEGATRON}/watch_and_launch_dual8_tp4pp1dp2_20260328.log", r"ALLREDUCE 8 of default_pg", ()),
         (_SMOKE, r"CUDA call failed: out of memory", (0, 1, 2, 3)),
-        (_SMOKE, r"connection of NCCL broke: closed", (4, 5, 6, 7)),
-        ("sparticlesteve-nersc-pytorch/slurm-nccl-416593.out", r"InfiniBand failed with status 12", (10,)),
+        (_SMOKE, r"NCCL connection broke: closed", (4, 5, 6, 7)),
+        ("sparticlesteve-nersc-pytorch/slurm-nccl-416593.out", r"InfiniBand work request failed with status 12", (10,)),
         ("zy-uestc-yccl/test.log", r"No transport found", (0, 1, 2, 3)),
     ],
 )

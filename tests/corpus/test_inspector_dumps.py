@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclscope_agent.recognise import FileKind, recognise
+from ncclscope_agent.files.recognise import FileKind, recognise
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_service import bandwidth
+from ncclscope_service.nccl import bandwidth
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import Source, SourceKind
@@ -30,7 +30,7 @@ def dumps(corpus: Path) -> list[Path]:
 
 def read(path: Path) -> list[Batch]:
     reader = InspectorReader(Source(kind=SourceKind.INSPECTOR, name=path.name, key=str(path)))
-    return [*reader.feed(path.read_bytes()), *reader.flush()]
+    return [*reader.ingest_bytes(path.read_bytes()), *reader.finish()]
 
 
 def printed(path: Path) -> Iterator[dict[str, Any]]:
@@ -90,8 +90,8 @@ def test_without_any_log_the_communicators_have_their_measures(corpus: Path) -> 
     pipeline = Pipeline()
     for path in dumps(corpus):
         for batch in read(path):
-            pipeline.feed(batch, agent="a", session="s", job=path.parent.name)
-    pipeline.flush(0)
+            pipeline.ingest_batch(batch, agent="a", session="s", job=path.parent.name)
+    pipeline.finish(0)
     store = pipeline.store
     assert {communicator.comm_id for communicator in store.communicators} == {
         "0xaa498efb3b18bc", "0x67d108e83c90ee", "0xec4ad54506d878",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from agent.log_samples import read_log
 
-from ncclscope_agent.recognise import ENOUGH_BYTES, FileKind, recognise
+from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
 
 pytestmark = pytest.mark.corpus
 

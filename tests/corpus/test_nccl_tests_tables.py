@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from corpus.printed_tables import differing, files, measurements
 
-from ncclscope_service.nccl_tests import NcclTests
+from ncclscope_service.nccl.nccl_tests import NcclTests
 
 
 @pytest.mark.corpus

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope_agent.sources.nccl_log import NcclLogReader
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.topology_xml import read_topology_xml
-from ncclscope_service.nccl_model import Group, choice
-from ncclscope_service.topology import Machine
+from ncclscope_service.nccl.nccl_model import Group, choice
+from ncclscope_service.nccl.topology import Machine
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import Source, SourceKind
 from ncclscope_wire.topology import LinkKind, NodeKind, TopologySeen, TuningTableSeen
@@ -29,8 +29,8 @@ _RING = re.compile(rb"Pattern 4, crossNic \d, nChannels (\d+), (?:bw|speed) ([\d
 
 def _batches(path: Path) -> Iterator[Batch]:
     reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=path.name, key=path.name))
-    yield from reader.feed(path.read_bytes())
-    yield from reader.flush()
+    yield from reader.ingest_bytes(path.read_bytes())
+    yield from reader.finish()
 
 
 def _blocks(corpus: Path, name: str) -> list[TopologySeen]:

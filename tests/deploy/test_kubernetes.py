@@ -19,9 +19,9 @@ import yaml
 from deploy.flags import check_arguments
 
 from ncclscope_agent.config import AgentSettings
-from ncclscope_agent.presets import preset
+from ncclscope_agent.nccl_settings.presets import preset
 from ncclscope_service.app import ServiceSettings
-from ncclscope_service.vitals import MAX_TICK_AGE_SECONDS
+from ncclscope_service.show.health import MAX_TICK_AGE_SECONDS
 
 Yaml = dict[str, Any]
 _VERSIONS: Final = ("1.29", "1.33")

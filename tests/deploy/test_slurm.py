@@ -199,7 +199,7 @@ def test_what_agents_could_not_hand_over_is_sent_after_a_later_job_though_the_lo
     with slurm(tmp_path, more=site) as cluster:
 
         def spooled() -> list[Path]:
-            return list(tmp_path.glob("nccl-n?/.agents/spool/*/frames-*"))
+            return list(tmp_path.glob("nccl-n?/.agents/spool/*/spool-*.sqlite"))
 
         def has_no_agent() -> bool:
             return not list(tmp_path.glob("nccl-*/.agents/*.pid"))

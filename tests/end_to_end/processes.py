@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +64,36 @@ def running(
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A service and the ports that it listens on."""
+
+    process: subprocess.Popen[bytes]
+    agents: int
+    web: int
+
+
+@contextlib.contextmanager
+def serving(log: Path, *arguments: str) -> Generator[Serving]:
+    """`ncclscope serve ARGUMENTS` on ports that the system chose, once it listens on both."""
+    with running(log, "serve", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *arguments) as process:
+        web = printed_port(log, r"live page +https?://127\.0\.0\.1:(\d+)/", process)
+        yield Serving(process, printed_port(log, r"--connect 127\.0\.0\.1:(\d+)", process), web)
+
+
+def printed_port(log: Path, pattern: str, process: subprocess.Popen[bytes]) -> int:
+    """The port that a process printed, once it did."""
+
+    def found() -> re.Match[str] | None:
+        assert process.poll() is None, log.read_text()
+        return re.search(pattern, log.read_text())
+
+    wait_for(lambda: found() is not None, f"{pattern} in {log.name}")
+    match = found()
+    assert match is not None
+    return int(match[1])
 
 
 def end(process: subprocess.Popen[bytes], *, within: float = PATIENCE_SECONDS) -> int:

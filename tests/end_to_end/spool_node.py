@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 from benchmarks.ports import free_port
 from end_to_end.processes import PATIENCE_SECONDS, running
 from service.loopback import Service
 
-from ncclscope_service.listen import ListenSettings
+from ncclscope_agent.spool.database import DATABASE_NAME
+from ncclscope_service.serve.listen import ListenSettings
 
 _LINE = (
     "node17:41822:41903 [2] NCCL INFO AllReduce: opCount {number:x} sendbuff {buffer:#x} recvbuff {buffer:#x} "
@@ -87,8 +90,8 @@ class Node:
         return seen
 
     def spooled(self) -> int:
-        """Bytes in the spool's files."""
-        return sum(path.stat().st_size for path in self.spool.rglob("frames-*"))
+        """Bytes of batches in the spools."""
+        return sum(spooled_bytes(path.parent) for path in self.spool.rglob(DATABASE_NAME))
 
     async def wait_for_all(self) -> None:
         """Until the service has all operations that were written; each once."""
@@ -103,6 +106,33 @@ class Node:
     async def wait_until_said(self, words: str) -> None:
         """Until an agent has logged this."""
         await until(lambda: words in self.said.read_text(), f"an agent to say: {words}")
+
+
+def spooled_bytes(folder: Path) -> int:
+    """Bytes of batches in the spool of an agent that runs and has locked it: those in a copy."""
+    return _from_copy(folder, "SELECT total(length(payload)) FROM frame")
+
+
+def spooled_to(folder: Path) -> int:
+    """The furthest position of a file that a batch in such a spool reaches."""
+    return _from_copy(folder, "SELECT max(end) FROM frame")
+
+
+def _from_copy(folder: Path, query: str) -> int:
+    with TemporaryDirectory() as copy:
+        for path in folder.glob(f"{DATABASE_NAME}*"):
+            with suppress(FileNotFoundError):  # moved to the file meanwhile
+                (Path(copy) / path.name).write_bytes(path.read_bytes())
+        with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(Path(copy) / DATABASE_NAME)) as database:
+            return int(database.execute(query).fetchone()[0] or 0)
+    return 0
+
+
+def change_spools(folder: Path, statement: str) -> None:
+    """Executes a statement on all databases of spools, which no agent has open."""
+    for path in folder.rglob(DATABASE_NAME):
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute(statement)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import msgpack
 import pytest
-from benchmarks.ports import free_port
-from end_to_end.processes import end, fetch, fetch_json, run_command, running, wait_for
+from end_to_end.processes import end, fetch, fetch_json, run_command, running, serving, wait_for
 
 _LINE = (
     "node1:10:11 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f00 recvbuff 0x7f00 count 1024 datatype 7 op 0 "
@@ -50,6 +49,7 @@ def test_nothing_readable_ends_with_status_3_and_says_what_is_read(tmp_path: Pat
     assert "nothing readable: of the files, 1 of another kind. ncclscope reads" in done.stderr
 
 
+@pytest.mark.slow
 def test_wrong_usage_ends_with_status_2(tmp_path: Path) -> None:
     _good_log(tmp_path / "good.log")
     log, out = str(tmp_path / "good.log"), str(tmp_path / "out")
@@ -92,13 +92,9 @@ def _operations(web: int) -> int:
 
 
 def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_served(tmp_path: Path) -> None:
-    agents, web = free_port(), free_port()
     _good_log(tmp_path / "good.log", 50)
-    with running(
-        tmp_path / "service.log",
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
-    ):
-        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+    with serving(tmp_path / "service.log", "--data", str(tmp_path / "data")) as service:
+        agents, web = service.agents, service.web
         _send(agents, struct.pack(">I", 2**31) + b"x" * 100)
         _send(agents, random.Random(3).randbytes(10_000))
         answer = _send(agents, _frame({"type": "hello", "protocol_version": 999}))
@@ -134,15 +130,12 @@ def test_an_agent_that_finds_nothing_to_follow_says_so_once(tmp_path: Path) -> N
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_an_agent_at_the_port_of_the_page_is_told_so_and_its_coming_and_going_is_told(tmp_path: Path) -> None:
-    agents, web = free_port(), free_port()
     _good_log(tmp_path / "good.log")
     log, service_log = str(tmp_path / "good.log"), tmp_path / "service.log"
-    with running(
-        service_log,
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(tmp_path / "data")),
-    ):
-        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+    with serving(service_log, "--data", str(tmp_path / "data")) as service:
+        agents, web = service.agents, service.web
         said = tmp_path / "agent.log"
         wrong = ("agent", "--connect", f"127.0.0.1:{web}", "--logs", log)
         with running(said, *wrong) as process:

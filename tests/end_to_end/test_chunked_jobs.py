@@ -32,6 +32,7 @@ def _is_whole(row: Row) -> bool:
     return bool(row["covered"] and not row["kernel_cut"] and not row["kernel_lost"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.21", "2.28"])
 def test_a_clean_capture_in_many_chunks_is_aligned_exactly(version: str, tmp_path: Path) -> None:
     rows = _analyzed(tmp_path, "--nccl", version, "--iterations", "30", "--chunk-seconds", "0.2")
@@ -44,6 +45,7 @@ def test_a_clean_capture_in_many_chunks_is_aligned_exactly(version: str, tmp_pat
     assert not wrong, f"{len(wrong)} pairs are wrong, for instance {wrong[0]}"
 
 
+@pytest.mark.slow
 def test_a_wrong_pair_after_a_hole_without_stamps_is_called_a_guess(tmp_path: Path) -> None:
     rows = _analyzed(tmp_path, "--nccl", "2.21", "--iterations", "40", "--capture", "duty:0.5", "--chunk-seconds", "4")
     found = [(row, own) for row, own in rows if own["kernel_correlation_id"] is not None]

@@ -97,12 +97,14 @@ def test_several_graphs_of_a_step_that_are_captured_anew_are_told_apart(version:
     _assert_bandwidths_agree(_assert_replays_equal_truth(job, out))
 
 
+@pytest.mark.slow
 def test_graphs_of_all_gpus_of_one_process_are_told_apart(tmp_path: Path) -> None:
     job, out = _analyzed(tmp_path, *_GRAPHS, "--process-per-node")
     _assert_operations_name_their_first_kernel(job, out)
     _assert_replays_equal_truth(job, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.18", "2.28"])
 def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(version: str, tmp_path: Path) -> None:
     job, out = _analyzed(tmp_path, "--cuda-graphs", "2", "--nccl", version)
@@ -122,6 +124,7 @@ def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(versio
     assert f"graphs      {note}" in again.stdout
 
 
+@pytest.mark.slow
 def test_a_graph_whose_capture_is_not_in_the_log_is_counted_as_unknown(tmp_path: Path) -> None:
     job, out = tmp_path / "job", tmp_path / "out"
     assert run_command("simulate", "--out", str(job), *_SHAPE, *_GRAPHS).returncode == 0

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ncclscope.offline import run_offline
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.rows import Match
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.player import write
 

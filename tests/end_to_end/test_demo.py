@@ -15,10 +15,11 @@ from typing import Any, cast
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.ports import free_port
-from end_to_end.processes import PATIENCE_SECONDS, end, fetch, fetch_json, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, end, fetch, fetch_json, printed_port, running, wait_for
 
 pytestmark = pytest.mark.slow
 
+_PAGE = r"live page +http://127\.0\.0\.1:(\d+)/"
 _OUTPUTS = (
     "operations.parquet",
     "kernels.parquet",
@@ -47,9 +48,9 @@ def _needs(program: str) -> str:
 
 
 def test_the_demo_shows_bandwidth_ends_by_itself_and_leaves_its_files(tmp_path: Path) -> None:
-    web = free_port()
-    demo = ("demo", "--for", "60", "--http-port", str(web), "--fault", "none", "--snapshot", str(tmp_path / "out"))
+    demo = ("demo", "--for", "60", "--http-port", "0", "--fault", "none", "--snapshot", str(tmp_path / "out"))
     with running(tmp_path / "demo.log", *demo, has_children=True) as process:
+        web = printed_port(tmp_path / "demo.log", _PAGE, process)
         wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw")
         assert b"ncclscope" in fetch(f"http://127.0.0.1:{web}/")
         assert b"ncclscope_busbw_bytes_per_second{" in fetch(f"http://127.0.0.1:{web}/metrics")
@@ -63,16 +64,17 @@ def test_the_demo_shows_bandwidth_ends_by_itself_and_leaves_its_files(tmp_path: 
 
 def test_a_real_prometheus_scrapes_the_demo_and_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
     prometheus, promtool = _needs("prometheus"), _needs("promtool")
-    web, own = free_port(), free_port()
+    own = free_port()
     config = tmp_path / "prometheus.yml"
-    config.write_text(
-        "scrape_configs:\n"
-        "  - job_name: ncclscope\n"
-        "    scrape_interval: 1s\n"
-        "    honor_labels: true\n"
-        f"    static_configs: [{{targets: ['127.0.0.1:{web}']}}]\n"
-    )
-    with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
+    with running(tmp_path / "demo.log", "demo", "--http-port", "0", has_children=True) as demo:
+        web = printed_port(tmp_path / "demo.log", _PAGE, demo)
+        config.write_text(
+            "scrape_configs:\n"
+            "  - job_name: ncclscope\n"
+            "    scrape_interval: 1s\n"
+            "    honor_labels: true\n"
+            f"    static_configs: [{{targets: ['127.0.0.1:{web}']}}]\n"
+        )
         wait_for(lambda: _communicators_with_busbw(web) > 0, "a communicator with busbw")
         checked = subprocess.run(
             [promtool, "check", "metrics"],
@@ -131,8 +133,7 @@ def _children(pid: int) -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc to name the demo's processes")
 def test_a_demo_of_which_a_part_was_killed_says_so_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    web = free_port()
-    with running(tmp_path / "demo.log", "demo", "--http-port", str(web), has_children=True) as demo:
+    with running(tmp_path / "demo.log", "demo", "--http-port", "0", has_children=True) as demo:
         wait_for(lambda: len(_children(demo.pid)) == 6, "service, cluster and four agents")
         children = _children(demo.pid)
         os.kill(children[-1], signal.SIGKILL)

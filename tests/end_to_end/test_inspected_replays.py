@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch
@@ -29,10 +29,10 @@ def batches(job: Path, what: str) -> list[Batch]:
             found += read_export(path, source=Source(kind=SourceKind.NSYS, name=key, key=key))
         elif what == "inspector":
             dumps = InspectorReader(Source(kind=SourceKind.INSPECTOR, name=key, key=key))
-            found += [*dumps.feed(path.read_bytes()), *dumps.flush()]
+            found += [*dumps.ingest_bytes(path.read_bytes()), *dumps.finish()]
         else:
             log = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=path.name, key=key))
-            found += [*log.feed(path.read_bytes(), None), *log.flush()]
+            found += [*log.ingest_bytes(path.read_bytes(), None), *log.finish()]
     return found
 
 
@@ -61,10 +61,10 @@ def test_each_collective_is_counted_once(order: tuple[str, ...], tmp_path: Path)
     pipeline, now_ns = Pipeline(), config.start_ns
     for what in order:
         for batch in batches(tmp_path, what):
-            pipeline.feed(batch, agent="a", session="s", job="j")
+            pipeline.ingest_batch(batch, agent="a", session="s", job="j")
         for _ in range(3):
             now_ns += 11 * _SECOND
-            pipeline.advance(now_ns)
-    pipeline.flush(now_ns)
+            pipeline.process_backlog(now_ns)
+    pipeline.finish(now_ns)
     names = Counter(OPERATIONS[code].name for code in pipeline.store.collectives.rows["op"].tolist())
     assert {name: names[name] for name in _MEASURED} == dict(collectives_of(tmp_path))

@@ -13,7 +13,7 @@ import pytest
 from ncclscope.offline import run_offline
 from ncclscope.simulate import configuration_of
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.pipeline import PipelineSettings
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator import write
 
 Row = dict[str, Any]
@@ -56,6 +56,7 @@ def test_the_period_numbers_iterations_where_no_mark_does(shape: str, tmp_path: 
     assert _agreement(*_rows(tmp_path, "--capture", "none", *shape.split())) == 1.0
 
 
+@pytest.mark.slow
 def test_captures_of_a_part_lend_their_numbers_to_the_rest(tmp_path: Path) -> None:
     assert _agreement(*_rows(tmp_path, "--capture", "duty:0.4", iterations=12)) == 1.0
 
@@ -116,6 +117,7 @@ def test_operation_counts_of_each_rank_and_iteration_are_those_of_the_program(sh
     assert {row["iteration_by"] for row in table} == {"period"}
 
 
+@pytest.mark.slow
 def test_kernels_tell_how_much_of_an_iteration_is_communication(tmp_path: Path) -> None:
     _, truth = _rows(tmp_path, "--tp", "2", "--pp", "2", iterations=4)
     table: list[Row] = pq.read_table(tmp_path / "out" / "iterations.parquet").to_pylist()

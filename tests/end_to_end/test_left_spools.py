@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,7 @@ import anyio
 import pytest
 from benchmarks.ports import free_port
 from end_to_end.processes import end, fetch_json, run_command, running, wait_for
-from end_to_end.spool_node import Node, kill, until
-
-from ncclscope_agent.spool_records import FORMAT_VERSION, header_record, scan
+from end_to_end.spool_node import Node, change_spools, kill, until
 
 _NOBODY = 65_534
 _OF_ANOTHER_DAY = """
@@ -217,34 +215,36 @@ async def test_without_a_service_the_spool_stays_and_is_dropped_when_it_is_too_o
     assert node.spools() == []
 
 
+def forget_job(node: Node) -> None:
+    """Has spools be as of an agent that wrote no job down."""
+    change_spools(node.spool, "UPDATE agent SET job = ''")
+
+
+def make_newer(node: Node) -> None:
+    """Has spools be as of a later version."""
+    for path in node.spool.rglob("spool-2.sqlite*"):
+        path.rename(path.with_name(path.name.replace("-2.", "-3.")))
+
+
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.parametrize("change", [{"job": ""}, {"format_version": FORMAT_VERSION + 1}], ids=["no job", "newer"])
+@pytest.mark.parametrize("change", [forget_job, make_newer], ids=["no job", "newer"])
 async def test_what_another_version_left_and_this_one_cannot_send_stays_until_it_is_too_old(
-    node: Node, change: dict[str, object]
+    node: Node, change: Callable[[Node], None]
 ) -> None:
     await leave(node)
-    rewrite_headers(node, change)
+    change(node)
     async with node.service.listening(node.listen):
         sent = await send(node)
         assert sent.returncode == 4
         assert '"event": "spool_stuck"' in sent.stderr
-    assert node.spooled() > 0
+    assert list(node.spool.glob("*/spool-*.sqlite"))
     assert not node.service.received
     for path in node.spool.glob("*/*"):
         os.utime(path, (0, 0))
     done = await send_days_later(node)
     assert done.returncode == 0, done.stderr
     assert node.spools() == []
-
-
-def rewrite_headers(node: Node, change: dict[str, object]) -> None:
-    """Has the files of spools begin as another version of us would have them begin."""
-    for path in (*node.spool.rglob("frames-*"), *node.spool.rglob("chapter-*")):
-        data = path.read_bytes()
-        header = scan(data).header
-        assert header is not None
-        path.write_bytes(header_record(replace(header, **change)) + data[len(header_record(header)) :])  # type: ignore[arg-type]  # of a test's table
 
 
 @pytest.mark.slow
@@ -263,18 +263,18 @@ async def test_a_service_that_refuses_is_something_to_look_at_and_costs_nothing(
 async def test_links_and_what_is_no_spool_are_left_alone(node: Node, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "frames-0000000001-000001").write_text("precious")
+    (elsewhere / "precious.sqlite").write_text("precious")
     node.spool.mkdir()
     (node.spool / "node1-0123456789ab").symlink_to(elsewhere)
     (node.spool / "notes").mkdir()
     (node.spool / "node2-0123456789ab").mkdir()
     (node.spool / "node2-0123456789ab" / "mine.txt").write_text("mine")
-    (node.spool / "node2-0123456789ab" / "chapter-000001").symlink_to(elsewhere / "frames-0000000001-000001")
+    (node.spool / "node2-0123456789ab" / "spool-1.sqlite").symlink_to(elsewhere / "precious.sqlite")
     sent = await send(node)
     assert sent.returncode == 4
     assert '"event": "spool_not_removed"' in sent.stderr
-    assert [path.name for path in elsewhere.iterdir()] == ["frames-0000000001-000001"]
-    assert (elsewhere / "frames-0000000001-000001").read_text() == "precious"
+    assert [path.name for path in elsewhere.iterdir()] == ["precious.sqlite"]
+    assert (elsewhere / "precious.sqlite").read_text() == "precious"
     assert node.spools() == ["node1-0123456789ab", "node2-0123456789ab", "notes"]
     assert (node.spool / "node2-0123456789ab" / "mine.txt").read_text() == "mine"
 

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.ports import free_port
-from end_to_end.processes import end, fetch_json, run_command, running, wait_for
+from end_to_end.processes import end, fetch_json, run_command, running, serving, wait_for
 
 _LIVE_ONLY = ("observed_at_ns",)
 _LOG = Path("nccl_logs") / "timez-zx-nccl-tests-a100pcie" / "nccl.log"
@@ -42,14 +41,11 @@ def test_a_log_tailed_by_an_agent_that_is_killed_gives_the_rows_of_analyze(
     log = tmp_path / "logs" / "nccl.log"
     log.parent.mkdir()
     log.touch()
-    agents, web = free_port(), free_port()
-    agent = ("agent", "--connect", f"127.0.0.1:{agents}", "--logs", str(log), "--job", "default", "--name", "one")
-    with running(
-        tmp_path / "service.log",
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}"),
-        *("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "live")),
-    ) as service:
-        wait_for(lambda: fetch_json(f"http://127.0.0.1:{web}/api/overview") is not None, "the service")
+    kept = ("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "live"))
+    with serving(tmp_path / "service.log", *kept) as service:
+        web = service.web
+        follow = ("--connect", f"127.0.0.1:{service.agents}", "--logs", str(log))
+        agent = ("agent", *follow, "--job", "default", "--name", "one")
         pieces = _pieces(content, random.Random(seed))
         begun = 0
         for kill_at in (*_KILLS, _PIECES):
@@ -68,7 +64,7 @@ def test_a_log_tailed_by_an_agent_that_is_killed_gives_the_rows_of_analyze(
                     wait_for(lambda: _operations(web) == content.count(b": opCount "), "every line")
                     assert end(process) == 0
             begun = kill_at
-        assert end(service) == 0
+        assert end(service.process) == 0
     done = run_command("analyze", str(log.parent), "--out", str(tmp_path / "offline"))
     assert done.returncode == 0, done.stderr
     live, offline = _rows(tmp_path / "live"), _rows(tmp_path / "offline")

@@ -17,16 +17,14 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from agent.log_samples import operation_line
-from benchmarks.ports import free_port
 from certificates import make_authority
-from end_to_end.processes import PATIENCE_SECONDS, end, running, wait_for
+from end_to_end.processes import PATIENCE_SECONDS, end, running, serving, wait_for
 from wire.sample_batches import log_batch
 
 from ncclscope_wire import tables
@@ -131,7 +129,7 @@ class Peer:
                 return None
             if not data:
                 return None
-            self._heard += [decode_message(payload) for payload in self._deframer.feed(data)]
+            self._heard += [decode_message(payload) for payload in self._deframer.ingest_bytes(data)]
         return self._heard.pop(0)
 
     def reason(self) -> str | None:
@@ -173,27 +171,26 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     (folder / "honest.token").write_text(_HONEST)
     log = folder / "nccl.log"
     log.write_text(_INIT)
-    agents, web = free_port(), free_port()
-    scene = Scene(agents=agents, web=web, log=log, ca=authority.path, folder=folder)
     with (
-        running(
+        serving(
             folder / "service.log",
-            *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(folder / "data")),
+            *("--data", str(folder / "data")),
             *("--tls-cert", str(cert), "--tls-key", str(key), "--agent-tokens", str(folder / "agent-tokens")),
             *("--http-tokens", str(folder / "http-tokens")),
         ) as service,
         running(
             folder / "agent.log",
-            *("agent", "--connect", f"localhost:{agents}", "--logs", str(log), "--job", "honest", "--name", "honest"),
+            *("agent", "--connect", f"localhost:{service.agents}", "--logs", str(log)),
+            *("--job", "honest", "--name", "honest"),
             *("--tls-ca", str(authority.path), "--token-file", str(folder / "honest.token"), "--retry-seconds", "1"),
         ) as agent,
     ):
-        wait_for(lambda: scene.fetch("/readyz", token=None) != b"", "the service")
+        scene = Scene(agents=service.agents, web=service.web, log=log, ca=authority.path, folder=folder)
         scene.write()
         wait_for(lambda: scene.operations() == scene.written, "the honest agent")
         yield scene
         assert end(agent) == 0
-        assert end(service) == 0
+        assert end(service.process) == 0
     assert _EVIL not in (folder / "service.log").read_text()
     assert _HONEST not in (folder / "service.log").read_text() + (folder / "agent.log").read_text()
 
@@ -414,7 +411,7 @@ def test_who_drips_a_hello_is_given_up(scene: Scene) -> None:
         wait_for(lambda: _has_hung_up_on(plain, b"\x16"), "the service to hang up")
 
 
-def test_who_drips_a_request_is_given_up_and_others_are_answered(scene: Scene) -> None:
+def test_who_drips_a_request_keeps_nobody_from_an_answer(scene: Scene) -> None:
     drips: list[ssl.SSLSocket] = []
     for _ in range(50):
         plain = socket.create_connection(("127.0.0.1", scene.web), timeout=PATIENCE_SECONDS)
@@ -422,10 +419,7 @@ def test_who_drips_a_request_is_given_up_and_others_are_answered(scene: Scene) -
         drips[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
     assert scene.ask("/api/health")
     for each in drips:
-        each.settimeout(0.1)
-        wait_for(partial(_has_hung_up_on, each, b"x"), "the service to hang up")
         each.close()
-    assert 'ncclscope_http_refused_total{reason="slow_request"}' in scene.fetch("/metrics").decode()
 
 
 @pytest.mark.parametrize(
@@ -460,6 +454,7 @@ def test_everything_but_the_probes_wants_a_token(scene: Scene) -> None:
             scene.fetch(path, token=None)
         assert caught.value.code == 401
         caught.value.close()
+    assert 'ncclscope_http_refused_total{reason="unauthorized"}' in scene.fetch("/metrics").decode()
     assert scene.fetch("/healthz", token=None)
     assert scene.fetch("/readyz", token=None)
 

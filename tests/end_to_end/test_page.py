@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -13,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from benchmarks.ports import free_port
-from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, wait_for
+from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from service.fake_service import JOB
 
@@ -25,12 +23,14 @@ _CUT_TILES = """[...document.querySelectorAll("#tiles dd")]
 
 
 @contextmanager
-def fake_service(repository: Path, port: int, *options: str) -> Generator[None]:
+def fake_service(repository: Path, *options: str, port: int = 0) -> Generator[int]:
+    """A made-up service on that port (0: a free one), which it gives."""
     script = repository / "tests" / "service" / "fake_service.py"
     command = [sys.executable, str(script), "--port", str(port), *options]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
-            yield
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -56,21 +56,14 @@ def open_page(
 
     page.on("console", note)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    wait_for(lambda: _is_listening(port), f"a service on port {port}")
     page.goto(f"http://127.0.0.1:{port}/{at}")
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     return page, complaints
 
 
-def _is_listening(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port)):
-        return True
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark"), (1110, "light"), (390, "light")])
 def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path, width: int, scheme: str) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port, width=width, scheme=scheme)
         expect(page.locator("#level")).to_have_text("logs and nsys")
         expect(page.locator("#tiles > div")).to_have_count(7)
@@ -92,8 +85,7 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
 
 
 def test_what_logs_cannot_say_reads_not_recorded(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port, "--logs-only"):
+    with fake_service(repository, "--logs-only") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#level")).to_have_text("logs only")
         tiles = page.locator("#tiles > div")
@@ -105,8 +97,7 @@ def test_what_logs_cannot_say_reads_not_recorded(browser: Browser, repository: P
 
 
 def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port, "--empty"):
+    with fake_service(repository, "--empty") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#empty")).to_contain_text("ncclscope agent")
         expect(page.locator("#main")).to_be_hidden()
@@ -114,8 +105,7 @@ def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path
 
 
 def test_the_page_is_worked_by_click(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port)
         finding = page.locator("#findings details.finding").first
         finding.locator("summary").click()
@@ -143,8 +133,7 @@ def test_the_page_is_worked_by_click(browser: Browser, repository: Path) -> None
 
 
 def test_the_page_is_worked_by_keyboard(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port)
         page.keyboard.press("h")
         expect(page.locator("#clocks tbody tr")).to_have_count(8)
@@ -187,8 +176,7 @@ _ADDRESSES = {
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 def test_an_address_leads_to_its_view(browser: Browser, repository: Path, width: int, scheme: str) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         for at, shown in _ADDRESSES.items():
             page, complaints = open_page(browser, port, width=width, scheme=scheme, at=at)
             expect(page.locator(shown).first).to_be_visible()
@@ -200,8 +188,7 @@ def test_an_address_leads_to_its_view(browser: Browser, repository: Path, width:
 
 
 def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/rank/99999")
         expect(page.locator("#rank-missing")).to_contain_text("has no rank 99999: unknown, or gone.")
         refused = list[str]()
@@ -216,8 +203,7 @@ def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repos
 
 
 def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port)
         ground = "getComputedStyle(document.body).backgroundColor"
         light = page.evaluate(ground)
@@ -229,8 +215,7 @@ def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository:
 
 
 def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port, "--nodes", "512", "--still"):
+    with fake_service(repository, "--nodes", "512", "--still") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#tiles")).to_contain_text("4,096")
         expect(page.locator("#waits-note")).to_contain_text("128 of 4,096 ranks")
@@ -242,23 +227,21 @@ def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path)
 
 
 def test_the_runbook_of_a_finding_is_served(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, complaints = open_page(browser, port)
         page.goto(f"http://127.0.0.1:{port}/runbooks#late_rank")
         expect(page.locator("h2#late_rank")).to_be_in_viewport()
-        expect(page.locator("main")).to_contain_text("Look at that GPU")
+        expect(page.locator("main")).to_contain_text("Check the GPU that is named")
         assert complaints == []
 
 
 def test_the_page_comes_back_when_the_service_does(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port):
+    with fake_service(repository) as port:
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/communicator/dp-3")
         expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
     expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
     expect(page.locator("#communicator-ranks tbody tr")).to_have_count(4)
-    with fake_service(repository, port):
+    with fake_service(repository, port=port):
         expect(page.locator("#connection")).to_have_attribute("data-state", "live")
         with page.expect_response("**/communicators/dp-3") as answer:
             pass
@@ -266,8 +249,7 @@ def test_the_page_comes_back_when_the_service_does(browser: Browser, repository:
 
 
 def test_text_from_a_log_never_becomes_markup(browser: Browser, repository: Path) -> None:
-    port = free_port()
-    with fake_service(repository, port, "--host-prefix", "<img src=x onerror=document.title=1>"):
+    with fake_service(repository, "--host-prefix", "<img src=x onerror=document.title=1>") as port:
         page, complaints = open_page(browser, port)
         for at in ("#/health", f"#/job/{JOB}/rank/0", f"#/job/{JOB}/communicator/tp-0", f"#/job/{JOB}"):
             page.goto(f"http://127.0.0.1:{port}/{at}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -13,10 +14,9 @@ from pathlib import Path
 
 import pytest
 from agent.log_samples import operation_line
-from benchmarks.ports import free_port
 from certificates import make_authority
-from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, end, running, wait_for
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, end, running, serving, wait_for
+from playwright.sync_api import Browser, Page, expect
 
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
@@ -56,58 +56,56 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (folder / "token").write_text(_AGENT)
     log = folder / "nccl.log"
     log.write_text(_INIT + "".join(operation_line(op_count=f"{n:x}") + "\n" for n in range(50)))
-    agents, web = free_port(), free_port()
-    site = Site(f"https://localhost:{web}", agents, authority.path)
-    with running(
+    with serving(
         folder / "service.log",
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}", "--data", str(folder / "data")),
+        *("--data", str(folder / "data")),
         *("--tls-cert", str(cert), "--tls-key", str(key), "--agent-tokens", str(folder / "agent-tokens")),
         *("--http-tokens", str(folder / "http-tokens")),
     ) as service:
-        wait_for(lambda: bool(site.fetch("/readyz")), "the service")
+        site = Site(f"https://localhost:{service.web}", service.agents, authority.path)
         with running(
             folder / "agent.log",
-            *("agent", "--connect", f"localhost:{agents}", "--logs", str(log), "--job", _IMAGE, "--name", _SCRIPT),
+            *("agent", "--connect", f"localhost:{service.agents}", "--logs", str(log)),
+            *("--job", _IMAGE, "--name", _SCRIPT),
             *("--tls-ca", str(authority.path), "--token-file", str(folder / "token")),
         ) as agent:
             wait_for(lambda: len(json.loads(site.fetch("/api/overview"))["jobs"]) == 1, "the job")
             yield site
             end(agent)
-        assert end(service) == 0
+        assert end(service.process) == 0
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    made = browser.new_context(ignore_https_errors=True)
-    made.set_default_timeout(PATIENCE_MS)
-    yield made
-    made.close()
-
-
-def signed_in(context: BrowserContext, site: Site, token: str) -> tuple[Page, list[str]]:
+@contextlib.contextmanager
+def page_of(browser: Browser, site: Site, token: str) -> Iterator[tuple[Page, list[str]]]:
+    """The page of somebody who gives this token when the browser asks, and what the browser complains of."""
+    context = browser.new_context(
+        ignore_https_errors=True, http_credentials={"username": "somebody", "password": token}
+    )
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(site.url)
-    expect(page).to_have_url(f"{site.url}/login")
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Sign in").click()
-    return page, complaints
+    yield page, complaints
+    context.close()
 
 
-def test_a_wrong_token_shows_nothing_and_a_right_one_the_page(context: BrowserContext, site: Site) -> None:
-    page, _ = signed_in(context, site, "x" * 20)
-    expect(page.get_by_role("status")).to_have_text("That token is not known here.")
-    page, complaints = signed_in(context, site, _READER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    (cookie,) = context.cookies()
-    assert [cookie.get(name) for name in ("httpOnly", "secure", "sameSite")] == [True, True, "Strict"]
-    assert _READER not in str(cookie)
-    assert page.evaluate("document.cookie") == ""
-    assert complaints == []
+@contextlib.contextmanager
+def live_page(browser: Browser, site: Site, token: str = _READER) -> Iterator[tuple[Page, list[str]]]:
+    with page_of(browser, site, token) as (page, complaints):
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+        yield page, complaints
 
 
-def test_names_that_are_scripts_are_shown_as_text_and_nothing_of_them_runs(context: BrowserContext, site: Site) -> None:
+def test_a_wrong_token_shows_nothing_and_a_right_one_the_page(browser: Browser, site: Site) -> None:
+    with page_of(browser, site, "x" * 20) as (page, _):
+        assert page.locator("#connection").count() == 0
+        assert page.evaluate("fetch('/api/health').then((answer) => answer.status)") == 401
+    with live_page(browser, site) as (page, complaints):
+        assert complaints == []
+
+
+def test_names_that_are_scripts_are_shown_as_text_and_nothing_of_them_runs(browser: Browser, site: Site) -> None:
     hello = Hello(
         protocol_version=PROTOCOL_VERSION,
         agent_id="raw",
@@ -127,53 +125,35 @@ def test_names_that_are_scripts_are_shown_as_text_and_nothing_of_them_runs(conte
     ):
         secured.sendall(b"".join(encode_frame(encode_message(each)) for each in (hello, heartbeat)))
         assert secured.recv(1)
-        page, complaints = signed_in(context, site, _READER)
-        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-        for view in ("#/", "#/health"):
-            page.goto(f"{site.url}/{view}")
+        with live_page(browser, site) as (page, complaints):
+            for view in ("#/", "#/health"):
+                page.goto(f"{site.url}/{view}")
+                page.wait_for_timeout(1500)
+                assert page.evaluate("window.pwned") is None
+                assert page.locator("img[src='x']").count() == 0
+            expect(page.get_by_text(_SCRIPT).first).to_be_visible()
+            page.locator("#to-job").click()
             page.wait_for_timeout(1500)
             assert page.evaluate("window.pwned") is None
-            assert page.locator("img[src='x']").count() == 0
-        expect(page.get_by_text(_SCRIPT).first).to_be_visible()
-        page.locator("#to-job").click()
-        page.wait_for_timeout(1500)
-        assert page.evaluate("window.pwned") is None
     assert [text for text in complaints if "Content Security Policy" in text] == []
 
 
-def test_a_script_that_got_in_all_the_same_would_not_run(context: BrowserContext, site: Site) -> None:
-    page, _ = signed_in(context, site, _READER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    with page.expect_console_message(lambda message: "Content Security Policy" in message.text):
-        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.pwned=1\">')")
-    assert page.evaluate("window.pwned") is None
+def test_a_script_that_got_in_all_the_same_would_not_run(browser: Browser, site: Site) -> None:
+    with live_page(browser, site) as (page, _):
+        with page.expect_console_message(lambda message: "Content Security Policy" in message.text):
+            page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.pwned=1\">')")
+        assert page.evaluate("window.pwned") is None
 
 
-def test_another_site_cannot_frame_the_page(context: BrowserContext, site: Site) -> None:
-    page, _ = signed_in(context, site, _READER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    other = context.new_page()
-    with other.expect_console_message(lambda message: "frame-ancestors" in message.text):
-        other.set_content(f'<iframe src="{site.url}/"></iframe>')
+def test_another_site_cannot_frame_the_page(browser: Browser, site: Site) -> None:
+    with live_page(browser, site) as (page, _):
+        other = page.context.new_page()
+        with other.expect_console_message(lambda message: "frame-ancestors" in message.text):
+            other.set_content(f'<iframe src="{site.url}/"></iframe>')
 
 
-def test_a_reader_may_not_have_snapshots_written_and_a_writer_may(context: BrowserContext, site: Site) -> None:
-    page, _ = signed_in(context, site, _READER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+def test_a_reader_may_not_have_snapshots_written_and_a_writer_may(browser: Browser, site: Site) -> None:
     asked = "fetch('/api/snapshot', {method: 'POST'}).then((answer) => answer.status)"
-    assert page.evaluate(asked) == 403
-    page.goto(f"{site.url}/login")
-    page.get_by_role("button", name="Sign out").click()
-    page.goto(site.url)
-    expect(page).to_have_url(f"{site.url}/login")
-    page, _ = signed_in(context, site, _WRITER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    assert page.evaluate(asked) == 200
-
-
-def test_the_page_asks_to_sign_in_again_when_the_login_has_ended(context: BrowserContext, site: Site) -> None:
-    page, _ = signed_in(context, site, _READER)
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
-    context.clear_cookies()
-    page.reload()
-    expect(page).to_have_url(f"{site.url}/login")
+    for token, status in ((_READER, 403), (_WRITER, 200)):
+        with live_page(browser, site, token) as (page, _):
+            assert page.evaluate(asked) == status

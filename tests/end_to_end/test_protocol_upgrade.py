@@ -12,6 +12,7 @@ import pytest
 from agent.log_samples import operation_line
 from benchmarks.ports import free_port
 from end_to_end.processes import PATIENCE_SECONDS, fetch_json, running, wait_for
+from end_to_end.spool_node import spooled_to
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +68,10 @@ class Site:
     def wait_until_refused_and_spooled(self) -> None:
         told = "install the same ncclscope on both"
         wait_for(lambda: told in (self._folder / "agent.log").read_text(), "the refusal")
-        before = self.spooled()
         self.write(100)
-        wait_for(lambda: self.spooled() > before, "the spool")
-
-    def spooled(self) -> int:
-        return sum(path.stat().st_size for path in (self._folder / "spool").rglob("frames-*"))
+        written = self.log.stat().st_size
+        spools = self._folder / "spool"
+        wait_for(lambda: max(map(spooled_to, spools.glob("*")), default=0) >= written, "the spool")
 
 
 def stop(process: subprocess.Popen[bytes], how: signal.Signals) -> None:

@@ -73,43 +73,39 @@ def test_mutual_tls_from_a_file_and_what_changes_while_it_runs(tmp_path: Path) -
     install(authority, tmp_path, "service")
     install(authority, tmp_path, "agent")
     tokens, settings, log = tmp_path / "http-tokens", tmp_path / "ncclscope.toml", tmp_path / "nccl.log"
-    tokens.write_text("first-token-0123456789\ncert:ops role=write\n")
+    tokens.write_text("first-token-0123456789\n")
     settings.write_text(_FILE.format(folder=tmp_path, agents=agents, web=web))
     log.write_text(_INIT + "".join(operation_line(op_count=f"{n:x}") + "\n" for n in range(10)))
     assert run_command("config", str(settings)).returncode == 0
     ops = Client(web, authority.path, authority.sign("ops"))
-    nobody = Client(web, authority.path)
 
-    def operations() -> int:
-        jobs = json.loads(ops.ask("/api/overview")[1])["jobs"]
+    first, second = "first-token-0123456789", "second-token-0123456789"
+
+    def operations(client: Client, token: str) -> int:
+        jobs = json.loads(client.ask("/api/overview", token=token)[1])["jobs"]
         return sum(int(job["operations"]) for job in jobs)
 
     with (
         running(tmp_path / "service.log", "serve", "--config", str(settings)) as service,
         running(tmp_path / "agent.log", "agent", "--config", str(settings)) as agent,
     ):
-        wait_for(lambda: nobody.ask("/readyz")[0] == 200, "the service")
-        wait_for(lambda: operations() == 10, "the agent's log")
-        assert nobody.ask("/healthz")[0] == 200, "a probe has no certificate"
-        assert nobody.ask("/metrics")[0] == 401
-        assert nobody.ask("/metrics", token="first-token-0123456789")[0] == 200
-        assert ops.ask("/metrics")[0] == 200
-        assert Client(web, authority.path, authority.sign("somebody")).ask("/metrics")[0] == 401
-        with pytest.raises(OSError, match=r"(?i)alert|closed|reset|unknown ca"):
-            Client(web, authority.path, other.sign("ops")).ask("/metrics")
+        wait_for(lambda: ops.ask("/readyz")[0] == 200, "the service")
+        wait_for(lambda: operations(ops, first) == 10, "the agent's log")
+        assert ops.ask("/metrics")[0] == 401, "a certificate and a token are needed"
+        for stranger in (None, other.sign("ops")):
+            with pytest.raises(OSError, match=r"(?i)alert|closed|reset|unknown ca"):
+                Client(web, authority.path, stranger).ask("/metrics", token=first)
 
-        tokens.write_text("second-token-0123456789\ncert:ops\n")
+        tokens.write_text(f"{second}\n")
         service.send_signal(signal.SIGHUP)
-        wait_for(lambda: nobody.ask("/metrics", token="second-token-0123456789")[0] == 200, "the new token")
-        assert nobody.ask("/metrics", token="first-token-0123456789")[0] == 401
+        wait_for(lambda: ops.ask("/metrics", token=second)[0] == 200, "the new token")
+        assert ops.ask("/metrics", token=first)[0] == 401
 
         install(other, tmp_path, "service")
-        wait_for(lambda: Client(web, other.path).ask("/healthz")[0] == 200, "the new certificate")
+        trusting_both = Client(web, other.path, authority.sign("ops"))
+        wait_for(lambda: trusting_both.ask("/healthz")[0] == 200, "the new certificate")
         with log.open("a") as stream:
             stream.write(operation_line(op_count="a") + "\n")
-        trusting_both = Client(web, other.path, authority.sign("ops"))
-        wait_for(
-            lambda: '"operations":11' in trusting_both.ask("/api/overview")[1].decode(), "the agent's old connection"
-        )
+        wait_for(lambda: operations(trusting_both, second) == 11, "the agent's old connection")
         assert end(agent) == 0
         assert end(service) == 0

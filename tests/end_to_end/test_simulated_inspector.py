@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.ports import free_port
-from end_to_end.processes import end, run_command, running, wait_for
+from end_to_end.processes import end, run_command, serving
 
 Row = dict[str, Any]
 
@@ -88,6 +87,7 @@ def check_measures(found: list[tuple[Row, Row]]) -> None:
     assert np.quantile(errors, 0.95) <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["v4.0", "v4.3"])
 def test_logs_and_inspector_give_durations_and_measures_without_an_export(form: str, tmp_path: Path) -> None:
     job = simulate(tmp_path / "job", "--inspector", form, "--capture", "none", "--iterations", "6")
@@ -110,6 +110,7 @@ def test_a_fifth_of_the_records_may_be_missing(tmp_path: Path) -> None:
     check_measures(found)
 
 
+@pytest.mark.slow
 def test_lost_log_lines_and_holes_together_give_no_wrong_duration(tmp_path: Path) -> None:
     more = ("--inspector", "v4.0", "--inspector-holes", "0.2", "--fault", "drop_lines:ratio=0.02")
     job = simulate(tmp_path / "job", *more, "--capture", "none", "--iterations", "20")
@@ -123,6 +124,7 @@ def test_lost_log_lines_and_holes_together_give_no_wrong_duration(tmp_path: Path
     assert np.mean(right) > 0.5  # equal sizes hide a slip: nothing in logs tells, and no loss is known
 
 
+@pytest.mark.slow
 def test_beside_exports_kernels_measure_and_inspector_is_held_against_them(tmp_path: Path) -> None:
     job = simulate(tmp_path / "job", "--inspector", "v4.2", "--iterations", "4")
     out = analyze(tmp_path / "out", job)
@@ -138,6 +140,7 @@ def test_beside_exports_kernels_measure_and_inspector_is_held_against_them(tmp_p
     assert "busbw against kernels" in (out / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_between_captures_inspector_goes_on(tmp_path: Path) -> None:
     more = ("--capture", "duty:0.4", "--chunk-seconds", "1", "--iterations", "10")
     job = simulate(tmp_path / "job", "--inspector", "v4.0", *more)
@@ -175,17 +178,12 @@ def test_a_rank_that_is_late_in_every_step_is_named_without_exports_and_without_
 @pytest.mark.slow
 def test_an_agent_follows_dumps_to_a_service(tmp_path: Path) -> None:
     job = simulate(tmp_path / "job", "--inspector", "v4.3", "--capture", "none", "--iterations", "4")
-    agents, web = free_port(), free_port()
-    with running(
-        tmp_path / "service.log",
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}"),
-        *("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "out")),
-    ) as service:
-        wait_for(lambda: b"agents" in (tmp_path / "service.log").read_bytes(), "the service")
+    kept = ("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "out"))
+    with serving(tmp_path / "service.log", *kept) as service:
         done = run_command(
-            *("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--logs", str(job / "logs" / "*")),
+            *("agent", "--once", "--connect", f"127.0.0.1:{service.agents}", "--logs", str(job / "logs" / "*")),
             *("--inspector", str(job / "inspector" / "*")),
         )
         assert done.returncode == 0, done.stderr
-        assert end(service) == 0
+        assert end(service.process) == 0
     check_durations(pairs(job, tmp_path / "out"))

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.ports import free_port
-from end_to_end.processes import end, run_command, running, wait_for
+from end_to_end.processes import end, run_command, serving
 
 Row = dict[str, Any]
 
-_SHAPE = ("--nodes", "2", "--gpus", "4", "--tp", "2", "--pp", "2", "--dp", "2", "--iterations", "4")
+_SHAPE = ("--nodes", "2", "--gpus", "4", "--tp", "2", "--pp", "2", "--dp", "2", "--iterations", "2")
 _VERSIONS = ("2.18", "2.21", "2.28")
 _EVERY_VERSION = tuple(f"2.{minor}" for minor in range(8, 31))
 _IDENTITY = (
@@ -93,27 +92,24 @@ def test_every_version_of_nccl_is_aligned_exactly(version: str, tmp_path: Path) 
     _assert_pairs_equal_truth(tmp_path / "job", tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", _VERSIONS)
 def test_a_clean_capture_is_aligned_exactly_live(version: str, tmp_path: Path) -> None:
-    _simulate(tmp_path / "job", "--nccl", version, "--chunk-seconds", "0.5")
-    agents, web = free_port(), free_port()
-    with running(
-        tmp_path / "service.log",
-        *("serve", "--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}"),
-        *("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "out")),
-    ) as service:
-        wait_for(lambda: b"agents" in (tmp_path / "service.log").read_bytes(), "the service")
+    _simulate(tmp_path / "job", "--nccl", version, "--chunk-seconds", "0.5", "--iterations", "4")
+    kept = ("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "out"))
+    with serving(tmp_path / "service.log", *kept) as service:
         for node in ("node01", "node02"):
             done = run_command(
-                *("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--name", node, "--job", "default"),
+                *("agent", "--once", "--connect", f"127.0.0.1:{service.agents}", "--name", node, "--job", "default"),
                 *("--logs", str(tmp_path / "job" / "logs" / f"*{node}*")),
                 *("--exports", str(tmp_path / "job" / "nsys" / node)),
             )
             assert done.returncode == 0, done.stderr
-        assert end(service) == 0
+        assert end(service.process) == 0
     _assert_equals_truth(tmp_path / "job", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_two_seeds_give_different_jobs_that_each_agree_with_their_truth(tmp_path: Path) -> None:
     transfers: list[list[int]] = []
     for seed in ("1", "2"):
@@ -126,6 +122,7 @@ def test_two_seeds_give_different_jobs_that_each_agree_with_their_truth(tmp_path
     assert transfers[0] != transfers[1]
 
 
+@pytest.mark.slow
 def test_logs_alone_give_counts_and_order_and_say_that_the_rest_is_not_recorded(tmp_path: Path) -> None:
     _simulate(tmp_path / "job", "--capture", "none")
     done = run_command("analyze", str(tmp_path / "job"), "--out", str(tmp_path / "out"))
@@ -139,6 +136,7 @@ def test_logs_alone_give_counts_and_order_and_say_that_the_rest_is_not_recorded(
     assert all(row["seq"] == truth[key]["seq"] and row["op"] == truth[key]["op"] for key, row in ours.items())
 
 
+@pytest.mark.slow
 def test_lost_lines_never_give_a_bandwidth_of_operations_that_do_not_belong_together(tmp_path: Path) -> None:
     _simulate(tmp_path / "job", "--fault", "drop_lines:ratio=0.01", "--iterations", "10")
     assert run_command("analyze", str(tmp_path / "job"), "--out", str(tmp_path / "out")).returncode == 0

@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 import resource
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 from end_to_end.processes import end, run_command
-from end_to_end.spool_node import Node, kill
+from end_to_end.spool_node import Node, change_spools, kill
 
-from ncclscope_agent.spool_records import header_record, scan
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
 from ncclscope_wire.messages import Refused
@@ -106,20 +104,10 @@ async def test_what_an_agent_of_another_version_spooled_is_sent_by_its_successor
         await node.wait_until_spooled(400 * 24)
         kill(first)
         (node.logs.folder / "nccl.log").unlink()
-        _make_older(node.spool)
+        change_spools(node.spool, "UPDATE chapter SET protocol_version = 0")
         node.agent(stack)
         async with node.service.listening(node.listen):
             await node.wait_for_all()
-
-
-def _make_older(spool: Path) -> None:
-    """Has the spool's files say that their batches are of protocol version 0."""
-    for path in (*spool.rglob("frames-*"), *spool.rglob("chapter-*")):
-        data = path.read_bytes()
-        header = scan(data).header
-        assert header is not None
-        rest = data[len(header_record(header)) :]
-        path.write_bytes(header_record(replace(header, protocol_version=0)) + rest)
 
 
 @pytest.mark.slow
@@ -129,7 +117,8 @@ async def test_a_full_disk_is_told_of_and_costs_nothing_and_the_spool_recovers(n
         node.logs.write(200)
         agent = node.agent(stack)
         await node.wait_until_spooled(200 * 24)
-        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (node.spooled() + 100, resource.RLIM_INFINITY))
+        largest = max(path.stat().st_size for path in node.spool.rglob("spool-*"))
+        resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (largest + 100, resource.RLIM_INFINITY))
         node.logs.write(500)
         await node.wait_until_said("not written")
         resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

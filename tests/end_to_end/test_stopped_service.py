@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
-from benchmarks.ports import free_port
-from end_to_end.processes import fetch_json, run_command, running, wait_for
+import pytest
+from end_to_end.processes import fetch_json, run_command, serving
 
 
 def _operations(web: int) -> int:
@@ -22,6 +22,7 @@ def _contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 def test_a_killed_service_leaves_all_files_of_its_job(tmp_path: Path) -> None:
     run, data, out = tmp_path / "run", tmp_path / "data", tmp_path / "out"
     shape = ("--nodes", "1", "--gpus", "2", "--tp", "2", "--pp", "1", "--dp", "1", "--iterations", "3")
@@ -29,20 +30,18 @@ def test_a_killed_service_leaves_all_files_of_its_job(tmp_path: Path) -> None:
     analyzed = run_command("analyze", str(run), "--out", str(tmp_path / "analyzed"))
     assert analyzed.returncode == 0, analyzed.stderr
     expected = orjson.loads((tmp_path / "analyzed" / "summary.json").read_bytes())
-    agents, web = free_port(), free_port()
-    ports = ("--listen", f"127.0.0.1:{agents}", "--http", f"127.0.0.1:{web}")
-    with running(tmp_path / "service.log", "serve", *ports, "--data", str(data)) as service:
-        wait_for(lambda: _operations(web) == 0, "the service")
+    with serving(tmp_path / "service.log", "--data", str(data)) as service:
+        assert _operations(service.web) == 0
         sent = run_command(
-            *("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--job", "train"),
+            *("agent", "--once", "--connect", f"127.0.0.1:{service.agents}", "--job", "train"),
             *("--logs", str(run / "logs" / "*.log"), "--exports", str(run / "nsys")),
         )
         assert sent.returncode == 0, sent.stderr
         refused = run_command("snapshot", "--data", str(data), "--out", str(out))
         assert refused.returncode == 1
         assert "another service" in refused.stderr
-        service.send_signal(signal.SIGKILL)
-        service.wait()
+        service.process.send_signal(signal.SIGKILL)
+        service.process.wait()
     before = _contents(data)
     done = run_command("snapshot", "--data", str(data), "--out", str(out), "--job", "train")
     assert done.returncode == 0, done.stderr

@@ -33,6 +33,7 @@ def _groups(rows: list[dict[str, Any]]) -> set[frozenset[tuple[str, int]]]:
     return {frozenset(lines) for lines in groups.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", ["full", "none"])
 def test_every_communicator_is_put_together(capture: str, tmp_path: Path) -> None:
     truth, ours, communicators = _analyzed(tmp_path, "--capture", capture)
@@ -44,6 +45,7 @@ def test_every_communicator_is_put_together(capture: str, tmp_path: Path) -> Non
     assert len({row["comm_id"] for row in communicators}) == len(communicators)
 
 
+@pytest.mark.slow
 def test_their_bandwidth_is_measured_as_if_they_had_been_named(tmp_path: Path) -> None:
     truth, ours, _ = _analyzed(tmp_path)
     known = {(Path(row["log_file"]).name, row["log_line"]): row for row in ours}

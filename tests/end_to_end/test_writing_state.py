@@ -142,7 +142,7 @@ def test_where_the_process_that_writes_the_state_is_killed_the_service_tells_it_
         (job.data / "held").unlink()
         job.write(500)
         wait_for(lambda: len(job.states()) == 2, "states")
-        wait_for(lambda: job.trouble() == "is written", "no trouble")
+        wait_for(lambda: job.trouble() == "ok", "no trouble")
         wait_for(job.is_shown, "all operations")
         assert end(service) == 0
 

@@ -1,4 +1,4 @@
-"""docs/findings-benchmark.md shows what the command prints."""
+"""docs/internals/findings-benchmark.md shows what the command prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.findings import job_days, tables
 from benchmarks.findings.scenarios import scenarios
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "findings-benchmark.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "findings-benchmark.md"
 
 
 def rows_under(header: str) -> list[list[str]]:

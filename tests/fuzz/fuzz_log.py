@@ -17,7 +17,7 @@ sys.path[:0] = [str(_ROOT / "agents"), str(_ROOT / "tests")]
 atheris = importlib.import_module("atheris")  # not typed, and not in the environment of the tests
 
 with atheris.instrument_imports(include=["ncclscope_agent", "ncclscope_wire"]):
-    from ncclscope_agent.sources.nccl_log import NcclLogReader
+    from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
     from ncclscope_wire.batch import Batch
     from ncclscope_wire.codec import decode_message, encode_message
     from ncclscope_wire.messages import BatchMessage
@@ -31,7 +31,7 @@ _SOURCE = Source(kind=SourceKind.NCCL_LOG, name="log", key="key")
 def read(data: bytes, cut: int) -> list[Batch]:
     """The batches of these bytes in two pieces."""
     reader = NcclLogReader(_SOURCE, max_templates=64, max_line_bytes=2048)
-    return [*reader.feed(data[:cut], 0), *reader.feed(data[cut:], 0), *reader.flush(0)]
+    return [*reader.ingest_bytes(data[:cut], 0), *reader.ingest_bytes(data[cut:], 0), *reader.finish(0)]
 
 
 def totals(batches: list[Batch]) -> tuple[dict[str, int], dict[str, int], list[object], int]:

@@ -1,13 +1,15 @@
 """What we wrote ourselves and read after a crash: seeds, and what must hold for any bytes.
 
-The files of spool, journal and state carry checksums, so that mutated ones are mostly refused by these: here what is
+The files of journal and state carry checksums, so that mutated ones are mostly refused by these: here what is
 inside is mutated, and the checksums are right.
 """
 
 from __future__ import annotations
 
 import hashlib
+import pickletools
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -16,64 +18,39 @@ from agent.spool_samples import frame
 from fuzz.target import Target
 from wire.sample_batches import HELLO, log_batch
 
-from ncclscope_agent.replay import Replay
-from ncclscope_agent.spool_records import (
-    FORMAT_VERSION,
-    Header,
-    entries_record,
-    frame_record,
-    header_record,
-    positions_record,
-    scan,
+from ncclscope_agent.spool.records import Entries
+from ncclscope_agent.spool.replay import Replay
+from ncclscope_service.intake.journal_entry import (
+    BatchTaken,
+    GoodbyeSaid,
+    HelloSaid,
+    Ticked,
+    decode_entry,
+    encode_entry,
 )
-from ncclscope_service import journal_segment, state
-from ncclscope_service.journal_entry import BatchTaken, GoodbyeSaid, HelloSaid, Ticked, decode_entry, encode_entry
-from ncclscope_service.pipeline import Pipeline, PipelineSettings
-from ncclscope_service.receive import Receiver, ReplayError
-from ncclscope_wire import record
+from ncclscope_service.intake.receive import Receiver, ReplayError
+from ncclscope_service.keep import journal_segment
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store import state
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ProtocolError, StateError
-from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Position
-
-_KINDS: Final = 4
+from ncclscope_wire.messages import BatchMessage
 
 
 def check_spool(data: bytes) -> None:
-    """A file of the spool gives what is whole of it; whatever is in its records, what can be used is sent again."""
-    scan(data)
-    kind, body = (data[0] % _KINDS + 1, data[1:]) if data else (1, data)
-    scanned = scan(_HEADER + record.encode_record(kind, body) + frame_record(frame(1).payload, entries=0))
-    assert scanned.header is not None
-    assert frame(1).payload in [each.payload for each in scanned.frames], "the record behind it is whole"
-    replay = Replay({}, scanned.entries)
-    for each in scanned.frames:
-        for batch in replay.feed(each):
+    """Whatever is in the batches and entries of a spool, what can be used is sent again."""
+    whole = frame(2)
+    replay = Replay({}, [Entries(1, 1, data)])
+    for payload in (data, whole.payload):
+        for batch in replay.batches_for(replace(whole, payload=payload)):
             encode_message(BatchMessage(sequence=1, batch=batch))
 
 
-_HEADER = header_record(
-    Header(
-        format_version=FORMAT_VERSION,
-        protocol_version=PROTOCOL_VERSION,
-        agent_id="a",
-        session_id="s",
-        chapter=1,
-        created_ns=0,
-    )
-)
-
-
 def spool_seeds() -> list[bytes]:
-    """A whole file, and bodies of each kind behind the number of their kind."""
+    """A batch, and dictionary entries."""
     entries = encode_message(BatchMessage(sequence=1, batch=log_batch(0, 0, strings=("h",), templates=1)))
-    records = [
-        _HEADER,
-        frame_record(frame(1).payload, entries=0),
-        entries_record(entries, number=1),
-        positions_record({"0:1:abc": Position(end=5)}),
-    ]
-    bodies = [bytes([kind]) + written[record.RECORD_BYTES :] for kind, written in enumerate(records)]
-    return [b"".join(records), *bodies]
+    return [bytes(frame(1).payload), entries]
 
 
 def check_journal(data: bytes) -> None:
@@ -108,27 +85,37 @@ def journal_seeds() -> list[bytes]:
 
 
 def check_state(data: bytes) -> None:
-    """A snapshot with any graph in it, and a right digest, is restored or StateError."""
+    """A snapshot with any pickle in it, and a right digest, is restored or StateError."""
     with suppress(StateError):
-        state.restore(data, Pipeline(PipelineSettings()))
+        state.restore(data, Pipeline)
+    if _asks_for_memory(data):
+        return
     front, _, *arrays = _snapshot()
     digest = hashlib.blake2b(b"".join([data, *arrays]), digest_size=16).digest()
     header = msgspec.msgpack.encode((*front, digest, [len(data), *map(len, arrays)]))
     with suppress(StateError):
         whole = b"".join([len(header).to_bytes(8, "big"), header, data, *arrays])
-        state.restore(whole, Pipeline(PipelineSettings()))
+        state.restore(whole, Pipeline)
+
+
+def _asks_for_memory(body: bytes) -> bool:
+    """Whether a pickle numbers its objects itself, or has a length of 8 bytes: it may ask for any memory by that."""
+    try:
+        return any("PUT" in step.name or step.name.endswith("8") for step, _, _ in pickletools.genops(body))
+    except Exception:
+        return False
 
 
 @cache
 def _snapshot() -> tuple[tuple[str, int, str], bytes, *tuple[bytes, ...]]:
-    """What the header of a new pipeline's snapshot begins with, its graph, and its large arrays."""
-    _, header, graph, *arrays = map(bytes, state.parts_of(Pipeline(PipelineSettings())))
+    """What the header of a new pipeline's snapshot begins with, its pickle, and its large arrays."""
+    _, header, body, *arrays = map(bytes, state.parts_of(Pipeline(PipelineSettings())))
     magic, version, name, *_ = msgspec.msgpack.decode(header, type=tuple[str, int, str, bytes, list[int]])
-    return (magic, version, name), graph, *arrays
+    return (magic, version, name), body, *arrays
 
 
 def state_seeds() -> list[bytes]:
-    """A graph, and a whole snapshot."""
+    """A pickle, and a whole snapshot."""
     return [_snapshot()[1], state.snapshot(Pipeline(PipelineSettings()))]
 
 

@@ -23,12 +23,13 @@ from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_agent.sources.nsys_export import read_export
+from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_agent.sources.topology_xml import read_topology_xml
-from ncclscope_service.access import parse_access
-from ncclscope_service.pipeline import Pipeline, PipelineSettings
-from ncclscope_service.receive import Receiver
-from ncclscope_service.routes import make_app
+from ncclscope_service.auth.access import parse_access
+from ncclscope_service.intake.receive import Receiver
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.serve.routes import make_app
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ConfigError, FormatError, ProtocolError, SourceError
@@ -45,9 +46,9 @@ def check_wire(data: bytes) -> None:
     receiver.open(1)
     receiver.on_bytes(1, encode_frame(encode_message(HELLO)), 0)
     for received in receiver.on_bytes(1, encode_frame(data), 0).received:
-        pipeline.feed(received.batch, agent=received.agent, session=received.session, job=received.job)
-    pipeline.advance(1_000_000_000)
-    pipeline.flush(2_000_000_000)
+        pipeline.ingest_batch(received.batch, agent=received.agent, session=received.session, job=received.job)
+    pipeline.process_backlog(1_000_000_000)
+    pipeline.finish(2_000_000_000)
     assert receiver.on_disconnected(1) is not None or receiver.statistics().faults
 
 
@@ -88,7 +89,7 @@ def nsys_seeds() -> list[bytes]:
 def check_inspector(data: bytes) -> None:
     """Any bytes give batches that the wire takes."""
     reader = InspectorReader(Source(kind=SourceKind.INSPECTOR, name="d", key="k"), max_line_bytes=4096)
-    for batch in [*reader.feed(data, 0), *reader.flush(0)]:
+    for batch in [*reader.ingest_bytes(data, 0), *reader.finish(0)]:
         decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
 
 
@@ -134,7 +135,7 @@ def check_access(data: bytes) -> None:
     with suppress(ConfigError):
         known = parse_access(data.decode("utf-8", "replace"), where="f")
         assert len(known) > 0
-        assert known.of_token("a token that is in no list") is None
+        assert known.grant_for_token("a token that is in no list") is None
 
 
 def access_seeds() -> list[bytes]:

@@ -9,7 +9,7 @@ from fuzz.targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-_EXAMPLES = {"wire": 60, "nsys": 40, "api": 60, "login": 40, "state": 60, "payloads": 60}
+_EXAMPLES = {"wire": 60, "nsys": 40, "api": 60, "state": 60, "payloads": 60}
 
 
 def mutated(seed: bytes, rng: random.Random) -> bytes:

@@ -17,8 +17,8 @@ from jsonschema import Draft202012Validator
 
 from ncclscope_dashboards import alerts
 from ncclscope_dashboards.files import generated, plain
-from ncclscope_service.metric_table import METRICS_BY_NAME, Kind
-from ncclscope_service.runbook_page import runbook_page
+from ncclscope_service.metrics.table import METRICS_BY_NAME, Kind
+from ncclscope_service.serve.http_server import WEB
 
 BOARDS = list(dashboards().values())
 SCHEMA = Draft202012Validator(dashboard_schema())
@@ -191,7 +191,7 @@ def test_what_a_recording_rule_gives_is_asked_in_full() -> None:
 
 
 def test_every_alert_leads_to_its_runbook_and_to_a_panel() -> None:
-    anchors = set(re.findall(r'id="([^"]+)"', runbook_page((DASHBOARDS.parent / "docs" / "findings.md").read_text())))
+    anchors = set(re.findall(r'id="([^"]+)"', (WEB / "runbooks.html").read_text()))
     uids = {board["uid"] for board in BOARDS}
     for rule in rule_group()["rules"]:
         notes = rule["annotations"]

@@ -9,7 +9,7 @@ import promql_parser
 import pytest
 from grafana.asked import Asked, all_queries
 
-from ncclscope_service.metric_table import METRICS_BY_NAME, Kind, Metric
+from ncclscope_service.metrics.table import METRICS_BY_NAME, Kind, Metric
 
 _TARGET_LABELS = {"instance"}
 """Labels that Prometheus adds when it scrapes."""

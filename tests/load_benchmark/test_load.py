@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from benchmarks.load.__main__ import main
 from benchmarks.load.recorded import RecordedJob, record
-from benchmarks.load.schedule import Phase, Schedule
-from benchmarks.load.streams import HostFollower
+from benchmarks.load.streams import HostFollower, Phase, Schedule
 
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.rows import Match
+from ncclscope_service.store.rows import Match
 from ncclscope_simulator import SimulationConfig
 
 _BEGIN_NS = 1_780_000_000_000_000_000
@@ -51,8 +50,8 @@ def test_a_stretch_that_is_repeated_is_aligned_and_joined_like_a_job(job: Record
         now_ns += _SECOND // 2
         for number, follower in enumerate(followers):
             for batch in follower.poll(now_ns + number * 10_000_000):
-                pipeline.feed(batch, agent=str(number), session="s", job="j")
-        pipeline.advance(now_ns)
+                pipeline.ingest_batch(batch, agent=str(number), session="s", job="j")
+        pipeline.process_backlog(now_ns)
     rows = pipeline.store.operations.rows
     assert len(rows) == sum(follower.operations for follower in followers)
     assert np.count_nonzero(rows["match"] == Match.MATCHED) > 0.5 * len(rows)

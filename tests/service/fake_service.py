@@ -8,6 +8,7 @@ overview read; it is written by hand, not by the pipeline.
 from __future__ import annotations
 
 import argparse
+import socket
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,32 +17,44 @@ from typing import Final
 import numpy as np
 import uvicorn
 
-from ncclscope_service.aliases import Aliases
-from ncclscope_service.health import AgentView, JournalHealth, ReceiverView, ServiceHealth
-from ncclscope_service.live import Hub
-from ncclscope_service.metrics import MetricsView, gather
-from ncclscope_service.overview import FindingView, HealthView, Overview, finding_views, health_view, make_overview
-from ncclscope_service.routes import make_app
-from ncclscope_service.rows import (
-    COLLECTIVE,
-    KERNEL,
-    OPERATION,
-    SERIES,
+from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.metrics.scrape import MetricsView, gather
+from ncclscope_service.rollup.series import Tally
+from ncclscope_service.serve.live import Hub
+from ncclscope_service.serve.routes import make_app
+from ncclscope_service.show.details import JobQuery, query_job
+from ncclscope_service.show.health import (
+    AgentView,
+    HealthCheck,
+    JournalHealth,
+    ReceiverView,
+    ServiceHealth,
+    journal_check,
+    tick_check,
+)
+from ncclscope_service.show.overview import FindingView, HealthView, Overview, finding_views, health_view, make_overview
+from ncclscope_service.store.records import (
     Communicator,
     Finding,
     FindingKind,
     HostClock,
     Identity,
-    IterationBy,
-    Match,
     Member,
     Process,
     Severity,
 )
-from ncclscope_service.store import BUSY, KERNEL_TEMPLATE, OPERATION_TEMPLATE, Store
-from ncclscope_service.tally import Tally
-from ncclscope_service.views_of_job import JobAsked, ask_job
-from ncclscope_service.vitals import Vital, journal_vital, tick_vital
+from ncclscope_service.store.rows import (
+    BUSY,
+    COLLECTIVE,
+    KERNEL,
+    KERNEL_TEMPLATE,
+    OPERATION,
+    OPERATION_TEMPLATE,
+    SERIES,
+    IterationBy,
+    Match,
+)
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -513,34 +526,30 @@ class FakeService:
             self.store(now_ns), aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
-    def job(self, name: str) -> tuple[JobAsked, int] | None:
+    def job(self, name: str) -> tuple[JobQuery, int] | None:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns
-        asked = ask_job(self.store(now_ns), self.aliases, name, now_ns)
+        asked = query_job(self.store(now_ns), self.aliases, name, now_ns)
         return None if asked is None else (asked, now_ns)
 
     def metrics(self) -> MetricsView:
         now_ns = time.time_ns() if self.now_ns is None else self.now_ns
         store, tally = self.store(now_ns), Tally()
-        tally.feed(store)
+        tally.count_rows(store)
         agents = [] if self.is_empty else agents_of(self.shape, now_ns=now_ns)
         return gather(
             store, tally=tally, aliases=self.aliases, agents=agents, health=self.service_health(), now_ns=now_ns
         )
 
-    def vitals(self) -> tuple[Vital, ...]:
-        return tick_vital(0.1), journal_vital(self.disk_trouble)
+    def health_checks(self) -> tuple[HealthCheck, ...]:
+        return tick_check(0.1), journal_check(self.disk_trouble)
 
     def is_ready(self) -> tuple[bool, str]:
         return self.ready
 
-    async def write_snapshot(
-        self, directory: Path, job: str | None, minutes: float | None, *, with_perfetto: bool = False
-    ) -> None:
+    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
         self.snapshots.append((job, minutes))
         (directory / "summary.json").write_text('{"operations": 3}')
         (directory / "trace.json.gz").write_bytes(b"\x1f\x8b not really")
-        if with_perfetto:
-            (directory / "trace.perfetto-trace").write_bytes(b"not really")
 
 
 def small(service: FakeService) -> FakeService:
@@ -551,7 +560,7 @@ def small(service: FakeService) -> FakeService:
 def main() -> None:
     """Serves the page until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=8899)
+    parser.add_argument("--port", type=int, default=8899, help="0: any; the port is printed")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
     parser.add_argument("--logs-only", action="store_true")
@@ -565,8 +574,10 @@ def main() -> None:
         with_kernels=not asked.logs_only,
         is_empty=asked.empty,
     )
-    uvicorn.run(make_app(service, service.hub), port=asked.port, log_level="warning", ws="none",
-                timeout_graceful_shutdown=1)  # fmt: skip
+    config = uvicorn.Config(make_app(service, service.hub), log_level="warning", ws="none", timeout_graceful_shutdown=1)
+    with socket.create_server(("127.0.0.1", asked.port)) as bound:
+        print(bound.getsockname()[1], flush=True)  # noqa: T201
+        uvicorn.Server(config).run([bound])
 
 
 if __name__ == "__main__":

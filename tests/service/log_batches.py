@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncclscope_service import bandwidth
-from ncclscope_service.communicators import Communicators
-from ncclscope_service.intake import Intake, append_placed, logged_operations
-from ncclscope_service.store import Ids, Store
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.intake.communicators import Communicators
+from ncclscope_service.intake.resolver import BatchResolver, append_placed, logged_operations
+from ncclscope_service.nccl import bandwidth
+from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, CommunicatorEventKind, Source, SourceKind
@@ -257,14 +258,14 @@ class Reading:
 
     def __init__(self) -> None:
         self.store = Store()
-        self.intake = Intake(self.store)
+        self.intake = BatchResolver(self.store)
         self.communicators = Communicators(self.store)
         self._sessions = 0
 
     def feed(self, batch: Batch, *, job: str = "j") -> Ids:
         """Applies a batch; gives the rows of its operations. Its kernels are the last in the store."""
         self._sessions += 1
-        arrived = self.intake.feed(batch, agent="a", session=str(self._sessions), job=job)
+        arrived = self.intake.resolve_batch(batch, agent="a", session=str(self._sessions), job=job)
         operations = logged_operations(arrived.operations)
         self.communicators.place(operations, arrived.events, arrived.event_processes)
         templates = self.store.templates_of(operations)

@@ -10,9 +10,9 @@ import anyio
 import anyio.lowlevel
 from benchmarks.ports import free_port
 
-from ncclscope_service.credentials import Credentials
-from ncclscope_service.listen import Listener, ListenSettings
-from ncclscope_service.receive import Received, Receiver
+from ncclscope_service.auth.credentials import Credentials
+from ncclscope_service.intake.receive import Received, Receiver
+from ncclscope_service.serve.listen import Listener, ListenSettings
 
 
 class Service:

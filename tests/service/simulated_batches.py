@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ncclscope_agent.sources.inspector import InspectorReader
-from ncclscope_agent.sources.nccl_log import NcclLogReader
-from ncclscope_agent.sources.nsys_export import ExportLimits, read_export
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import ExportLimits, read_export
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch
@@ -56,8 +56,8 @@ def export_batches(folder: Path, limits: ExportLimits | None = None) -> list[Ite
 def _line_batches(data: bytes, reader: NcclLogReader | InspectorReader, portions: int) -> Iterator[Batch]:
     length = len(data) // portions + 1
     for begin in range(0, len(data), length):
-        yield from reader.feed(data[begin : begin + length], None)
-    yield from reader.flush()
+        yield from reader.ingest_bytes(data[begin : begin + length], None)
+    yield from reader.finish()
 
 
 def _export_batches(host: Path, limits: ExportLimits | None) -> Iterator[Batch]:
@@ -69,8 +69,8 @@ def _export_batches(host: Path, limits: ExportLimits | None) -> Iterator[Batch]:
 def advanced(pipeline: Pipeline, batches: list[Batch], *, since: int = 0) -> Pipeline:
     """The pipeline after these batches, a second of the service's clock each; `since`: how many came before."""
     for number, batch in enumerate(batches, start=since + 1):
-        pipeline.feed(batch, agent="a", session="s", job="j")
-        pipeline.advance(number * SECOND_NS)
+        pipeline.ingest_batch(batch, agent="a", session="s", job="j")
+        pipeline.process_backlog(number * SECOND_NS)
     return pipeline
 
 
@@ -91,5 +91,5 @@ def batches_by_job(
 def fed(pipeline: Pipeline, batches: list[Batch]) -> Pipeline:
     """The pipeline after these batches, of which nothing was worked on yet."""
     for batch in batches:
-        pipeline.feed(batch, agent="a", session="s", job="j")
+        pipeline.ingest_batch(batch, agent="a", session="s", job="j")
     return pipeline

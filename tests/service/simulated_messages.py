@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.clock import ClockEstimator
+from ncclscope_service.clock.estimator import ClockEstimator
 
 ORIGIN_NS = 1_750_000_000_000_000_000
 MESSAGES = 600

@@ -19,9 +19,10 @@ from service.log_batches import (
     rank_batches,
 )
 
-from ncclscope_service.pipeline import Pipeline, PipelineSettings
-from ncclscope_service.rows import LimitReference, Match
-from ncclscope_service.store import Ids
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store.rows import LimitReference, Match
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
@@ -38,12 +39,12 @@ class _Service:
     def feed(self, *batches: Batch, job: str = "j") -> None:
         for batch in batches:
             self._sessions += 1
-            self.pipeline.feed(batch, agent="a", session=str(self._sessions), job=job)
+            self.pipeline.ingest_batch(batch, agent="a", session=str(self._sessions), job=job)
 
     def flushed(self, *batches: Batch) -> Columns:
         """The operations after everything was decided."""
         self.feed(*batches)
-        self.pipeline.flush(0)
+        self.pipeline.finish(0)
         return self.store.operations.rows
 
 
@@ -62,30 +63,6 @@ def _rank_of(rows: Columns, rank: int) -> Columns:
     return found
 
 
-def test_portions_give_what_a_flush_at_once_gives() -> None:
-    parts = [_part(range(begin, begin + 25)) for begin in range(0, 150, 25)]
-    whole, live = _Service(), _Service()
-    for part in parts:
-        whole.feed(*part)
-    whole.pipeline.flush(0)
-    for second, part in enumerate(parts):
-        for batch in part:
-            live.feed(batch)
-            live.pipeline.advance(second * _SECOND)
-    assert np.count_nonzero(live.store.operations.rows["finished"]) > 200
-    live.pipeline.flush(60 * _SECOND)
-    for name in (
-        "match", "kernel", "member", "seq", "coll_seq", "start_ns", "end_ns", "wait_ns", "transfer_ns", "algbw",
-        "busbw", "busbw_apparent", "ranks_seen", "finished",
-    ):  # fmt: skip
-        np.testing.assert_array_equal(live.store.operations.rows[name], whole.store.operations.rows[name], name)
-    for name in ("coll_seq", "message_bytes", "transfer_ns", "spread_ns", "wait_ns", "last_rank", "blame_ns", "busbw"):
-        one, other = (np.sort(of.store.collectives.rows, order="coll_seq")[name] for of in (live, whole))
-        np.testing.assert_array_equal(one, other, name)
-    for name in ("operations", "bytes", "matched", "duration_ns", "wait_ns", "collectives", "transfer_ns"):
-        assert live.store.series.rows[name].tolist() == whole.store.series.rows[name].tolist()
-
-
 def test_what_came_is_told_by_series_also_where_a_communicator_took_the_place_of_another() -> None:
     service = _Service()
 
@@ -93,7 +70,7 @@ def test_what_came_is_told_by_series_also_where_a_communicator_took_the_place_of
         events = [] if comm_id is None else [init(line=begin, comm_id=comm_id, nranks=1)]
         lines = [Line(line=begin + number, nranks=1) for number in (1, 2, 3)]
         batch = log_batch(lines, events=events, begin=100 * begin)
-        service.pipeline.feed(batch, agent="a", session=name, job="j")
+        service.pipeline.ingest_batch(batch, agent="a", session=name, job="j")
 
     def expected() -> list[tuple[int, int]]:
         rows = service.pipeline.expected_series()
@@ -102,13 +79,13 @@ def test_what_came_is_told_by_series_also_where_a_communicator_took_the_place_of
 
     for number, comm_id in enumerate((0xC0, 0xC1)):
         log(10 * number, comm_id=comm_id, name=f"begins {number}")
-    service.pipeline.advance(_SECOND)
+    service.pipeline.process_backlog(_SECOND)
     assert expected() == [(3, 3 * 4096)] * 2, "nothing is left to be counted"
     log(20, name="of the second")
     log(30, comm_id=0xC2, name="begins 2")
     log(40, name="of the third")
     assert expected() == [(3, 3 * 4096), (6, 6 * 4096)], "those of a series that is new come with the next pass"
-    service.pipeline.advance(2 * _SECOND)
+    service.pipeline.process_backlog(2 * _SECOND)
     assert expected() == [(3, 3 * 4096), (6, 6 * 4096), (6, 6 * 4096)]
 
 
@@ -132,12 +109,12 @@ def test_operations_are_held_against_the_best_that_their_series_has_shown() -> N
     service = _Service()
     for rank in (0, 1):
         service.feed(*rank_batches(rank, range(100), pid=10 + rank))
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     shown = float(service.store.series.rows["baseline"][0])
     assert shown == 4096e9 / 180_000
     for rank in (0, 1):
         service.feed(*rank_batches(rank, range(100, 140), pid=10 + rank))
-    service.pipeline.flush(_SECOND)
+    service.pipeline.finish(_SECOND)
     found = service.store.operations.rows
     later = found[found["coll_seq"] >= 100]
     assert (later["limit_reference"] == LimitReference.BASELINE).all()
@@ -157,15 +134,15 @@ def test_logs_alone_are_counted_and_finished_without_a_kernel() -> None:
 def test_operations_of_uncaptured_processes_are_given_up_after_a_while() -> None:
     service = _Service(PipelineSettings(hold_ns=5 * _SECOND))
     service.feed(rank_batches(0, range(10))[0])
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     service.feed(rank_batches(0, range(10, 15))[0])
-    service.pipeline.advance(3 * _SECOND)
+    service.pipeline.process_backlog(3 * _SECOND)
     assert set(service.store.operations.rows["match"].tolist()) == {Match.PENDING}
-    service.pipeline.advance(5 * _SECOND)
+    service.pipeline.process_backlog(5 * _SECOND)
     assert service.store.operations.rows["match"].tolist() == [Match.NOT_COVERED] * 10 + [Match.PENDING] * 5
     assert service.store.operations.rows["finished"].tolist() == [True] * 10 + [False] * 5
     assert service.store.skipped["held_too_many"] == 0
-    service.pipeline.advance(8 * _SECOND)
+    service.pipeline.process_backlog(8 * _SECOND)
     assert service.store.operations.rows["finished"].all()
 
 
@@ -173,7 +150,7 @@ def test_of_operations_that_wait_for_a_capture_the_oldest_are_given_up_where_the
     service = _Service(PipelineSettings(held_operations=60))
     for second in range(10):
         service.feed(rank_batches(0, range(10 * second, 10 * second + 10))[0])
-        service.pipeline.advance(10 * second * _SECOND)
+        service.pipeline.process_backlog(10 * second * _SECOND)
     matches = service.store.operations.rows["match"].tolist()
     assert matches == [Match.NOT_COVERED] * 30 + [Match.PENDING] * 70  # a quarter more may wait
     assert service.store.skipped["held_too_many"] == 0  # nothing was ever captured: nothing was lost
@@ -184,7 +161,7 @@ def test_operations_that_waited_for_a_further_capture_are_counted_where_there_ar
     service.feed(*rank_batches(0, range(20)))
     for second in range(2, 10):
         service.feed(rank_batches(0, range(10 * second, 10 * second + 10))[0])
-        service.pipeline.advance(10 * second * _SECOND)
+        service.pipeline.process_backlog(10 * second * _SECOND)
     assert 0 < service.store.skipped["held_too_many"] <= 30
 
 
@@ -193,8 +170,8 @@ def test_operations_after_the_last_capture_are_given_up_too_and_leave_memory() -
     service.feed(*rank_batches(0, range(100)))
     for second in range(60):
         service.feed(rank_batches(0, range(100 + 100 * second, 200 + 100 * second))[0])
-        service.pipeline.advance(second * _SECOND)
-        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
+        service.pipeline.evict(service.pipeline.evictable(second * _SECOND), second * _SECOND)
     assert len(service.store.operations) < 2_500
 
 
@@ -204,14 +181,14 @@ def test_the_last_lines_before_a_long_silence_get_their_kernels_and_keep_nothing
     service.feed(*_part(range(30)))  # all of them are killed: no line tells that their communicators ended
     for second in range(10):
         service.feed(rank_batches(0, range(50 * second, 50 * second + 50), pid=99)[0], job="another")
-        service.pipeline.advance(second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
     rows = service.store.operations.rows
     assert (rows["match"][:120] == Match.MATCHED).all()
     assert rows["finished"][:120].all()
     for second in range(10, 60):
         service.feed(rank_batches(0, range(50 * second, 50 * second + 50), pid=99)[0], job="another")
-        service.pipeline.advance(second * _SECOND)
-        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
+        service.pipeline.evict(service.pipeline.evictable(second * _SECOND), second * _SECOND)
     assert service.store.operations.first > 1000
     assert len(service.store.operations) < 50 * 25
 
@@ -223,8 +200,8 @@ def test_a_job_goes_on_as_before_after_a_silence_longer_than_the_window() -> Non
     for numbers in (range(30), range(30, 60), range(60, 90)):
         service.feed(*_part(numbers))
         for _ in range(40):
-            service.pipeline.advance(second * _SECOND)
-            service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+            service.pipeline.process_backlog(second * _SECOND)
+            service.pipeline.evict(service.pipeline.evictable(second * _SECOND), second * _SECOND)
             second += 1
     assert service.store.finished == {("j", Match.MATCHED): 360}
     assert service.store.skipped["line_came_after_its_kernel_was_forgotten"] == 0
@@ -236,11 +213,11 @@ def test_lines_that_come_after_their_kernels_have_left_are_without_them_and_coun
     log, export = rank_batches(0, range(30))
     service.feed(export)
     for second in range(60):
-        service.pipeline.advance(second * _SECOND)
-        service.pipeline.forget(service.pipeline.expired(second * _SECOND), second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
+        service.pipeline.evict(service.pipeline.evictable(second * _SECOND), second * _SECOND)
     service.feed(log)
     for second in range(60, 80):
-        service.pipeline.advance(second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
     assert service.store.operations.rows["match"].tolist() == [Match.UNMATCHED] * 30
     assert service.store.skipped["line_came_after_its_kernel_was_forgotten"] == 30
 
@@ -249,21 +226,21 @@ def test_a_collective_waits_for_a_rank_that_is_slow_to_report() -> None:
     service = _Service(PipelineSettings(patience_ns=100 * _SECOND))
     first, second = (rank_batches(rank, range(40), pid=10 + rank) for rank in (0, 1))
     service.feed(*first, second[0])
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     assert len(service.store.collectives) == 0
     service.feed(second[1])
-    service.pipeline.advance(50 * _SECOND)
+    service.pipeline.process_backlog(50 * _SECOND)
     assert len(service.store.collectives) > 20
     assert not service.store.operations.rows["finished"].all()  # the newest may still turn out otherwise
-    service.pipeline.flush(51 * _SECOND)
+    service.pipeline.finish(51 * _SECOND)
     assert len(service.store.collectives) == 40
 
 
 def test_after_patience_a_collective_is_finished_without_the_rank_that_is_missing() -> None:
     service = _Service(PipelineSettings(patience_ns=100 * _SECOND))
     service.feed(*rank_batches(0, range(40)), rank_batches(1, range(40), pid=11)[0])
-    service.pipeline.advance(0)
-    service.pipeline.advance(101 * _SECOND)
+    service.pipeline.process_backlog(0)
+    service.pipeline.process_backlog(101 * _SECOND)
     finished = service.store.operations.rows["finished"]
     assert np.count_nonzero(finished) > 20
     assert len(service.store.collectives) == 0
@@ -274,10 +251,10 @@ def test_after_patience_a_collective_is_finished_without_the_rank_that_is_missin
 def test_ranks_are_waited_for_less_long_where_a_window_of_operations_comes_sooner() -> None:
     service = _Service(PipelineSettings(patience_ns=100 * _SECOND, window_operations=100))
     service.feed(*rank_batches(0, range(40)), rank_batches(1, range(40), pid=11)[0])
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     for second in range(1, 13):
         service.feed(rank_batches(2, range(20 * second, 20 * second + 20), pid=12)[0])
-        service.pipeline.advance(second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
         is_finished = service.store.operations.rows["finished"][:40].any()
         assert is_finished == (second > 10)  # a window came after the first by then, and so they had `settle_ns`
 
@@ -288,14 +265,14 @@ def test_memory_is_full_only_while_something_can_be_let_go() -> None:
     for rank in range(4):
         service.feed(rank_batches(rank, range(30), pid=10 + rank)[0])
     looks = [service.pipeline.is_full]
-    service.pipeline.advance(40 * _SECOND)
+    service.pipeline.process_backlog(40 * _SECOND)
     looks.append(service.pipeline.is_full)
     assert looks == [False, True]  # only then one process of four was asked to give up
     gone = 0
     while service.pipeline.has_backlog:
-        service.pipeline.advance(41 * _SECOND)
-        expired = service.pipeline.expired(41 * _SECOND)
-        service.pipeline.forget(expired, 41 * _SECOND)
+        service.pipeline.process_backlog(41 * _SECOND)
+        expired = service.pipeline.evictable(41 * _SECOND)
+        service.pipeline.evict(expired, 41 * _SECOND)
         gone += len(expired)
     assert gone == 120 - 80
     assert len(service.store.operations) == 80
@@ -307,16 +284,16 @@ def test_finished_operations_may_leave_and_counters_stay() -> None:
     gone = 0
     for second, part in zip(range(0, 100, 25), parts, strict=True):
         service.feed(*part)
-        service.pipeline.advance(second * _SECOND)
-        expired = service.pipeline.expired(second * _SECOND)
+        service.pipeline.process_backlog(second * _SECOND)
+        expired = service.pipeline.evictable(second * _SECOND)
         assert service.store.operations.take(expired)["finished"].all()
-        service.pipeline.forget(expired, second * _SECOND)
+        service.pipeline.evict(expired, second * _SECOND)
         gone += len(expired)
     assert gone > 0
     assert service.store.operations.first == gone
     assert service.store.kernels.first > 0
     assert service.store.collectives.first > 0
-    service.pipeline.flush(100 * _SECOND)
+    service.pipeline.finish(100 * _SECOND)
     assert service.store.operations.rows["finished"].all()
     found = service.store.series.rows[["operations", "matched", "collectives"]].tolist()
     assert found == [(400, 400, 100)]
@@ -325,28 +302,28 @@ def test_finished_operations_may_leave_and_counters_stay() -> None:
 def test_everything_leaves_once_it_is_finished_and_out_of_the_window() -> None:
     service = _Service(PipelineSettings(window_ns=10 * _SECOND))
     service.feed(*_part(range(50)))
-    service.pipeline.advance(0)
-    service.pipeline.flush(_SECOND)
-    assert service.pipeline.expired(5 * _SECOND).tolist() == []
-    expired = service.pipeline.expired(10 * _SECOND)
+    service.pipeline.process_backlog(0)
+    service.pipeline.finish(_SECOND)
+    assert service.pipeline.evictable(5 * _SECOND).tolist() == []
+    expired = service.pipeline.evictable(10 * _SECOND)
     assert expired.tolist() == list(range(200))
-    service.pipeline.forget(expired, 10 * _SECOND)
+    service.pipeline.evict(expired, 10 * _SECOND)
     assert (len(service.store.operations), len(service.store.kernels)) == (0, 0)
 
 
 def test_more_operations_than_the_window_holds_may_leave_early() -> None:
     service = _Service(PipelineSettings(window_operations=30))
     service.feed(*(batch for batch in _part(range(10)) if len(batch.operations)))
-    service.pipeline.flush(0)
-    assert service.pipeline.expired(0).tolist() == list(range(10))
+    service.pipeline.finish(0)
+    assert service.pipeline.evictable(0).tolist() == list(range(10))
 
 
 def test_an_operation_that_is_still_open_keeps_those_after_it() -> None:
     service = _Service(PipelineSettings(window_operations=0))
     service.feed(rank_batches(0, range(5))[0], log_batch([Line(line=1, nranks=1)], pid=11))
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     service.store.operations.rows["finished"][5] = True
-    assert service.pipeline.expired(0).tolist() == []
+    assert service.pipeline.evictable(0).tolist() == []
 
 
 def test_collectives_whose_ranks_disagree_stay_unmeasured_and_are_counted() -> None:
@@ -434,9 +411,9 @@ def test_a_send_whose_receive_never_comes_is_finished_without_a_transfer() -> No
     service = _Service(PipelineSettings(patience_ns=10 * _SECOND))
     sends = list(_pair())[:2]
     service.feed(*sends)
-    service.pipeline.advance(0)
-    service.pipeline.advance(11 * _SECOND)
-    service.pipeline.flush(12 * _SECOND)
+    service.pipeline.process_backlog(0)
+    service.pipeline.process_backlog(11 * _SECOND)
+    service.pipeline.finish(12 * _SECOND)
     found = service.store.operations.rows
     assert found["finished"].all()
     assert (found["match"] == Match.MATCHED).all()
@@ -449,7 +426,7 @@ def test_one_rank_alone_needs_no_kernel_and_waits_for_nobody() -> None:
         log_batch([Line(line=2, nranks=1)], events=[init(line=1, nranks=1, comm_id=1)]),
         export_batch([], captured_ns=(BASE_NS, BASE_NS + PERIOD_NS)),
     )
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     (row,) = service.store.operations.rows
     assert int(row["match"]) == Match.NO_KERNEL
     assert bool(row["finished"])
@@ -493,7 +470,7 @@ def test_stamps_in_another_zone_are_moved_process_by_process() -> None:
 def test_ranks_and_parallelism_are_told_as_soon_as_members_are_known() -> None:
     service = _Service()
     service.feed(*_part(range(30)))
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     assert [member.global_rank for member in service.store.members] == [0, 1, 2, 3]
     assert [member.local_rank for member in service.store.members] == [0, 1, 0, 1]
     assert service.store.communicators[0].parallelism == "WORLD"
@@ -514,15 +491,15 @@ def test_of_many_ranks_names_are_told_soon_and_not_at_each_change() -> None:
         return [member.global_rank is not None for member in (members[0], members[-1])]
 
     start(0)
-    service.pipeline.advance(0)
+    service.pipeline.process_backlog(0)
     assert told() == [True, True]
     start(1)
-    service.pipeline.advance(_SECOND // 4)
+    service.pipeline.process_backlog(_SECOND // 4)
     assert told() == [True, False]
-    service.pipeline.advance(_SECOND // 2)
+    service.pipeline.process_backlog(_SECOND // 2)
     assert told() == [True, True]
     start(2)
-    service.pipeline.flush(_SECOND)
+    service.pipeline.finish(_SECOND)
     assert told() == [True, True]
 
 
@@ -531,16 +508,16 @@ def test_jobs_do_not_meet() -> None:
     for job in ("one", "two"):
         for rank in (0, 1):
             service.feed(*rank_batches(rank, range(40), pid=10 + rank, host=job), job=job)
-    service.pipeline.flush(0)
+    service.pipeline.finish(0)
     assert [(each.job, each.comm_id) for each in service.store.communicators] == [("one", "0xc0"), ("two", "0xc0")]
     assert len(service.store.collectives) == 80
 
 
 def test_an_empty_pipeline_can_be_advanced_and_flushed() -> None:
     service = _Service()
-    service.pipeline.advance(0)
-    expired = service.pipeline.expired(0)
-    service.pipeline.forget(expired, 0)
-    service.pipeline.flush(1)
+    service.pipeline.process_backlog(0)
+    expired = service.pipeline.evictable(0)
+    service.pipeline.evict(expired, 0)
+    service.pipeline.finish(1)
     assert expired.tolist() == []
     assert service.store.findings == []

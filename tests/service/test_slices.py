@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from service.simulated_batches import SECOND_NS, batches_by_job, fed, simulated_batches
-from service.test_restart import assert_equal
 
-from ncclscope_agent.sources.nsys_export import ExportLimits
+from ncclscope_agent.sources.nsys.export import ExportLimits
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.detectors import Detectors
-from ncclscope_service.pipeline import Pipeline, PipelineSettings
-from ncclscope_service.rows import Match
+from ncclscope_service.detect.detection import Detectors
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator import SimulationConfig
-from ncclscope_simulator.faults import parse_faults
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -28,25 +27,9 @@ _CAPTURED_NOW_AND_THEN = SimulationConfig(
 )  # fmt: skip
 _JOBS = {
     "clean": SimulationConfig(iterations=6, nodes=2, gpus=2, tp=2, pp=1, dp=2),
-    "late": SimulationConfig(
-        iterations=12, nodes=2, gpus=2, tp=2, pp=1, dp=2, faults=parse_faults(["late_rank:rank=1,ms=2"]),
-    ),
-    "lossy": SimulationConfig(
-        iterations=6, nodes=2, gpus=2, tp=1, pp=2, dp=2, faults=parse_faults(["drop_lines:ratio=0.02"]),
-    ),
-    "graphs": SimulationConfig(
-        iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5,
-    ),
     "chunks": _CAPTURED_NOW_AND_THEN,
-    "chunks without stamps": replace(_CAPTURED_NOW_AND_THEN, timestamps=False),
-    # Once an endless loop: few kernels of a short capture, and lines are lost.
-    "experts without stamps": replace(
-        _CAPTURED_NOW_AND_THEN, iterations=12, pp=1, dp=4, ep=2, layers=1, chunk_seconds=1, timestamps=False,
-        faults=parse_faults(["drop_lines:ratio=0.01"]),
-    ),
-}  # fmt: skip
+}
 _SAME_LIVE = ("op_count", "match", "start_ns", "end_ns", "ranks_seen")
-_DECIDED = ("match", "kernel", "start_ns", "end_ns", "confidence", "iteration", "ranks_seen", "finished")
 
 
 @pytest.fixture(scope="module")
@@ -61,30 +44,11 @@ def _worked_off(pipeline: Pipeline, now_ns: int) -> int:
     while pipeline.has_backlog:
         slices += 1
         assert slices < 1000, "what waits grows less with no slice"
-        pipeline.advance(now_ns)
+        pipeline.process_backlog(now_ns)
     return slices
 
 
-@pytest.mark.parametrize("job", _JOBS)
-def test_work_in_slices_decides_what_work_in_one_go_does(job: str, batches_of: Callable[[str], list[Batch]]) -> None:
-    batches = batches_of(job)
-    whole, sliced = fed(Pipeline(), batches), fed(Pipeline(_SLICE), batches)
-    for pipeline in (whole, sliced):
-        pipeline.advance(SECOND_NS)
-    assert not whole.has_backlog
-    assert _worked_off(sliced, SECOND_NS) > 0
-    for pipeline in (whole, sliced):
-        pipeline.flush(2 * SECOND_NS)
-    # What was recorded before a CUDA graph was captured is joined exactly where it is aligned before that is known.
-    for name in set(_DECIDED) - ({"confidence"} if job == "graphs" else set()):
-        np.testing.assert_array_equal(
-            sliced.store.operations.rows[name], whole.store.operations.rows[name], err_msg=name
-        )
-    assert len(sliced.store.collectives) == len(whole.store.collectives)
-    kinds = [[(each.kind, each.ranks, each.comm_id) for each in of.store.findings] for of in (whole, sliced)]
-    assert kinds[0] == kinds[1]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("timestamps", [True, False])
 def test_exports_in_many_small_batches_decide_what_large_ones_do(*, timestamps: bool, tmp_path: Path) -> None:
     job = replace(_CAPTURED_NOW_AND_THEN, tp=2, pp=1, iterations=20, timestamps=timestamps)
@@ -95,11 +59,11 @@ def test_exports_in_many_small_batches_decide_what_large_ones_do(*, timestamps: 
     assert len(small) > 2 * len(large)
     whole, sliced, live = fed(Pipeline(), large), fed(Pipeline(_SLICE), small), Pipeline()
     for number, batch in enumerate(small):
-        fed(live, [batch]).advance(SECOND_NS + number * SECOND_NS // 10)
+        fed(live, [batch]).process_backlog(SECOND_NS + number * SECOND_NS // 10)
     for pipeline in (whole, sliced, live):
-        pipeline.advance(30 * SECOND_NS)
+        pipeline.process_backlog(30 * SECOND_NS)
         _worked_off(pipeline, 30 * SECOND_NS)
-        pipeline.flush(31 * SECOND_NS)
+        pipeline.finish(31 * SECOND_NS)
     expected = whole.store.operations.rows
     for name in (*_SAME_LIVE, "confidence"):
         np.testing.assert_array_equal(sliced.store.operations.rows[name], expected[name], err_msg=name)
@@ -116,7 +80,7 @@ def test_what_hosts_sent_each_other_before_their_clocks_were_told_is_measured_wh
     for pipeline in (whole, sliced):
         now_ns = SECOND_NS
         while pipeline.has_backlog or now_ns < 10 * SECOND_NS:
-            pipeline.advance(now_ns)
+            pipeline.process_backlog(now_ns)
             now_ns += SECOND_NS // 4
     sent = [of.store.collectives.rows[of.store.collectives.rows["peer"] != NO_NUMBER] for of in (whole, sliced)]
     assert len(sent[0]) > 200
@@ -124,23 +88,9 @@ def test_what_hosts_sent_each_other_before_their_clocks_were_told_is_measured_wh
         np.testing.assert_array_equal(np.sort(sent[1][name]), np.sort(sent[0][name]), err_msg=name)
 
 
-def test_a_restart_between_two_slices_changes_nothing(batches_of: Callable[[str], list[Batch]]) -> None:
-    batches = batches_of("clean")
-    pipeline = fed(Pipeline(_SLICE), batches)
-    pipeline.advance(SECOND_NS)
-    assert pipeline.has_backlog
-    kept = pipeline.snapshot()
-    restored = Pipeline.restore(kept)
-    assert restored.snapshot() == kept
-    for each in (pipeline, restored):
-        _worked_off(each, 2 * SECOND_NS)
-        each.flush(3 * SECOND_NS)
-    assert_equal(restored.store, pipeline.store)
-
-
 def _begun(batches: list[Batch], pipeline: Pipeline) -> Pipeline:
     """The pipeline when it has aligned the first processes."""
-    fed(pipeline, batches).advance(SECOND_NS)
+    fed(pipeline, batches).process_backlog(SECOND_NS)
     return pipeline
 
 
@@ -149,13 +99,13 @@ def _measured(pipeline: Pipeline) -> None:
     for _ in range(10):
         if len(pipeline.store.collectives):
             return
-        pipeline.advance(SECOND_NS)
+        pipeline.process_backlog(SECOND_NS)
     pytest.fail("nothing was measured")
 
 
 def test_lines_are_counted_at_once_while_captures_wait_to_be_aligned(batches_of: Callable[[str], list[Batch]]) -> None:
     pipeline = fed(Pipeline(_SLICE), batches_of("clean"))
-    pipeline.advance(SECOND_NS)
+    pipeline.process_backlog(SECOND_NS)
     known = pipeline.store
     assert pipeline.has_backlog
     assert known.series.rows["operations"].sum() == len(known.operations) > 0
@@ -178,9 +128,9 @@ class _Watching(Detectors):
         super().__init__()
         self._fed = fed
 
-    def feed_collectives(self, collectives: Columns, context: Context) -> None:
+    def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         self._fed.append(collectives)
-        super().feed_collectives(collectives, context)
+        super().ingest_collectives(collectives, context)
 
 
 def test_detectors_see_no_part_of_a_capture_before_the_rest_and_all_of_it_by_time(
@@ -204,14 +154,14 @@ def test_where_captures_never_stop_waiting_detectors_see_what_is_measured_after_
     pipeline = _begun(batches_of("clean"), Pipeline(_SLICE, make_detectors=lambda: _Watching(fed)))
     _measured(pipeline)
     assert not fed
-    pipeline.advance(13 * SECOND_NS)
+    pipeline.process_backlog(13 * SECOND_NS)
     assert pipeline.has_backlog
     assert fed
 
 
 def test_what_waits_to_be_aligned_grows_less_and_is_kept(batches_of: Callable[[str], list[Batch]]) -> None:
     pipeline = fed(Pipeline(_SLICE), batches_of("clean"))
-    rows = pipeline.waiting_rows
+    rows = pipeline.unaligned_rows
     assert rows > 0
-    pipeline.advance(SECOND_NS)
-    assert 0 < Pipeline.restore(pipeline.snapshot()).waiting_rows < rows
+    pipeline.process_backlog(SECOND_NS)
+    assert 0 < Pipeline.restore(pipeline.snapshot()).unaligned_rows < rows

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from service.log_batches import BASE_NS, PERIOD_NS, Kernel, Line, export_batch, init, log_batch
 
+from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
-from ncclscope_service.journal_entry import Ticked
-from ncclscope_service.kept import Kept
-from ncclscope_service.pipeline import PipelineSettings
-from ncclscope_service.receive import Receiver
-from ncclscope_service.rows import Match
-from ncclscope_service.store import Ids, Store, Table
+from ncclscope_service.intake.journal_entry import Ticked
+from ncclscope_service.intake.receive import Receiver
+from ncclscope_service.keep.service_state import ServiceState
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
@@ -31,15 +32,15 @@ _HOUR = 3600 * _SECOND
 _CALLS = 12
 
 _LIMITED = {
-    "_Remembered": "graph_replays.REMEMBERED_LINES",
+    "_Remembered": "align.graph_replays.REMEMBERED_LINES",
     "TuningJoin._fresh": "tuning._FRESH",
-    "Coverage": "coverage.INTERVALS_KEPT",
-    "Landmarks": "landmarks._KEPT",
-    "Resumption": "resumption._HISTORY",
+    "Coverage": "align.coverage.INTERVALS_KEPT",
+    "Anchors": "align.by_order.after_gap._KEPT",
+    "GapHistory": "align.by_order.after_gap._HISTORY",
     "_Windows": "series._KEPT_WINDOWS",
-    "Occasion": "detect.late_rank._MOST_REMEMBERED",
-    "PooledKinds._kinds": "one for each operation and size",
-    "Silence._gaps": "detect.silence._GAPS_KEPT",
+    "GroupStep": "detect.late_rank._MOST_REMEMBERED",
+    "ScatterByKind._kinds": "one for each operation and size",
+    "ChannelSilence._gaps": "detect.pauses._GAPS_KEPT",
     "SourceGaps._kept": "source_gaps.GAPS_KEPT",
     "KnownAgent._positions": "receive.ReceiveLimits.max_sources",
     "Dictionaries": "receive.ReceiveLimits.max_sources",
@@ -56,25 +57,25 @@ class _Service:
     """A service without its ports and its disk."""
 
     def __init__(self, settings: PipelineSettings | None = None) -> None:
-        self.kept = Kept(settings)
-        self.receiver = Receiver(agents=self.kept.agents)
+        self.state = ServiceState(settings)
+        self.receiver = Receiver(agents=self.state.agents)
         self.connections = 0
         self.now_ns = BASE_NS
 
     @property
     def store(self) -> Store:
-        return self.kept.pipeline.store
+        return self.state.pipeline.store
 
     def wait(self, seconds: float) -> None:
         """Works on what came, so much later."""
         self.now_ns += round(seconds * _SECOND)
-        self.kept.tick(Ticked(at_ns=self.now_ns, priors=(), silent=None, trouble=""), _archived)
-        assert not self.kept.pipeline.mistakes.counted
+        self.state.tick(Ticked(at_ns=self.now_ns, priors=(), silent=None, trouble=""), _archived)
+        assert not self.state.pipeline.errors.counts
 
     def restart(self) -> None:
-        self.kept = Kept.restore(b"".join(self.kept.parts()))
-        self.kept.reopened(self.now_ns)
-        self.receiver = Receiver(agents=self.kept.agents)
+        self.state = ServiceState.restore(b"".join(self.state.parts()))
+        self.state.mark_restarted(self.now_ns)
+        self.receiver = Receiver(agents=self.state.agents)
 
 
 def _archived(known: Store, operations: Ids) -> bool:
@@ -166,7 +167,7 @@ class _Rank:
         outcome = self.service.receiver.on_bytes(self._connection, data, self.service.now_ns)
         assert outcome.fault is None
         for received in outcome.received:
-            self.service.kept.feed(received)
+            self.service.state.ingest_batch(received)
 
 
 def _held(root: object) -> Counter[str]:
@@ -222,9 +223,9 @@ def test_captures_and_rotated_logs_and_gaps_of_weeks_take_no_more_than_those_of_
     service = _Service()
     ranks = [_Rank(service, "train", rank) for rank in (0, 1)]
     _rounds(service, ranks, range(12))
-    day = _held(service.kept)
+    day = _held(service.state)
     _rounds(service, ranks, range(12, 48))
-    assert not _grown(day, _held(service.kept))
+    assert not _grown(day, _held(service.state))
     calls = 48 * 2 * _CALLS
     assert sum(service.store.finished.values()) == calls
     assert service.store.finished["train", Match.MATCHED] == calls
@@ -250,7 +251,7 @@ def test_of_jobs_that_came_and_went_only_names_and_sums_stay(way: str) -> None:
             (rank.destroy if way == "ended" else rank.kill)()
         for seconds in (60, 700, 950, 4 * 3600 - 1750):
             service.wait(seconds)
-        sizes.append(sum(map(len, service.kept.parts())))
+        sizes.append(sum(map(len, service.state.parts())))
     assert service.store.finished.total() == 24 * 4 * _CALLS
     assert len(service.store.operations) == len(service.store.kernels) == 0
     assert (sizes[-1] - sizes[11]) / 12 < 8_000  # of each job, of two processes
@@ -279,7 +280,7 @@ def test_a_service_that_was_restarted_forgets_the_same() -> None:
                 service.restart()
                 for rank in ranks:
                     rank.connect()
-    for table in ("sources", "captures", "gaps", "left", "finished", "source_hosts", "process_source"):
+    for table in ("sources", "captures", "gaps", "retired", "finished", "source_hosts", "process_source"):
         assert getattr(whole.store, table) == getattr(restarted.store, table)
 
 
@@ -299,10 +300,10 @@ def test_the_place_of_a_source_goes_to_another_only_when_none_of_its_rows_is_lef
     _rounds(service, ranks, range(8))
     known = service.store
     assert len(known.sources) <= before + 4  # of 24 more
-    assert known.left.kinds.total() >= 20
-    gaps = sum(known.left.gaps.values()) + sum(map(len, known.gaps.values()))
+    assert known.retired.kinds.total() >= 20
+    gaps = sum(known.retired.gaps.values()) + sum(map(len, known.gaps.values()))
     assert gaps == 20 + 6  # two ranks in ten rounds, and in three of the eight behind them
 
 
 def _jobs_judged(service: _Service) -> set[str]:
-    return set(service.kept.pipeline._detection._jobs)  # pyright: ignore[reportPrivateUsage]
+    return set(service.state.pipeline._detection._jobs)  # pyright: ignore[reportPrivateUsage]

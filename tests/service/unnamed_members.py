@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ncclscope_service.membership import Candidate, Content, Exchange, InferredGroup, infer_groups
+from ncclscope_service.job.identification import Candidate, Content, Exchange, InferredGroup, infer_groups
 
 ALL_REDUCE: Content = (4, 1024, 7, 0, 0)
 ALL_GATHER: Content = (1, 4096, 7, 0, 0)

@@ -16,6 +16,7 @@ from wire.sample_batches import assert_equal_batches, batches, log_batch, log_so
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.facts import NetworkChosen
 from ncclscope_wire.messages import (
     PROTOCOL_VERSION,
     Acknowledge,
@@ -231,7 +232,6 @@ def _with_facts(content: list[object]) -> bytes:
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ([["Nonsense", {"line": 1}]], "unknown type"),
         ([["RingNeighbours", {"line": 1, "channel": 0, "previous": 0, "rank": 1}]], "next"),
         ([["RingNeighbours", {"line": 1, "channel": -1, "previous": 0, "rank": 1, "next": 2}]], "RingNeighbours"),
         ([["RingNeighbours", {"line": 1, "channel": 0, "previous": 0, "rank": 1, "next": 2**31}]], "RingNeighbours"),
@@ -242,3 +242,11 @@ def _with_facts(content: list[object]) -> bytes:
 def test_a_fact_that_is_none_is_refused(content: list[object], word: str) -> None:
     with pytest.raises(ProtocolError, match=word):
         decode_message(_with_facts(content))
+
+
+def test_facts_of_another_release_are_left_out_and_counted() -> None:
+    sent: list[object] = [["ForkLine", {"line": 1}], ["NetworkChosen", {"line": 2, "network": "IB"}], ["X", {}]]
+    message = decode_message(_with_facts(sent))
+    assert isinstance(message, BatchMessage)
+    assert message.batch.facts == (NetworkChosen(line=2, network="IB"),)
+    assert message.batch.counts.skipped == {"unknown_fact": 2}

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire.sample_batches import log_source
 
-from ncclscope_agent.session import Session, SessionState, WindowLimits
-from ncclscope_service.receive import Received, Receiver
+from ncclscope_agent.link.exchange import SessionState
+from ncclscope_agent.link.frames import WindowLimits
+from ncclscope_agent.link.session import Session
+from ncclscope_service.intake.receive import Received, Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ProtocolError
@@ -150,7 +152,7 @@ class World:
     def carry_to_service(self, amount: int) -> None:
         if not self.connected:
             return
-        self.session.heartbeat(AgentHealth(), agent_wall_ns=0)
+        self.session.exchange.heartbeat(AgentHealth(), agent_wall_ns=0)
         self.to_service += self.session.to_send(max_bytes=500)
         data, self.to_service = self.to_service[:amount], self.to_service[amount:]
         outcome = self.receiver.on_bytes(self.connections, data, now_ns=0)
@@ -174,7 +176,7 @@ class World:
             self.carry_to_agent(10**6)
             for number in range(SOURCES):
                 self.read(number, 3)
-            if self.session.state is SessionState.STREAMING and self.is_done():
+            if self.session.exchange.state is SessionState.STREAMING and self.is_done():
                 return
         raise AssertionError("the rest never arrived")
 

@@ -22,14 +22,14 @@ def test_frames_come_out_the_same_whole_by_bytes_and_in_random_cuts(payloads: li
 
     for feeding in ([stream], [bytes([byte]) for byte in stream], pieces):
         deframer = Deframer()
-        assert [payload for piece in feeding for payload in deframer.feed(piece)] == payloads
+        assert [payload for piece in feeding for payload in deframer.ingest_bytes(piece)] == payloads
         assert deframer.pending_bytes == 0
 
 
 def test_an_announced_length_of_2_gib_is_refused_before_anything_is_kept() -> None:
     deframer = Deframer()
     with pytest.raises(ProtocolError, match=r"2147483648 bytes: the limit is 16777216 bytes"):
-        deframer.feed((2**31).to_bytes(4, "big") + b"x" * 100)
+        deframer.ingest_bytes((2**31).to_bytes(4, "big") + b"x" * 100)
     assert deframer.pending_bytes == 0
 
 
@@ -43,23 +43,23 @@ def test_an_announced_length_of_2_gib_is_refused_before_anything_is_kept() -> No
 )
 def test_a_peer_that_speaks_http_is_told_which_port_it_wants(begins: bytes, said: str) -> None:
     with pytest.raises(ProtocolError, match=said):
-        Deframer().feed(begins)
+        Deframer().ingest_bytes(begins)
     deframer = Deframer()
-    assert deframer.feed(begins[:3]) == []
+    assert deframer.ingest_bytes(begins[:3]) == []
     with pytest.raises(ProtocolError, match=said):
-        deframer.feed(begins[3:])
+        deframer.ingest_bytes(begins[3:])
 
 
 def test_after_a_frame_that_is_too_long_nothing_is_understood_any_more() -> None:
     deframer = Deframer(max_frame_bytes=10)
     with pytest.raises(ProtocolError):
-        deframer.feed(encode_frame(b"x" * 11))
+        deframer.ingest_bytes(encode_frame(b"x" * 11))
     with pytest.raises(ProtocolError, match="11 bytes"):
-        deframer.feed(encode_frame(b"fine"))
+        deframer.ingest_bytes(encode_frame(b"fine"))
 
 
 def test_the_longest_frame_that_is_allowed_passes() -> None:
-    assert Deframer(max_frame_bytes=10).feed(encode_frame(b"x" * 10)) == [b"x" * 10]
+    assert Deframer(max_frame_bytes=10).ingest_bytes(encode_frame(b"x" * 10)) == [b"x" * 10]
 
 
 def test_a_payload_over_the_limit_is_not_sent() -> None:
@@ -69,6 +69,6 @@ def test_a_payload_over_the_limit_is_not_sent() -> None:
 
 def test_flush_forgets_an_unfinished_frame() -> None:
     deframer = Deframer()
-    deframer.feed(encode_frame(b"half")[:-2])
-    assert deframer.flush() == []
-    assert deframer.feed(encode_frame(b"whole")) == [b"whole"]
+    deframer.ingest_bytes(encode_frame(b"half")[:-2])
+    assert deframer.finish() == []
+    assert deframer.ingest_bytes(encode_frame(b"whole")) == [b"whole"]

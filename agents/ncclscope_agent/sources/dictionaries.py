@@ -1,7 +1,7 @@
 """The dictionaries of one source: strings, threads and templates, each sent once and then named by its index.
 
 Indices only grow and are never taken back. What is remembered for looking them up is bounded: beyond the
-limit the look-up starts afresh, and an entry may be sent again under a new index, which is allowed.
+limit the look-up is emptied, and an entry may be sent again under a new index, which is allowed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Strings:
         self._size = 0
 
     def index(self, text: str) -> int:
-        """The index of this text, which becomes a new entry where it was not known."""
+        """The index of this text, which becomes a new entry if it was not known."""
         known = self._known.get(text)
         if known is not None:
             return known
@@ -40,7 +40,7 @@ class Strings:
         self._size += 1
         return index
 
-    def take_new(self) -> tuple[str, ...]:
+    def drain_new(self) -> tuple[str, ...]:
         """The entries made since this was last asked, in the order of their indices."""
         taken = tuple(self._new)
         self._new.clear()
@@ -58,7 +58,7 @@ class Threads:
         self._size = 0
 
     def index(self, host: str, pid: int, tid: int) -> int:
-        """The index of this thread, which becomes a new entry where it was not known."""
+        """The index of this thread, which becomes a new entry if it was not known."""
         key = (host, pid, tid)
         known = self._known.get(key)
         if known is not None:
@@ -71,7 +71,7 @@ class Threads:
         self._size += 1
         return index
 
-    def take_new(self) -> Columns:
+    def drain_new(self) -> Columns:
         """The entries made since this was last asked (THREAD), in the order of their indices."""
         if not self._new:
             return no_rows(tables.THREAD)
@@ -104,14 +104,14 @@ class Templates:
     def add_like(self, packed: bytes, beginning: bytes) -> int:
         """The index of a new template that is another one's but for buffers and count.
 
-        `beginning` says these: it is a full match of `log_records.BUFFERS_AND_COUNT`. It is read later, together
+        `beginning` says these: it is a full match of `operation_lines.BUFFERS_AND_COUNT`. It is read later, together
         with the others.
         """
         self._begun.append(len(self._new))
         self._beginnings.append(beginning)
         return self.add(packed)
 
-    def take_new(self) -> Columns:
+    def drain_new(self) -> Columns:
         """The templates made since this was last asked (OPERATION_TEMPLATE), in the order of their indices."""
         if not self._new:
             return no_rows(tables.OPERATION_TEMPLATE)

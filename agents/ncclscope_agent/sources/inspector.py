@@ -1,29 +1,28 @@
 """NCCL Inspector dumps to batches.
 
-Scope: see `inspector_records.py`. A file is of one process, appended to at each dump; the plug-in opens it with mode
-"w", so a process that gets the name again truncates it (`json.cc:jsonInitFileOutput`).
+Scope: the JSON lines of NCCL's Inspector profiler plug-in, format v4.0 (NCCL 2.28) to v4.3. Up to v4.2 each record
+carries its header; from v4.3 on the header stands once, in the `dump_stats` line that begins a communicator's dump,
+and as many records follow as that line says. v4.1 and v4.2 have `dump_stats` lines too. Left out on purpose: the
+events of single channels (verbose dumps) and `proxy_trace` records, which are counted. A file is of one process,
+appended to at each dump; the plug-in opens it with mode "w", so a process that gets the name again truncates it.
+
+*Source:* NCCL `ext-profiler/inspector/inspector.cc` (2.28), `plugins/profiler/inspector/inspector_json.cc` (2.29 on),
+`json.cc:jsonInitFileOutput`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Final
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
 from ncclscope_agent.sources.dictionaries import Strings
-from ncclscope_agent.sources.inspector_records import (
-    OPERATIONS,
-    CollectiveRecord,
-    DumpStatistics,
-    InspectorLine,
-    PairRecord,
-    RecordHeader,
-    RecordMetadata,
-    read_line,
-)
-from ncclscope_agent.sources.line_cutter import HOLE
-from ncclscope_agent.sources.line_reader import LineReader
+from ncclscope_agent.sources.lines import HOLE, LineReader
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns, no_rows
 from ncclscope_wire.errors import FormatError
@@ -33,10 +32,120 @@ from ncclscope_wire.terms import (
     INSPECTOR_TIMINGS,
     NO_NUMBER,
     NO_TIME_NS,
+    OPERATION_CODES,
     PROTOCOLS,
     UNKNOWN_OPERATION,
     UNKNOWN_TIMING,
 )
+
+_Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Rank = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+_Size = Annotated[int, Meta(ge=0)]
+"""Of a type that the plug-in does not know it is minus the count as an unsigned number: no bound is put on it here."""
+_Name = Annotated[str, Meta(max_length=2048)]
+"""The plug-in cuts texts at 2,047 bytes (`json.cc:jsonStr`)."""
+_Rate = float | str
+"""GB/s, 10**9 bytes; the text "nan" if it is not a number (`json.cc:jsonDouble`)."""
+
+OPERATIONS: Final[Mapping[str, int]] = MappingProxyType({**OPERATION_CODES, "All2All": OPERATION_CODES["AlltoAll"]})
+"""The plug-in's names of operations (`inspector.cc:ncclFuncToString`); SendRecv, AllGatherV and Invalid are none of
+those that the log names."""
+
+
+class RecordHeader(Struct, frozen=True, kw_only=True):
+    """Communicator and rank that a record is of."""
+
+    id: Annotated[str, Meta(pattern="^0x[0-9a-f]{1,16}$")]
+    """comm->commHash."""
+    rank: _Rank
+    n_ranks: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    nnodes: _Rank | None = None
+    comm_name: _Name | None = None
+
+
+class RecordMetadata(Struct, frozen=True, kw_only=True):
+    """Writer of a record, and the time."""
+
+    inspector_output_format_version: _Name
+    dump_timestamp_us: Annotated[int, Meta(ge=0, le=2**53)]
+    hostname: Annotated[str, Meta(min_length=1, max_length=255)]
+    pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class _Trace(Struct, frozen=True, kw_only=True):
+    coll_start_ts: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    p2p_start_ts: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class CollectiveRecord(Struct, frozen=True, kw_only=True, rename="coll_{}".format):
+    """One collective that has completed."""
+
+    name: _Name = msgspec.field(name="coll")
+    sn: _Natural
+    msg_size_bytes: _Size
+    exec_time_us: Annotated[int, Meta(ge=0, le=2**53)]
+    timing_source: _Name = "unknown"
+    busbw_gbs: _Rate
+    algo: _Name | None = None
+    proto: _Name | None = None
+    trace: _Trace = msgspec.field(name="event_trace_ts", default=_Trace())
+
+
+class PairRecord(Struct, frozen=True, kw_only=True, rename="p2p_{}".format):
+    """One Send or Recv that has completed."""
+
+    name: _Name = msgspec.field(name="p2p")
+    sn: _Natural
+    peer: _Rank
+    msg_size_bytes: _Size
+    exec_time_us: Annotated[int, Meta(ge=0, le=2**53)]
+    timing_source: _Name = "unknown"
+    busbw_gbs: _Rate
+    trace: _Trace = msgspec.field(name="event_trace_ts", default=_Trace())
+
+
+class DumpStatistics(Struct, frozen=True, kw_only=True):
+    """Records of one dump of a communicator, and those that were overwritten before they could be dumped."""
+
+    coll_records: _Natural
+    p2p_records: _Natural
+    proxy_records: _Natural = 0
+    coll_dropped_since_last_dump: _Natural = 0
+    p2p_dropped_since_last_dump: _Natural = 0
+
+
+class InspectorLine(Struct, frozen=True, kw_only=True):
+    """One line: at most one of the last four."""
+
+    header: RecordHeader | None = None
+    metadata: RecordMetadata | None = None
+    coll_perf: CollectiveRecord | None = None
+    p2p_perf: PairRecord | None = None
+    dump_stats: DumpStatistics | None = None
+    proxy_trace: object = None
+
+
+_DECODER: Final = msgspec.json.Decoder(InspectorLine)
+_BEGINNING: Final = b'{"header":'
+
+
+def read_line(text: bytes) -> tuple[InspectorLine, bool]:
+    """The record of a line, and whether something torn stood in front of it.
+
+    Raises:
+        FormatError: its text is the reason: "inspector_torn" (no whole JSON), "inspector_field" (a field is missing, or
+            is not what the plug-in writes), "not_inspector" (something else).
+    """
+    try:
+        return _DECODER.decode(text), False
+    except msgspec.ValidationError as error:
+        raise FormatError("inspector_field") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        begin = text.rfind(_BEGINNING)
+        if begin > 0:
+            return read_line(text[begin:])[0], True
+        raise FormatError("inspector_torn" if text.lstrip()[:1] == b"{" else "not_inspector") from error
+
 
 MAX_LINE_BYTES: Final = 262_144
 """A verbose record has up to 64 channels of about 250 bytes."""
@@ -44,7 +153,7 @@ MAX_RANKS: Final = 16_384
 """Communicators of a process that are remembered; beyond it one is sent again under a new index."""
 LINES_PER_BATCH: Final = 20_000
 DUMP_MARK: Final = b'"dump_stats"'
-"""What begins a dump from v4.1 on; from v4.3 on, records mean something only with the mark in front of them."""
+"""Begins a dump from v4.1 on; from v4.3 on, records mean something only with the mark in front of them."""
 
 _US: Final = 1000
 _LARGEST_BYTES: Final = 2**62
@@ -54,20 +163,20 @@ _TIMINGS: Final = {name: code for code, name in enumerate(INSPECTOR_TIMINGS)}
 _ALGORITHMS: Final = {name: code for code, name in enumerate(ALGORITHMS)}
 _PROTOCOLS: Final = {name: code for code, name in enumerate(PROTOCOLS)}
 
-_Rank = tuple[str, int, int, str, int, int, int]
+_RankKey = tuple[str, int, int, str, int, int, int]
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, float]
 
 
 class _Dump:
-    """Whose records follow, and how many."""
+    """The communicator whose records follow, and how many are left."""
 
     def __init__(self, header: RecordHeader, metadata: RecordMetadata, holds: DumpStatistics) -> None:
         self.header = header
         self.metadata = metadata
         self.left = {"coll_perf": holds.coll_records, "p2p_perf": holds.p2p_records, "proxy": holds.proxy_records}
 
-    def take(self, kind: str) -> bool:
-        """Counts one record of a kind; False where the dump holds no more."""
+    def count_record(self, kind: str) -> bool:
+        """Counts one record of a kind; False if the dump holds no more."""
         if self.left[kind] <= 0:
             return False
         self.left[kind] -= 1
@@ -92,7 +201,7 @@ class InspectorReader(LineReader):
         super().__init__(source, begin=begin, line=line, max_line_bytes=max_line_bytes)
         self._lines_per_batch = lines_per_batch
         self._strings = Strings()
-        self._ranks: dict[_Rank, int] = {}
+        self._ranks: dict[_RankKey, int] = {}
         self._ranks_sent = 0
         self._new_ranks: list[tuple[int, int, int, int, int, int, int]] = []
         self._dump: _Dump | None = None
@@ -113,9 +222,9 @@ class InspectorReader(LineReader):
         self._skipped.clear()
         self._dropped = 0
 
-    def feed(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
-        """The batches of the lines that these bytes finish; none where they finish no line."""
-        cut = self._cutter.feed(data)
+    def ingest_bytes(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
+        """The batches of the lines that these bytes finish; none if they finish no line."""
+        cut = self._cutter.ingest_bytes(data)
         batches: list[Batch] = []
         for at in range(0, len(cut.lines), self._lines_per_batch):
             some = cut.lines[at : at + self._lines_per_batch]
@@ -127,16 +236,16 @@ class InspectorReader(LineReader):
 
     def read(self, data: bytes, observed_at_ns: int | None = None) -> list[Batch]:
         """As the reader of logs has it: nothing is left to be read together with other files."""
-        return self.feed(data, observed_at_ns)
+        return self.ingest_bytes(data, observed_at_ns)
 
     def read_last(self, observed_at_ns: int | None = None) -> Batch:
         """As the reader of logs has it."""
-        return self.flush(observed_at_ns)[0]
+        return self.finish(observed_at_ns)[0]
 
-    def flush(self, observed_at_ns: int | None = None) -> list[Batch]:
+    def finish(self, observed_at_ns: int | None = None) -> list[Batch]:
         """The last batch: the file is at its end, and a last line without a newline is read if it is whole."""
         end = self._position + self._cutter.unfinished_bytes
-        last = self._cutter.take_unfinished()
+        last = self._cutter.drain_unfinished()
         if last is not None:
             self._read(last)
         self._end_dump()
@@ -147,7 +256,7 @@ class InspectorReader(LineReader):
     def _read(self, text: bytes) -> None:
         self._line += 1
         if len(text) > self._max_line_bytes or HOLE in text:
-            # A mark may have been in it: nobody knows whose records follow.
+            # A mark may have been in it: the communicator of the next records is unknown.
             self._dump = None
             self._skipped["released" if HOLE in text else "too_long"] += 1
             return
@@ -170,7 +279,7 @@ class InspectorReader(LineReader):
             self._add(record, "p2p_perf", record.p2p_perf)
         elif record.proxy_trace is not None:
             if self._dump is not None:
-                self._dump.take("proxy")
+                self._dump.count_record("proxy")
             self._understood["inspector_proxy"] += 1
         else:
             self._skipped["inspector_unknown"] += 1
@@ -192,7 +301,7 @@ class InspectorReader(LineReader):
 
     def _add(self, record: InspectorLine, kind: str, done: CollectiveRecord | PairRecord) -> None:
         dump = self._dump
-        is_in_dump = dump is not None and dump.take(kind)
+        is_in_dump = dump is not None and dump.count_record(kind)
         header, metadata = record.header, record.metadata
         if (header is None or metadata is None) and dump is not None and is_in_dump:
             header, metadata = dump.header, dump.metadata
@@ -288,7 +397,7 @@ class InspectorReader(LineReader):
             observed_at_ns=observed_at_ns,
             inspected=self._take_rows(),
             inspected_ranks=self._take_ranks(),
-            strings=self._strings.take_new(),
+            strings=self._strings.drain_new(),
             gaps=self._take_gaps(),
             counts=counts,
         )

@@ -19,11 +19,11 @@ _NIBBLES: Final = np.full(256, 16, dtype=np.uint8)
 """Value of each hexadecimal digit in lower case; 16 for any other byte."""
 _NIBBLES[np.frombuffer(HEX_BYTES, dtype=np.uint8)] = np.arange(16)
 HEX_DIGITS: Final = 16
-"""Of 64 bits."""
+"""Hexadecimal digits of 64 bits."""
 _DECIMAL_DIGITS: Final = 19
 """As many nines fit in 64 bits without a sign."""
 _PLACES: Final = np.arange(-_DECIMAL_DIGITS, 0)
-"""Where the digits of a number stand, counted from its end."""
+"""Places of a number's digits, counted from its end."""
 _POWERS: Final = 10 ** np.arange(_DECIMAL_DIGITS - 1, -1, -1, dtype=np.uint64)
 _BLANK: Final = 32
 

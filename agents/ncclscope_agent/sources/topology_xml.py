@@ -34,7 +34,7 @@ _OTHER_NVLINK_GBYTES: Final = 20.0
 _DEFAULT_MBPS: Final = 10_000
 """Speed of a network card that names none or -1."""
 _NOT_BRIDGES: Final = ("0x0680", "0x02", "0x03")
-"""PCI classes of NVSwitches, network cards and GPUs, which are no bridges even where nothing is said of them."""
+"""PCI classes of NVSwitches, network cards and GPUs, which are no bridges even if nothing is said of them."""
 _BUS_ID: Final = re.compile(r"([0-9a-fA-F]{1,8}):([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-9a-fA-F])")
 _NIC_FUNCTIONS: Final = 0xF
 """The functions of a card are ports of one NIC."""
@@ -43,7 +43,7 @@ _Key = tuple[NodeKind, int, int]
 
 
 def read_topology_xml(data: bytes, host: str | None = None) -> TopologySeen:
-    """The topology of one file; `host` is what is known of where it was written, since the file does not say.
+    """The topology of one file; `host` is where it was written, if known: the file does not say.
 
     Raises:
         FormatError: it is not a topology file, or something in it cannot be read; says what.

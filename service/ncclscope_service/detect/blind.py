@@ -1,39 +1,48 @@
-"""Our own blindness: input that was lost, agents that fell silent, operations that found no kernel."""
+"""Our own blindness: input that was lost, operations that found no kernel, and what was seen of each host."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.findings import Ledger, duration_text, names_of_hosts
-from ncclscope_service.rows import Finding, FindingKind, Severity
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.detect.context import Context, Ledger, names_of_hosts
+from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Store, hosts_of
+from ncclscope_wire.records import SourceKind
 
 _LEAST_OPERATIONS: Final = 1000
+"""Fewer operations give no ratio."""
 _ALIGNED_ENOUGH: Final = 0.9
+"""Share of captured operations that must have found their kernel; healthy jobs are above 0.99."""
 _ALIGNED_CRITICAL: Final = 0.5
-_SKIPPED_TOO_MANY: Final = 0.001
+_TORN_TOO_MANY: Final = 0.001
+"""Share of torn lines; a log of one process has none."""
 _LOSS_REMEMBERED_NS: Final = 300_000_000_000
-_SILENT_AFTER_NS: Final = 30_000_000_000
+"""Findings rest on the last minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSight:
-    """What reached us from one host."""
+class HostVisibility:
+    """Counters of one host since the start."""
 
     host: str
     operations: int = 0
-    """Log lines of operations that were understood."""
+    """Lines of operations that were understood."""
     torn_lines: int = 0
     """Lines of NCCL that were not understood."""
     gaps: int = 0
     """Places at which input was lost (`SourceGap`)."""
     covered: int = 0
-    """Operations that ran inside a capture, decided: matched or unmatched. Those outside prove nothing."""
+    """Decided operations inside a capture, matched or not. Those outside prove nothing."""
     matched: int = 0
-    last_heard_ns: int | None = None
-    """When its agent last said anything; None offline."""
-    said_goodbye: bool = False
 
 
 @dataclass(slots=True)
@@ -43,39 +52,40 @@ class _Loss:
 
 
 class Blind:
-    """Feeds on counters since the start, per host."""
+    """Lost or unusable input of a job's hosts."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._losses: dict[str, _Loss] = {}
 
-    def feed(self, sight: HostSight, context: Context, now_ns: int) -> None:
+    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
         """Takes the present counters of one host."""
-        self._judge("gap", self._gap(sight, now_ns), sight, context, now_ns)
-        self._judge("align", _alignment(sight), sight, context, now_ns)
-        self._judge("silent", _silence(sight, now_ns), sight, context, now_ns)
+        self._judge("gap", self._gap(seen, now_ns), seen, context, now_ns)
+        self._judge("align", _alignment(seen), seen, context, now_ns)
 
-    def findings(self, now_ns: int) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """All findings so far."""
-        del now_ns
         return self._ledger.findings()
 
-    def _gap(self, sight: HostSight, now_ns: int) -> tuple[str, Severity] | None:
-        loss = self._losses.setdefault(sight.host, _Loss())
-        if sight.gaps > loss.gaps:
-            loss.gaps, loss.at_ns = sight.gaps, now_ns
-        lines = sight.operations + sight.torn_lines
-        if lines >= _LEAST_OPERATIONS and sight.torn_lines > _SKIPPED_TOO_MANY * lines:
-            torn = 100 * sight.torn_lines / lines
-            return f"{torn:.2g} % of the operation lines of {sight.host} are torn", Severity.WARNING
+    def _gap(self, seen: HostVisibility, now_ns: int) -> tuple[str, Severity] | None:
+        loss = self._losses.setdefault(seen.host, _Loss())
+        if seen.gaps > loss.gaps:
+            loss.gaps, loss.at_ns = seen.gaps, now_ns
+        lines = seen.operations + seen.torn_lines
+        if lines >= _LEAST_OPERATIONS and seen.torn_lines > _TORN_TOO_MANY * lines:
+            torn = 100 * seen.torn_lines / lines
+            return f"{torn:.2g} % of the operation lines of {seen.host} are torn", Severity.WARNING
         if loss.gaps and now_ns - loss.at_ns <= _LOSS_REMEMBERED_NS:
-            return f"input of {sight.host} was lost in {loss.gaps} places", Severity.WARNING
+            return (
+                f"input from {seen.host} was lost in {loss.gaps} {'place' if loss.gaps == 1 else 'places'}",
+                Severity.WARNING,
+            )
         return None
 
     def _judge(
-        self, what: str, fault: tuple[str, Severity] | None, sight: HostSight, context: Context, now_ns: int
+        self, what: str, fault: tuple[str, Severity] | None, seen: HostVisibility, context: Context, now_ns: int
     ) -> None:
-        key = (what, sight.host)
+        key = (what, seen.host)
         if fault is None:
             self._ledger.close(key, now_ns)
             return
@@ -86,55 +96,119 @@ class Blind:
                 kind=FindingKind.BLIND,
                 severity=severity,
                 job=context.job,
-                comm_id=None,
-                parallelism=None,
-                ranks=(),
-                hosts=(sight.host,),
+                hosts=(seen.host,),
                 since_ns=now_ns,
-                until_ns=None,
                 confidence=1.0,
-                summary=f"{text}: what is said of {names_of_hosts([sight.host])} is less certain",
+                summary=f"{text}: findings about {names_of_hosts([seen.host])} are less certain",
                 evidence={
-                    "operations": sight.operations,
-                    "torn_lines": sight.torn_lines,
-                    "gaps": sight.gaps,
-                    "covered": sight.covered,
-                    "matched": sight.matched,
+                    "operations": seen.operations,
+                    "torn_lines": seen.torn_lines,
+                    "gaps": seen.gaps,
+                    "covered": seen.covered,
+                    "matched": seen.matched,
                 },
             ),
         )
 
 
-def _alignment(sight: HostSight) -> tuple[str, Severity] | None:
-    if sight.covered < _LEAST_OPERATIONS or sight.matched >= _ALIGNED_ENOUGH * sight.covered:
+def _alignment(seen: HostVisibility) -> tuple[str, Severity] | None:
+    if seen.covered < _LEAST_OPERATIONS or seen.matched >= _ALIGNED_ENOUGH * seen.covered:
         return None
-    share = sight.matched / sight.covered
+    share = seen.matched / seen.covered
     severity = Severity.CRITICAL if share < _ALIGNED_CRITICAL else Severity.WARNING
-    return f"only {100 * share:.0f} % of the captured operations of {sight.host} found their kernel", severity
+    return f"only {100 * share:.0f} % of the captured operations of {seen.host} were matched to a kernel", severity
 
 
-def _silence(sight: HostSight, now_ns: int) -> tuple[str, Severity] | None:
-    if sight.last_heard_ns is None or sight.said_goodbye or now_ns - sight.last_heard_ns <= _SILENT_AFTER_NS:
-        return None
-    return (
-        f"the agent of {sight.host} has been silent for {duration_text(now_ns - sight.last_heard_ns)}",
-        Severity.CRITICAL,
-    )
-
-
-def service_is_blind(job: str, since_ns: int, *, reason: str, summary: str) -> Finding:
-    """That the service itself, and no agent, is why a job is not seen whole."""
+def service_blind_finding(job: str, since_ns: int, *, reason: str, summary: str) -> Finding:
+    """Finding that the service itself, and no agent, is the reason why a job is not fully observed."""
     return Finding(
         kind=FindingKind.BLIND,
         severity=Severity.WARNING,
         job=job,
-        comm_id=None,
-        parallelism=None,
-        ranks=(),
-        hosts=(),
         since_ns=since_ns,
-        until_ns=None,
         confidence=1.0,
         summary=summary,
         evidence={"reason": reason},
     )
+
+
+def internal_error_finding(job: str, since_ns: int) -> Finding:
+    """Finding that the detectors of a job have failed since then."""
+    summary = (
+        "the service cannot analyze this job because of an internal error: findings may be missing or out of date; "
+        "please report it with the service's log"
+    )
+    return service_blind_finding(job, since_ns, reason="internal_error", summary=summary)
+
+
+@dataclass(slots=True)
+class _Counters:
+    operations: int = 0
+    covered: int = 0
+    matched: int = 0
+
+
+class HostCounters:
+    """Counters of every host of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._counters: defaultdict[str, _Counters] = defaultdict(_Counters)
+
+    def count_operations(self, processes: NDArray[np.int32]) -> None:
+        """Counts new operations, by the process of each."""
+        found, inverse = distinct(processes)
+        for process, amount in zip(found.tolist(), np.bincount(inverse).tolist(), strict=True):
+            self._counters[self._store.processes[process].host].operations += amount
+
+    def count_decided(self, operations: Ids) -> None:
+        """Counts operations whose match was decided."""
+        rows = self._store.operations.take(operations, "process", "match")
+        processes, inverse = distinct(rows["process"])
+        is_matched = rows["match"] == Match.MATCHED
+        is_covered = is_matched | (rows["match"] == Match.UNMATCHED)
+        matched, covered = (np.bincount(inverse, which, len(processes)) for which in (is_matched, is_covered))
+        for process, *amounts in zip(processes.tolist(), matched.tolist(), covered.tolist(), strict=True):
+            counters = self._counters[self._store.processes[process].host]
+            counters.matched += int(amounts[0])
+            counters.covered += int(amounts[1])
+
+    def visibility(self, hosts: Iterable[str]) -> list[HostVisibility]:
+        """The present counters of these hosts."""
+        gaps, torn = self._gaps_by_host(), self._torn_by_host()
+        return [
+            HostVisibility(
+                host=host,
+                operations=self._counters[host].operations,
+                torn_lines=torn[host],
+                gaps=gaps[host],
+                covered=self._counters[host].covered,
+                matched=self._counters[host].matched,
+            )
+            for host in hosts
+        ]
+
+    def lossy_hosts(self) -> frozenset[str]:
+        """Hosts of which some operations may be unknown."""
+        return frozenset(self._gaps_by_host(SourceKind.NCCL_LOG))
+
+    def _gaps_by_host(self, *kinds: SourceKind) -> Counter[str]:
+        """Gaps in the input of each host, of sources of these kinds or of all."""
+        known = self._store
+        gaps: Counter[str] = Counter()
+        for (kind, host), amount in known.retired.gaps_of_hosts.items():
+            if not kinds or kind in kinds:
+                gaps[host] += amount
+        for source, found in known.gaps.items():
+            if found and (not kinds or known.sources[source].source.kind in kinds):
+                for host in hosts_of(known, source):
+                    gaps[host] += len(found)
+        return gaps
+
+    def _torn_by_host(self) -> Counter[str]:
+        """Torn lines in the logs of each host; a log of several processes counts once."""
+        torn = self._store.retired.torn_lines.copy()
+        for source, lines in self._store.torn_lines.items():
+            for host in self._store.source_hosts.get(source, ()) if lines else ():
+                torn[host] += lines
+        return torn

@@ -1,64 +1,60 @@
-"""Clocks, or matches, that contradict causality: nothing that compares ranks may be believed until they agree."""
+"""Clocks that were stepped, and clocks or matches that contradict causality: then no comparison of ranks is valid."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ncclscope_service.clock_check import ClockCheck
-from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.findings import Ledger, names_of_hosts
-from ncclscope_service.rows import Finding, FindingKind, HostClock, Severity
+from ncclscope_service.clock.causality import ClockCheck
+from ncclscope_service.detect.context import Context, Ledger, names_of_hosts
+from ncclscope_service.store.records import Finding, FindingKind, HostClock, Severity
 
 _LASTS_NS: Final = 10_000_000_000
 """A first estimate from few operations may be contradicted by the next ones."""
 _MATURE_SAMPLES: Final = 100
+"""Operations after which a step of a clock is no first correction of its estimate."""
 
 
 class ClockFault:
-    """Feeds on the estimator's own check."""
+    """Faults of a job's clocks, from the check of the clock estimate."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._since_ns: int | None = None
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._samples: dict[str, int] = {}
 
-    def tell_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
-        """Tells of clocks of this job's hosts that were set, each once and closed: the estimate heals by itself.
+    def report_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+        """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
-        Where there are two hosts, nothing tells whose clock it was: both are named. What a clock that rested on few
-        operations took for a step is not told.
+        With two hosts it is not known whose clock it was: both are named. Steps of a clock whose estimate rests on few
+        operations are not reported.
         """
         for host, clock in clocks.items():
-            new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._told]
-            self._told.update((host, at_ns) for at_ns in new)
+            new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
+            self._reported.update((host, at_ns) for at_ns in new)
             if self._samples.get(host, 0) >= _MATURE_SAMPLES:
                 for at_ns in new:
-                    self._tell_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
+                    self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
             self._samples[host] = max(self._samples.get(host, 0), clock.samples)
 
-    def _tell_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
+    def _report_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
         since_ns = host_time_ns - round(clock.offset_ns)
         whose = f"the clock of {hosts[0]}" if len(hosts) == 1 else f"the clock of {hosts[0]} or {hosts[1]}"
         finding = Finding(
             kind=FindingKind.CLOCK_FAULT,
             severity=Severity.INFO,
             job=context.job,
-            comm_id=None,
-            parallelism=None,
-            ranks=(),
             hosts=hosts,
             since_ns=since_ns,
-            until_ns=None,
             confidence=0.9 if len(hosts) == 1 else 0.5,
-            summary=f"{whose} was set, by more than 1 ms; times before and after are put right apart",
+            summary=f"{whose} was stepped by more than 1 ms; times before and after the step are corrected separately",
             evidence={"host_time_ns": host_time_ns, "steps_of_host": len(clock.steps)},
         )
         self._ledger.update((hosts, host_time_ns), finding)
         self._ledger.close((hosts, host_time_ns), since_ns)
 
-    def feed(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
+    def ingest_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """Takes the check of the last estimate; `hosts` gives the name of each host number."""
         names = tuple(sorted(hosts[host] for host in check.suspects))
         if check.is_trusted:
@@ -72,7 +68,7 @@ class ClockFault:
         what = (
             f"causality bounds of {names_of_hosts(names)} contradict each other"
             if names
-            else f"{100 * ratio:.2g} % of collectives end on one rank before another has started"
+            else f"{100 * ratio:.2g} % of collectives end on one rank before they start on another"
         )
         self._ledger.update(
             "clock",
@@ -80,14 +76,10 @@ class ClockFault:
                 kind=FindingKind.CLOCK_FAULT,
                 severity=Severity.WARNING,
                 job=context.job,
-                comm_id=None,
-                parallelism=None,
-                ranks=(),
                 hosts=names,
                 since_ns=self._since_ns,
-                until_ns=None,
                 confidence=0.9 if names else 0.7,
-                summary=f"{what}: a clock was set, or log lines were matched with wrong kernels; no rank is named",
+                summary=f"{what}: a clock was stepped, or log lines were matched to wrong kernels; no rank is named",
                 evidence={
                     "violations": check.violations,
                     "operations": check.operations,
@@ -96,7 +88,6 @@ class ClockFault:
             ),
         )
 
-    def findings(self, now_ns: int) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """All findings so far."""
-        del now_ns
         return self._ledger.findings()

@@ -1,18 +1,29 @@
-"""What detectors must know about a job besides the collectives themselves."""
+"""Context and ledger of the detectors: the groups and hosts of a job with what is uncertain, and its findings.
+
+The ledger opens each finding once, updates it while it lasts, and closes it when it heals. The order of findings and
+the words that they share are here too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.clock_check import OTHER_HOST_SIGMA_NS
-from ncclscope_service.distinct import distinct
+from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.store.records import Communicator, Finding, FindingKind, Severity
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
+
+
+def group_name(parallelism: str | None, comm_id: str) -> str:
+    """Name of a communicator in sentences."""
+    return f"{parallelism} group {comm_id}" if parallelism else f"communicator {comm_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,20 +32,20 @@ class Group:
 
     comm_id: str
     parallelism: str | None
-    """TP, DP, PP, EP, CP, EMBEDDING, WORLD, ...; None where it cannot be told."""
+    """TP, DP, PP, EP, CP, EMBEDDING, WORLD, ...; None if not known."""
     global_ranks: tuple[int, ...]
-    """By communicator rank; NO_NUMBER where not known."""
+    """By communicator rank; NO_NUMBER if not known."""
     hosts: tuple[str, ...]
-    """By communicator rank; "" where not known."""
+    """By communicator rank; "" if not known."""
     limit: float | None = None
-    """What its links can carry, bus bandwidth in bytes per second; None where the topology does not tell."""
+    """Bus bandwidth that its links can carry, in bytes per second; None if the topology does not tell."""
     limit_name: str = ""
-    """What stops it there."""
+    """Name of the link that sets the limit."""
 
     @property
     def name(self) -> str:
-        """How sentences call it."""
-        return f"{self.parallelism or 'communicator'} group {self.comm_id}"
+        """Name of the group in the sentences of findings."""
+        return group_name(self.parallelism, self.comm_id)
 
     def host_set(self) -> frozenset[str]:
         """The hosts that are known."""
@@ -43,32 +54,28 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """A job as it stands: cheap to build, passed with every feed."""
+    """A job as it stands: cheap to build, passed with every input."""
 
     job: str
     groups: Mapping[int, Group] = field(default_factory=dict[int, Group])
-    """By communicator index. Communicators that ended are left out: nothing is expected of them."""
-    clock_sigma_ns: float = OTHER_HOST_SIGMA_NS
-    """The worst clock of the job."""
+    """By communicator index. Communicators that ended are left out."""
     clock_is_trusted: bool = True
     """False while causality is violated: then no rank is named."""
     step_ns: int | None = None
     """Duration of an iteration; None while not known."""
     silent_hosts: frozenset[str] = frozenset()
-    """Hosts whose agent does not answer: what they do not say proves nothing."""
+    """Hosts whose agent does not answer: their silence proves nothing."""
     lossy_hosts: frozenset[str] = frozenset()
-    """Hosts of which input was lost: counts and sequences of their ranks prove nothing."""
-
+    """Hosts whose input was lost: counts and sequences of their ranks prove nothing."""
     resting_ranks: frozenset[int] = frozenset()
     """Global ranks that stand between two steps: they may evaluate or write a checkpoint."""
     knows_steps: bool = False
-    """Whether it is known of all ranks where a step ends."""
-
+    """Whether the end of a step is known of all ranks."""
     is_over: bool = False
-    """Whether nothing more comes."""
+    """Whether no more input comes."""
 
-    def hears_all_of(self, host: str) -> bool:
-        """Whether nothing is known to be missing of what this host says."""
+    def is_fully_observed(self, host: str) -> bool:
+        """Whether none of this host's input is known to be missing."""
         return host not in self.silent_hosts and host not in self.lossy_hosts
 
     def hosts_of(self, ranks: tuple[int, ...]) -> tuple[str, ...]:
@@ -86,11 +93,189 @@ class Context:
         )
 
     def global_ranks_of(self, rows: Columns) -> NDArray[np.int64]:
-        """Of each row, by its `communicator` (one of `groups`) and `rank`; NO_NUMBER where not known."""
+        """Of each row, by its `communicator` (one of `groups`) and `rank`; NO_NUMBER if not known."""
         found, inverse = distinct(rows["communicator"])
-        of = [self.groups[communicator].global_ranks for communicator in found.tolist()]
-        sizes = np.asarray([len(ranks) for ranks in of], np.int64)
-        every = np.fromiter(chain(*of, (NO_NUMBER,)), np.int64)
+        ranks_of = [self.groups[communicator].global_ranks for communicator in found.tolist()]
+        sizes = np.asarray([len(ranks) for ranks in ranks_of], np.int64)
+        every = np.fromiter(chain(*ranks_of, (NO_NUMBER,)), np.int64)
         is_known = (rows["rank"] >= 0) & (rows["rank"] < sizes[inverse])
         begins = np.cumsum(sizes) - sizes
         return every[np.where(is_known, begins[inverse] + rows["rank"], len(every) - 1)]
+
+
+class GroupsOfStore:
+    """The groups of a store's communicators, made again when more of their ranks are known."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._groups: dict[int, tuple[int, Group]] = {}
+        """By communicator: how many of its ranks were known, and the group as it was then."""
+
+    def forget(self, communicators: Iterable[int]) -> None:
+        """Names, ranks, limits or the use of these communicators changed."""
+        for index in communicators:
+            self._groups.pop(index, None)
+
+    def group_of(self, communicator: Communicator) -> Group:
+        """A communicator as detectors see it."""
+        amount, known = len(communicator.members or {}), self._groups.get(communicator.index)
+        if known is None or known[0] != amount:
+            known = self._groups[communicator.index] = (amount, group_from_communicator(self._store, communicator))
+        return known[1]
+
+    def without_ended(self, context: Context) -> Context:
+        """The same job without communicators that ended: nothing more is expected of them."""
+        ended = {member.index for member in self._store.members if not member.is_alive}
+        if not ended:
+            return context
+        communicators = self._store.communicators
+        living = {
+            index: group
+            for index, group in context.groups.items()
+            if ended.isdisjoint((communicators[index].members or {}).values())
+        }
+        return replace(context, groups=living)
+
+
+def group_from_communicator(store: Store, communicator: Communicator) -> Group:
+    """A communicator as detectors see it now."""
+    ranks = [NO_NUMBER] * communicator.size
+    hosts = [""] * communicator.size
+    for rank, index in (communicator.members or {}).items():
+        if 0 <= rank < communicator.size:
+            member = store.members[index]
+            ranks[rank] = NO_NUMBER if member.global_rank is None else member.global_rank
+            hosts[rank] = store.processes[member.process].host
+    bottleneck = communicator.bottleneck
+    return Group(
+        comm_id=communicator.comm_id,
+        parallelism=communicator.parallelism,
+        global_ranks=tuple(ranks),
+        hosts=tuple(hosts),
+        limit=None if bottleneck is None else bottleneck.bytes_per_second,
+        limit_name="" if bottleneck is None else bottleneck.told,
+    )
+
+
+_REOPENS_WITHIN_NS: Final = 60_000_000_000
+"""A fault that comes back within a minute is the same fault."""
+_CLOSED_KEPT: Final = 256
+
+_URGENCY: Final = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+_KINDS: Final = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            FindingKind.MISMATCH,
+            FindingKind.HANG,
+            FindingKind.REPORTED_FAILURE,
+            FindingKind.STOPPED_LOGGING,
+            FindingKind.SLOW_LINK,
+            FindingKind.LATE_RANK,
+            FindingKind.BANDWIDTH_DROP,
+            FindingKind.BELOW_LIMIT,
+            FindingKind.SLOW_DRIFT,
+            FindingKind.CLOCK_FAULT,
+            FindingKind.BLIND,
+        )
+    )
+}
+
+
+class Ledger:
+    """Findings of one detector by key; a key is one fault (a rank, a set of hosts, a communicator)."""
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, Finding] = {}
+        self._closed: dict[Hashable, Finding] = {}
+        self._history: list[Finding] = []
+
+    def is_open(self, key: Hashable) -> bool:
+        """Whether this fault is open."""
+        return key in self._open
+
+    def open_keys(self) -> tuple[Hashable, ...]:
+        """The faults that are open, oldest first."""
+        return tuple(self._open)
+
+    def update(self, key: Hashable, finding: Finding, *, keeps_since: bool = True) -> None:
+        """Opens a fault, or updates an open one, which keeps its first `since_ns` unless `keeps_since` is false."""
+        known = self._open.get(key)
+        if known is None:
+            known = self._reopened(key, finding)
+        if known is not None and keeps_since:
+            finding = replace(finding, since_ns=min(known.since_ns, finding.since_ns))
+        self._open[key] = replace(finding, until_ns=None)
+
+    def close(self, key: Hashable, until_ns: int) -> None:
+        """Closes a fault; nothing happens if it is not open."""
+        finding = self._open.pop(key, None)
+        if finding is None:
+            return
+        previous = self._closed.pop(key, None)
+        if previous is not None:
+            self._history.append(previous)
+        self._closed[key] = replace(finding, until_ns=max(until_ns, finding.since_ns))
+        while len(self._closed) > _CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
+        del self._history[: max(0, len(self._history) - _CLOSED_KEPT)]
+
+    def findings(self) -> list[Finding]:
+        """All of them, open and closed, in the order of `by_urgency`."""
+        return by_urgency([*self._open.values(), *self._closed.values(), *self._history])
+
+    def _reopened(self, key: Hashable, finding: Finding) -> Finding | None:
+        previous = self._closed.get(key)
+        if previous is None or previous.until_ns is None:
+            return None
+        if finding.since_ns - previous.until_ns > _REOPENS_WITHIN_NS:
+            return None
+        return self._closed.pop(key)
+
+
+def by_urgency(findings: Iterable[Finding]) -> list[Finding]:
+    """Open before closed, then by severity, by urgency of the kind, by confidence and by age."""
+    return sorted(
+        findings,
+        key=lambda finding: (
+            finding.until_ns is not None,
+            _URGENCY[finding.severity],
+            _KINDS.get(finding.kind, len(_KINDS)),
+            -finding.confidence,
+            finding.since_ns,
+            finding.ranks,
+        ),
+    )
+
+
+def names_of_ranks(ranks: Iterable[int]) -> str:
+    """ "rank 5", "ranks 5 and 7", "ranks 5, 6, 7 and 12 more"."""
+    return _names("rank", "ranks", [str(rank) for rank in ranks])
+
+
+def names_of_hosts(hosts: Iterable[str]) -> str:
+    """ "host node2", "hosts node2 and node3"."""
+    return _names("host", "hosts", list(hosts))
+
+
+def _names(one: str, many: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return f"{one} {names[0]}"
+    if len(names) > 4:
+        return f"{many} {', '.join(names[:3])} and {len(names) - 3} more"
+    return f"{many} {', '.join(names[:-1])} and {names[-1]}" if names else f"no {one}"
+
+
+def name_of_groups(names: Sequence[str], parallelism: str | None) -> str:
+    """ "TP group tp-1", "3 TP groups"."""
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)} {parallelism} groups" if parallelism else f"{len(names)} communicators"
+
+
+def duration_text(duration_ns: float) -> str:
+    """A duration for a sentence: "2.0 ms"."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(duration_ns) >= size:
+            return f"{duration_ns / size:.1f} {unit}"
+    return f"{duration_ns:.0f} ns"

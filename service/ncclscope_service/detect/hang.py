@@ -1,49 +1,260 @@
-"""A job that stands still: who is missing, or where it is stuck; from the logs alone.
+"""Findings about a job that stands still: which rank is missing, or where the job is stuck, from the logs alone.
 
 The log line is written when the host enqueues an operation. In a hang, ranks that wait have enqueued the next
-collective and then go silent. So a communicator that is silent for far longer than it ever was is stuck, and it is
-told apart by who has enqueued what:
+collective and then go silent. So a communicator that is silent for far longer than it ever was is stuck, and who has
+enqueued what says how:
 
-- *not enqueued*: some rank has enqueued fewer operations than those that wait, and does not itself wait for another on
-  any communicator, from where the blame comes (`blame.py`). It is missing.
+- *not enqueued*: some rank has enqueued fewer operations than those that wait, and it does not itself wait for another
+  rank on any communicator (`WaitGraph`). It is missing.
 - *inside*: the missing ranks are all ranks of one communicator and have come equally far on it, or nobody is missing at
   all: everybody has enqueued the operation and it does not end.
 - *mismatched*: the same, and the ranks called different operations there (`mismatch.py`).
-- *unclear*: log lines of these communicators were lost: counts of their ranks cannot be held against each other.
+- *unclear*: log lines of these communicators were lost, so the counts of their ranks cannot be compared.
 
-Ranks that have just ended a step (`rests.py`) may be evaluating or writing a checkpoint: they get far more time.
+Ranks that have just ended a step (`pauses.py`) may be evaluating or writing a checkpoint: they get far more time.
 Send/Recv are counted per ordered pair: the sends of one rank to another against the receives of that other from it.
+
+Blame follows who waits for whom, across communicators. A rank that has enqueued an operation which another rank of the
+channel has not waits for that one. So a rank that is missing on one channel and waits on another is a victim: the blame
+goes on to whom it waits for there, Send and Recv included. The root is missing and waits for nobody. If ranks wait in a
+circle, an operation behind which its rank has enqueued others does not hold that rank's host (a Send that was started
+early): such waits are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from ncclscope_service import whole_rows
-from ncclscope_service.detect.blame import Blame, Standing
-from ncclscope_service.detect.board import Board
-from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.findings import Ledger
-from ncclscope_service.detect.silence import LEAST_SILENCE_NS, Silence
-from ncclscope_service.detect.stuck import Channel, Stuck, inside_finding, missing_finding, unclear_finding
-from ncclscope_service.rows import Finding
+from ncclscope_service.columns import row_ops
+from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks
+from ncclscope_service.detect.pauses import LEAST_SILENCE_NS, ChannelSilence
+from ncclscope_service.detect.progress import ProgressBoard
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
-_INSIDE_SILENCE_NS: Final = 8_000_000_000
-"""Where nobody is missing, silence is all there is to go by."""
-_LEAST_OPERATIONS: Final = 3
-"""A channel must have worked before its silence means something."""
-_LEAST_TO_BE_INSIDE: Final = 100
+_SURE, _UNSURE, _INSIDE = 0.9, 0.6, 0.7
+"""Confidence: a missing rank that waits for nobody, one that waits itself or counts with losses, all ranks inside."""
+_COLLECTIVES_SHOWN: Final = 8
+
+
+class HangState(StrEnum):
+    """Kinds of hangs."""
+
+    NOT_ENQUEUED = "not_enqueued"
+    INSIDE = "inside"
+    MISMATCHED = "mismatched"
+    UNCLEAR = "unclear"
+
+
+class Channel(NamedTuple):
+    """A communicator's collectives, or one ordered pair of Send and Recv (communicator ranks)."""
+
+    communicator: int
+    sender: int
+    receiver: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What was last said of the hang that is open."""
+class StuckChannel:
+    """A channel that is silent for longer than is ordinary."""
+
+    channel: Channel
+    group: Group
+    missing: tuple[int, ...]
+    """Global ranks that have not enqueued; empty if all have."""
+    waiting: tuple[int, ...]
+    since_ns: int
+    patience_ns: int
+    operations: int
+    is_doubted: bool = False
+    """Lines of its ranks were lost: the missing rank cannot be determined."""
+
+    @property
+    def collective_id(self) -> str:
+        """The operation that does not end."""
+        if self.channel.sender == NO_NUMBER:
+            return f"{self.group.comm_id}:{self.operations - 1}"
+        return f"{self.group.comm_id}:{self.channel.sender}>{self.channel.receiver}:{self.operations - 1}"
+
+
+def missing_finding(
+    culprits: tuple[int, ...],
+    waiting: Set[int],
+    first: StuckChannel,
+    stuck: list[StuckChannel],
+    silent_ns: int,
+    since_ns: int,
+    context: Context,
+) -> Finding:
+    """Finding that these ranks are missing; `first`: the operation to name; `waiting`: all ranks that wait."""
+    hosts = context.hosts_of(culprits)
+    verb = "has" if len(culprits) == 1 else "have"
+    others = sorted(set(waiting) - set(culprits))
+    on = f" ({', '.join(hosts)})" if hosts and len(hosts) <= 3 else ""
+    are = "is" if len(others) == 1 else "are"
+    waits = f"{names_of_ranks(others)} {are} waiting" if others else "they are waiting for each other"
+    found = _finding(HangState.NOT_ENQUEUED, first, stuck, silent_ns, since_ns, context)
+    return replace(
+        found,
+        ranks=culprits,
+        hosts=hosts,
+        confidence=_SURE if set(culprits).isdisjoint(waiting) else _UNSURE,
+        summary=(
+            f"{names_of_ranks(culprits)}{on} {verb} not enqueued operation {first.operations} of "
+            f"{first.group.name} for {duration_text(silent_ns)}; {waits}"
+        ),
+        evidence=dict(found.evidence) | {"waiting_ranks": others},
+    )
+
+
+def inside_finding(
+    first: StuckChannel,
+    stuck: list[StuckChannel],
+    silent_ns: int,
+    since_ns: int,
+    context: Context,
+    mismatch: Finding | None,
+) -> Finding:
+    """Finding that all have enqueued an operation and it does not end; `mismatch`: that it is not the same one."""
+    what = f"all {len(first.waiting)} ranks have enqueued operation {first.operations} of {first.group.name}"
+    if mismatch is None:
+        return replace(
+            _finding(HangState.INSIDE, first, stuck, silent_ns, since_ns, context),
+            summary=f"{what} and nothing since, for {duration_text(silent_ns)}: they are stuck in it",
+        )
+    return replace(
+        _finding(HangState.MISMATCHED, first, stuck, silent_ns, since_ns, context),
+        ranks=mismatch.ranks,
+        hosts=mismatch.hosts,
+        confidence=mismatch.confidence,
+        summary=(
+            f"{what}, but not the same operation, and nothing since, for {duration_text(silent_ns)}: {mismatch.summary}"
+        ),
+    )
+
+
+def unclear_finding(
+    first: StuckChannel, stuck: list[StuckChannel], silent_ns: int, since_ns: int, context: Context
+) -> Finding:
+    """Finding that the job stands still, and lost lines hide who is missing."""
+    return replace(
+        _finding(HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
+        comm_id=None,
+        parallelism=None,
+        confidence=_UNSURE,
+        summary=(
+            f"the job has enqueued nothing for {duration_text(silent_ns)}; log lines were lost, so the missing rank "
+            "cannot be determined"
+        ),
+    )
+
+
+def _finding(
+    state: HangState, first: StuckChannel, stuck: list[StuckChannel], silent_ns: int, since_ns: int, context: Context
+) -> Finding:
+    """The part that all hangs have in common."""
+    uneven = [one for one in stuck if (one.missing or one.is_doubted) and one is not first]
+    return Finding(
+        kind=FindingKind.HANG,
+        severity=Severity.CRITICAL,
+        job=context.job,
+        comm_id=first.group.comm_id,
+        parallelism=first.group.parallelism,
+        since_ns=since_ns,
+        confidence=_INSIDE,
+        summary="",
+        evidence={
+            "state": state.value,
+            "silent_ns": silent_ns,
+            "patience_ns": first.patience_ns,
+            "operation": first.operations,
+            "collectives": [one.collective_id for one in [first, *uneven][:_COLLECTIVES_SHOWN]],
+            "stuck_groups": sorted({one.group.comm_id for one in [first, *uneven]}),
+            "waiting_ranks": sorted(first.waiting),
+        },
+    )
+
+
+class ChannelWaits(NamedTuple):
+    """Waits on one channel; ranks are global."""
+
+    ahead: tuple[int, ...]
+    """Ranks that have enqueued what those behind have not."""
+    behind: tuple[int, ...]
+    """Ranks that are furthest behind; all ranks if nobody is ahead."""
+    newest_here: frozenset[int]
+    """Ranks whose newest operation of all is on this channel."""
+
+
+class WaitGraph:
+    """Who waits for whom in one job at one time."""
+
+    def __init__(self, standings: Iterable[ChannelWaits] = ()) -> None:
+        self._waits_for: defaultdict[int, list[ChannelWaits]] = defaultdict(list)
+        self._held: set[int] = set()
+        """Ranks that have enqueued nothing after an operation in which they wait."""
+        self._ended_evenly: defaultdict[int, list[ChannelWaits]] = defaultdict(list)
+        """By rank, the channels of its newest operation on which nobody is missing."""
+        for standing in standings:
+            if not standing.ahead:
+                for rank in standing.newest_here:
+                    self._ended_evenly[rank].append(standing)
+            for rank in standing.ahead:
+                self._waits_for[rank].append(standing)
+            self._held.update(standing.newest_here.intersection(standing.ahead))
+
+    @property
+    def waiting(self) -> Set[int]:
+        """All ranks that wait for another."""
+        return self._waits_for.keys()
+
+    def roots(self, missing: Set[int]) -> set[int]:
+        """Ranks among these that are to blame; none if all of them wait for others that are not among them."""
+        free = set(missing) - self.waiting
+        if free:
+            return {rank for rank in free if not self._is_held_by_others(rank, free)} or free
+        if self._ends(missing):
+            return set()
+        return set(missing) - self._held or set(missing)
+
+    def _is_held_by_others(self, rank: int, free: Set[int]) -> bool:
+        """Whether it ended in an operation that everybody has enqueued, beside ranks that wait for another root."""
+        mates = {mate for standing in self._ended_evenly[rank] for mate in standing.behind if mate in self._waits_for}
+        ends = self._ends(mates) if mates and len(free) > 1 else set[int]()
+        return bool(ends & free) and rank not in ends
+
+    def _ends(self, ranks: Set[int]) -> set[int]:
+        """Ranks at which the blame of these ends: those that wait for nobody."""
+        seen, left = set(ranks), list(ranks)
+        followed: set[int] = set()
+        while left:
+            for standing in self._waits_for.get(left.pop(), ()):
+                if id(standing) not in followed:
+                    followed.add(id(standing))  # many wait for the same ranks: these are looked at once
+                    more = set(standing.behind) - seen
+                    seen |= more
+                    left.extend(more)
+        return seen - self.waiting
+
+
+_INSIDE_SILENCE_NS: Final = 8_000_000_000
+"""If nobody is missing, silence is the only evidence."""
+_LEAST_OPERATIONS: Final = 3
+"""A channel must have worked before its silence means something."""
+_LEAST_TO_BE_INSIDE: Final = 100
+"""Operations of a channel before all of its ranks count as stuck inside one: set-up calls pause for long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastReport:
+    """The last report of the hang that is open."""
 
     since_ns: int
     at_ns: int
@@ -51,39 +262,40 @@ class _Told:
 
 
 class Hang:
-    """Feeds on counts of one job's logs; needs no captures."""
+    """Hangs of one job, from counts of its logs; needs no captures."""
 
     def __init__(self) -> None:
-        self._channels: dict[Channel, Silence] = {}
-        self._board = Board()
+        self._channels: dict[Channel, ChannelSilence] = {}
+        self._board = ProgressBoard()
         self._active_ns: dict[int, int] = {}
-        """By global rank: when it last logged anything."""
+        """By global rank: time of its newest log line."""
         self._last_on: dict[int, int] = {}
-        """By global rank: the communicator on which that was."""
+        """By global rank: the communicator of that line."""
         self._ledger = Ledger()
-        self._told: _Told | None = None
+        self._reported: _LastReport | None = None
         self._context: Context | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether the job is held for stuck."""
+        """Whether a hang of the job is open."""
         return bool(self._ledger.open_keys())
 
-    def feed(self, progress: Columns, context: Context) -> None:
-        """Takes the present counts (`PROGRESS`), as often as there are news; call it about once a second."""
+    def ingest_progress(self, progress: Columns, context: Context) -> None:
+        """Takes the present counts (`PROGRESS`), about once a second."""
         self._context = context
-        fed = whole_rows.kept(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
-        self._forget_all_but(context)
-        self._board.put(fed)
-        self._note_active(fed, context)
-        for key, begin, ranks, newest_ns, front, is_resting in self._board.channels(context):
-            state = self._channels.setdefault(Channel(*key), Silence())
-            state.begin, state.ranks = begin, ranks
-            state.look(newest_ns, front)
-            state.is_resting = is_resting
+        fed = row_ops.filter_rows(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
+        self._drop_ended(context)
+        self._board.update(fed)
+        self._record_activity(fed, context)
+        for channel in self._board.channels(context):
+            key = Channel(channel.communicator, channel.sender, channel.receiver)
+            state = self._channels.setdefault(key, ChannelSilence())
+            state.begin, state.ranks = channel.begin, channel.ranks
+            state.observe(channel.newest_ns, channel.front)
+            state.is_resting = channel.is_resting
 
-    def _forget_all_but(self, context: Context) -> None:
-        """Communicators that ended do not come back; others are made in their place, again and again in some jobs."""
+    def _drop_ended(self, context: Context) -> None:
+        """Drops communicators that ended: they do not come back, and some jobs make new ones again and again."""
         if any(channel.communicator not in context.groups for channel in self._channels):
             self._board.forget_all_but(context)
             self._channels = {
@@ -98,8 +310,8 @@ class Hang:
     ) -> list[Finding]:
         """All findings so far. `now_ns` is the clock that `last_ns` was read from, or the newest time known of it.
 
-        `mismatches`: what is known of communicators whose ranks call different operations, by comm_id; `with_losses`:
-        communicators of which log lines were lost.
+        `mismatches`: findings about communicators whose ranks call different operations, by comm_id; `with_losses`:
+        communicators whose log lines were lost.
         """
         context = self._context
         if context is None:
@@ -109,7 +321,7 @@ class Hang:
         stuck = self._all_stuck(now_ns, context, doubted)
         missing = _missing(stuck)
         excused = self._waiting_for_resting(now_ns, context)
-        blame = Blame(self._standings(now_ns, context, doubted) if missing else ())
+        blame = WaitGraph(self._channel_waits(now_ns, context, doubted) if missing else ())
         culprits = blame.roots(missing) - excused
         if missing and not culprits:
             stuck = self._all_stuck(now_ns, context, doubted, others_are_stuck=True)
@@ -129,44 +341,46 @@ class Hang:
             self._renew(unclear, doubtful, now_ns)
         return self._ledger.findings()
 
-    def _name(self, culprits: set[int], waiting: Set[int], uneven: list[Stuck], now_ns: int, context: Context) -> None:
+    def _name(
+        self, culprits: set[int], waiting: Set[int], uneven: list[StuckChannel], now_ns: int, context: Context
+    ) -> None:
         guilty = [one for one in uneven if not culprits.isdisjoint(one.missing)]
         first = self._first(guilty)
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
         self._renew(made, first, now_ns)
 
-    def _renew(self, finding: Finding | None, first: Stuck | None, now_ns: int) -> None:
-        """One hang of a job at a time: what is said of it may become clearer."""
+    def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:
+        """Updates or closes the finding: a job has one hang at a time, and it may become clearer."""
         if finding is not None and first is not None:
             self._ledger.update("hang", finding, keeps_since=False)
-            self._told = _Told(finding.since_ns, now_ns, first.collective_id)
+            self._reported = _LastReport(finding.since_ns, now_ns, first.collective_id)
         elif self._ledger.is_open("hang"):
             self._ledger.close("hang", now_ns)
-            self._told = None
+            self._reported = None
 
     def _since(self, stopped_ns: int) -> int:
-        """Since when the job stands still, by what stopped now: as was told before, unless it has gone on since."""
-        told = self._told
-        return stopped_ns if told is None or stopped_ns > told.at_ns else min(stopped_ns, told.since_ns)
+        """Since when the job stands still, by what stopped now: as reported before, unless it has gone on since."""
+        reported = self._reported
+        return stopped_ns if reported is None or stopped_ns > reported.at_ns else min(stopped_ns, reported.since_ns)
 
-    def _first(self, guilty: list[Stuck]) -> Stuck:
+    def _first(self, guilty: list[StuckChannel]) -> StuckChannel:
         """The operation to name: the one that was, while it stands; else that of the busiest channel, which shows best
         where its ranks stopped.
         """
-        told = None if self._told is None else self._told.collective_id
+        reported = None if self._reported is None else self._reported.collective_id
         return min(
             guilty,
             key=lambda one: (
-                one.collective_id != told,
+                one.collective_id != reported,
                 one.patience_ns,
                 one.since_ns,
                 len(one.group.global_ranks),
             ),
         )
 
-    def _standings(self, now_ns: int, context: Context, doubted: frozenset[int]) -> Iterator[Standing]:
-        """Of all channels, whether their patience is over or not: who of those that are silent waits for whom."""
+    def _channel_waits(self, now_ns: int, context: Context, doubted: frozenset[int]) -> Iterator[ChannelWaits]:
+        """Waits of silent ranks on all channels, whether their patience is over or not."""
         for channel, state in self._channels.items():
             group = context.groups.get(channel.communicator)
             if group is None or state.ranks < 2 or not doubted.isdisjoint(group.global_ranks):
@@ -177,13 +391,13 @@ class Hang:
             furthest = _furthest(behind)
             most = behind[furthest[0]]
             ahead = self._named([rank for rank, lag in behind.items() if lag < most], group)
-            yield Standing(
+            yield ChannelWaits(
                 ahead=tuple(rank for rank in ahead if self._all_silent((rank,), now_ns)),
                 behind=self._named(furthest, group),
-                newest_here=frozenset(self._named(self._that_ended_here(state, group), group)),
+                newest_here=frozenset(self._named(self._whose_newest_is_here(state, group), group)),
             )
 
-    def _that_ended_here(self, state: Silence, group: Group) -> list[int]:
+    def _whose_newest_is_here(self, state: ChannelSilence, group: Group) -> list[int]:
         """Ranks whose newest operation of all is on this channel."""
         last_ns = self._board.last_ns(state.begin, state.ranks)
         return [
@@ -192,8 +406,8 @@ class Hang:
             if rank < len(group.global_ranks) and last >= self._active_ns.get(group.global_ranks[rank], 0)
         ]
 
-    def _note_active(self, rows: Columns, context: Context) -> None:
-        """Where each rank logged last; of several places at one time, on the last communicator."""
+    def _record_activity(self, rows: Columns, context: Context) -> None:
+        """Records where each rank logged last; of several places at one time, the last communicator."""
         names = context.global_ranks_of(rows)
         order = np.lexsort((rows["receiver"], rows["sender"], rows["communicator"], rows["last_ns"], names))
         is_last = np.append(np.diff(names[order]) != 0, True)[: len(order)]
@@ -205,13 +419,13 @@ class Hang:
 
     def _all_stuck(
         self, now_ns: int, context: Context, doubted: frozenset[int], *, others_are_stuck: bool = False
-    ) -> list[Stuck]:
+    ) -> list[StuckChannel]:
         found = (self._stuck(channel, now_ns, context, doubted, others_are_stuck) for channel in self._channels)
         return [one for one in found if one is not None]
 
     def _stuck(
         self, channel: Channel, now_ns: int, context: Context, doubted: frozenset[int], others_are_stuck: bool
-    ) -> Stuck | None:
+    ) -> StuckChannel | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
         if now_ns - state.last_ns <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
             return None  # no patience is shorter
@@ -228,12 +442,14 @@ class Hang:
         missing, waiting = self._named(furthest, group), self._named(foremost, group)
         if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
             return None
-        if not all(context.hears_all_of(group.hosts[rank]) for rank in furthest or foremost if rank < len(group.hosts)):
+        if not all(
+            context.is_fully_observed(group.hosts[rank]) for rank in furthest or foremost if rank < len(group.hosts)
+        ):
             return None
-        return Stuck(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
+        return StuckChannel(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
 
     def _waiting_for_resting(self, now_ns: int, context: Context) -> set[int]:
-        """Global ranks that wait for one that has just ended a step: they have all the time that it may take."""
+        """Global ranks that wait for one that has just ended a step: its pause excuses them."""
         excused: set[int] = set()
         for channel, state in self._channels.items():
             group, silence = context.groups.get(channel.communicator), now_ns - state.last_ns
@@ -244,8 +460,10 @@ class Hang:
                 excused.update(self._named([rank for rank, lag in behind.items() if lag == 0], group))
         return excused
 
-    def _unclear(self, stuck: list[Stuck], now_ns: int, context: Context) -> tuple[Finding, Stuck] | tuple[None, None]:
-        """That all stands still where counts prove nothing."""
+    def _unclear(
+        self, stuck: list[StuckChannel], now_ns: int, context: Context
+    ) -> tuple[Finding, StuckChannel] | tuple[None, None]:
+        """The finding that the job stands still although counts prove nothing, if it does."""
         doubted = [one for one in stuck if one.is_doubted]
         is_silent = self._all_silent(tuple(self._active_ns), now_ns, _INSIDE_SILENCE_NS)
         if not doubted or not is_silent or not context.knows_steps:
@@ -254,8 +472,10 @@ class Hang:
         since = self._since(first.since_ns)
         return unclear_finding(first, doubted, now_ns - since, since, context), first
 
-    def _inside(self, culprits: set[int], stuck: list[Stuck], now_ns: int, context: Context) -> Stuck | None:
-        """The operation that all ranks of a communicator have enqueued, behind which nothing comes any more."""
+    def _inside(
+        self, culprits: set[int], stuck: list[StuckChannel], now_ns: int, context: Context
+    ) -> StuckChannel | None:
+        """The operation that all ranks of a communicator have enqueued and nothing after it, if there is one."""
         if culprits and len(culprits) < 2:
             return None
         whole = [
@@ -282,10 +502,10 @@ class Hang:
 
 
 def _furthest(behind: dict[int, int]) -> list[int]:
-    """Those who are furthest behind; all, where nobody is."""
+    """Ranks that are furthest behind; all if nobody is."""
     most = max(behind.values())
     return [rank for rank, lag in behind.items() if lag == most]
 
 
-def _missing(stuck: list[Stuck]) -> set[int]:
+def _missing(stuck: list[StuckChannel]) -> set[int]:
     return {rank for one in stuck for rank in one.missing}

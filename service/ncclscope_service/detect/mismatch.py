@@ -1,8 +1,8 @@
 """Ranks of one communicator that call different collectives at the same place of its sequence.
 
-NCCL does not check it: the job hangs or computes rubbish. A line that was lost looks alike, so ranks on hosts of
-which input was lost prove nothing; and where what follows fits better some places on, a line was lost that nobody told
-of, and the communicator is judged no more.
+NCCL does not check it: the job hangs or computes garbage. A lost log line looks alike, so ranks on hosts whose input
+was lost prove nothing; and if the following calls agree better when shifted by some places, a line was lost without
+notice, and the communicator is no longer judged.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import whole_rows
-from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.findings import Ledger, names_of_ranks
-from ncclscope_service.distinct import distinct, groups
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct, group_by
+from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
+from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
 
@@ -30,7 +30,7 @@ CALL: Final = np.dtype(
         ("coll_seq", "<i8"),
         ("op", "<u1"),
         ("message_bytes", "<i8"),
-        ("logged_ns", "<i8"),  # logged, or observed where lines have no stamp
+        ("logged_ns", "<i8"),  # logged, or observed if lines have no stamp
     ]
 )
 """One collective as one rank called it."""
@@ -39,16 +39,19 @@ _WINDOW: Final = 4096
 """Places of a sequence that are remembered: ranks do not run further apart."""
 _UNSEEN: Final = -1
 _FOLLOWED: Final = 40
-"""Calls after a dispute by which a lost line is told from another call."""
+"""Calls after a dispute by which a lost line is distinguished from another call."""
 _ENOUGH: Final = 12
+"""Calls of both ranks after a dispute that decide it."""
 _LOST_AT_MOST: Final = 8
+"""Lines lost in a row that are looked for."""
 _SHIFTED: Final = 3
 """A wrong call differs in one place, two that were swapped in two."""
 _SILENCE_NS: Final = 5_000_000_000
-"""Ranks that called different operations most often call no more."""
+"""Ranks that called different operations usually make no further calls."""
 _CODES: Final = 256
+"""A call is a number: bytes times this, plus the code of the operation."""
 _CONTEXT: Final = 12
-"""Calls by which a place of a sequence that repeats itself is found again."""
+"""Calls that identify a place of a sequence that repeats itself."""
 
 
 @dataclass(slots=True)
@@ -57,11 +60,11 @@ class _Dispute:
     newest_ns: int
     ranks_by_call: dict[int, set[int]] = field(default_factory=lambda: defaultdict[int, set[int]](set))
     streams: dict[int, dict[int, int]] = field(default_factory=dict[int, dict[int, int]])
-    """Of the first two ranks that differed: what they called from there on, by its place."""
+    """Calls of the first two ranks that differed, from there on, by place."""
 
 
 class _Places:
-    """What the first rank to come there called at each of the last places, of all sequences side by side."""
+    """Call of the first rank to reach each of the last places, for all sequences side by side."""
 
     def __init__(self) -> None:
         self.sequences = 0
@@ -70,16 +73,16 @@ class _Places:
         self.first_rank: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
         self.agreeing: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
         self._free: list[int] = []
-        """Numbers of sequences that are no more."""
+        """Numbers of sequences that ended."""
 
     def give_back(self, number: int) -> None:
-        """A sequence is no more."""
+        """Frees the number of a sequence that ended."""
         self.calls[number] = self.seqs[number] = _UNSEEN
         self.first_rank[number], self.agreeing[number] = NO_NUMBER, 0
         self._free.append(number)
 
     def add(self) -> int:
-        """One more sequence; gives its number."""
+        """The number of a new sequence."""
         if self._free:
             return self._free.pop()
         if self.sequences == len(self.calls):
@@ -94,7 +97,7 @@ class _Places:
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the ranks of one communicator called at each of the last places, and the places where they differ."""
+    """Calls of one communicator at each of the last places, and the places at which its ranks differ."""
 
     places: _Places
     number: int
@@ -105,31 +108,31 @@ class _Sequence:
 
     @property
     def calls(self) -> NDArray[np.int64]:
-        """What was called at each of the last places."""
+        """Call at each of the last places."""
         own: NDArray[np.int64] = self.places.calls[self.number]
         return own
 
     @property
     def seqs(self) -> NDArray[np.int64]:
-        """Which place of the whole sequence it is."""
+        """Number of each place in the whole sequence."""
         own: NDArray[np.int64] = self.places.seqs[self.number]
         return own
 
     @property
     def first_rank(self) -> NDArray[np.int32]:
-        """The rank that came there first."""
+        """The rank that reached each place first."""
         own: NDArray[np.int32] = self.places.first_rank[self.number]
         return own
 
     @property
     def agreeing(self) -> NDArray[np.int32]:
-        """How many ranks called the same."""
+        """Number of ranks that made the same call."""
         own: NDArray[np.int32] = self.places.agreeing[self.number]
         return own
 
 
 class Mismatch:
-    """Feeds on the collectives that one job's logs name; needs no captures."""
+    """Mismatched calls of one job, from its logs; needs no captures."""
 
     def __init__(self) -> None:
         self._places = _Places()
@@ -137,8 +140,8 @@ class Mismatch:
         self._ledger = Ledger()
         self._context: Context | None = None
 
-    def feed(self, calls: Columns, context: Context) -> None:
-        """Takes collectives as they were called (`CALL`); of each rank in order."""
+    def ingest_calls(self, calls: Columns, context: Context) -> None:
+        """Takes collectives as they were called (`CALL`), of each rank in order."""
         if self._context is None:
             self._context = context
         communicators, inverse = distinct(calls["communicator"])
@@ -146,12 +149,12 @@ class Mismatch:
         is_taken = _agree(self._places, sequences, inverse, calls)
         if is_taken.all():
             return
-        for communicator, mine in groups(np.where(is_taken[inverse], NO_NUMBER, calls["communicator"])):
+        for communicator, mine in group_by(np.where(is_taken[inverse], NO_NUMBER, calls["communicator"])):
             if communicator == NO_NUMBER:
                 continue
-            rows = whole_rows.taken(calls, mine)
-            for _, own in groups(rows["rank"]):
-                self._compare(whole_rows.taken(rows, own))
+            rows = row_ops.take(calls, mine)
+            for _, own in group_by(rows["rank"]):
+                self._compare(row_ops.take(rows, own))
 
     def _sequence(self, communicator: int) -> _Sequence:
         sequence = self._sequences.get(communicator)
@@ -159,13 +162,13 @@ class Mismatch:
             sequence = self._sequences[communicator] = _Sequence(self._places, self._places.add())
         return sequence
 
-    def leave(self, communicators: Set[int]) -> None:
-        """Lets go of these communicators; one of which a finding is open stays."""
+    def evict_communicators(self, communicators: Set[int]) -> None:
+        """Forgets these communicators, except those with an open finding."""
         for communicator in communicators & self._sequences.keys():
             if not self._ledger.is_open(communicator):
                 self._places.give_back(self._sequences.pop(communicator).number)
 
-    def know(self, context: Context) -> None:
+    def update_context(self, context: Context) -> None:
         """Takes the job as it stands now: communicators that it lacks have ended."""
         self._context = context
 
@@ -186,11 +189,11 @@ class Mismatch:
 
     @property
     def with_losses(self) -> frozenset[int]:
-        """Communicators of which log lines were lost: how many of its operations a rank has enqueued is not known."""
+        """Communicators whose log lines were lost: the counts of their ranks are not known."""
         return frozenset(communicator for communicator, known in self._sequences.items() if known.has_losses)
 
     def _compare(self, rows: Columns) -> None:
-        rows = whole_rows.kept(rows, rows["message_bytes"] >= 0)
+        rows = row_ops.filter_rows(rows, rows["message_bytes"] >= 0)
         for begin in range(0, len(rows), _WINDOW):
             self._compare_window(self._sequences[int(rows["communicator"][0])], rows[begin : begin + _WINDOW])
 
@@ -215,7 +218,7 @@ class Mismatch:
         self._follow(sequence, rank, rows, calls)
 
     def _follow(self, sequence: _Sequence, rank: int, rows: Columns, calls: NDArray[np.int64]) -> None:
-        """Notes what the two ranks of the first dispute call from there on."""
+        """Records the calls of the two ranks of the first dispute from there on."""
         if not sequence.disputes:
             return
         first = min(sequence.disputes)
@@ -236,11 +239,26 @@ class Mismatch:
         dispute.ranks_by_call[call].add(rank)
 
 
+def calls_of_operations(store: Store, operations: Columns, times: NDArray[np.int64]) -> Columns:
+    """Collectives as the logs name them (`CALL`), from operations that are collectives."""
+    calls = np.zeros(len(operations), CALL)
+    found, inverse = distinct(operations["member"])
+    members = [store.members[member] for member in found.tolist()]
+    ranks = [NO_NUMBER if member.rank is None else member.rank for member in members]
+    calls["communicator"] = np.asarray([member.communicator for member in members], np.int32)[inverse]
+    calls["rank"] = np.asarray(ranks, np.int32)[inverse]
+    calls["coll_seq"] = operations["coll_seq"]
+    calls["op"] = store.templates_of(operations, "op")["op"]
+    calls["message_bytes"] = operations["message_bytes"]
+    calls["logged_ns"] = times
+    return calls
+
+
 def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp], calls: Columns) -> NDArray[np.bool_]:
-    """Takes calls of communicators where all ranks agree, as they do in a healthy job: of all ranks in one go.
+    """Takes calls of communicators whose ranks all agree, as they do in a healthy job: of all ranks in one pass.
 
     `inverse`: of which of these sequences each call is. Gives for each sequence whether its calls were taken: none of
-    one whose ranks do not agree, or where only their order can tell.
+    one whose ranks do not agree, or if only their order can tell.
     """
     if not len(calls):
         return np.ones(len(sequences), np.bool_)
@@ -253,7 +271,7 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
     is_taken[inverse[calls["message_bytes"] < 0]] = False
     numbers = np.asarray([of.number for of in sequences], np.int64)
     place = numbers[inverse] * _WINDOW + seqs % _WINDOW
-    # Of each place the lowest rank first: what it calls there counts where nobody has come before.
+    # Of each place the lowest rank first: its call counts if no rank has come before.
     usable = np.flatnonzero(is_taken[inverse])
     order = usable[np.argsort(place[usable] << 32 | ranks[usable])]
     begins = np.flatnonzero(np.diff(place[order], prepend=-1))
@@ -278,7 +296,7 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
 
 
 def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, dict[int, int]]:
-    """Of the rank that came first to this place what it called since, where it was the first; of the other nothing."""
+    """Calls since this place of the rank that reached it first, as far as it was first; none yet of the other."""
     first = int(sequence.first_rank[place])
     known = (sequence.first_rank == first) & (sequence.seqs >= seq) & (sequence.seqs < seq + _FOLLOWED)
     since = dict(zip(sequence.seqs[known].tolist(), sequence.calls[known].tolist(), strict=True))
@@ -310,13 +328,13 @@ def _is_settled(sequence: _Sequence, now_ns: int, context: Context) -> bool:
 
 
 def _agreement(one: dict[int, int], other: dict[int, int], shift: int) -> float:
-    """Share of the calls of one that the other made so many places on."""
+    """Share of the calls of one that the other made `shift` places later."""
     compared = [one[seq] == other[seq + shift] for seq in one if seq + shift in other]
     return sum(compared) / len(compared) if compared else 0.0
 
 
 def _explains(one: dict[int, int], other: dict[int, int], first: int, shift: int) -> bool:
-    """Whether so many lines lost of one of them explain the place at which they differ first."""
+    """Whether lost lines of one of them explain the place at which they differ first."""
     at_one, at_other = (first, first + shift) if shift > 0 else (first - shift, first)
     return at_one in one and at_other in other and one[at_one] == other[at_other]
 
@@ -324,7 +342,7 @@ def _explains(one: dict[int, int], other: dict[int, int], first: int, shift: int
 def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | None:
     seq = min(sequence.disputes)
     dispute = sequence.disputes[seq]
-    lost = {rank for rank, host in enumerate(group.hosts) if not context.hears_all_of(host)}
+    lost = {rank for rank, host in enumerate(group.hosts) if not context.is_fully_observed(host)}
     place = seq % _WINDOW
     calls = {call: set(ranks) for call, ranks in dispute.ranks_by_call.items()}
     _add_early_ranks(sequence, place, calls, len(group.global_ranks))
@@ -342,7 +360,15 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
     odd = next(call for call in calls if call != usual)
     hosts = context.hosts_of(ranks)
     differs_in = _differs_in(sequence, seq, odd, usual)
-    order = ", and what it calls is the next one of this sequence: they call them in another order"
+    order = "; this is the next call of the sequence, so ranks make their calls in different orders"
+    who, is_one = names_of_ranks(ranks), len(ranks) == 1
+    calls_text = (
+        f"{who} {'calls' if is_one else 'call'} {_call_text(odd)} as collective {seq} of {group.name}, "
+        f"but the other ranks call {_call_text(usual)}"
+        if is_clear
+        else f"{who} {'disagrees' if is_one else 'disagree'} on collective {seq} of {group.name}: {_call_text(odd)} or "
+        f"{_call_text(usual)}"
+    )
     return Finding(
         kind=FindingKind.MISMATCH,
         severity=Severity.CRITICAL,
@@ -352,14 +378,8 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
         ranks=ranks,
         hosts=hosts,
         since_ns=dispute.at_ns,
-        until_ns=None,
         confidence=0.9 if is_clear else 0.5,
-        summary=(
-            f"{names_of_ranks(ranks)} {'differs' if len(ranks) == 1 else 'differ'} in collective {seq} "
-            f"of {group.name}: "
-            f"{_call_text(odd)} where {'the others call' if is_clear else 'another calls'} {_call_text(usual)}"
-            f"{order if differs_in == 'order' else ''}"
-        ),
+        summary=f"{calls_text}{order if differs_in == 'order' else ''}",
         evidence={
             "coll_seq": seq,
             "collectives": [f"{group.comm_id}:{seq}"],
@@ -373,7 +393,7 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
 
 
 def _differs_in(sequence: _Sequence, seq: int, odd: int, usual: int) -> str:
-    """`size`; or `order` where the odd call is the one that follows here, by the sequence's own past; `operation`."""
+    """`size`; or `order` if the odd call is the one that follows here, by the sequence's own past; `operation`."""
     if odd % _CODES == usual % _CODES:
         return "size"
     known = sequence.seqs >= 0

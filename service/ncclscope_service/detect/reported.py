@@ -1,7 +1,7 @@
-"""What NCCL and PyTorch say themselves: watchdog time-outs, failed calls, memory that could not be had.
+"""Failures that NCCL and PyTorch report themselves: watchdog time-outs, failed calls, memory that ran out.
 
-A line of the log is evidence enough: what it names is passed on, once for all lines that say the same. Left out is
-what healthy jobs print too: libraries that are looked for in vain, calls that have a fallback, communicators that are
+A log line is evidence enough: what it names is passed on, once for all lines that say the same. Messages that healthy
+jobs print too are left out: optional libraries that are missing, calls that have a fallback, communicators that are
 aborted at the end of a job.
 """
 
@@ -11,29 +11,28 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.findings import Ledger, names_of_hosts, names_of_ranks
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire import facts
 from ncclscope_wire.facts import Fact
 
 _FORGOTTEN_NS: Final = 600_000_000_000
-"""A report is closed so long after the last line that says the same."""
+"""A finding is closed so long after its last line."""
 _REPORTS_KEPT: Final = 64
 _LINES_SHOWN: Final = 8
 _SEVERE_EVENTS: Final = frozenset({"fatal", "error"})
 _OUT_OF_MEMORY: Final = "out of memory"
 
 
-class Said(NamedTuple):
-    """One fact with where it stands."""
+class LoggedFact(NamedTuple):
+    """One fact, with the log and the rank that it came from."""
 
     fact: Fact
     source: str
     rank: int | None
-    """Global rank of the process that wrote it, where it has one."""
+    """Global rank of the process that wrote it, if it has one."""
     at_ns: int
-    """Logged, else observed; the job's newest time where neither is known."""
+    """Logged, else observed; the job's newest time if neither is known."""
 
 
 @dataclass(slots=True)
@@ -51,23 +50,21 @@ class _Report:
 
 
 class Reported:
-    """Feeds on facts of one job's logs."""
+    """Failures that the logs of one job report."""
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, _Report] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
-        self.left_out = 0
-        """Facts of reports beyond those that are kept."""
 
-    def feed(self, said: Iterable[Said], context: Context) -> None:
+    def ingest_facts(self, logged: Iterable[LoggedFact], context: Context) -> None:
         """Takes facts as they come."""
         self._context = context
-        for one in said:
+        for one in logged:
             trouble = _TROUBLE.get(type(one.fact))
             key = None if trouble is None else trouble.key(one.fact)
             if trouble is not None and key is not None:
-                self._note(key, one, trouble)
+                self._record(key, one, trouble)
 
     def findings(self, now_ns: int) -> list[Finding]:
         """All findings so far."""
@@ -81,24 +78,23 @@ class Reported:
                 self._ledger.close(key, report.newest_ns)
         return self._ledger.findings()
 
-    def _note(self, key: Hashable, said: Said, trouble: _Trouble) -> None:
+    def _record(self, key: Hashable, logged: LoggedFact, trouble: _Trouble) -> None:
         report = self._reports.get(key)
         if report is None:
             if len(self._reports) >= _REPORTS_KEPT:
-                self.left_out += 1
                 return
-            text = trouble.text(said.fact)
-            report = self._reports[key] = _Report(text, trouble.severity, said.at_ns, said.at_ns)
-        report.since_ns, report.newest_ns = min(report.since_ns, said.at_ns), max(report.newest_ns, said.at_ns)
+            text = trouble.text(logged.fact)
+            report = self._reports[key] = _Report(text, trouble.severity, logged.at_ns, logged.at_ns)
+        report.since_ns, report.newest_ns = min(report.since_ns, logged.at_ns), max(report.newest_ns, logged.at_ns)
         report.lines += 1
         if len(report.shown) < _LINES_SHOWN:
-            report.shown.append(f"{said.source}:{said.fact.line}")
+            report.shown.append(f"{logged.source}:{logged.fact.line}")
         if len(report.facts) < 4 * _LINES_SHOWN:
-            report.facts.append(said.fact)
-        if said.fact.host:
-            report.hosts.add(said.fact.host)
-        if said.rank is not None:
-            report.ranks.add(said.rank)
+            report.facts.append(logged.fact)
+        if logged.fact.host:
+            report.hosts.add(logged.fact.host)
+        if logged.rank is not None:
+            report.ranks.add(logged.rank)
 
 
 TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
@@ -106,13 +102,13 @@ FactType = TypeVar("FactType", bound=Fact)
 
 
 class _Trouble(NamedTuple):
-    """What a type of fact is held for."""
+    """Severity, identity and text of one type of fact."""
 
     severity: Severity
     key: Callable[[Any], Hashable | None]
-    """What makes two lines the same report; None for lines that are no trouble."""
+    """Equal for lines of the same report; None for lines that report no failure."""
     text: Callable[[Any], str]
-    """What happened, to be followed by who says so."""
+    """Text of what a line reports."""
 
 
 def _with(name: str, value: object) -> str:
@@ -126,7 +122,7 @@ def _torch_key(fact: TorchFact) -> Hashable | None:
 
 
 def _gave_up(fact: TorchFact) -> str:
-    del fact  # one line does not tell all: see `_torch`
+    del fact  # one line does not have all of it: see `_torch`
     return "PyTorch's watchdog gave up on a collective"
 
 
@@ -168,14 +164,14 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             facts.MemoryFailure,
             Severity.CRITICAL,
             _what,
-            lambda fact: f"memory could not be had: {fact.what}{_bytes_of(fact)}",
+            lambda fact: f"memory could not be allocated: {fact.what}{_bytes_of(fact)}",
         ),
         _of(
             facts.IbCompletionError,
             Severity.CRITICAL,
             lambda fact: ("completion", fact.host, fact.status),
             lambda fact: (
-                f"a work request of InfiniBand failed with {fact.status_name or f'status {fact.status}'}"
+                f"an InfiniBand work request failed with {fact.status_name or f'status {fact.status}'}"
                 f"{_with('on ', fact.nic)}{_with('to ', fact.peer)}"
             ),
         ),
@@ -183,37 +179,37 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             facts.IbEvent,
             Severity.CRITICAL,
             lambda fact: ("event", fact.host, fact.nic, fact.event) if fact.severity in _SEVERE_EVENTS else None,
-            lambda fact: f"a NIC{_with('', fact.nic)} reports {fact.severity}: {fact.event}",
+            lambda fact: f"{_with('NIC ', fact.nic).strip() or 'a NIC'} reported {fact.severity}: {fact.event}",
         ),
         _of(
             facts.PortFailover,
             Severity.CRITICAL,
             lambda fact: ("port", fact.host, fact.device) if fact.is_failed else None,
-            lambda fact: f"network device {fact.device} was given up",
+            lambda fact: f"NCCL stopped using network device {fact.device}",
         ),
         _of(
             facts.ConnectionTrouble,
             Severity.WARNING,
             _what,
-            lambda fact: f"a connection of NCCL broke: {fact.what}{_with('by ', fact.peer)}",
+            lambda fact: f"an NCCL connection broke: {fact.what}{_with('by ', fact.peer)}",
         ),
         _of(
             facts.ProxyTrouble,
             Severity.WARNING,
             _what,
-            lambda fact: f"a thread of NCCL failed: {fact.what}{_with('', fact.operation)}",
+            lambda fact: f"an NCCL proxy thread failed: {fact.what}{_with('', fact.operation)}",
         ),
         _of(
             facts.CommunicatorTrouble,
             Severity.WARNING,
             _what,
-            lambda fact: f"a communicator of NCCL is in {fact.what}",
+            lambda fact: f"an NCCL communicator is in {fact.what}",
         ),
         _of(
             facts.Misuse,
             Severity.CRITICAL,
             _what,
-            lambda fact: f"NCCL refuses what it was asked: {fact.what}{_ranks_of(fact)}",
+            lambda fact: f"NCCL rejected a call: {fact.what}{_ranks_of(fact)}",
         ),
     )
 )
@@ -223,20 +219,17 @@ def _finding(report: _Report, context: Context) -> Finding:
     is_torch = isinstance(report.facts[0], facts.TorchTimeout | facts.TorchProgress)
     text, evidence = _torch(report) if is_torch else (report.text, {})
     ranks, hosts = tuple(sorted(report.ranks)), tuple(sorted(report.hosts))
-    who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "a process that is not named"
+    who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "an unknown process"
     times = "once" if report.lines == 1 else f"{report.lines} times"
     return Finding(
         kind=FindingKind.REPORTED_FAILURE,
         severity=report.severity,
         job=context.job,
-        comm_id=None,
-        parallelism=None,
         ranks=ranks,
         hosts=hosts,
         since_ns=report.since_ns,
-        until_ns=None,
         confidence=1.0,
-        summary=f"{text}: said {times}" + ("" if is_torch else f" by {who}"),
+        summary=f"{text} (reported {times}{'' if is_torch else f' by {who}'})",
         evidence={
             "lines": report.lines,
             "where": list(report.shown),
@@ -250,8 +243,8 @@ def _torch(report: _Report) -> tuple[str, dict[str, object]]:
     """Which collective of which process group, and which of its ranks had not enqueued it."""
     timeouts = [fact for fact in report.facts if isinstance(fact, facts.TorchTimeout)]
     progress = [fact for fact in report.facts if isinstance(fact, facts.TorchProgress)]
-    said: list[TorchFact] = [*timeouts, *progress]
-    group = next((fact.group for fact in said if fact.group), None)
+    both: list[TorchFact] = [*timeouts, *progress]
+    group = next((fact.group for fact in both if fact.group), None)
     sequence = timeouts[0].sequence if timeouts else progress[0].failed_at
     behind = sorted(
         {fact.rank for fact in progress if fact.failed_at is not None and fact.last_enqueued < fact.failed_at}
@@ -265,7 +258,7 @@ def _torch(report: _Report) -> tuple[str, dict[str, object]]:
         "sequence": sequence,
         "group": group,
         "timeout_ms": timeouts[0].timeout_ms if timeouts else None,
-        "group_ranks": sorted({fact.rank for fact in said}),
+        "group_ranks": sorted({fact.rank for fact in both}),
         "group_ranks_behind": behind,
         "last_enqueued": sorted({fact.last_enqueued for fact in progress}),
         "last_completed": sorted({fact.last_completed for fact in progress}),

@@ -1,28 +1,50 @@
-"""Where slow groups point: a host whose wires (NIC, NVLink, PCIe) are slow."""
+"""Slow groups that point at a host whose wires (NIC, NVLink, PCIe) are slow."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ncclscope_service.detect import tomography
-from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.findings import names_of_hosts, names_of_ranks
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.detect.context import Context, Group, names_of_hosts, names_of_ranks
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.terms import NO_NUMBER
+
+
+def hosts_that_explain(slow: Sequence[frozenset[str]], healthy: Sequence[frozenset[str]]) -> frozenset[str]:
+    """The hosts that explain the slow groups; empty if none do.
+
+    A host of a healthy group is innocent. Of the rest, hosts are taken greedily by how many slow groups they explain
+    until all are; hosts that explain the same groups look the same and are all named. Groups between hosts and
+    groups within one cross different wires: call it for each kind apart.
+    """
+    innocent = frozenset[str]().union(*healthy)
+    unexplained = list(slow)
+    named: set[str] = set()
+    while unexplained:
+        candidates = sorted({host for group in unexplained for host in group} - innocent - named)
+        if not candidates:
+            return frozenset()
+        explains = {host: frozenset(i for i, group in enumerate(unexplained) if host in group) for host in candidates}
+        best = max(candidates, key=lambda host: len(explains[host]))
+        named |= {host for host in candidates if explains[host] == explains[best]}
+        unexplained = [group for i, group in enumerate(unexplained) if i not in explains[best]]
+    return frozenset(named)
+
 
 _CRITICAL_LOSS: Final = 0.20
 _LARGEST_SHARE_OF_HOSTS: Final = 0.5
+"""A fault of half the hosts is a fault of the fabric."""
 _LEAST_GROUPS_OF_RANKS: Final = 2
+"""One slow group alone does not tell a card from the group's own work."""
 _MOST_HOSTS: Final = 2
 """A fault that more hosts than this explain equally well was not located."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowGroup:
-    """One communicator that moves less than it should."""
+    """One communicator with less bandwidth than it should have."""
 
     loss: float
     """Share of the reference busbw that it lacks."""
@@ -33,7 +55,7 @@ class SlowGroup:
     since_ns: int
     confidence: float
     baseline_seconds: int | None = None
-    """How long a past it is held against; None where that is its siblings."""
+    """Length of the baseline; None if the reference are its siblings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +67,10 @@ class Located:
     communicators: tuple[int, ...]
     healthy: int
     ranks: tuple[int, ...] = ()
-    """Where not all ranks of the host are slow: those that are, which share a network card or a link."""
+    """If not all ranks of the host are slow: those that are, which share a network card or a link."""
 
 
-def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
+def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
     """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none."""
     located: list[Located] = []
     for is_between in (True, False):
@@ -57,7 +79,7 @@ def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Cont
         by_siblings = any(slow[communicator].reference_is_siblings for communicator in suspects)
         if not suspects or not innocents or (len(suspects) < 2 and not by_siblings):
             continue
-        hosts = tomography.culprits(list(suspects.values()), innocents)
+        hosts = hosts_that_explain(list(suspects.values()), innocents)
         allowed = min(_MOST_HOSTS, max(1.0, _LARGEST_SHARE_OF_HOSTS * len(_all_hosts(context))))
         if not hosts:
             located += _by_ranks(suspects, healthy, context, is_between=is_between)
@@ -76,10 +98,10 @@ def locate(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Cont
 def _by_ranks(
     suspects: Mapping[int, frozenset[str]], healthy: frozenset[int], context: Context, *, is_between: bool
 ) -> list[Located]:
-    """Ranks of one host that explain the slow groups, where others of that host are healthy: a card among several."""
+    """Ranks of one host that explain the slow groups if others of that host are healthy: a card among several."""
     of = {communicator: _rank_set(context.groups[communicator]) for communicator in (*suspects, *healthy)}
     innocents = [of[c] for c in healthy if _is_between(context.groups[c]) == is_between]
-    ranks = tomography.culprits([of[c] for c in suspects], innocents)
+    ranks = hosts_that_explain([of[c] for c in suspects], innocents)
     hosts = context.hosts_of(tuple(int(rank) for rank in ranks))
     if not ranks or len(hosts) != 1 or len(suspects) < _LEAST_GROUPS_OF_RANKS:
         return []
@@ -98,19 +120,21 @@ def _rank_set(group: Group) -> frozenset[str]:
     return frozenset(str(rank) for rank in group.global_ranks if rank != NO_NUMBER)
 
 
-def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -> Finding:
-    """The finding that names the hosts."""
+def slow_link_finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -> Finding:
+    """Finding that names the hosts."""
     groups = {communicator: slow[communicator] for communicator in located.communicators}
     worst = max(groups, key=lambda communicator: groups[communicator].loss)
-    kinds = sorted({context.groups[communicator].parallelism or "unnamed" for communicator in groups})
+    kinds = sorted({context.groups[communicator].parallelism or "" for communicator in groups} - {""})
+    who = " ".join(
+        part for part in (str(len(groups)), "/".join(kinds), "groups" if len(groups) > 1 else "group") if part
+    )
     loss = groups[worst].loss
-    its = "their" if len(groups) > 1 else "its"
-    reference = f"{its} siblings" if groups[worst].reference_is_siblings else f"{its} own past"
     many = len(groups) > 1
+    reference = f"{'their' if many else 'its'} siblings" if groups[worst].reference_is_siblings else "before"
     where = f"that cross{'' if many else 'es'} into" if located.is_between_hosts else "inside"
     hosts = tuple(sorted(located.hosts))
-    device = "NIC and its cable or switch" if located.is_between_hosts else "NVLink and PCIe"
-    look_at = f"the {device} of {names_of_ranks(located.ranks)}" if located.ranks else f"the {device} there"
+    devices = "NIC, cable and switch port" if located.is_between_hosts else "NVLink and PCIe links"
+    suspects = names_of_ranks(located.ranks) if located.ranks else names_of_hosts(hosts)
     # several hosts that no group tells apart: one of them is at fault
     certainty = 1.0 / len(hosts) if len(groups) == 1 else 1.0 / (1.0 + 0.5 * (len(hosts) - 1))
     return Finding(
@@ -122,13 +146,12 @@ def finding(located: Located, slow: Mapping[int, SlowGroup], context: Context) -
         ranks=located.ranks or _ranks_on(located, context),
         hosts=hosts,
         since_ns=min(group.since_ns for group in groups.values()),
-        until_ns=None,
         confidence=round(max(group.confidence for group in groups.values()) * certainty, 3),
         summary=(
-            f"{len(groups)} {'/'.join(kinds)} group{'s' if many else ''} {where} {names_of_hosts(hosts)} "
-            f"move{'' if many else 's'} {100 * loss:.0f} % less than {reference}, "
+            f"{who} {where} {names_of_hosts(hosts)} "
+            f"{'have' if many else 'has'} {100 * loss:.0f} % less bandwidth than {reference}, while "
             f"{located.healthy} other group{' is' if located.healthy == 1 else 's are'} healthy: "
-            f"look at {look_at}"
+            f"check the {devices} of {suspects}"
         ),
         evidence={
             "loss_ratio": round(loss, 4),

@@ -1,8 +1,8 @@
-"""Logs that say nothing more: of a rank while its job goes on, or of a whole job whose communicators still live.
+"""Logs that stopped: of one rank while its job goes on, or of a whole job whose communicators were not destroyed.
 
-A collective needs every rank. Where the others of a communicator go on enqueuing for long, a rank whose log has stopped
-is alive, and it is its log that is lost. Where all logs of a job stop at once and nobody waits for anybody, the job was
-ended without a word, or does something else for very long.
+A collective needs every rank. If the other ranks of a communicator go on enqueuing for long, a rank whose log has
+stopped is alive, and only its log is lost. If all logs of a job stop at once and no rank waits for another, the job was
+killed, or does something else for very long.
 """
 
 from __future__ import annotations
@@ -13,25 +13,27 @@ from typing import Final
 
 import numpy as np
 
-from ncclscope_service import whole_rows
-from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.findings import Ledger, duration_text, names_of_ranks
-from ncclscope_service.distinct import distinct
-from ncclscope_service.rows import Finding, FindingKind, Severity
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.detect.context import Context, Ledger, duration_text, names_of_ranks
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 _JOB_SILENCE_NS: Final = 300_000_000_000
+"""Evaluation and checkpoints take minutes."""
 _LONGEST_FACTOR: Final = 3
+"""Times the longest gap of the job so far."""
 _LEAST_LIFE_NS: Final = 30_000_000_000
 """A job must have logged for so long before its silence means something."""
 _RANK_SILENCE_NS: Final = 30_000_000_000
+"""Agents that catch up after a pause need seconds."""
 _LEAST_BEHIND: Final = 256
 """Collectives by which the others are ahead: no host enqueues so far ahead of its GPU."""
 
 
 class StoppedLogging:
-    """Feeds on counts of one job's logs."""
+    """Logs of one job that stopped, from its counts."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
@@ -40,9 +42,9 @@ class StoppedLogging:
         self._newest_ns = 0
         self._longest_gap_ns = 0
         self._behind: dict[int, tuple[int, int, int]] = {}
-        """By global rank whose log has stopped: its last time, the newest of the others, collectives between them."""
+        """By global rank that is behind: time of its last line, newest time of the others, collectives between them."""
 
-    def feed(self, progress: Columns, context: Context) -> None:
+    def ingest_progress(self, progress: Columns, context: Context) -> None:
         """Takes the present counts (`board.PROGRESS`)."""
         self._context = context
         if not len(progress):
@@ -95,8 +97,8 @@ class StoppedLogging:
             confidence=0.9,
             summary=(
                 f"{names_of_ranks((rank,))}{f' ({hosts[0]})' if hosts else ''} has logged nothing for "
-                f"{duration_text(newest - last)}, while the others have enqueued {lag} more "
-                "collectives with it: its log is lost"
+                f"{duration_text(newest - last)} while the other ranks enqueued {lag} more collectives with it: "
+                "the rank is alive, its log is lost"
             ),
             evidence={"behind": lag, "silent_ns": newest - last},
         )
@@ -106,8 +108,8 @@ class StoppedLogging:
         return replace(
             _finding(self._newest_ns, context),
             summary=(
-                f"the job has logged nothing for {duration_text(silent)} and destroyed no communicator; nobody waits: "
-                "it was ended, or does something else"
+                f"the job has logged nothing for {duration_text(silent)}, no rank waits for another, and no "
+                "communicator was destroyed: it was killed, or is busy with something else"
             ),
             evidence={"silent_ns": silent, "longest_gap_before_ns": self._longest_gap_ns},
         )
@@ -116,7 +118,7 @@ class StoppedLogging:
 def _behind(progress: Columns, context: Context) -> dict[int, tuple[int, int, int]]:
     """As `StoppedLogging._behind`, from the present counts."""
     is_known = np.isin(progress["communicator"], np.fromiter(context.groups, np.int64))
-    rows = whole_rows.kept(progress, is_known & (progress["sender"] == NO_NUMBER))
+    rows = row_ops.filter_rows(progress, is_known & (progress["sender"] == NO_NUMBER))
     communicators, inverse = distinct(rows["communicator"])
     front, newest = np.zeros((2, len(communicators)), np.int64)
     np.maximum.at(front, inverse, rows["operations"])
@@ -134,17 +136,12 @@ def _behind(progress: Columns, context: Context) -> dict[int, tuple[int, int, in
 
 
 def _finding(since_ns: int, context: Context) -> Finding:
-    """What both have in common."""
+    """The part that both findings have in common."""
     return Finding(
         kind=FindingKind.STOPPED_LOGGING,
         severity=Severity.WARNING,
         job=context.job,
-        comm_id=None,
-        parallelism=None,
-        ranks=(),
-        hosts=(),
         since_ns=since_ns,
-        until_ns=None,
         confidence=0.6,
         summary="",
         evidence={},

@@ -16,13 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ncclscope_service.comparison import MAX_ITERATIONS, Difference, Figure, Key, RunFigures, Sample, compare
-from ncclscope_service.export import schema
-from ncclscope_service.export.operation_view import OperationView
-from ncclscope_service.export.operations_file import operation_column
+from ncclscope_service.export.comparison import MAX_ITERATIONS, Difference, Figure, Key, RunFigures, Sample, compare
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.rows import SIZE_CLASSES
-from ncclscope_service.size_class import classify
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.columns import OperationView
+from ncclscope_service.export.tables.operations_file import operation_column
+from ncclscope_service.nccl.bandwidth import SIZE_CLASSES, classify
 from ncclscope_wire.errors import FormatError
 
 _COLUMNS: Final = (
@@ -47,12 +46,12 @@ def is_output_folder(path: Path) -> bool:
 
 
 def figures_of_selection(selection: Selection, name: str) -> RunFigures:
-    """What is compared of a run in the store."""
+    """The figures of a run in the store that are compared."""
     return _figures(name, (_chosen(OperationView(selection.store, rows)) for rows in selection.operations.slices()))
 
 
 def figures_of_folder(folder: Path, name: str) -> RunFigures:
-    """What is compared of a run that an earlier `analyze` wrote.
+    """The figures of a run that an earlier `analyze` wrote.
 
     Raises:
         FormatError: its operations.parquet cannot be read, or lacks a column.

@@ -1,7 +1,12 @@
-"""All output files of a run, written so that a reader sees the old file or the whole new one."""
+"""All output files of a run, written so that a reader sees the old file or the whole new one.
+
+`trace.json.gz` is the run on one clock, as a Chrome trace that opens in Perfetto. Events are made and written in
+batches, so memory does not grow with the length of the run (beyond a few indices of eight bytes per row).
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,35 +16,57 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from ncclscope_service.comparison import RunFigures
-from ncclscope_service.export.chrome_trace import write_trace
-from ncclscope_service.export.clocks_file import clocks_document
-from ncclscope_service.export.communicators_file import write_communicators
 from ncclscope_service.export.compare_file import compare_document, figures_of_selection
-from ncclscope_service.export.efficiency_file import write_efficiency
-from ncclscope_service.export.findings_file import findings_document
-from ncclscope_service.export.iterations_file import write_iterations
-from ncclscope_service.export.kernels_file import write_kernels
-from ncclscope_service.export.operations_file import write_operations
-from ncclscope_service.export.perfetto_trace import write_perfetto_trace
-from ncclscope_service.export.report import write_report
+from ncclscope_service.export.comparison import RunFigures
+from ncclscope_service.export.json_files import clocks_document, findings_document
+from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
+from ncclscope_service.export.tables.communicators_file import write_communicators
+from ncclscope_service.export.tables.efficiency_file import write_efficiency
+from ncclscope_service.export.tables.iterations_file import write_iterations
+from ncclscope_service.export.tables.kernels_file import write_kernels
+from ncclscope_service.export.tables.operations_file import write_operations
+from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
-from ncclscope_service.export.trace_events import TraceCounts
-from ncclscope_service.export.traffic_file import Traffic, measure_traffic, write_traffic
-from ncclscope_service.store import Store
+from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
+from ncclscope_service.export.trace.tracks import Event
+from ncclscope_service.store.tables import Store
+
+_GZIP_LEVEL: Final = 5
+
+
+def write_trace(selection: Selection, path: Path) -> TraceCounts:
+    """Writes the trace; what it shows and leaves out stands in its `otherData`."""
+    trace = TraceEvents(selection)
+    written = 0
+    # No time of writing in the header: equal runs give equal bytes.
+    with gzip.GzipFile(path, "wb", compresslevel=_GZIP_LEVEL, mtime=0) as file:
+        file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+        for events in trace.batches():
+            if events:
+                file.write(b",\n" if written else b"")
+                file.write(_packed(events))
+                written += len(events)
+        counts = trace.counts(written)
+        file.write(b'\n],"otherData":' + orjson.dumps(trace.metadata(counts)) + b"}\n")
+    return counts
+
+
+def _packed(events: list[Event]) -> bytes:
+    """The events without the brackets around them; numbers that JSON does not have become null."""
+    return orjson.dumps(events, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What several of the files show, computed once."""
+    """Intermediate results that several of the files show, computed once."""
 
     selection: Selection
     totals: Totals
     traffic: Traffic
     comparison: dict[str, object] | None = None
-    """What `compare.json` holds; None where no other run was given."""
+    """Content of `compare.json`; None if no other run was given."""
 
 
 Writer: TypeAlias = Callable[[Content, Path], object]
@@ -77,11 +104,8 @@ WRITERS: Final[dict[str, Writer]] = {
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
 
-PERFETTO_TRACE: Final = "trace.perfetto-trace"
-"""Written beside the others where it is asked for: it needs a package of its own."""
-
 COMPARE_FILE: Final = "compare.json"
-"""Written beside them where another run is given."""
+"""Written beside them if another run is given."""
 
 
 def write_run(
@@ -93,7 +117,6 @@ def write_run(
     iterations: tuple[int, int] | None = None,
     compare: RunFigures | None = None,
     name: str = "this run",
-    with_perfetto: bool = False,
     on_file: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
@@ -101,7 +124,7 @@ def write_run(
     All of them are written under temporary names first and then take their places one by one, so a run
     that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
     The store must not change meanwhile. With `compare`, that run is put beside this one, which is called `name`.
-    A Perfetto trace or a comparison of an earlier run is removed where none is asked for now.
+    A comparison of an earlier run is removed if none is asked for now.
     """
     selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
     comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
@@ -109,8 +132,6 @@ def write_run(
     writers = dict(WRITERS)
     if comparison is not None:
         writers[COMPARE_FILE] = _json_writer(lambda each: each.comparison)
-    if with_perfetto:
-        writers[PERFETTO_TRACE] = _perfetto
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
         for file, write in writers.items():
@@ -119,11 +140,6 @@ def write_run(
             write(content, Path(folder) / file)
         for file in writers:
             os.replace(Path(folder) / file, out / file)
-    for file in (COMPARE_FILE, PERFETTO_TRACE):
-        if file not in writers:
-            (out / file).unlink(missing_ok=True)
+    if COMPARE_FILE not in writers:
+        (out / COMPARE_FILE).unlink(missing_ok=True)
     return {file: out / file for file in writers}
-
-
-def _perfetto(content: Content, path: Path) -> TraceCounts:
-    return write_perfetto_trace(content.selection, path)

@@ -9,8 +9,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.rows import Communicator, Finding
-from ncclscope_service.store import Store
+from ncclscope_service.store.records import Communicator, Finding
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -44,7 +44,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is written of a store; tables are views into it and valid until it next grows."""
+    """The part of a store that is written; tables are views into it and valid until it next grows."""
 
     store: Store
     operations: Part

@@ -1,28 +1,166 @@
-"""`summary.json`: what was read, what became of it, and the sums. What a level lacks is null."""
+"""`summary.json`: what was read, what became of it, and the sums. What a level lacks is null.
+
+It has sections on iterations, on the signatures of groups, and on NCCL Inspector: what Inspector reported, and how far
+it agrees with kernels. The report and the terminal show the last one too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Final
 
 import numpy as np
 
-from ncclscope_service.export.inspector_section import inspector_document
-from ncclscope_service.export.iteration_calls import Calls
-from ncclscope_service.export.iterations_section import iterations_document, signatures_document
-from ncclscope_service.export.kernels_file import is_duplicate
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.totals import Group, Total, Totals, totals
-from ncclscope_service.export.traffic_file import Traffic, measure_traffic, traffic_by_node
-from ncclscope_service.rows import Match
-from ncclscope_service.store import SourceState
-from ncclscope_service.version_of import version_of
+from ncclscope_service.export.tables.kernels_file import is_duplicate
+from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, traffic_by_node
+from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name, totals
+from ncclscope_service.job.iterations import summarise
+from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
+from ncclscope_service.rollup.series import operation_name
+from ncclscope_service.rollup.usage import Signature
+from ncclscope_service.store.records import SourceState
+from ncclscope_service.store.rows import IterationBy, Match
+from ncclscope_service.store.tables import version_of
+from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, SourceGap, SourceKind
 
+_MEDIANS: Final = (
+    "sizes",
+    "median_bytes",
+    "largest_bytes",
+    "operations_per_iteration",
+    "bytes_per_iteration",
+    "burstiness",
+    "period_ns",
+    "active_ratio",
+    "bursts_per_iteration",
+    "burst_ns",
+    "pause_ns",
+)
+"""Of a signature, what is given as the median over communicators."""
+
+
+def iterations_document(selection: Selection, sums: Totals) -> dict[str, dict[str, object] | None]:
+    """By job: how long iterations last, how much of that is communication, and what they were found by."""
+    store, found = selection.store, sums.iterations
+    job_of = np.asarray(store.process_job, dtype=object)
+    jobs = job_of[found["process"]] if len(found) else np.empty(0, dtype=object)
+    return {job: _iterations_of(found[jobs == job], store.iteration_confidence) for job in selection.jobs}
+
+
+def _iterations_of(found: Columns, confidence: Mapping[int, float]) -> dict[str, object] | None:
+    if not len(found):
+        return None
+    of, by = summarise(found), found["by"]
+    sure = [confidence[process] for process in np.unique(found["process"]).tolist() if process in confidence]
+    return {
+        "iterations": of.iterations,
+        "median_ns": of.median_ns,
+        "p90_ns": of.p90_ns,
+        "communication_ratio": of.communication_ratio,
+        "exposed_ratio": of.exposed_ratio,
+        "operations_by": {each.name.lower(): int(found["operations"][by == each].sum()) for each in IterationBy},
+        "period_confidence": float(np.median(sure)) if sure else None,
+    }
+
+
+def signatures_document(selection: Selection, sums: Totals) -> list[dict[str, object]]:
+    """By job and parallelism: the medians of the communicators' signatures, most operations first."""
+    together: dict[tuple[str, str | None], list[Signature]] = {}
+    for each in selection.communicators:
+        if each.index in sums.signatures and each.size > 1:
+            together.setdefault((each.job, each.parallelism), []).append(sums.signatures[each.index])
+    by_operations = sorted(
+        together.items(), key=lambda item: -sum(row[1] for signature in item[1] for row in signature.mix)
+    )
+    return [
+        {"job": job, "parallelism": kind, "communicators": len(found), **_signature(found)}
+        for (job, kind), found in by_operations
+    ]
+
+
+def _signature(found: list[Signature]) -> dict[str, object]:
+    mix: Counter[str | None] = Counter()
+    moved: Counter[str | None] = Counter()
+    for of in found:
+        for code, operations, size in of.mix:
+            mix[op_name(code)] += operations
+            moved[op_name(code)] += size
+    middle = {name: [value for of in found if (value := getattr(of, name)) is not None] for name in _MEDIANS}
+    return {
+        "operation_mix": [{"op": op, "operations": amount, "bytes": moved[op]} for op, amount in mix.most_common()],
+        **{name: float(np.median(values)) if values else None for name, values in middle.items()},
+    }
+
+
+def has_inspector(selection: Selection) -> bool:
+    """Whether any dump of NCCL Inspector was read."""
+    is_left = selection.store.retired.kinds[SourceKind.INSPECTOR] > 0
+    return is_left or any(state.source.kind is SourceKind.INSPECTOR for state in selection.store.sources)
+
+
+def inspector_document(selection: Selection) -> dict[str, object] | None:
+    """The section of the summary; None if no dump was read."""
+    if not has_inspector(selection):
+        return None
+    series = _series(selection)
+    counts = selection.store.inspector_records
+    outcomes = {
+        what: sum(amount for (job, each), amount in counts.items() if each == what and job in selection.jobs)
+        for what in ("with_operation", "without_operation", "not_gpu_timed")
+    }
+    compared, ratio = _compared(series)
+    return {
+        "records": int(series["inspected"].sum()),
+        **outcomes,
+        "compared": compared,
+        "busbw_ratio": ratio,
+        "series": inspector_rows(selection),
+    }
+
+
+def inspector_rows(selection: Selection) -> list[dict[str, object]]:
+    """Inspector's figures by communicator, operation and size class, longest first; None if unknown."""
+    rows: list[dict[str, object]] = []
+    for each in _series(selection):
+        communicator = selection.store.communicators[int(each["communicator"])]
+        compared, ratio = _compared(each.reshape(1))
+        size_class = int(each["size_class"])
+        rows.append(
+            {
+                "communicator": communicator.comm_id,
+                "parallelism": communicator.parallelism,
+                "op": operation_name(int(each["op"])),
+                "size_class": SIZE_CLASSES[size_class] if size_class < len(SIZE_CLASSES) else None,
+                "records": int(each["inspected"]),
+                "duration_ns": int(each["inspected_ns"]),
+                "busbw": float(each["busbw"]) if np.isfinite(each["busbw"]) else None,
+                "compared": compared,
+                "busbw_ratio": ratio,
+            }
+        )
+    return sorted(rows, key=lambda row: -int(str(row["duration_ns"])))
+
+
+def _series(selection: Selection) -> Columns:
+    series = selection.store.series.rows
+    ours = np.isin(series["communicator"], [communicator.index for communicator in selection.communicators])
+    found: Columns = series[ours & (series["inspected"] > 0)]
+    return found
+
+
+def _compared(series: Columns) -> tuple[int, float | None]:
+    """Operations of which both are known, and Inspector's apparent busbw over the kernels'."""
+    inspected_ns = int(series["compared_inspected_ns"].sum())
+    ratio = int(series["compared_kernel_ns"].sum()) / inspected_ns if inspected_ns else None
+    return int(series["compared"].sum()), ratio
+
+
 NOT_RECORDED: Final = "not recorded"
-"""What people read wherever the inputs cannot tell; in files it is null."""
+"""Text for people if the inputs do not say; in files it is null."""
 
 LEVELS: Final = {
     (False, False, False): "nothing",
@@ -46,7 +184,7 @@ MAX_NODE_PAIRS: Final = 4096
 def summary_document(
     selection: Selection, sums: Totals | None = None, traffic: Traffic | None = None
 ) -> dict[str, object]:
-    """The content of the file; `sums` and `traffic` where they are computed already."""
+    """The content of the file; `sums` and `traffic` if they are computed already."""
     sums = totals(selection) if sums is None else sums
     traffic = measure_traffic(selection) if traffic is None else traffic
     store = selection.store
@@ -82,7 +220,7 @@ def summary_document(
 
 def level(selection: Selection) -> str:
     """Which level of data this is, by the kinds of what was read."""
-    kinds = {*(state.source.kind for state in selection.store.sources), *selection.store.left.kinds}
+    kinds = {*(state.source.kind for state in selection.store.sources), *selection.store.retired.kinds}
     return LEVELS[SourceKind.NCCL_LOG in kinds, SourceKind.INSPECTOR in kinds, SourceKind.NSYS in kinds]
 
 
@@ -104,7 +242,7 @@ def match_counts(sums: Totals) -> dict[str, int]:
 
 
 def matched_ratio(sums: Totals) -> float | None:
-    """Matched operations as a share of those that should have a kernel; None where no capture covers any."""
+    """Matched operations as a share of those that should have a kernel; None if no capture covers any."""
     expected = sums.match[Match.MATCHED] + sums.match[Match.UNMATCHED]
     return sums.match[Match.MATCHED] / expected if expected else None
 
@@ -125,7 +263,7 @@ def captured_seconds(selection: Selection) -> dict[str, float]:
 
 
 def graphs_note(selection: Selection) -> str | None:
-    """Why operations in CUDA graphs have no kernels, and what to do; None where no graph was recorded as a whole."""
+    """Why operations in CUDA graphs have no kernels, and what to do; None if no graph was recorded as a whole."""
     launches = selection.store.captures.graph_launches
     if not launches:
         return None
@@ -133,7 +271,7 @@ def graphs_note(selection: Selection) -> str | None:
 
 
 def gaps(selection: Selection) -> list[dict[str, object]]:
-    """What was lost or skipped of each source, in a person's words; what is not kept one by one, by its number."""
+    """Losses of each source in a person's words; those that are not kept one by one, by their number."""
     store = selection.store
     listed: list[dict[str, object]] = []
     for source, found in sorted(store.gaps.items()):
@@ -166,14 +304,14 @@ def _versions(selection: Selection) -> dict[str, object]:
 
 
 def _counted(names: Iterable[str | None]) -> dict[str, int] | None:
-    """How often each name occurs, None left out; None where there is no name at all."""
+    """How often each name occurs, None left out; None if there is no name at all."""
     return dict(Counter(name for name in names if name)) or None
 
 
 def _read(selection: Selection) -> dict[str, object]:
     understood, skipped = selection.store.understood, selection.store.skipped
     return {
-        "sources": len(selection.store.sources) + selection.store.left.kinds.total(),
+        "sources": len(selection.store.sources) + selection.store.retired.kinds.total(),
         "read": understood.total() + skipped.total(),
         "understood": dict(understood.most_common()),
         "skipped": dict(skipped.most_common()),

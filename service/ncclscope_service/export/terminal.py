@@ -1,4 +1,4 @@
-"""What `analyze` prints when it is done: what was read, what it became, and what was found."""
+"""The text that `analyze` prints when it is done: what was read, what it became, and what was found."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from html import unescape
 
-from ncclscope_service.aliases import names_of, with_name
-from ncclscope_service.export.inspector_section import inspector_document
-from ncclscope_service.export.kernels_file import kernel_totals
-from ncclscope_service.export.report_data import communicator_rows
-from ncclscope_service.export.report_text import bandwidth_text, bytes_text, count_text, ratio_text, span_text
+from ncclscope_service.export.report.data import communicator_rows
+from ncclscope_service.export.report.tables import bandwidth_text, bytes_text, count_text, ratio_text, span_text
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
@@ -18,13 +15,16 @@ from ncclscope_service.export.summary import (
     gaps,
     graphs_note,
     has_kernels,
+    inspector_document,
     level,
     matched_ratio,
     seen_ranks,
 )
+from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.totals import Totals, totals
-from ncclscope_service.rows import Match
-from ncclscope_service.store import Store
+from ncclscope_service.intake.aliases import names_of, with_name
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Store
 
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
@@ -91,7 +91,7 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
 
 
 def _inspector(selection: Selection) -> Iterator[str]:
-    """What NCCL Inspector told; nothing where no dump was read."""
+    """Lines on the records of NCCL Inspector; none if no dump was read."""
     document = inspector_document(selection)
     if document is None:
         return

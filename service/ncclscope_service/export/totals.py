@@ -1,4 +1,8 @@
-"""Sums over the selected operations that summary, report and terminal all show, from one pass over the rows."""
+"""Sums over the selected operations, and the communication signatures of communicators, as plain tables.
+
+Summary, report and terminal show the same sums, which come from one pass over the rows. How often a rank calls each
+operation in one iteration is given by kind of communicator.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,107 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.export.iteration_calls import Calls, calls_per_iteration
-from ncclscope_service.export.iterations_file import selected_iterations
-from ncclscope_service.export.operation_view import OperationView
-from ncclscope_service.export.operations_file import operation_column
+from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.signatures import signatures
-from ncclscope_service.rows import Match, TimingSource
-from ncclscope_service.signature import Signature
-from ncclscope_service.timing import timing_sources
+from ncclscope_service.export.tables.columns import OperationView
+from ncclscope_service.export.tables.iterations_file import selected_iterations
+from ncclscope_service.export.tables.operations_file import operation_column
+from ncclscope_service.rollup.usage import Signature, Traffic, signature_of
+from ncclscope_service.store.rows import Match, TimingSource, timing_sources
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
+
+MAX_OPERATIONS: Final = 4_000_000
+"""Operations that are looked at: the latest. Bounds memory to half a gigabyte."""
+
+_NAMES: Final = [operation.name for operation in OPERATIONS]
+
+
+def signatures(selection: Selection) -> dict[int, Signature]:
+    """By communicator index; communicators without an operation have none."""
+    store, part = selection.store, selection.operations
+    latest = slice(max(0, len(part) - MAX_OPERATIONS), None)
+    columns = {
+        name: part.column(name)[latest]
+        for name in ("member", "template", "message_bytes", "iteration", "start_ns", "end_ns", "logged_at_ns")
+    }
+    communicator_of = np.asarray([member.communicator for member in store.members], np.int64)
+    members = columns["member"].astype(np.intp)
+    communicators = np.where(members >= 0, communicator_of[members] if len(communicator_of) else -1, -1)
+    codes = store.operation_templates.rows["op"][columns["template"].astype(np.intp)].astype(np.int64)
+    starts = np.where(columns["start_ns"] == NO_TIME_NS, columns["logged_at_ns"], columns["start_ns"])
+    return {
+        communicator: signature_of(
+            Traffic(
+                rank=members[mine].astype(np.int64),
+                op=codes[mine],
+                message_bytes=columns["message_bytes"][mine].astype(np.int64),
+                iteration=columns["iteration"][mine].astype(np.int64),
+                start_ns=starts[mine].astype(np.int64),
+                end_ns=columns["end_ns"][mine].astype(np.int64),
+            )
+        )
+        for communicator, mine in group_by(communicators)
+        if communicator >= 0
+    }
+
+
+def mix_of(signature: Signature | None) -> list[dict[str, object]] | None:
+    """The operation mix with names, most operations first."""
+    if signature is None:
+        return None
+    return [{"op": op_name(op), "operations": amount, "bytes": moved} for op, amount, moved in signature.mix]
+
+
+def op_name(code: int) -> str | None:
+    """The operation's name; None for one that is not known."""
+    return _NAMES[code] if code < len(_NAMES) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one operation by one rank in one iteration, over the ranks and iterations that have any."""
+
+    median: float
+    least: int
+    most: int
+    median_bytes: float
+
+
+def calls_per_iteration(selection: Selection) -> Mapping[tuple[str, str | None], Calls]:
+    """By (operation, parallelism); without operations whose iteration is not known. 0.2 s for a million operations."""
+    store, part = selection.store, selection.operations
+    iteration = part.column("iteration")
+    chosen = np.flatnonzero(iteration != NO_NUMBER)
+    if not len(chosen):
+        return {}
+    names: list[str | None] = [*dict.fromkeys([None, *(each.parallelism for each in store.communicators)])]
+    # The last place of each is that of NO_NUMBER: operations of an unknown communicator.
+    kind_of = np.asarray([*(names.index(each.parallelism) for each in store.communicators), 0], np.int64)
+    communicator_of = np.asarray([*(each.communicator for each in store.members), NO_NUMBER], np.int64)
+    ranks = (NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members)
+    rank_of = np.asarray([*ranks, NO_NUMBER], np.int64)
+    members = part.column("member")[chosen].astype(np.intp)
+    ops = store.operation_templates.rows["op"][part.column("template")[chosen].astype(np.intp)].astype(np.int64)
+    columns, place = distinct_together(
+        ops,
+        kind_of[communicator_of[members]],
+        part.column("process")[chosen].astype(np.int64),
+        rank_of[members],
+        iteration[chosen].astype(np.int64),
+    )
+    counts = np.bincount(place)
+    moved = np.zeros(len(counts), np.int64)
+    np.add.at(moved, place, np.maximum(part.column("message_bytes")[chosen].astype(np.int64), 0))
+    pairs, group = distinct_together(columns[0], columns[1])
+    found: dict[tuple[str, str | None], Calls] = {}
+    for row, (op, kind) in enumerate(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True)):
+        mine = counts[group == row]
+        found[op_name(op) or "", names[kind]] = Calls(
+            float(np.median(mine)), int(mine.min()), int(mine.max()), float(np.median(moved[group == row]))
+        )
+    return found
+
 
 _Key = TypeVar("_Key")
 
@@ -31,7 +126,7 @@ class Total:
     sized: int = 0
     """Operations whose message size is known."""
     bytes: int = 0
-    """Message bytes of those."""
+    """Message bytes of those operations."""
     matched: int = 0
     timed: int = 0
     """Launches whose duration is known."""
@@ -52,7 +147,7 @@ class Total:
 
     @property
     def wait_ratio(self) -> float | None:
-        """Waiting as a share of kernel time, over the launches whose wait is known; None where none is."""
+        """Waiting as a share of kernel time, over the launches whose wait is known; None if none is."""
         return self.wait_ns / self.waiting_duration_ns if self.waiting_duration_ns > 0 else None
 
 
@@ -61,10 +156,10 @@ _SUMS: Final = tuple(field.name for field in fields(Total))
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What is summed apart."""
+    """Key of one sum: a communicator, an operation and a process."""
 
     communicator: int
-    """Communicator index; NO_NUMBER where the operation has none."""
+    """Communicator index; NO_NUMBER if the operation has none."""
     op: str
     process: int
 
@@ -148,7 +243,7 @@ def _sums(codes: NDArray[np.intp], groups: int, values: NDArray[np.int64]) -> ND
 
 
 def _addends(view: OperationView, is_first: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
-    """What each row adds to each sum."""
+    """The amount that each row adds to each sum."""
     rows: Columns = view.rows
     size = operation_column(view, "message_bytes")
     # What Inspector times has no launch that others share.

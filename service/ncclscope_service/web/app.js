@@ -195,10 +195,11 @@ const setConnection = (name, text) => {
   setText("connection", text);
 };
 
-// A login that has ended looks like any other error to the event stream.
-const askToSignIn = async () => {
+// A token that is no longer known looks like any other error to the event stream. When the page is loaded again, the browser
+// asks for another one.
+const askForToken = async () => {
   const answer = await fetch("/api/health").catch(() => null);
-  if (answer?.status === 401) location.assign("/login");
+  if (answer?.status === 401) location.reload();
 };
 
 const connect = () => {
@@ -214,7 +215,7 @@ const connect = () => {
     // A browser gives up for good where the answer was an error (a proxy, a full service): then start anew.
     if (events.readyState === EventSource.CLOSED) {
       events.close();
-      askToSignIn();
+      askForToken();
       setTimeout(connect, 2000);
     }
   });

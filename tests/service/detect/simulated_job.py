@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service import rows
 from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.store import rows
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 

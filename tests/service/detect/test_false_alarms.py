@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from service.detect.simulated_job import ORIGIN_NS
 
-from ncclscope_service import rows
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.drop import QUICK, STEADY, DropWatch
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.statistics import QUICK, STEADY, DropWatch
+from ncclscope_service.store import rows
 from ncclscope_wire.batch import Columns
 
 STEP_NS = 250_000_000
@@ -37,7 +37,7 @@ def drop_alarms(rule_name: str, series: int, windows: int, cv: float, phi: float
     for column in range(series):
         watch, was_on = DropWatch(rule), False
         for at, level in enumerate(values[:, column].tolist()):
-            watch.feed(at, level)
+            watch.ingest_window(at, level)
             alarms += watch.drop is not None and not was_on
             was_on = watch.drop is not None
     return alarms
@@ -82,8 +82,8 @@ def late_rank_alarms(groups: int, ranks: int, seconds: float, jitter: float, phi
     detector = LateRank()
     named = 0
     for batch, context in jittering_groups(groups, ranks, seconds, jitter, phi, seed):
-        detector.feed(batch, context)
-        named = max(named, len(detector.findings(0)))
+        detector.ingest_collectives(batch, context)
+        named = max(named, len(detector.findings()))
     return named
 
 

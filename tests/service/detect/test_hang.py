@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from service.detect.simulated_job import Job, Simulation
 
-from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.hang import Hang
-from ncclscope_service.rows import Finding, Severity
+from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph
+from ncclscope_service.detect.progress import PROGRESS
+from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -50,7 +51,7 @@ def watch(counters: Counters, seconds: int, context: Context = CONTEXT) -> list[
     detector = Hang()
     history = []
     for second in range(1, seconds + 1):
-        detector.feed(counters.at(float(second)), context)
+        detector.ingest_progress(counters.at(float(second)), context)
         history.append((second, detector.findings(second * SECOND)))
     return history
 
@@ -84,7 +85,7 @@ def test_blame_is_not_put_on_a_rank_that_waits_elsewhere() -> None:
             (data, -1, -1, 0, now * 4, now * SECOND),
             (data, -1, -1, 1, now * 4 + (second > 60), now * SECOND),
         ]
-        detector.feed(np.array(counts, dtype=PROGRESS), CONTEXT)
+        detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
     (finding,) = detector.findings(79 * SECOND)
     assert finding.ranks == (5,)
     assert finding.evidence["waiting_ranks"] == [4, 6]
@@ -108,7 +109,7 @@ def channels_that_stop(
                 (index, sender, receiver, rank, moved + (extra if second > 60 else 0), last * SECOND)
                 for rank, extra in more.items()
             ]
-        detector.feed(np.array(rows, dtype=PROGRESS), CONTEXT)
+        detector.ingest_progress(np.array(rows, dtype=PROGRESS), CONTEXT)
         detector.findings(second * SECOND)
     return detector.findings(seconds * SECOND)
 
@@ -156,11 +157,11 @@ def test_the_operation_at_which_a_rank_stopped_stays_named_when_a_smaller_group_
 def test_the_sentence_says_the_same_duration_as_since_also_of_a_job_that_went_on_and_stopped_again() -> None:
     detector, counts = Hang(), Counters({5: 60.0})
     for second in range(1, 91):
-        detector.feed(counts.at(float(second)), CONTEXT)
+        detector.ingest_progress(counts.at(float(second)), CONTEXT)
         detector.findings(second * SECOND)
     again = Counters({5: 100.0})
     for second in range(91, 201):
-        detector.feed(again.at(float(second)), CONTEXT)
+        detector.ingest_progress(again.at(float(second)), CONTEXT)
         detector.findings(second * SECOND)
     (finding,) = detector.findings(201 * SECOND)
     assert finding.since_ns >= 100 * SECOND
@@ -178,7 +179,7 @@ def test_a_missing_send_names_its_sender() -> None:
             (pipeline, 0, 1, 0, now * 8, now * SECOND),
             (pipeline, 0, 1, 1, now * 8 + (second > 60), now * SECOND),
         ]
-        detector.feed(np.array(counts, dtype=PROGRESS), CONTEXT)
+        detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
     (finding,) = detector.findings(79 * SECOND)
     assert finding.ranks == (sender,)
     assert finding.evidence["waiting_ranks"] == [receiver]
@@ -190,7 +191,7 @@ def test_counts_that_always_differed_are_not_a_hang() -> None:
     for second in range(1, 120):
         now = min(second, 60)
         counts = [(index, -1, -1, 0, 1000 + now * 40, now * SECOND), (index, -1, -1, 1, now * 40, now * SECOND)]
-        detector.feed(np.array(counts, dtype=PROGRESS), CONTEXT)
+        detector.ingest_progress(np.array(counts, dtype=PROGRESS), CONTEXT)
     assert detector.findings(119 * SECOND) == []
 
 
@@ -203,9 +204,9 @@ def test_it_closes_when_the_job_goes_on() -> None:
     detector = Hang()
     counters = Counters({5: 60.0})
     for second in range(1, 80):
-        detector.feed(counters.at(float(second)), CONTEXT)
+        detector.ingest_progress(counters.at(float(second)), CONTEXT)
     assert detector.findings(79 * SECOND)[0].until_ns is None
-    detector.feed(Counters().at(80.0), CONTEXT)
+    detector.ingest_progress(Counters().at(80.0), CONTEXT)
     assert detector.findings(80 * SECOND)[0].until_ns == 80 * SECOND
 
 
@@ -225,7 +226,7 @@ def frozen(counts: dict[tuple[int, int], int], moving: int, seconds: int, contex
             )
             for (index, rank), more in counts.items()
         ]
-        detector.feed(np.array(rows, dtype=PROGRESS), context)
+        detector.ingest_progress(np.array(rows, dtype=PROGRESS), context)
     return detector.findings(seconds * SECOND)
 
 
@@ -240,7 +241,7 @@ def test_ranks_of_one_group_that_have_all_enqueued_are_stuck_inside_it() -> None
     assert finding.comm_id == GROUPS[TENSOR].comm_id
     assert finding.evidence["state"] == "inside"
     assert finding.evidence["collectives"][0] == f"{GROUPS[TENSOR].comm_id}:2400"  # type: ignore[index]  # a list of ids
-    assert "stuck inside" in finding.summary
+    assert "they are stuck in it" in finding.summary
 
 
 def test_a_whole_job_that_falls_silent_in_mid_step_is_stuck_and_between_steps_it_may_pause() -> None:
@@ -268,7 +269,7 @@ def test_a_mismatch_on_the_stuck_group_names_who_differs() -> None:
     for second in range(1, 80):
         now = min(second, 60)
         rows = [(TENSOR, -1, -1, rank, now * 40 + (second > 60), now * SECOND) for rank in range(len(counts))]
-        detector.feed(np.array(rows, dtype=PROGRESS), known)
+        detector.ingest_progress(np.array(rows, dtype=PROGRESS), known)
     (stuck,) = detector.findings(80 * SECOND)
     differs = replace(stuck, ranks=(5,), hosts=("node2",), summary="rank 5 differs")
     (finding,) = detector.findings(80 * SECOND, {GROUPS[TENSOR].comm_id: differs})
@@ -281,9 +282,64 @@ def test_counts_prove_nothing_where_lines_were_lost() -> None:
     detector, counters = Hang(), Counters({5: 60.0})
     findings: list[Finding] = []
     for second in range(1, 90):
-        detector.feed(counters.at(float(second)), context)
+        detector.ingest_progress(counters.at(float(second)), context)
         findings = detector.findings(second * SECOND, with_losses=frozenset(GROUPS))
         assert bool(findings) == (second > 68)
     (finding,) = findings
     assert (finding.ranks, finding.evidence["state"]) == ((), "unclear")
-    assert "lines of its logs were lost" in finding.summary
+    assert "log lines were lost" in finding.summary
+
+
+def standing(ahead: tuple[int, ...], behind: tuple[int, ...], newest_here: tuple[int, ...] = ()) -> ChannelWaits:
+    return ChannelWaits(ahead=ahead, behind=behind, newest_here=frozenset(newest_here))
+
+
+def test_who_waits_for_another_is_not_to_blame_however_long_the_chain() -> None:
+    chain = [standing((rank,), (rank + 1,), newest_here=(rank,)) for rank in range(6)]
+    assert WaitGraph(chain).roots({1, 2, 3, 4, 5, 6}) == {6}
+    assert WaitGraph(chain).waiting == {0, 1, 2, 3, 4, 5}
+
+
+def test_nobody_is_to_blame_where_the_root_is_not_among_the_missing() -> None:
+    assert WaitGraph([standing((0,), (1,)), standing((1,), (2,))]).roots({1}) == set()
+
+
+def test_two_that_wait_for_nobody_are_both_roots() -> None:
+    assert WaitGraph([standing((0,), (1,)), standing((2,), (3,))]).roots({1, 3}) == {1, 3}
+
+
+def test_in_a_circle_a_send_that_was_started_early_does_not_excuse_its_rank() -> None:
+    circle = [standing((5,), (13,)), standing((13,), (5,), newest_here=(13,))]
+    assert WaitGraph(circle).roots({5, 13}) == {5}
+
+
+def test_a_circle_in_which_everybody_is_held_is_named_whole() -> None:
+    circle = [standing((1,), (2,), newest_here=(1,)), standing((2,), (1,), newest_here=(2,))]
+    assert WaitGraph(circle).roots({1, 2}) == {1, 2}
+
+
+def test_a_rank_that_ended_in_an_operation_whose_other_members_wait_for_the_root_is_a_victim() -> None:
+    even = standing((), (7, 8), newest_here=(7,))
+    held = [even, standing((8,), (5,), newest_here=(8,)), standing((3,), (7,)), standing((4,), (5,))]
+    assert WaitGraph(held).roots({5, 7}) == {5}
+
+
+def test_a_root_whose_last_operation_was_shared_with_its_victims_stays_the_root() -> None:
+    even = standing((), (5, 8), newest_here=(5,))
+    assert WaitGraph([even, standing((8,), (5,), newest_here=(8,)), standing((3,), (6,))]).roots({5, 6}) == {5, 6}
+
+
+def test_in_large_groups_that_wait_for_each_other_each_group_is_followed_once() -> None:
+    looked_at: list[int] = []
+
+    class SilenceClock(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            looked_at.append(len(self))
+            return super().__iter__()
+
+    one, other = SilenceClock(range(500)), SilenceClock(range(500, 1000))
+    blame = WaitGraph([standing(one, other), standing(other, one)])
+    looked_at.clear()
+    missing = set(range(500, 1000))
+    assert blame.roots(missing) == missing
+    assert len(looked_at) <= 2

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
-from ncclscope_service import rows
-from ncclscope_service.detect import margin
 from ncclscope_service.detect.late_rank import LateRank
-from ncclscope_service.rows import Finding, Severity
+from ncclscope_service.detect.statistics import firmness, margins_over_others
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
 
 
@@ -18,20 +18,22 @@ def run(job: Job, seconds: float, seed: int = 0) -> tuple[Simulation, LateRank, 
     simulation, detector = Simulation(job, seed), LateRank()
     history = []
     for collectives in simulation.seconds(seconds):
-        detector.feed(collectives, simulation.context)
-        history.append(((simulation.now_ns - ORIGIN_NS) / 1e9, detector.findings(simulation.now_ns)))
+        detector.ingest_collectives(collectives, simulation.context)
+        history.append(((simulation.now_ns - ORIGIN_NS) / 1e9, detector.findings()))
     return simulation, detector, history
 
 
 def test_a_margin_is_firm_when_it_is_large_against_how_much_it_changes() -> None:
     random = np.random.default_rng(0)
     steady, jitter = random.normal(5e6, 0.5e6, 16), random.normal(0.0, 5e6, (200, 16))
-    assert margin.firmness(steady) > 10
-    assert max(margin.firmness(each) for each in jitter) < 5
-    assert margin.over_others(np.array([[3.0, 1.0, 2.0]])).tolist() == [[1.0, -2.0, -1.0]]
+    assert firmness(steady) > 10
+    assert max(firmness(each) for each in jitter) < 5
+    assert margins_over_others(np.array([[3.0, 1.0, 2.0]])).tolist() == [[1.0, -2.0, -1.0]]
 
 
-@pytest.mark.parametrize("late_ns", [1e6, 2e6, 5e6])
+@pytest.mark.parametrize(
+    "late_ns", [1e6, pytest.param(2e6, marks=pytest.mark.slow), pytest.param(5e6, marks=pytest.mark.slow)]
+)
 def test_a_late_rank_is_named_within_twenty_seconds_and_nobody_else(late_ns: float) -> None:
     for seed in range(3):
         _, _, history = run(Job(late_rank=5, late_ns=late_ns), 30, seed)
@@ -45,8 +47,8 @@ def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> N
     _, _, history = run(Job(late_rank=5, late_ns=2e6), 20)
     (finding,) = history[-1][1]
     assert re.fullmatch(
-        r"rank 5 \(node2\) arrives (1\.9|2\.0|2\.1) ms late in (100|99|98) % of AllReduce of TP group tp2; "
-        r"the other rank waits for it [56] % of each step",
+        r"rank 5 \(node2\) is (1\.9|2\.0|2\.1) ms late for (100|99|98) % of the AllReduce operations in TP group tp2; "
+        r"the other rank spends [56] % of each step waiting for it",
         finding.summary,
     )
     assert finding.severity is Severity.WARNING
@@ -72,8 +74,8 @@ def test_two_late_ranks_are_both_named() -> None:
     for one, other in zip(first.steps(100), second.steps(100), strict=True):
         mine = one[np.isin(one["communicator"], [index for index, at in tensor_groups.items() if at < 2])]
         theirs = other[np.isin(other["communicator"], [index for index, at in tensor_groups.items() if at >= 2])]
-        detector.feed(np.concatenate([mine, theirs]), first.context)
-    assert {finding.ranks for finding in detector.findings(0)} == {(1,), (6,)}
+        detector.ingest_collectives(np.concatenate([mine, theirs]), first.context)
+    assert {finding.ranks for finding in detector.findings()} == {(1,), (6,)}
 
 
 def test_a_data_parallel_job_names_its_late_rank() -> None:
@@ -95,10 +97,10 @@ def test_it_heals_and_stays_one_finding() -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        Job(),
-        Job(data=4, gpus_per_host=4, jitter=0.03),
+        pytest.param(Job(), marks=pytest.mark.slow),
+        pytest.param(Job(data=4, gpus_per_host=4, jitter=0.03), marks=pytest.mark.slow),
         Job(tensor=1, data=2, pipeline=4, gpus_per_host=2),
-        Job(data=4, gpus_per_host=4, imbalance_ns=20e6),
+        pytest.param(Job(data=4, gpus_per_host=4, imbalance_ns=20e6), marks=pytest.mark.slow),
     ],
     ids=["8 ranks", "16 ranks", "deep pipeline", "experts"],
 )
@@ -111,22 +113,22 @@ def test_healthy_jobs_name_nobody(job: Job) -> None:
 def test_without_trust_in_clocks_nobody_is_named() -> None:
     simulation, detector = Simulation(Job(late_rank=5, late_ns=5e6)), LateRank()
     for collectives in simulation.steps(100):
-        detector.feed(collectives, replace(simulation.context, clock_is_trusted=False))
-    assert detector.findings(0) == []
+        detector.ingest_collectives(collectives, replace(simulation.context, clock_is_trusted=False))
+    assert detector.findings() == []
 
 
 def test_order_of_arrival_does_not_matter() -> None:
     simulation, detector = Simulation(Job(late_rank=5, late_ns=2e6)), LateRank()
     batch = np.concatenate(list(simulation.steps(80)))
-    detector.feed(batch[np.random.default_rng(0).permutation(len(batch))], simulation.context)
-    assert [finding.ranks for finding in detector.findings(0)] == [(5,)]
+    detector.ingest_collectives(batch[np.random.default_rng(0).permutation(len(batch))], simulation.context)
+    assert [finding.ranks for finding in detector.findings()] == [(5,)]
 
 
 def test_nothing_fed_finds_nothing() -> None:
     detector = LateRank()
-    assert detector.findings(0) == []
-    detector.feed(np.empty(0, rows.COLLECTIVE), Simulation(Job()).context)
-    assert detector.findings(0) == []
+    assert detector.findings() == []
+    detector.ingest_collectives(np.empty(0, rows.COLLECTIVE), Simulation(Job()).context)
+    assert detector.findings() == []
 
 
 def test_a_rank_that_loses_time_at_one_place_of_a_step_is_named_in_spite_of_jitter_all_over_it() -> None:
@@ -137,8 +139,8 @@ def test_a_rank_that_loses_time_at_one_place_of_a_step_is_named_in_spite_of_jitt
         at = np.flatnonzero(collectives["communicator"] == tensor)[:2]
         collectives["last_rank"][at] = 1
         collectives["blame_ns"][at] = 12_000_000
-        detector.feed(collectives, simulation.context)
-    assert {finding.ranks for finding in detector.findings(0)} == {(5,)}
+        detector.ingest_collectives(collectives, simulation.context)
+    assert {finding.ranks for finding in detector.findings()} == {(5,)}
 
 
 BEHIND_A_SLOW_LINK = Job(exchange_ns=1e6, slow_host=2, slow_share=0.5)
@@ -169,8 +171,8 @@ def named_where_seen_later(
         is_late = np.isin(collectives["communicator"], communicators)
         held.append(collectives[is_late])
         seen = held.pop(0) if len(held) > lag_seconds else held[0][:0]
-        detector.feed(np.concatenate([collectives[~is_late], seen]), simulation.context)
-        named |= {finding.ranks for finding in detector.findings(0)}
+        detector.ingest_collectives(np.concatenate([collectives[~is_late], seen]), simulation.context)
+        named |= {finding.ranks for finding in detector.findings()}
     return named
 
 
@@ -201,7 +203,7 @@ def test_a_name_is_taken_back_when_its_blame_turns_out_to_have_been_handed_on() 
         if second < 30:  # the pipeline's communicators are not known yet
             known = {i: group for i, group in context.groups.items() if i not in simulation.by_kind["PP"]}
             context = replace(context, groups=known)
-        detector.feed(collectives, context)
-        history.append([finding for finding in detector.findings(0) if finding.until_ns is None])
+        detector.ingest_collectives(collectives, context)
+        history.append([finding for finding in detector.findings() if finding.until_ns is None])
     assert any(history)
     assert history[-1] == []

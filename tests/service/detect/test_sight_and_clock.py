@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ncclscope_service.clock_check import ClockCheck
-from ncclscope_service.detect.blind import Blind, HostSight
+from ncclscope_service.clock.causality import ClockCheck
+from ncclscope_service.detect.blind import Blind, HostVisibility
 from ncclscope_service.detect.clock_fault import ClockFault
-from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.detectors import Detectors
-from ncclscope_service.detect.findings import Ledger, names_of_ranks, ordered
-from ncclscope_service.rows import Finding, FindingKind, HostClock, Severity
+from ncclscope_service.detect.context import Context, Ledger, by_urgency, names_of_ranks
+from ncclscope_service.detect.detection import Detectors
+from ncclscope_service.store.records import Finding, FindingKind, HostClock, Severity
 
 CONTEXT = Context(job="job")
 SECOND = 1_000_000_000
@@ -37,12 +36,12 @@ def test_clocks_are_trusted_until_they_contradict_causality(check: ClockCheck, t
 def test_a_clock_that_contradicts_itself_is_named_and_heals() -> None:
     detector = ClockFault()
     for at_ns in (10, 11 * SECOND):
-        assert detector.findings(0) == []
-        detector.feed(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], CONTEXT, at_ns)
-    (finding,) = detector.findings(0)
+        assert detector.findings() == []
+        detector.ingest_check(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], CONTEXT, at_ns)
+    (finding,) = detector.findings()
     assert finding.hosts == ("node1",)
-    detector.feed(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20 * SECOND)
-    assert detector.findings(0)[0].until_ns == 20 * SECOND
+    detector.ingest_check(ClockCheck(operations=1000), ["node0", "node1"], CONTEXT, 20 * SECOND)
+    assert detector.findings()[0].until_ns == 20 * SECOND
 
 
 def clock(*steps: int) -> HostClock:
@@ -55,69 +54,62 @@ def clock(*steps: int) -> HostClock:
 def mature_clocks(*hosts: str) -> ClockFault:
     """A detector that has seen these hosts' clocks rest on many operations."""
     detector = ClockFault()
-    detector.tell_steps({host: clock() for host in hosts}, CONTEXT)
+    detector.report_steps({host: clock() for host in hosts}, CONTEXT)
     return detector
 
 
 def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
     detector = mature_clocks("node0", "node1", "node2")
     for _ in range(2):
-        detector.tell_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
-    (finding,) = detector.findings(0)
+        detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
+    (finding,) = detector.findings()
     assert (finding.kind, finding.hosts) == (FindingKind.CLOCK_FAULT, ("node1",))
     assert finding.since_ns == finding.until_ns == 7 * SECOND - 5_000_000
-    detector.tell_steps({"node0": clock(), "node1": clock(7 * SECOND, 90 * SECOND), "node2": clock()}, CONTEXT)
-    assert len(detector.findings(0)) == 2
+    detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND, 90 * SECOND), "node2": clock()}, CONTEXT)
+    assert len(detector.findings()) == 2
 
 
 def test_a_step_in_the_first_operations_of_a_host_is_not_told() -> None:
     detector = ClockFault()
     for _ in range(2):
-        detector.tell_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
-    assert detector.findings(0) == []
+        detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
+    assert detector.findings() == []
 
 
 def test_of_two_hosts_nothing_tells_whose_clock_was_set() -> None:
     detector = mature_clocks("node0", "node1")
-    detector.tell_steps({"node1": clock(7 * SECOND), "node0": clock()}, CONTEXT)
-    (finding,) = detector.findings(0)
+    detector.report_steps({"node1": clock(7 * SECOND), "node0": clock()}, CONTEXT)
+    (finding,) = detector.findings()
     assert finding.hosts == ("node0", "node1")
     assert finding.confidence == 0.5
 
 
-GOOD = HostSight(host="node1", operations=100_000, covered=5000, matched=4990, last_heard_ns=SECOND)
+GOOD = HostVisibility(host="node1", operations=100_000, covered=5000, matched=4990)
 
 
 @pytest.mark.parametrize(
     ("sight", "words"),
     [
-        (replace(GOOD, gaps=1), "was lost in 1 places"),
+        (replace(GOOD, gaps=1), "was lost in 1 place"),
         (replace(GOOD, torn_lines=5000), "% of the operation lines of node1 are torn"),
         (replace(GOOD, matched=2000), "only 40 % of the captured operations"),
-        (replace(GOOD, last_heard_ns=-60 * SECOND), "has been silent for 61.0 s"),
     ],
 )
-def test_our_own_blindness_is_said(sight: HostSight, words: str) -> None:
+def test_our_own_blindness_is_said(sight: HostVisibility, words: str) -> None:
     detector = Blind()
-    detector.feed(sight, CONTEXT, SECOND)
-    (finding,) = detector.findings(0)
+    detector.ingest_visibility(sight, CONTEXT, SECOND)
+    (finding,) = detector.findings()
     assert words in finding.summary
     assert finding.hosts == ("node1",)
 
 
 def test_good_sight_is_quiet_and_a_gap_is_forgotten_after_five_minutes() -> None:
     detector = Blind()
-    detector.feed(GOOD, CONTEXT, SECOND)
-    assert detector.findings(0) == []
+    detector.ingest_visibility(GOOD, CONTEXT, SECOND)
+    assert detector.findings() == []
     for seconds in (1, 400):
-        detector.feed(replace(GOOD, gaps=1, last_heard_ns=seconds * SECOND), CONTEXT, seconds * SECOND)
-    assert detector.findings(0)[0].until_ns == 400 * SECOND
-
-
-def test_a_goodbye_is_no_silence() -> None:
-    detector = Blind()
-    detector.feed(replace(GOOD, said_goodbye=True), CONTEXT, 1000 * SECOND)
-    assert detector.findings(0) == []
+        detector.ingest_visibility(replace(GOOD, gaps=1), CONTEXT, seconds * SECOND)
+    assert detector.findings()[0].until_ns == 400 * SECOND
 
 
 def test_a_fault_is_one_finding_from_its_first_moment_on() -> None:
@@ -136,7 +128,7 @@ def test_a_fault_is_one_finding_from_its_first_moment_on() -> None:
 def test_what_hurries_comes_first() -> None:
     closed = replace(FINDING, severity=Severity.CRITICAL, until_ns=200)
     hang = replace(FINDING, kind=FindingKind.HANG, severity=Severity.CRITICAL)
-    assert ordered([closed, FINDING, hang]) == [hang, FINDING, closed]
+    assert by_urgency([closed, FINDING, hang]) == [hang, FINDING, closed]
     assert names_of_ranks([5]) == "rank 5"
     assert names_of_ranks([5, 7]) == "ranks 5 and 7"
     assert names_of_ranks(range(10)) == "ranks 0, 1, 2 and 7 more"

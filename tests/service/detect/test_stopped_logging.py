@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.detect.board import PROGRESS
 from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.detect.stopped_logging import StoppedLogging
-from ncclscope_service.rows import Finding
+from ncclscope_service.store.records import Finding
 from ncclscope_wire.batch import Columns
 
 SECOND = 1_000_000_000
@@ -23,7 +23,7 @@ def counts(second: int, stopped: dict[int, int]) -> Columns:
 def watch(seconds: int, stopped: dict[int, int], *, is_stuck: bool = False) -> list[Finding]:
     detector = StoppedLogging()
     for second in range(1, seconds):
-        detector.feed(counts(second, stopped), CONTEXT)
+        detector.ingest_progress(counts(second, stopped), CONTEXT)
         detector.findings(second * SECOND, is_stuck=is_stuck)
     return detector.findings(seconds * SECOND, is_stuck=is_stuck)
 

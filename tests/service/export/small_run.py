@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service import rows
-from ncclscope_service.rows import (
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import (
     Communicator,
     Finding,
     FindingKind,
     HostClock,
     Identity,
-    LimitReference,
-    Match,
     Member,
     Process,
     Severity,
+    SourceState,
 )
-from ncclscope_service.store import KERNEL_TEMPLATE, OPERATION_TEMPLATE, RANGE, SourceState, Store
+from ncclscope_service.store.rows import KERNEL_TEMPLATE, OPERATION_TEMPLATE, RANGE, LimitReference, Match
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import CaptureSeen, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from service.export.small_run import MS, START_NS, Builder, host_time, logs_only_run, small_run
 
-from ncclscope_service.export import trace_counters
-from ncclscope_service.export.chrome_trace import write_trace
+from ncclscope_service.export.directory import write_trace
 from ncclscope_service.export.selection import select
-from ncclscope_service.export.trace_launches import arrows
-from ncclscope_service.rows import HostClock
-from ncclscope_service.size_class import classify
-from ncclscope_service.store import Store
+from ncclscope_service.export.trace import counters
+from ncclscope_service.export.trace.launches import arrows
+from ncclscope_service.nccl.bandwidth import classify
+from ncclscope_service.store.records import HostClock
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
@@ -376,7 +376,7 @@ def test_bytes_in_flight_rise_with_the_first_start_and_fall_with_the_end(tmp_pat
 def test_a_counter_of_very_many_points_keeps_its_peaks_and_where_it_falls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_counters, "MAX_POINTS", 6)
+    monkeypatch.setattr(counters, "MAX_POINTS", 6)
     store = small_run()
     collectives = store.collectives.rows
     collectives["first_start_true_ns"] = collectives["end_true_ns"] - 800_000

@@ -16,15 +16,15 @@ from end_to_end.processes import PATIENCE_MS
 from plotly.offline import get_plotlyjs
 from service.export.small_run import ALL_REDUCE_NAME, SEND_RECV_NAME, logs_only_run, small_run
 
-from ncclscope_service.export import schema
 from ncclscope_service.export.directory import WRITERS, write_run
-from ncclscope_service.export.kernels_file import kernel_totals
-from ncclscope_service.export.report import script_json
+from ncclscope_service.export.report.page import script_json
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.export.totals import first_of_launch, totals
-from ncclscope_service.store import Store
+from ncclscope_service.store.tables import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
 RUNS: list[Callable[[], Store]] = [small_run, lambda: logs_only_run(with_stamps=True), Store]

@@ -19,11 +19,11 @@ from service.export.small_run import (
     unknown_operation,
 )
 
-from ncclscope_service.export import schema
-from ncclscope_service.export.operations_file import operations_table, write_operations
 from ncclscope_service.export.selection import Part, select
-from ncclscope_service.rows import Match
-from ncclscope_service.store import Store
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.operations_file import operations_table, write_operations
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Store
 from ncclscope_wire import terms
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import SourceKind

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from service.export.small_run import MS, NODE2_AHEAD_NS, START_NS, small_run
 
-from ncclscope_service import rows
-from ncclscope_service.export import schema
-from ncclscope_service.export.communicators_file import write_communicators
-from ncclscope_service.export.efficiency_file import write_efficiency
-from ncclscope_service.export.kernels_file import launch_plans, write_kernels
 from ncclscope_service.export.selection import Selection, select
-from ncclscope_service.rows import HostClock
-from ncclscope_service.store import Store
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.communicators_file import write_communicators
+from ncclscope_service.export.tables.efficiency_file import write_efficiency
+from ncclscope_service.export.tables.kernels_file import launch_plans, write_kernels
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import HostClock
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
 
 Row = dict[str, object]

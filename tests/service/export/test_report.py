@@ -11,17 +11,15 @@ import pytest
 from plotly.offline import get_plotlyjs
 from service.export.small_run import logs_only_run, small_run
 
+from ncclscope_service.columns.intervals import Spans, union
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.export.iteration_calls import Calls
-from ncclscope_service.export.iterations_file import selected_iterations
-from ncclscope_service.export.report_iterations import MAX_ITERATIONS, iteration_figures
-from ncclscope_service.export.report_signatures import activity, size_counts
-from ncclscope_service.export.report_waits import kind_waits, waits
+from ncclscope_service.export.report.iterations import MAX_ITERATIONS, activity, iteration_figures, size_counts
+from ncclscope_service.export.report.timeline import kind_waits, waits
 from ncclscope_service.export.selection import Selection, select
-from ncclscope_service.export.totals import totals
-from ncclscope_service.intervals import Spans, union
-from ncclscope_service.iteration_times import ITERATION
-from ncclscope_service.store import Store
+from ncclscope_service.export.tables.iterations_file import selected_iterations
+from ncclscope_service.export.totals import Calls, totals
+from ncclscope_service.job.iterations import ITERATION
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 

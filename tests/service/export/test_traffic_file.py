@@ -8,15 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 from service.export.small_run import Builder, logs_only_run, small_run
 
-from ncclscope_service.export import schema, traffic_file
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.export.report_iterations import per_iteration
-from ncclscope_service.export.report_time import on_off, timeline
-from ncclscope_service.export.report_traffic import traffic_map
+from ncclscope_service.export.report.data import traffic_map
+from ncclscope_service.export.report.iterations import per_iteration
+from ncclscope_service.export.report.timeline import on_off, timeline
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.summary import summary_document
-from ncclscope_service.export.traffic_file import measure_traffic
-from ncclscope_service.store import Store
+from ncclscope_service.export.tables import schema, traffic_file
+from ncclscope_service.export.tables.traffic_file import measure_traffic
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.records import SourceKind
 
 ALL_REDUCES, SENDS = 6 << 21, 1 << 20

@@ -1,0 +1,248 @@
+"""Follows directories in which nsys exports appear, and reads each export once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from ncclscope_agent.sources.nsys.export import EXPORT_END, ExportLimits, broken_export, export_key, read_export
+from ncclscope_agent.sources.nsys.open_export import look_at
+from ncclscope_agent.sources.nsys.report import EXPORT_SUFFIX, REPORT_SUFFIX, export_of, export_report
+from ncclscope_agent.sources.nsys.waiting import Timing, Waiting
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.errors import SourceError
+from ncclscope_wire.records import Source, SourceKind
+
+_log = structlog.get_logger(__name__)
+
+_NSYS_TIMEOUT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportStatistics:
+    """Counts of the files of the followed directories, by what became of them since the start."""
+
+    waiting: int
+    """Files that are there and neither read nor refused."""
+    read: int
+    skipped: int
+    """Exports that the service had already."""
+    refused: int
+    """Reports of a file that could not be read; a file may give several."""
+    vanished: int
+    """Files that went away before they could be read, such as the probe files of nsys itself."""
+
+
+class ExportFollower:
+    """Finds exports and reports in directories and turns each into batches, once.
+
+    `host` is the host of exports that record none. `is_applied` says which position of a source the service
+    has, by Source.key; None if it does not know the source. A source is named by the directory's own name and
+    the path below it, such as node01/capture_0000.sqlite: nodes often name their captures alike. Hidden files and
+    links are left alone. A directory that is not there is reported in the log, once, and again when it has come.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[Path],
+        *,
+        host: str,
+        is_applied: Callable[[str], int | None],
+        limits: ExportLimits | None = None,
+        nsys: str | None = None,
+        timing: Timing | None = None,
+        work_directory: Path | None = None,
+    ) -> None:
+        self._directories = tuple(directories)
+        self._host = host
+        self._is_applied = is_applied
+        self._limits = limits or ExportLimits()
+        self._nsys = nsys
+        self._timing = timing or Timing()
+        self._work_directory = work_directory
+        self._files: dict[Path, _Followed] = {}
+        self._missing = set[Path]()
+        self._nudged = threading.Event()
+        self._next_scan_ns: int | None = None
+        self._said_nsys_missing = False
+        self._read = self._skipped = self._refused = self._vanished = 0
+
+    def nudge(self) -> None:
+        """Something happened in a directory: the next poll looks at once. May be called from any thread."""
+        self._nudged.set()
+
+    def look_again(self) -> None:
+        """Forgets what was read: the service may have lost it. Each file is offered to `is_applied` once more.
+
+        A poll that is not at its end yet is best closed: what it would still give belongs to the time before.
+        """
+        self._files.clear()
+        self.nudge()
+
+    def holds(self, key: str) -> bool:
+        """Whether the export of this source is in one of the directories. Looks at each; from any thread."""
+        paths = [path for directory in self._directories for path in _found_below(directory)]
+        return any(source is not None and source.key == key for source in map(_source_at, paths))
+
+    def statistics(self) -> ExportStatistics:
+        """Counts of the files so far."""
+        waiting = sum(not file.waiting.is_done for file in self._files.values())
+        return ExportStatistics(waiting, self._read, self._skipped, self._refused, self._vanished)
+
+    def poll(self, now_wall_ns: int) -> Iterator[Batch]:
+        """Batches of whatever can be read now; to be called every 50 to 250 ms, and each to its end.
+
+        Blocks while it reads a file, and while nsys exports a report (minutes): call it, or each step of it, on
+        a worker thread. A file that stays unreadable gives one batch with a SourceGap per reason.
+        """
+        self._look(now_wall_ns)
+        due = [path for path, file in self._files.items() if file.waiting.is_due(now_wall_ns)]
+        for path in sorted(due, key=lambda path: (self._files[path].mtime_ns, path)):
+            if path not in self._files:  # `look_again` came in between
+                continue
+            batches = self._report(path, now_wall_ns) if _is_report(path) else self._export(path, now_wall_ns)
+            for batch in batches:
+                yield replace(batch, observed_at_ns=now_wall_ns)
+
+    def _look(self, now_ns: int) -> None:
+        """Looks at the files that are waited for, and now and then at all files and for new ones."""
+        is_scan = self._nudged.is_set() or self._next_scan_ns is None or now_ns >= self._next_scan_ns
+        if is_scan:
+            self._nudged.clear()
+            self._next_scan_ns = now_ns + self._timing.rescan_ns
+            self._scan()
+        for path, file in list(self._files.items()):
+            if is_scan or not file.waiting.is_done:
+                self._look_at(path, file, now_ns)
+
+    def _look_at(self, path: Path, file: _Followed, now_ns: int) -> None:
+        try:
+            sight = look_at(path)
+        except SourceError:
+            del self._files[path]
+            self._vanished += not file.waiting.is_done
+        else:
+            file.mtime_ns = sight.mtime_ns
+            file.waiting.see(sight, now_ns)
+
+    def _scan(self) -> None:
+        for directory in self._directories:
+            self._report_presence(directory)
+            named = Path(Path(os.path.abspath(directory)).name)
+            for path in _found_below(directory):
+                if path not in self._files:
+                    patience = self._timing.report_grace_ns if _is_report(path) else self._timing.settle_ns
+                    waiting = Waiting(self._timing, patience)
+                    self._files[path] = _Followed(name=str(named / path.relative_to(directory)), waiting=waiting)
+
+    def _report_presence(self, directory: Path) -> None:
+        """Says that a directory is missing, and that it is no longer, once each."""
+        if directory.is_dir():
+            if directory in self._missing:
+                self._missing.discard(directory)
+                _log.info("exports_directory", said=f"directory {directory} is there now")
+        elif directory not in self._missing:
+            self._missing.add(directory)
+            said = "is not a directory" if directory.exists() else "does not exist yet"
+            _log.warning("exports_directory", said=f"directory {directory} {said}")
+
+    def _export(self, path: Path, now_ns: int) -> Iterator[Batch]:
+        """The batches of one export that is due."""
+        source = self._source_of(path)
+        if source is not None:
+            yield from self._read_as(source, path, self._files[path].waiting, now_ns)
+
+    def _read_as(self, source: Source, path: Path, file: Waiting, now_ns: int) -> Iterator[Batch]:
+        begin = self._is_applied(source.key) or 0
+        if begin >= EXPORT_END:
+            file.is_done = True
+            self._skipped += 1
+            return
+        has_begun = False
+        try:
+            for batch in read_export(path, source=source, host=self._host, begin=begin, limits=self._limits):
+                has_begun = True
+                yield batch
+        except SourceError as error:
+            # What was given cannot be taken back, nor given twice: a file that fails on the way is done with.
+            if file.failed("broke_off" if has_begun else error.reason, now_ns):
+                yield self._refusal(source, error)
+        else:
+            file.is_done = True
+            self._read += 1
+
+    def _report(self, path: Path, now_ns: int) -> Iterator[Batch]:
+        """The batches of one report that is due: none if its export lies beside it, or will after this."""
+        file = self._files[path].waiting
+        source = self._source_of(path)
+        if source is None or export_of(path) in self._files:
+            return
+        if self._is_applied(source.key) == EXPORT_END:
+            file.is_done = True
+            return
+        try:
+            made = export_report(path, nsys=self._nsys, timeout_s=_NSYS_TIMEOUT_S, work_directory=self._work_directory)
+        except SourceError as error:
+            file.is_done = True
+            yield self._refusal(source, self._said_once(error))
+            return
+        if made.parent == path.parent:
+            file.is_done = True
+            self.nudge()
+            return
+        yield from self._read_as(source, made, file, now_ns)
+        made.unlink(missing_ok=True)
+
+    def _said_once(self, error: SourceError) -> SourceError:
+        """The long sentence about a missing nsys is for the first report only; all are counted."""
+        if error.reason != "nsys_missing":
+            return error
+        said, self._said_nsys_missing = self._said_nsys_missing, True
+        return SourceError(error.reason, "") if said else error
+
+    def _refusal(self, source: Source, error: SourceError) -> Batch:
+        self._refused += 1
+        return broken_export(source, error)
+
+    def _source_of(self, path: Path) -> Source | None:
+        """The source as the file is now; None if it has just gone."""
+        try:
+            return Source(kind=SourceKind.NSYS, name=self._files[path].name, key=export_key(path))
+        except SourceError:
+            return None
+
+
+@dataclass(slots=True)
+class _Followed:
+    name: str
+    """The name of the directory in which it was found, and the path below it."""
+    waiting: Waiting
+    mtime_ns: int = 0
+
+
+def _source_at(path: Path) -> Source | None:
+    try:
+        return Source(kind=SourceKind.NSYS, name=path.name, key=export_key(path))
+    except SourceError:
+        return None
+
+
+def _is_report(path: Path) -> bool:
+    return path.name.endswith(REPORT_SUFFIX)
+
+
+def _found_below(directory: Path) -> Iterator[Path]:
+    """Exports and reports below a directory; what cannot be listed is passed over until it can."""
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith((EXPORT_SUFFIX, REPORT_SUFFIX)) and not name.startswith("."):
+                path = Path(folder, name)
+                if not path.is_symlink():
+                    yield path

@@ -1,0 +1,1 @@
+"""The session with the service, and the connection that carries it."""

@@ -1,0 +1,1 @@
+"""Reads NCCL's debug logs, line by line, into batches."""

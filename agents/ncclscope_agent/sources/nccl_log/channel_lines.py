@@ -1,0 +1,153 @@
+"""Lines about channels: rings, trees, and the transport of each link.
+
+*Source:* NCCL `src/init.cc` and `src/graph/connect.cc` (rings, trees), `src/transport/*.cc` (links).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, Fields, form, numbers
+from ncclscope_wire import facts
+
+_TREE_NODE: Final = re.compile(r"(?:\[(\d+)\] )?(-?\d+(?:/-?\d+){2}|-?\d+)->(\d+)->(-?\d+(?:/-?\d+){2}|-?\d+)")
+_LINE_LIMIT: Final = 1015
+"""NCCL's buffer has 1,024 bytes (2.8 to 2.28), prefix and newline included."""
+_NET: Final = re.compile(
+    r"(?P<network>[^/]+(?:/[^/\d][^/]*)*)/(?P<network_device>\d+)(?:\((?P<proxy_rank>\d+)\))?"
+    r"(?P<direct>/GDRDMA(?:\(\w+\))?)?(?:/Shared)?(?:/[A-Z]\w*)*"
+)
+_OLD_RANKS: Final = 20
+"""Up to 2.22 a ring line holds 20 ranks at most, and does not say that it was cut."""
+
+
+def _ring_order(fields: Fields) -> Fields:
+    ranks = numbers(str(fields.pop("order")))
+    padded = fields.pop("padding", None) is not None
+    fields["ranks"] = ranks
+    fields["is_cut"] = bool(fields.pop("dots", None)) or (padded and len(ranks) == _OLD_RANKS)
+    return fields
+
+
+def _tree_nodes(fields: Fields) -> Fields | None:
+    """`[0] 1/-1/-1->0->-1 [1] ...`; up to 2.7 a second node follows behind `|`, up to 2.4 the order is turned."""
+    pieces = re.split(r" (?=\[)|\|", str(fields.pop("trees")).rstrip())
+    is_cut = int(str(fields.pop(RECORD_BYTES, 0))) >= _LINE_LIMIT
+    if is_cut:
+        pieces.pop()  # the place of the cut cannot be seen
+    nodes: list[Fields] = []
+    channel = ""
+    for piece in pieces:
+        found = _TREE_NODE.fullmatch(piece)
+        if found is None:
+            return None
+        channel = found[1] or channel
+        nodes.append(_tree_node(channel, found[2], found[3], found[4]))
+    return {**fields, "nodes": nodes, "is_cut": is_cut} if nodes else None
+
+
+def _tree_node(channel: str, left: str, rank: str, right: str) -> Fields:
+    down, up = (left, right) if "/" in left else (right, left)
+    return {"channel": int(channel), "rank": int(rank), "up": int(up.split("/")[0]), "down": numbers(down)}
+
+
+def _tree(fields: Fields) -> Fields:
+    """`Tree 0 : -1 -> 0 -> 1/-1/-1`: up, rank, down."""
+    node = {key: fields.pop(key) for key in ("channel", "up", "rank")}
+    fields["nodes"] = [{**node, "down": numbers(str(fields.pop("below")))}]
+    return fields
+
+
+def _link(fields: Fields) -> Fields | None:
+    """Reads the text behind `via`, and whether the brackets hold bus ids."""
+    transport, _, how = str(fields.pop("via")).partition("/")
+    if transport == "direct shared memory":
+        transport, how = "SHM", "direct"
+    if transport not in {"P2P", "SHM", "NET", "COLLNET"} or not how:
+        return None
+    fields.update(transport=transport, how=how)
+    if transport in {"NET", "COLLNET"}:
+        found = _NET.fullmatch(how)
+        if found is None:
+            return None
+        fields.update({name: found[name] for name in ("network", "network_device", "proxy_rank") if found[name]})
+        fields["gpu_direct"] = found["direct"] is not None
+    brackets = [text for name in ("from_bracket", "to_bracket") if (text := fields.pop(name, None)) is not None]
+    if len(brackets) == 2:
+        fields.update(_devices(str(brackets[0]), str(brackets[1])))
+    return fields
+
+
+def _devices(first: str, second: str) -> Fields:
+    """A bus id has a device in its last two digits and is printed in hexadecimal; an NVML number has two digits."""
+    is_bus = [not text.isdigit() or len(text) > 2 for text in (first, second)]
+    are_bus: bool | None = any(is_bus)
+    if not are_bus and max(len(first), len(second)) == 2 and first[-1] == second[-1] == "0":
+        are_bus = None  # 10 and 20 may be either
+    base = 16 if are_bus else 10
+    fields: Fields = {} if are_bus is None else {"devices_are_bus_ids": are_bus}
+    if are_bus is not None:
+        fields.update(from_device=int(first, base), to_device=int(second, base))
+    return fields
+
+
+_ENDS: Final = (
+    r"(?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]+)\])? -> (?P<to_rank>\d+)(?:\[(?P<to_bracket>[0-9a-f]+)\])?"
+    r"(?: \[(?P<direction>send|receive)\])? via (?P<via>[\x20-\x7e]{1,120})"
+)
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    form(
+        "ring_order",
+        facts.RingOrder,
+        "Channel ",
+        r"Channel (?P<channel>\d+)/(?P<channels>\d+) :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
+        finish=_ring_order,
+    ),
+    form(
+        "ring_order",
+        facts.RingOrder,
+        ("Channel ", "Ring "),
+        r"(?:Channel|Ring) (?P<channel>\d+) :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
+        finish=_ring_order,
+    ),
+    form(
+        "ring",
+        facts.RingNeighbours,
+        "Ring ",
+        r"Ring (?P<channel>\d+) : (?P<previous>-?\d+) -> (?P<rank>\d+) -> (?P<next>-?\d+)",
+    ),
+    form(
+        "tree",
+        facts.TreeNeighbours,
+        "Tree ",
+        r"Tree (?P<channel>\d+) : (?P<up>-?\d+) -> (?P<rank>\d+) -> (?P<below>-?\d+(?:/-?\d+){2})",
+        finish=_tree,
+    ),
+    form("tree", facts.TreeNeighbours, "Trees", r"Trees (?P<trees>\[\d+\] [\[\]0-9/>| -]+)", finish=_tree_nodes),
+    form(
+        "tree",
+        facts.TreeNeighbours,
+        "NVLS Trees",
+        r"NVLS Trees : (?P<trees>\[\d+\] [\[\]0-9/>| -]+)",
+        fixed={"is_nvls": True},
+        finish=_tree_nodes,
+    ),
+    form(
+        "channel_link",
+        facts.ChannelLink,
+        ("Channel ", "Ring "),
+        r"(?:Channel|Ring) (?P<channel>\d+)(?:/(?P<connection>\d+))? : " + _ENDS,
+        finish=_link,
+    ),
+    form(
+        "channel_link",
+        facts.ChannelLink,
+        "CollNet ",
+        r"CollNet (?P<channel>\d+)(?:/(?P<connection>\d+))? : (?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]+)\])?"
+        r" \[(?P<direction>send|receive)\] via (?P<via>[\x20-\x7e]{1,120})",
+        finish=lambda fields: _link({name: value for name, value in fields.items() if name != "from_bracket"}),
+    ),
+)
+"""Forms about channels, in the order in which they are tried."""

@@ -1,0 +1,1 @@
+"""Reads exports of Nsight Systems, table by table, into batches."""

@@ -1,0 +1,350 @@
+"""Reads a finished nsys export as batches: NCCL kernels with their launches, NVTX ranges, computation, coverage.
+
+`docs/nsys.md` lists what it reads and what it never reads. The rows are streamed; memory is bounded by
+`ExportLimits`, apart from SQLite's own temporary store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ncclscope_agent.sources.dictionaries import Strings
+from ncclscope_agent.sources.nsys import metadata, nvtx_payload, queries, schema
+from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion, Intervals
+from ncclscope_agent.sources.nsys.kernel_names import KernelKind, KernelNames, communication_kernels
+from ncclscope_agent.sources.nsys.metadata import shown_warnings
+from ncclscope_agent.sources.nsys.open_export import OpenExport, check_complete, fault, fault_of, look_at, open_complete
+from ncclscope_agent.sources.nsys.rows import KernelColumns, RangeColumns, busy_rows, skipped_kernels, usable
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.errors import SourceError
+from ncclscope_wire.records import CaptureSeen, Counts, Source, SourceGap
+
+__all__ = [
+    "EXPORT_END",
+    "ExportDescription",
+    "ExportLimits",
+    "broken_export",
+    "check_complete",
+    "describe_export",
+    "export_key",
+    "read_export",
+]
+
+EXPORT_END: Final = 2**31 - 1
+"""End of the last batch of every export: a position alone shows whether anything is left."""
+
+_FINGERPRINT_BYTES: Final = 4096
+_KERNEL_TIMES: Final = np.dtype([("process", "<i8"), ("device", "<i8"), ("start", "<i8"), ("end", "<i8")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportLimits:
+    """Limits of what one export may hold; what is beyond them is counted."""
+
+    batch_rows: int = 10_000
+    """Rows of a batch: 0.6 MB of columns. Larger ones were slower and took more memory (benchmarks/read_export.py)."""
+    ranges: int = 500_000
+    """NVTX ranges of an export. Of more, those of NCCL's domain are kept first, then the longest."""
+    range_templates: int = 50_000
+    """Distinct (thread, domain, text) of the NVTX ranges: texts with numbers in them never repeat."""
+    text_length: int = 200
+    """Characters that are kept of an NVTX text."""
+    busy_rows: int = 50_000
+    """Intervals of computation. Of more, the shortest gaps between kernels are filled."""
+    warnings: int = 20
+    warning_length: int = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportDescription:
+    """Summary of an export before it is read."""
+
+    host: str | None
+    """Recorded host name, cut at the first dot; None if none is recorded."""
+    pids: frozenset[int]
+    """Processes with CUDA API records."""
+    product_version: str | None
+    schema_version: str | None
+    graph_launches: int
+    """Launches of CUDA graphs that were recorded as a whole, without their kernels."""
+
+
+def export_key(path: Path) -> str:
+    """The identity of an export (or report) as it is now: a file that is written again is another one.
+
+    Raises SourceError if the file cannot be read.
+    """
+    sight = look_at(path)
+    try:
+        with path.open("rb") as file:
+            fingerprint = hashlib.sha256(file.read(_FINGERPRINT_BYTES)).hexdigest()[:16]
+    except OSError as error:
+        raise fault("unreadable", path, error.strerror or "") from error
+    return f"{sight.device:x}-{sight.inode:x}-{sight.size:x}-{sight.mtime_ns:x}-{fingerprint}"
+
+
+def describe_export(path: Path) -> ExportDescription:
+    """Host, processes and versions of a complete export. Raises SourceError as `check_complete` does."""
+    opened = open_complete(path)
+    try:
+        with closing(opened.connection):
+            return ExportDescription(
+                host=metadata.recorded_host(opened),
+                pids=frozenset(metadata.runtime_pids(opened)),
+                product_version=opened.meta.get("EXPORT_PRODUCT_VERSION"),
+                schema_version=opened.meta.get("EXPORT_SCHEMA_VERSION"),
+                graph_launches=metadata.graph_launches(opened),
+            )
+    except sqlite3.Error as error:
+        raise fault_of(path, error) from error
+
+
+def broken_export(source: Source, error: SourceError) -> Batch:
+    """The batch that says that an export could not be read. Its source is not the export's own: that may come yet."""
+    gap = SourceGap(reason=error.reason, amount=1, unit="files", detail=str(error))
+    report = Source(kind=source.kind, name=source.name, key=f"{source.key}!{error.reason}")
+    return Batch(source=report, begin=0, end=1, is_last=True, gaps=(gap,))
+
+
+def read_export(
+    path: Path,
+    *,
+    source: Source,
+    host: str | None = None,
+    begin: int = 0,
+    limits: ExportLimits | None = None,
+) -> Iterator[Batch]:
+    """The batches of an export from position `begin` on: kernels by start, ranges, computation, then its capture.
+
+    Positions count chunks; they are the same at every reading. The last batch ends at EXPORT_END and carries
+    the CaptureSeen. Dictionaries begin again with the first batch given. `host` is used if the export
+    records none; with neither, the export is its own host, named like its file. If the export does not say
+    when its session began, times count from 0 and `CaptureSeen.missing` names TARGET_INFO_SESSION_START_TIME.
+    Raises SourceError before the first batch as `check_complete` does, later with "malformed" or "changed".
+    """
+    if begin >= EXPORT_END:
+        return
+    opened = open_complete(path)
+    with closing(opened.connection):
+        try:
+            yield from _Reading(path, opened, source, host, begin, limits or ExportLimits()).batches()
+        except sqlite3.Error as error:
+            raise fault_of(path, error) from error
+        except (TypeError, ValueError, OverflowError) as error:  # a cell of another kind than its column
+            raise fault("malformed", path, str(error)) from error
+
+
+class _Reading:
+    """One reading of one export."""
+
+    def __init__(
+        self, path: Path, opened: OpenExport, source: Source, host: str | None, begin: int, limits: ExportLimits
+    ) -> None:
+        self._path = path
+        self._opened = opened
+        self._connection = opened.connection
+        self._layout = opened.layout
+        self._source = source
+        self._begin = begin
+        self._limits = limits
+        self._position = 0
+        self._strings = Strings()
+        self._session = metadata.session_of(opened)
+        self._recorded_host = metadata.recorded_host(opened)
+        self._host = self._recorded_host or host or Path(source.name).stem
+        self._skipped: Counter[str] = Counter()
+        self._gaps: list[SourceGap] = []
+        self._pids: set[int] = set()
+        self._latest = self._session.shift_ns
+        self._nccl_kernels = 0
+        self._foreign_kernels = 0
+        self._computation_kernels = 0
+
+    def batches(self) -> Iterator[Batch]:
+        names = communication_kernels(self._opened)
+        if names is not None:
+            yield from self._kernel_batches(names)
+        if queries.can_read_ranges(self._layout):
+            yield from self._range_batches()
+        if names is not None:
+            yield from self._busy_batches(names)
+        last = self._last_batch()
+        if look_at(self._path) != self._opened.sight:
+            raise fault("changed", self._path)
+        yield last
+
+    def _advance(self) -> bool:
+        """Steps over one chunk; False if it was applied before."""
+        self._position += 1
+        return self._position > self._begin
+
+    def _kernel_batches(self, names: KernelNames) -> Iterator[Batch]:
+        self._copy_kernels(names)
+        columns = KernelColumns(self._host, names.nccl, self._session, self._strings)
+        rows = self._connection.execute(queries.kernels())
+        while chunk := rows.fetchmany(self._limits.batch_rows):
+            self._nccl_kernels += len(chunk)
+            if self._advance():
+                made = columns.chunk_of(chunk)
+                yield Batch(
+                    source=self._source,
+                    begin=self._position - 1,
+                    end=self._position,
+                    strings=self._strings.drain_new(),
+                    kernel_templates=made.templates,
+                    kernels=made.rows,
+                    counts=Counts(understood={KernelKind.NCCL.value: len(chunk)}),
+                )
+
+    def _copy_kernels(self, names: KernelNames) -> None:
+        """Fills temp.nccl_kernel and temp.launch, and learns what they say as a whole."""
+        run = self._connection.execute
+        run(queries.copy_nccl_kernels(self._layout, names.column, names.nccl))
+        self._skipped += skipped_kernels(
+            *run(queries.count_unusable("temp.nccl_kernel", self._session.shift_ns)).fetchone()
+        )
+        run(queries.drop_unusable("temp.nccl_kernel", self._session.shift_ns))
+        run(queries.CREATE_LAUNCHES)
+        launches = queries.copy_launches(self._layout, self._session.shift_ns)
+        if launches is not None:
+            run(launches)
+        if names.foreign:
+            (self._foreign_kernels,) = run(queries.count_kernels(names.column, names.foreign)).fetchone()
+        for process, latest in run('SELECT globalPid, max("end") FROM temp.nccl_kernel GROUP BY globalPid'):
+            self._saw(process, latest)
+
+    def _range_batches(self) -> Iterator[Batch]:
+        columns = RangeColumns(
+            self._host,
+            domains := metadata.domains_of(self._opened),
+            self._session,
+            self._strings,
+            text_limit=self._limits.range_templates,
+            text_length=self._limits.text_length,
+        )
+        nccl_domains = [key for key, name in domains.items() if name == "NCCL"]
+        limit = self._range_limit()
+        is_beside = bool(nccl_domains) and not queries.tells_payloads(self._layout)
+        is_beside = is_beside and nvtx_payload.copy_payloads(self._path, self._connection)
+        rows = self._connection.execute(
+            queries.ranges(self._layout, self._session.shift_ns, nccl_domains, limit, are_payloads_beside=is_beside)
+        )
+        dropped = 0
+        while chunk := rows.fetchmany(self._limits.batch_rows):
+            if self._advance():
+                made = columns.chunk_of(chunk)
+                dropped += made.dropped
+                yield Batch(
+                    source=self._source,
+                    begin=self._position - 1,
+                    end=self._position,
+                    strings=self._strings.drain_new(),
+                    range_templates=made.templates,
+                    ranges=made.rows,
+                    counts=Counts(understood={"nvtx_range": len(made.rows)}),
+                )
+        self._lost("nvtx_texts", dropped, f"NVTX ranges beyond {self._limits.range_templates} different texts")
+
+    def _range_limit(self) -> int | None:
+        """The limit, if there are more ranges than that; counts what is not read."""
+        query = queries.count_ranges(self._session.shift_ns)
+        found, before = self._connection.execute(query).fetchone()
+        self._skipped += +Counter({"nvtx_before_capture": int(before)})
+        surplus = found - before - self._limits.ranges
+        if surplus <= 0:
+            return None
+        self._lost("nvtx_limit", surplus, f"NVTX ranges beyond {self._limits.ranges}; NCCL's and the longest were kept")
+        return self._limits.ranges
+
+    def _busy_batches(self, names: KernelNames) -> Iterator[Batch]:
+        intervals = self._computation(names)
+        for at in range(0, len(intervals), self._limits.batch_rows):
+            if self._advance():
+                host = self._strings.index(self._host)
+                yield Batch(
+                    source=self._source,
+                    begin=self._position - 1,
+                    end=self._position,
+                    strings=self._strings.drain_new(),
+                    busy=busy_rows(intervals[at : at + self._limits.batch_rows], host, self._session),
+                )
+
+    def _computation(self, names: KernelNames) -> Intervals:
+        union = BusyUnion(self._limits.busy_rows)
+        rows = self._connection.execute(queries.computation(self._layout, names.column, names.communication))
+        while len(times := np.fromiter(islice(rows, self._limits.batch_rows), _KERNEL_TIMES)):
+            times, skipped = usable(times, self._session)
+            self._skipped += skipped
+            self._computation_kernels += len(times)
+            intervals = np.ones(len(times), INTERVAL)
+            for column in _KERNEL_TIMES.names or ():
+                intervals[column] = times[column]
+            union.ingest_intervals(intervals)
+        united = union.result()
+        if union.filled_gap_ns:
+            sentence = f"intervals of computation: gaps up to {union.filled_gap_ns} ns between kernels count as busy"
+            self._lost("busy_coarsened", self._computation_kernels, sentence)
+        for process in np.unique(united["process"]).tolist():
+            self._saw(process, int(united["end"][united["process"] == process].max()))
+        attributed: Intervals = united[united["process"] != 0]  # the others say nothing about anybody
+        return attributed
+
+    def _saw(self, process: int, latest: int) -> None:
+        """A process had kernels, the last of which ended then."""
+        self._pids.add(schema.pid_of(process))
+        self._latest = max(self._latest, latest)
+
+    def _lost(self, reason: str, amount: int, what: str) -> None:
+        if amount:
+            detail = f"{self._source.name}: {what} (record shorter captures, or fewer ranges)"
+            self._gaps.append(SourceGap(reason=reason, amount=amount, unit="records", detail=detail))
+
+    def _last_batch(self) -> Batch:
+        understood = {
+            KernelKind.COMPUTATION.value: self._computation_kernels,
+            KernelKind.OTHER_COMMUNICATION.value: self._foreign_kernels,
+        }
+        return Batch(
+            source=self._source,
+            begin=max(self._position, self._begin),
+            end=EXPORT_END,
+            is_last=True,
+            strings=self._strings.drain_new(),
+            captures=(self._capture(),),
+            gaps=tuple(self._gaps),
+            counts=Counts(understood=dict(+Counter(understood)), skipped=dict(self._skipped)),
+        )
+
+    def _capture(self) -> CaptureSeen:
+        session = self._session
+        pids = (self._pids | metadata.runtime_pids(self._opened)) - {0}
+        end_ns = session.cut_ns if session.cut_ns is not None else self._latest
+        return CaptureSeen(
+            host=self._host,
+            host_is_recorded=self._recorded_host is not None,
+            start_ns=session.utc_epoch_ns or 0,
+            end_ns=end_ns + session.to_utc_ns,
+            pids=tuple(sorted(pids)),
+            product_version=self._opened.meta.get("EXPORT_PRODUCT_VERSION"),
+            schema_version=self._opened.meta.get("EXPORT_SCHEMA_VERSION"),
+            nccl_kernels=self._nccl_kernels,
+            other_kernels=self._computation_kernels + self._foreign_kernels,
+            graph_launches=metadata.graph_launches(self._opened),
+            missing=metadata.missing_of(self._opened, session),
+            warnings=shown_warnings(
+                metadata.diagnostics(self._opened),
+                pids,
+                limit=self._limits.warnings,
+                length=self._limits.warning_length,
+            ),
+        )

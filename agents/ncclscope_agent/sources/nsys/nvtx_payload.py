@@ -1,0 +1,139 @@
+"""Payloads of NVTX ranges: the communicator's hash and the bytes of each of NCCL's calls.
+
+Scope: NVTX_EVENTS.binaryData of nsys exports (filled from 2026 on with `--include-blobs=true`), NCCL 2.16.2 to 2.30.
+nsys puts 32 bytes in front: domain, schema, size of the payload, offset or total size (64 bits each, little-endian).
+NCCL's struct begins with the communicator's hash from 2.25 on and with the bytes before; its length tells which.
+Not in any payload: data type, stream, opCount, the own rank.
+
+nsys 2022.4 to 2023.4 have no such column: there payloads come from the JSON export beside the SQLite export
+(`nsys export --type=json`), one event a line, of which those with `BinaryData` hold thread, start, schema and payload.
+Nothing else of the file is parsed; its first line, the strings of the whole report, may be of any length and is passed
+over.
+
+*Source:* NCCL `src/include/nvtx_payload_schemas.h`, `src/collectives.cc` at the tags; Nsight Systems documentation;
+exports made with nsys 2022.4.2 and 2023.4.4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Final
+
+import msgspec
+
+from ncclscope_wire.terms import NO_NUMBER
+
+_HEADER: Final = struct.Struct("<4Q")
+_LENGTHS: Final = {
+    "ncclAllGather": (8, 16),
+    "ncclAlltoAll": (8, 16),
+    "ncclAllReduce": (16, 24),
+    "ncclReduceScatter": (16, 24),
+    "ncclBroadcast": (16, 24),
+    "ncclReduce": (16, 24),
+    "ncclSend": (16, 24),
+    "ncclRecv": (16, 24),
+    "ncclGather": (16, 24),
+    "ncclScatter": (16, 24),
+}
+"""Payload bytes of each function: without the communicator's hash, and with it."""
+
+_LARGEST: Final = 2**62
+
+
+def read_payload(function: str, blob: object) -> tuple[int, int]:
+    """Hash of the communicator (0: not given) and bytes of the call (NO_NUMBER: not given).
+
+    Anything else than such a payload gives neither; cells are not trusted.
+    """
+    lengths = _LENGTHS.get(function)
+    if lengths is None or not isinstance(blob, bytes) or len(blob) < _HEADER.size:
+        return 0, NO_NUMBER
+    _, _, size, _ = _HEADER.unpack_from(blob)
+    payload = blob[_HEADER.size : _HEADER.size + size] if size <= 64 else b""
+    if len(payload) != size or size not in lengths:
+        return 0, NO_NUMBER
+    has_hash = size == lengths[1]
+    numbers = struct.unpack_from("<2Q" if has_hash else "<Q", payload)
+    communicator, moved = numbers if has_hash else (0, numbers[0])
+    return communicator, moved if moved <= _LARGEST else NO_NUMBER
+
+
+PAYLOADS_LIMIT: Final = 1_000_000
+"""Of one file; further ranges have none."""
+
+_LONGEST_LINE: Final = 1 << 16
+_FIRST_SCHEMA: Final = 1 << 24
+_LAST_SCHEMA: Final = _FIRST_SCHEMA + 63
+"""NCCL's own schemas: *Source:* NCCL `src/include/nvtx.h` (NVTX_SID_*)."""
+
+
+CREATE: Final = (
+    "CREATE TEMP TABLE json_payload(thread INTEGER, start INTEGER, payload BLOB, PRIMARY KEY(thread, start)) "
+    "WITHOUT ROWID"
+)
+_INSERT: Final = "INSERT OR IGNORE INTO temp.json_payload VALUES (?, ?, ?)"
+
+
+class _Blob(msgspec.Struct, rename="pascal"):
+    schema_id: str
+    data: bytes
+
+
+class _Payload(msgspec.Struct, rename="pascal"):
+    binary_data: list[_Blob]
+
+
+class _Event(msgspec.Struct, rename="pascal"):
+    timestamp: str
+    global_tid: str
+    payload: _Payload
+
+
+class _Line(msgspec.Struct, rename="pascal"):
+    nvtx_event: _Event
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+def copy_payloads(export: Path, connection: Connection) -> bool:
+    """Fills temp.json_payload (globalTid, start since the session began, payload as `read_payload` takes it) from
+    the JSON export of the same stem; False if there is none, or none that can be read."""
+    connection.execute(CREATE)
+    path = export.with_suffix(".json")
+    try:
+        with path.open("rb") as file:
+            lines = iter(lambda: file.readline(_LONGEST_LINE), b"")
+            connection.executemany(_INSERT, islice(_payloads(lines), PAYLOADS_LIMIT))
+    except OSError:
+        return False
+    return True
+
+
+def _payloads(lines: Iterator[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    is_whole = True
+    for line in lines:
+        begins, is_whole = is_whole, line.endswith(b"\n")
+        if begins and is_whole and b'"BinaryData"' in line and (found := _payload(line)) is not None:
+            yield found
+
+
+def _payload(line: bytes) -> tuple[int, int, bytes] | None:
+    """Thread, start and payload of an event, with the header that the column of later versions has."""
+    try:
+        event = _DECODER.decode(line).nvtx_event
+        thread, start = int(event.global_tid), int(event.timestamp)
+        blobs = [(int(blob.schema_id), blob.data) for blob in event.payload.binary_data]
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    if not (0 <= thread < 2**63 and 0 <= start < 2**62):
+        return None
+    for schema, data in blobs:
+        if _FIRST_SCHEMA <= schema <= _LAST_SCHEMA and len(data) <= 64:
+            return thread, start, _HEADER.pack(0, schema, len(data), _HEADER.size) + data
+    return None

@@ -1,0 +1,1 @@
+"""Which kernel ran each logged operation."""

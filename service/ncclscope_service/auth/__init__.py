@@ -1,0 +1,1 @@
+"""Who may connect: tokens, certificates and access lists."""

@@ -1,0 +1,1 @@
+"""Arrays of rows and columns: growing tables, row operations, grouping, keys and intervals."""

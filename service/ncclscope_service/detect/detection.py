@@ -1,0 +1,427 @@
+"""All detectors over a store, job by job; their findings become `Store.findings`.
+
+What a detector needs is said in its own module; here it is gathered from the store: progress and calls from the logs as
+they arrive, joined collectives as they are measured, the clocks' check, and what was seen of each host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.clock.causality import ClockCheck
+from ncclscope_service.clock.host_clocks import Clocks
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct, distinct_values, group_by
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.detect.bandwidth import BandwidthDrop, BelowLimit
+from ncclscope_service.detect.blind import Blind, HostCounters, HostVisibility, internal_error_finding
+from ncclscope_service.detect.clock_fault import ClockFault
+from ncclscope_service.detect.context import Context, GroupsOfStore, by_urgency, group_from_communicator
+from ncclscope_service.detect.hang import Hang
+from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
+from ncclscope_service.detect.pauses import RestingRanks
+from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
+from ncclscope_service.detect.reported import LoggedFact, Reported
+from ncclscope_service.detect.stopped_logging import StoppedLogging
+from ncclscope_service.job.iteration_numbering import Periods
+from ncclscope_service.store import rows
+from ncclscope_service.store.errors import InternalErrors
+from ncclscope_service.store.records import Finding, HostClock
+from ncclscope_service.store.retention import Evicted, Retention
+from ncclscope_service.store.settings import JUDGED_WITHIN_NS, SECOND_NS
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.facts import Fact
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+
+class Detectors:
+    """Takes each kind of input when there is some; a detector without input reports nothing."""
+
+    def __init__(self) -> None:
+        self._late_rank = LateRank()
+        self._bandwidth_drop = BandwidthDrop()
+        self._below_limit = BelowLimit()
+        self._hang = Hang()
+        self._mismatch = Mismatch()
+        self._stopped_logging = StoppedLogging()
+        self._reported = Reported()
+        self._clock_fault = ClockFault()
+        self._blind = Blind()
+
+    def ingest_collectives(self, collectives: Columns, context: Context) -> None:
+        """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
+        self._late_rank.ingest_collectives(collectives, context)
+        windows = self._bandwidth_drop.ingest_collectives(collectives, context)
+        self._below_limit.ingest_samples(windows, self._bandwidth_drop.with_links(context))
+
+    def ingest_progress(self, progress: Columns, context: Context) -> None:
+        """How far each rank has come (`progress.PROGRESS`), about once a second."""
+        self._hang.ingest_progress(progress, context)
+        self._stopped_logging.ingest_progress(progress, context)
+        self._mismatch.update_context(context)
+
+    def ingest_calls(self, calls: Columns, context: Context) -> None:
+        """Collectives as the logs name them (`mismatch.CALL`), as they are read."""
+        self._mismatch.ingest_calls(calls, context)
+
+    def ingest_facts(self, said: Iterable[LoggedFact], context: Context) -> None:
+        """Log lines other than operations, as they are read."""
+        self._reported.ingest_facts(said, context)
+
+    def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
+        """The check of the last clock estimate."""
+        self._clock_fault.ingest_check(check, hosts, context, at_ns)
+
+    def ingest_clock_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
+        """The clocks of this job's hosts, with the steps that were found in them."""
+        self._clock_fault.report_steps(clocks, context)
+
+    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
+        """Counters of one host."""
+        self._blind.ingest_visibility(seen, context, now_ns)
+
+    def evict_communicators(self, communicators: Set[int]) -> None:
+        """Forgets these communicators, which nobody will use again; findings stay."""
+        self._late_rank.evict_communicators(communicators)
+        self._below_limit.evict_communicators(communicators)
+        self._mismatch.evict_communicators(communicators)
+
+    def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
+        """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.
+
+        `silence_at_ns`: the same less the outages of the service (`SilenceClock`), if there were any.
+        """
+        mismatches = self._mismatch.findings(now_ns)
+        open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
+        slow = self._bandwidth_drop.findings()
+        hangs = self._hang.findings(
+            now_ns if silence_at_ns is None else silence_at_ns, open_ones, self._mismatch.with_losses
+        )
+        return by_urgency(
+            [
+                *self._late_rank.findings(),
+                *slow,
+                *self._below_limit.findings(self._bandwidth_drop.slow_communicators),
+                *hangs,
+                *mismatches,
+                *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
+                *self._reported.findings(now_ns),
+                *self._clock_fault.findings(),
+                *self._blind.findings(),
+            ]
+        )
+
+
+_MOST_AT_ONCE: Final = 16_384
+"""Collectives that detectors get in one pass; all that ended in one second stay together."""
+_LONGEST_PASS_NS: Final = 5_000_000_000
+"""A service that works looks more often, however much it has to do."""
+_OUTAGE_REMEMBERED_NS: Final = 60_000_000_000
+"""By then agents have caught up, or count as gone."""
+
+
+@dataclass(slots=True)
+class DetectionBacklog:
+    """Measured collectives (rows.COLLECTIVE) that no detector has seen yet, in the order in which they were measured.
+
+    A capture of many hosts is aligned process by process. While some of it is left, what is measured shows some groups
+    and not yet those that explain them: detectors see it when all is measured, by time, and a bounded amount at once.
+    """
+
+    _parts: list[Columns] = field(default_factory=list[Columns])
+    _since_ns: int | None = None
+    """When the first of them was measured."""
+    _is_released: bool = False
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def is_released(self) -> bool:
+        """Whether more can be drained at once."""
+        return self._is_released
+
+    def add(self, measured: Columns, now_ns: int) -> None:
+        """Takes measured collectives."""
+        if len(measured):
+            self._since_ns = now_ns if self._since_ns is None else self._since_ns
+            self._parts.append(measured)
+
+    def drain(self, now_ns: int, *, is_whole: bool, final: bool) -> Columns:
+        """Gives detectors all that waits, or nothing while more of the same time is to be measured (not `is_whole`).
+
+        What has waited for `JUDGED_WITHIN_NS` is given anyway, and everything when `final`.
+        """
+        waited_ns = 0 if self._since_ns is None else now_ns - self._since_ns
+        self._is_released = is_whole or final or self._is_released or waited_ns >= JUDGED_WITHIN_NS
+        if not self._is_released:
+            return np.empty(0, rows.COLLECTIVE)
+        drained = row_ops.concat([np.empty(0, rows.COLLECTIVE), *self._parts])
+        self._parts = []
+        if not final and len(drained) > _MOST_AT_ONCE:
+            seconds = drained["end_true_ns"] // SECOND_NS
+            is_early = seconds <= np.partition(seconds, _MOST_AT_ONCE)[_MOST_AT_ONCE]
+            self._parts = [left] if len(left := row_ops.filter_rows(drained, ~is_early)) else []
+            drained = row_ops.filter_rows(drained, is_early)
+        if not self._parts:
+            self._since_ns, self._is_released = None, False
+        return drained
+
+
+class SilenceClock:
+    """The clock by which silences are measured: it stands still while the service itself did.
+
+    A service that was stopped, or whose machine was (a suspended virtual machine, a node that swaps), has received
+    nothing meanwhile. What was written in that time is still on its way when it resumes, and is no silence of the job.
+    """
+
+    def __init__(self) -> None:
+        self._last_pass_ns: int | None = None
+        self._outages: list[tuple[int, int]] = []
+        """When each ended, and how long it was."""
+
+    def time_at(self, now_ns: int, newest_ns: int) -> int:
+        """The time of this pass less the outages since the newest line (`newest_ns`) or within a minute."""
+        last_ns, self._last_pass_ns = self._last_pass_ns, now_ns
+        if last_ns is not None and now_ns - last_ns > _LONGEST_PASS_NS:
+            self._outages.append((now_ns, now_ns - last_ns))
+        self._outages = [each for each in self._outages if each[0] > max(newest_ns, now_ns - _OUTAGE_REMEMBERED_NS)]
+        return now_ns - sum(length_ns for _, length_ns in self._outages)
+
+
+@dataclass(slots=True)
+class _Job:
+    """The detectors of one job, and their inputs that must be remembered."""
+
+    detectors: Detectors
+    progress: ProgressTable = field(default_factory=ProgressTable)
+    has_calls: bool = False
+    """Whether the detectors have seen calls, and with the first ones their groups."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+    """Those of the last pass."""
+    fails_since_ns: int | None = None
+    """Since when every pass has failed by an internal error."""
+
+    def failure(self, name: str) -> tuple[Finding, ...]:
+        """That the detectors fail, if they do."""
+        return () if self.fails_since_ns is None else (internal_error_finding(name, self.fails_since_ns),)
+
+
+def _new_job(make_detectors: Callable[[], Detectors]) -> _Job:
+    return _Job(make_detectors())
+
+
+@dataclass(frozen=True, slots=True)
+class _UnplacedFact:
+    """A fact of which it is not known yet which rank logged it."""
+
+    fact: Fact
+    source: str
+    at_ns: int
+    """NO_TIME_NS if not known."""
+
+
+class Detection:
+    """Runs every detector of every job."""
+
+    def __init__(
+        self,
+        known: Store,
+        periods: Periods | None = None,
+        make_detectors: Callable[[], Detectors] = Detectors,
+        errors: InternalErrors | None = None,
+        retention: Retention | None = None,
+    ) -> None:
+        """`periods` says where steps end; without it no pause counts as one between steps. If the detectors of a job
+        fail and `errors` are isolated, the job keeps its last findings. Jobs of `retention` are not judged.
+        """
+        self._store = known
+        self._errors = errors or InternalErrors()
+        self._retention = Retention() if retention is None else retention
+        self._jobs: defaultdict[str, _Job] = defaultdict(partial(_new_job, make_detectors))
+        self._groups = GroupsOfStore(known)
+        self._resting = RestingRanks(known, periods)
+        self._hosts = HostCounters(known)
+        self._facts: defaultdict[str, list[_UnplacedFact]] = defaultdict(list[_UnplacedFact])
+        """By job: those since the last pass."""
+        self._newest_log_ns = NO_TIME_NS
+        self._silence_clock = SilenceClock()
+
+    def forget_groups(self, communicators: Iterable[int]) -> None:
+        """Names, ranks, limits or the use of these communicators changed."""
+        self._groups.forget(communicators)
+
+    def evict(self, gone: Evicted) -> None:
+        """Forgets jobs and communicators that are gone, and the findings of those jobs."""
+        for job in gone.jobs:
+            self._jobs.pop(job, None)
+        self._groups.forget(gone.communicators)
+        for job in {self._store.communicators[index].job for index in gone.communicators} & self._jobs.keys():
+            self._jobs[job].detectors.evict_communicators(gone.communicators)
+
+    def ingest_operations(self, operations: Columns) -> None:
+        """Takes new operations (rows.PLACED)."""
+        self._hosts.count_operations(operations["process"])
+        logged_ns, observed_ns = operations["logged_at_ns"], operations["observed_at_ns"]
+        times = np.where(logged_ns == NO_TIME_NS, observed_ns, logged_ns)
+        self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
+        timed = times != NO_TIME_NS
+        self._update_progress(row_ops.filter_rows(operations, timed), times[timed])
+        self._resting.ingest_operations(operations, times)
+        self._ingest_calls(operations, times)
+
+    def ingest_facts(self, facts: Iterable[Fact], *, job: str, source: str, observed_at_ns: int | None) -> None:
+        """Takes what a log says beside operations."""
+        self._facts[job] += [
+            _UnplacedFact(fact, source, fact.logged_at_ns or observed_at_ns or NO_TIME_NS) for fact in facts
+        ]
+
+    def count_decided(self, operations: Ids) -> None:
+        """Counts operations whose match was decided."""
+        self._hosts.count_decided(operations)
+
+    def process_collectives(
+        self,
+        measured: Columns,
+        now_ns: int,
+        clocks: Clocks,
+        *,
+        step_ns: int | None,
+        silent_hosts: frozenset[str],
+        final: bool,
+    ) -> None:
+        """Hands the detectors what was measured, by time, and renews `Store.findings`.
+
+        Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
+        silence after the newest line means nothing.
+        """
+        at_ns = self._newest_time(measured) if final else now_ns
+        silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns, self._newest_log_ns)
+        active = {*self._store.process_job, *self._facts} - self._retention.jobs
+        for name in sorted({*active, *self._jobs}):
+            job = self._jobs[name]
+            with self._errors.isolated("detect", f"job {name}"):
+                if name in active:
+                    context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
+                    mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
+                    self._ingest(job, context, mine, at_ns, clocks, final=final)
+                job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
+                job.fails_since_ns = None
+                continue
+            job.fails_since_ns = job.fails_since_ns or at_ns
+        self._store.findings = by_urgency(
+            finding for name, job in self._jobs.items() for finding in (*job.findings, *job.failure(name))
+        )
+
+    def _ingest(
+        self, job: _Job, context: Context, measured: Columns, now_ns: int, clocks: Clocks, *, final: bool
+    ) -> None:
+        """Hands a job's detectors all that is new."""
+        detectors = job.detectors
+        for part in _by_second(measured):
+            detectors.ingest_collectives(part, context)
+            if final:
+                detectors.findings(int(part["end_true_ns"].max()))
+        if len(job.progress):
+            detectors.ingest_progress(job.progress.rows, self._groups.without_ended(context))
+        facts = self._facts.pop(context.job, [])
+        if facts:
+            detectors.ingest_facts(self._with_ranks(facts, now_ns), context)
+        check = clocks.check()
+        if check is not None:
+            detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
+        known = zip(self._store.processes, self._store.process_job, strict=True)
+        hosts = sorted({process.host for process, name in known if name == context.job})
+        detectors.ingest_clock_steps(
+            {host: self._store.clocks[host] for host in hosts if host in self._store.clocks}, context
+        )
+        for host in self._hosts.visibility(hosts):
+            detectors.ingest_visibility(host, context, now_ns)
+
+    def _with_ranks(self, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
+        ranks: dict[tuple[str, int], set[int | None]] = defaultdict(set[int | None])
+        for member in self._store.members:
+            process = self._store.processes[member.process]
+            ranks[process.host, process.pid].add(member.global_rank)
+        for each in facts:
+            fact = each.fact
+            own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
+            rank = next(iter(own)) if len(own) == 1 else None
+            yield LoggedFact(fact, each.source, rank, now_ns if each.at_ns == NO_TIME_NS else each.at_ns)
+
+    def _context(
+        self, job: str, clocks: Clocks, step_ns: int | None, silent_hosts: frozenset[str], *, is_over: bool
+    ) -> Context:
+        processes = {process for process, name in enumerate(self._store.process_job) if name == job}
+        resting, knows_steps = self._resting.of_processes(processes)
+        return Context(
+            job=job,
+            groups={
+                communicator.index: self._groups.group_of(communicator)
+                for communicator in self._store.listed_communicators()
+                if communicator.job == job and communicator.size > 1
+                if communicator.index not in self._retention.communicators
+            },
+            clock_is_trusted=clocks.is_trusted(),
+            step_ns=step_ns,
+            silent_hosts=silent_hosts,
+            lossy_hosts=self._hosts.lossy_hosts(),
+            resting_ranks=resting,
+            knows_steps=knows_steps,
+            is_over=is_over,
+        )
+
+    def _update_progress(self, operations: Columns, times: NDArray[np.int64]) -> None:
+        counts, processes = progress_of_operations(self._store, operations, times)
+        for job, mine in self._by_job(processes):
+            self._jobs[job].progress.update(row_ops.take(counts, mine))
+
+    def _ingest_calls(self, operations: Columns, times: NDArray[np.int64]) -> None:
+        collective = operations["coll_seq"] != NO_NUMBER
+        operations, times = row_ops.filter_rows(operations, collective), times[collective]
+        calls = calls_of_operations(self._store, operations, times)
+        for name, mine in self._by_job(operations["process"]):
+            ranked = row_ops.take(calls, mine[calls["rank"][mine] >= 0])
+            job = self._jobs[name]
+            job.detectors.ingest_calls(ranked, Context(job=name) if job.has_calls else self._minimal(name, ranked))
+            job.has_calls = True
+
+    def _by_job(self, processes: NDArray[np.int32]) -> list[tuple[str, NDArray[np.intp]]]:
+        """The rows of each job, jobs by name."""
+        found, inverse = distinct(processes)
+        names = [self._store.process_job[process] for process in found.tolist()]
+        jobs, of_process = np.unique(names, return_inverse=True)
+        return [(str(jobs[job]), mine) for job, mine in group_by(of_process[inverse])] if len(found) else []
+
+    def _minimal(self, job: str, calls: Columns) -> Context:
+        """Groups of just these calls: enough to compare them with those of other ranks."""
+        known = self._store
+        return Context(
+            job=job,
+            groups={
+                index: group_from_communicator(known, known.communicators[index])
+                for index in distinct_values(calls["communicator"])
+            },
+            lossy_hosts=self._hosts.lossy_hosts(),
+        )
+
+    def _newest_time(self, measured: Columns) -> int:
+        newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
+        return max(newest, self._newest_log_ns, self._store.captures.newest_ns, 0)
+
+
+def _by_second(measured: Columns) -> list[Columns]:
+    """Collectives in order of their end, a second at a time; those without a time are left out."""
+    timed = row_ops.filter_rows(measured, measured["end_true_ns"] != NO_TIME_NS)
+    timed = row_ops.take(timed, np.argsort(timed["end_true_ns"], kind="stable"))
+    cuts = np.flatnonzero(np.diff(timed["end_true_ns"] // SECOND_NS)) + 1
+    return [part for part in np.split(timed, cuts) if len(part)]

@@ -1,0 +1,332 @@
+"""One group's case against a late rank: how late, how sure, which finding, and whether the rank is to blame.
+
+An accused rank may have been kept waiting itself: by peers, sends, receives or links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ncclscope_service.detect.context import Context, Group, duration_text
+from ncclscope_service.detect.statistics import Firmness, GroupFirmness, firmness, margins_over_others
+from ncclscope_service.detect.step_blame import (
+    DEFAULT_STEP_NS,
+    LARGEST,
+    WINDOWS_BAD,
+    Blames,
+    ExchangeTimes,
+    GroupBlames,
+    GroupStep,
+    steps_per_window,
+)
+from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
+
+_SAME_HOST_FLOOR_NS: Final = 5_000
+_OTHER_HOST_FLOOR_NS: Final = 30_000
+"""Three times the skew with which hosts end a collective."""
+_SHARE_OF_STEP: Final = 0.01
+"""Lateness below this share of a step is not worth a person's time."""
+_FLOOR_AT_MOST_NS: Final = 500_000
+"""A rank that costs half a millisecond per step is worth naming in a step of any length."""
+_SUPPORTING: Final = 3.0
+"""Firmness of a case that counts only if another group accuses the rank firmly, or it was named a moment ago."""
+_UNEVEN: Final = 1.5
+"""Largest lateness over the usual one from which the sentence gives the largest."""
+_CRITICAL_WAIT_SHARE: Final = 0.1
+"""A tenth of every step lost on all other ranks is worth a page."""
+_MOST_CONFIDENCE: Final = 0.99
+_COLLECTIVES_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The case of one group against one of its ranks."""
+
+    communicator: int
+    group: Group
+    global_rank: int
+    per_step_ns: float
+    """Median blame per step."""
+    per_operation_ns: float
+    share: float
+    """Of steps in which it was last."""
+    largest_ns: float
+    """Its usual largest lateness in a step."""
+    firmness: float
+    """Mean margin over its standard error."""
+    steps: int
+    operations: int
+    hits: int
+    since_ns: int
+    last_ns: int
+    wait_share: float
+    """Share of a step that every other rank of the group waits for it."""
+    confidence: float
+    op: int
+    collectives: tuple[str, ...]
+    """Those that waited longest for it."""
+
+    @property
+    def at_once_ns(self) -> float:
+        """How far it is behind the others. What delays a rank shows in all that it does in an outer group until the
+        next step, and is counted there again and again; in an inner one its peers wait for it each time."""
+        return self.per_step_ns if self.is_inner else min(self.per_step_ns, self.largest_ns)
+
+    @property
+    def is_inner(self) -> bool:
+        """Whether lateness arises in this kind of group rather than being passed on to it."""
+        return self.group.parallelism in {"TP", "CP", "EP"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """One way to look at a group's blames."""
+
+    blames: Blames
+    op: int | None = None
+    """None: all operations."""
+    places: int = 1
+    """Places of a step that each blame stands for."""
+    pooled: Firmness | None = None
+    """Firmness against all groups of the kind, if known."""
+
+
+def strongest_case(
+    communicator: int, blames: GroupBlames, pooled: GroupFirmness, last_op: int, context: Context
+) -> Case | None:
+    """The firmest case of a group that is worth naming: by all operations of a step, the largest blames, or each kind.
+
+    `last_op`: the operation that a case about all of them names.
+    """
+    largest = blames.largest()
+    cases = [
+        case
+        for view in _views(blames, largest, pooled)
+        if (case := _case(communicator, blames, view, largest, last_op, context)) is not None
+        and _is_considerable(case, context)
+    ]
+    return max(cases, key=lambda case: case.firmness, default=None)
+
+
+def _views(blames: GroupBlames, largest: Blames, pooled: GroupFirmness) -> Iterator[_View]:
+    yield _View(blames=blames.total, pooled=pooled.total)
+    yield _View(blames=largest, places=min(LARGEST, int(np.median([step.operations for step in blames.steps]))))
+    for op, of_op in blames.by_op.items():
+        yield _View(blames=of_op, op=op, pooled=pooled.by_op.get(op))
+
+
+def _case(
+    communicator: int, blames: GroupBlames, view: _View, largest: Blames, last_op: int, context: Context
+) -> Case | None:
+    """The case against the rank that a view accuses most, if any."""
+    group, steps = context.groups[communicator], blames.steps
+    margins = margins_over_others(view.blames)
+    rank = int(np.median(margins, axis=0).argmax())
+    own = margins[:, rank]
+    windows = np.median(own.reshape(-1, steps_per_window(context)), axis=1)
+    if np.count_nonzero(windows > 0) < min(WINDOWS_BAD, len(windows)) or group.global_ranks[rank] == NO_NUMBER:
+        return None
+    in_all = float(np.median(margins_over_others(blames.total)[:, rank]))
+    if view.op is not None and in_all <= 0:
+        return None  # what it loses there, others lose elsewhere
+    last = [step for step, ahead in zip(steps, own.tolist(), strict=True) if ahead > 0]
+    times = np.array([step.at_ns for step in steps])
+    usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(DEFAULT_STEP_NS)
+    per_step = max(in_all, float(np.median(own)) * view.places)
+    worst = sorted((blame for step in last for blame in step.largest.get(rank, ())), reverse=True)
+    return Case(
+        communicator=communicator,
+        group=group,
+        global_rank=group.global_ranks[rank],
+        per_step_ns=per_step,
+        per_operation_ns=float(
+            np.median([step.blame_ns[rank] / step.hits[rank] for step in last if rank in step.hits])
+        ),
+        share=len(last) / len(steps),
+        largest_ns=float(np.median(largest[:, rank])),
+        firmness=max(float(firmness(own)), 0.0 if view.pooled is None else float(view.pooled[rank])),
+        steps=len(steps),
+        operations=sum(step.operations for step in steps),
+        hits=sum(step.hits.get(rank, 0) for step in steps),
+        since_ns=last[0].at_ns,
+        last_ns=last[-1].at_ns,
+        wait_share=min(1.0, max(per_step, 0.0) / usual_step),
+        confidence=min(_MOST_CONFIDENCE, len(last) / len(steps)) * min(step.confidence for step in last),
+        op=last_op if view.op is None else view.op,
+        collectives=tuple(f"{group.comm_id}:{blame.coll_seq}" for blame in worst[:_COLLECTIVES_SHOWN]),
+    )
+
+
+def least_per_step(context: Context) -> float:
+    """Blame per step below this is not worth a person's time."""
+    return min(_SHARE_OF_STEP * (context.step_ns or DEFAULT_STEP_NS), _FLOOR_AT_MOST_NS)
+
+
+def _is_considerable(case: Case, context: Context) -> bool:
+    """Whether a case is more than the skew with which ends are recorded, costs something, and is not mere chance."""
+    floor_ns = _SAME_HOST_FLOOR_NS if len(case.group.host_set()) == 1 else _OTHER_HOST_FLOOR_NS
+    return case.largest_ns >= floor_ns and case.per_step_ns >= least_per_step(context) and case.firmness >= _SUPPORTING
+
+
+def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding:
+    """The finding about a late rank, by its strongest case."""
+    case = cases[0]
+    others = len(case.group.global_ranks) - 1
+    hosts = context.hosts_of((rank,))
+    operations = f"the {OPERATIONS[case.op].name} operations" if case.op < len(OPERATIONS) else "the operations"
+    wait = max(one.wait_share for one in cases)
+    waiters = "the other rank spends" if others == 1 else f"the {others} other ranks spend"
+    is_uneven = case.largest_ns > _UNEVEN * case.per_operation_ns
+    how_late = f"up to {duration_text(case.largest_ns)}" if is_uneven else duration_text(case.per_operation_ns)
+    return Finding(
+        kind=FindingKind.LATE_RANK,
+        severity=Severity.CRITICAL if wait >= _CRITICAL_WAIT_SHARE else Severity.WARNING,
+        job=context.job,
+        comm_id=case.group.comm_id,
+        parallelism=case.group.parallelism,
+        ranks=(rank,),
+        hosts=hosts,
+        since_ns=min(one.since_ns for one in cases),
+        confidence=round(max(one.confidence for one in cases), 3),
+        summary=(
+            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} is {how_late} late for "
+            f"{100 * case.hits / max(1, case.operations):.0f} % of {operations} in {case.group.name}; "
+            f"{waiters} {100 * case.wait_share:.0f} % of each step waiting for it"
+        ),
+        evidence={
+            "blame_per_operation_ns": round(case.per_operation_ns),
+            "blame_per_step_ns": round(case.per_step_ns),
+            "steps_last": round(case.share * case.steps),
+            "steps": case.steps,
+            "operations_last": case.hits,
+            "operations": case.operations,
+            "wait_share": round(wait, 4),
+            "largest_ns": round(case.largest_ns),
+            "firmness": round(min(case.firmness, 1e6), 2),
+            "collectives": list(case.collectives),
+            "groups": [one.group.comm_id for one in cases],
+            "from_ns": case.since_ns,
+            "to_ns": case.last_ns,
+        },
+    )
+
+
+_EXPLAINED: Final = 0.5
+"""Share of a lateness that others must have caused to excuse it."""
+_AMPLIFIED: Final = 2.0
+"""Delays inside a stage add up on the way through the pipeline."""
+MID_STEP_GROUPS: Final = frozenset({"TP", "CP", "EP", "PP"})
+"""Groups that a rank uses in the middle of a step; those at the end of a step delay nothing in it."""
+
+
+def root_causes(
+    accusations: list[Case],
+    known: dict[int, list[GroupStep]],
+    exchange_times: ExchangeTimes,
+    convicted: dict[int, list[Case]],
+    context: Context,
+) -> dict[int, list[Case]]:
+    """The accused who are to blame, with their cases, the strongest first."""
+    delayed_by: dict[int, set[int]] = {}
+    kept: dict[int, list[Case]] = {}
+    for case in accusations:
+        waited = _waits_by_culprit(case, known, context)
+        if sum(waited.values()) >= _EXPLAINED * case.per_step_ns * case.steps:
+            delayed_by.setdefault(max(waited, key=lambda rank: waited[rank]), set()).add(case.global_rank)
+        elif _delay_by_others(case, known, exchange_times, context) < _EXPLAINED * case.at_once_ns:
+            kept.setdefault(case.global_rank, []).append(case)
+    for cases in kept.values():
+        cases.sort(key=lambda case: (case.is_inner, case.wait_share), reverse=True)
+    order = sorted(kept, key=lambda rank: (kept[rank][0].is_inner, _worst(kept[rank])), reverse=True)
+    named: dict[int, list[Case]] = {}
+    for rank in order:
+        others = {origin: cases for origin, cases in (convicted | named).items() if origin != rank}
+        if not any(
+            _is_upstream(origin, cases, rank, kept[rank], delayed_by, context) for origin, cases in others.items()
+        ):
+            named[rank] = kept[rank]
+    return named
+
+
+def _waits_by_culprit(case: Case, known: dict[int, list[GroupStep]], context: Context) -> dict[int, float]:
+    """By global rank: how long it kept the accused waiting in other groups, over the same time."""
+    waited: dict[int, float] = {}
+    for communicator, steps in known.items():
+        group = context.groups[communicator]
+        if communicator == case.communicator or case.global_rank not in group.global_ranks:
+            continue
+        own = group.global_ranks.index(case.global_rank)
+        for step in steps:
+            if case.since_ns <= step.at_ns <= case.last_ns:
+                for rank, blame in step.blame_ns.items():
+                    if rank != own and rank < len(group.global_ranks):
+                        guilty = group.global_ranks[rank]
+                        waited[guilty] = waited.get(guilty, 0.0) + blame - step.blame_ns.get(own, 0)
+    return {guilty: blame for guilty, blame in waited.items() if blame > 0}
+
+
+def _delay_by_others(
+    case: Case, known: dict[int, list[GroupStep]], exchange_times: ExchangeTimes, context: Context
+) -> float:
+    """How much longer than others of its group the accused was in other groups' sends, receives and transfers in a
+    step, in ns: waiting for its peers there, or for slow links."""
+    times: dict[int, dict[int, int]] = {rank: {} for rank in case.group.global_ranks}
+    for communicator, group in context.groups.items():
+        if communicator == case.communicator or group.parallelism not in MID_STEP_GROUPS:
+            continue
+        for own, rank in enumerate(group.global_ranks):
+            if rank in times:
+                seen = [(at_ns, ns) for at_ns, ns in exchange_times.times_of(communicator, own).items()]
+                seen += [(step.at_ns, step.transfer_ns) for step in known.get(communicator, ())]
+                for at_ns, ns in seen:
+                    if case.since_ns <= at_ns <= case.last_ns:
+                        times[rank][at_ns] = times[rank].get(at_ns, 0) + ns
+    own_times = times.pop(case.global_rank)
+    others = [each for each in times.values() if each]
+    if not others or not own_times:
+        return 0.0
+    more = [ns - float(np.median([each.get(at_ns, 0) for each in others])) for at_ns, ns in own_times.items()]
+    return float(np.median(more))
+
+
+def _is_upstream(
+    origin: int,
+    origin_cases: list[Case],
+    rank: int,
+    cases: list[Case],
+    delayed_by: dict[int, set[int]],
+    context: Context,
+) -> bool:
+    """Whether the lateness of `rank` came to it from `origin`, who is already named: as its peer, or by a pipeline."""
+    if cases[0].is_inner:
+        return False  # late inside its own group: a fault of its own
+    peers = _peers(origin, context)
+    if origin_cases[0].is_inner and rank in peers and _worst(cases) * _EXPLAINED <= _worst(origin_cases):
+        return True  # what its peers waited for, the groups of each of them wait for
+    if _worst(cases) * _EXPLAINED > _worst(origin_cases) * (_AMPLIFIED if origin_cases[0].is_inner else 1.0):
+        return False
+    sources = {origin} | delayed_by.get(origin, set()) | peers
+    return any(
+        rank in group.global_ranks and not sources.isdisjoint(group.global_ranks)
+        for group in context.groups.values()
+        if group.parallelism == "PP"
+    )
+
+
+def _peers(rank: int, context: Context) -> set[int]:
+    """Ranks that share a tensor- or context-parallel group with this one: its delay is theirs."""
+    return {
+        peer
+        for group in context.groups.values()
+        if group.parallelism in {"TP", "CP"} and rank in group.global_ranks
+        for peer in group.global_ranks
+    }
+
+
+def _worst(cases: Iterable[Case]) -> float:
+    return max(case.per_step_ns for case in cases)

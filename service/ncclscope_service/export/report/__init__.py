@@ -1,0 +1,1 @@
+"""`report.html`: its figures, tables and the numbers behind them."""

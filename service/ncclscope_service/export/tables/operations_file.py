@@ -1,0 +1,300 @@
+"""`operations.parquet`: one row per logged operation, in store order, without a loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.export.json_files import clock_uncertainties, reference_times
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.columns import (
+    Column,
+    Mask,
+    OperationView,
+    numbers,
+    optional_words_at,
+    plain,
+    pointers,
+    rates,
+    spans,
+    times,
+    words_at,
+)
+from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.store.rows import (
+    LimitReference,
+    Match,
+    TimingSource,
+    durations_ns,
+    timing_confidences,
+    timing_sources,
+)
+from ncclscope_service.store.tables import Store, version_of
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import (
+    ALGORITHMS,
+    DATA_TYPES,
+    NO_TIME_NS,
+    OPERATION_CODES,
+    OPERATIONS,
+    PROTOCOLS,
+    REDUCTIONS,
+    reduction_name,
+)
+
+MATCH_NAMES: Final = tuple(None if match is Match.PENDING else match.name.lower() for match in Match)
+"""By Match; a row that is still pending has no verdict yet, which is null and none of the four."""
+
+TIMING_SOURCES: Final = tuple(source.name.lower() for source in TimingSource)
+LIMIT_REFERENCES: Final = tuple(reference.name.lower() for reference in LimitReference)
+
+_UNNAMED: Final = [False] * (256 - len(OPERATIONS))
+IS_COLLECTIVE: Final = np.array([operation.is_collective for operation in OPERATIONS] + _UNNAMED)
+REDUCES: Final = np.array([operation.reduces for operation in OPERATIONS] + _UNNAMED)
+IS_ROOTED: Final = np.array([operation.is_rooted for operation in OPERATIONS] + _UNNAMED)
+HAS_PEER: Final = np.array([not operation.is_collective for operation in OPERATIONS] + _UNNAMED)
+"""By operation code; an operation that is not known has none of these."""
+
+
+def _is_code(*names: str) -> Mask:
+    return np.isin(np.arange(256), [OPERATION_CODES[name] for name in names])
+
+
+IS_SEND: Final = _is_code("Send")
+IS_PAIR: Final = _is_code("Send", "Recv")
+_LOGGED_IN_BYTES: Final = _is_code("AllGather", "Broadcast")
+_LAST_VERSION_IN_BYTES: Final = (2, 21, 5)
+_VERSIONS: Final = 256
+"""That are remembered: a job has one or two."""
+
+
+def write_operations(selection: Selection, path: Path) -> None:
+    """Writes the file, a slice at a time: memory does not grow with the run."""
+    tables = (rows_table(selection.store, rows) for rows in selection.operations.slices())
+    write_slices(tables, schema.OPERATIONS, path)
+
+
+def operations_table(store: Store, ids: Ids) -> pa.Table:
+    """These operations as they stand now, with the columns of `schema.OPERATIONS`.
+
+    Words come dictionary-encoded; `write_slices` and pyarrow's writer put them down as plain text.
+    """
+    return rows_table(store, store.operations.take(ids))
+
+
+def rows_table(store: Store, rows: Columns) -> pa.Table:
+    """Like `operations_table`, for rows of the store's operations themselves."""
+    view = OperationView(store, rows)
+    arrays = [
+        collective_ids(view) if field.name == "collective_id" else operation_column(view, field.name).arrow(field.type)
+        for field in schema.OPERATIONS
+    ]
+    return pa.Table.from_arrays(arrays, names=schema.OPERATIONS.names)
+
+
+def operation_column(view: OperationView, name: str) -> Column:
+    """The column of that name in `schema.OPERATIONS`, except `collective_id` (see `collective_ids`)."""
+    return _COLUMNS[name](view)
+
+
+def collective_ids(view: OperationView) -> pa.Array:
+    """`<comm_id>:<coll_seq>`; for Send and Recv `<comm_id>:<sender>><receiver>:<k>` in communicator ranks."""
+    comm_id = _comm_id(view).arrow(pa.string()).cast(pa.string())
+    collective = pc.binary_join_element_wise(comm_id, _text(numbers(view.rows["coll_seq"])), ":")
+    is_pair = view.is_op(IS_PAIR)
+    if not is_pair.any():
+        return collective
+    is_send = view.is_op(IS_SEND)
+    own, peer = _comm_rank(view), _peer(view)
+    is_known = own.is_known & peer.is_known & is_pair
+    sender = Column(np.where(is_send, own.values, peer.values), is_known)
+    receiver = Column(np.where(is_send, peer.values, own.values), is_known)
+    ranks = pc.binary_join_element_wise(_text(sender), _text(receiver), ">")
+    pair = pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), ":")
+    return pc.if_else(pa.array(is_pair), pair, collective)
+
+
+def _text(column: Column) -> pa.Array:
+    return column.arrow(pa.int64()).cast(pa.string())
+
+
+def _nccl_version(view: OperationView) -> Column:
+    return view.of_process([version_of(view.store, index) for index in range(len(view.store.processes))])
+
+
+def _rank(view: OperationView) -> Column:
+    """Global rank: as the communicators say it, else as RCCL prints it."""
+    known = view.of_member([member.global_rank for member in view.store.members])
+    printed = view.of_template(lambda templates: numbers(templates["global_rank"]))
+    return Column(np.where(known.is_known, known.values, printed.values), known.is_known | printed.is_known)
+
+
+def _comm_id(view: OperationView) -> Column:
+    return view.of_communicator([communicator.comm_id for communicator in view.store.communicators])
+
+
+def _comm_rank(view: OperationView) -> Column:
+    return view.of_member([member.rank for member in view.store.members])
+
+
+def _parallelism(view: OperationView) -> Column:
+    return view.of_communicator([communicator.parallelism for communicator in view.store.communicators])
+
+
+def _dtype(view: OperationView) -> Column:
+    """The data type as logged, null if NCCL had turned the call into bytes before it logged it.
+
+    That is AllGather and Broadcast up to 2.21.5, whose lines say 0 (int8) whatever the type was; with a
+    version that is not known, the same line may mean either. Source: NCCL 2.21.5 src/enqueue.cc:taskAppend.
+    """
+    names = [data_type.name for data_type in DATA_TYPES]
+    column = view.of_template(lambda templates: words_at(templates["data_type"], names))
+    is_old = np.array([_may_log_bytes(version_of(view.store, i)) for i in range(len(view.store.processes))])
+    if not is_old.any():
+        return column
+    may_be_bytes = view.is_op(_LOGGED_IN_BYTES) & (column.values == 0) & is_old[view.rows["process"]]
+    return column.where(~may_be_bytes)
+
+
+@lru_cache(_VERSIONS)
+def _may_log_bytes(version: str | None) -> bool:
+    if version is None:
+        return True
+    numbers_of = [part for part in version.split("+", maxsplit=1)[0].split(".")[:3] if part.isdigit()]
+    return tuple(int(part) for part in numbers_of) <= _LAST_VERSION_IN_BYTES
+
+
+def _red_op(view: OperationView) -> Column:
+    names = [reduction_name(number) for number in range(len(REDUCTIONS) + 1)]
+
+    def of(templates: Columns) -> Column:
+        number = templates["reduction"]
+        is_user = (number < 0) | (number >= len(REDUCTIONS))
+        return words_at(np.where(is_user, len(REDUCTIONS), number), names)
+
+    return view.of_template(of).where(view.is_op(REDUCES))
+
+
+def _root(view: OperationView) -> Column:
+    return view.of_template(lambda templates: numbers(templates["root"])).where(view.is_op(IS_ROOTED))
+
+
+def _peer(view: OperationView) -> Column:
+    return view.of_template(lambda templates: numbers(templates["root"])).where(view.is_op(HAS_PEER))
+
+
+def _kernel_file(view: OperationView) -> Column:
+    source = view.of_kernel("source")
+    return optional_words_at(
+        np.where(source.is_known, source.values, -1), [state.source.name for state in view.store.sources]
+    )
+
+
+def _true_time(name: str) -> Callable[[OperationView], Column]:
+    def column(view: OperationView) -> Column:
+        return times(reference_times(view.store, view.rows["process"], view.rows[name]))
+
+    return column
+
+
+def _clock_uncertainty(view: OperationView) -> Column:
+    """The published sigma of the host's clock, if the operation has a time on the reference clock."""
+    return spans(clock_uncertainties(view.store, view.rows["process"], view.rows["start_ns"]))
+
+
+def _ranks_seen(view: OperationView) -> Column:
+    """How many ranks' kernels were seen; 0 says that nobody looked or nothing was joined, which is unknown."""
+    seen = view.rows["ranks_seen"]
+    return Column(seen, np.asarray(seen > 0))
+
+
+def _duration(view: OperationView) -> Column:
+    """End minus start of the kernel, else what Inspector says; a kernel that the capture cut has none."""
+    durations = durations_ns(view.rows)
+    return Column(durations, durations != NO_TIME_NS)
+
+
+def _efficiency(view: OperationView) -> Column:
+    busbw, limit = view.rows["busbw"], view.rows["limit"]
+    is_known = np.isfinite(busbw) & np.isfinite(limit) & (limit > 0)
+    return Column(np.divide(busbw, limit, out=np.full(len(busbw), np.nan), where=is_known), is_known)
+
+
+def _confidence(view: OperationView) -> Column:
+    return rates(view.rows["confidence"]).where(view.rows["match"] != Match.PENDING)
+
+
+def _bottleneck(view: OperationView) -> Column:
+    distinct, places = np.unique(view.rows["bottleneck"], return_inverse=True)
+    strings = view.store.strings
+    return optional_words_at(places, [strings[index] if index >= 0 else None for index in distinct.tolist()])
+
+
+_COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
+    "job": lambda view: view.of_process(view.store.process_job),
+    "host": lambda view: view.of_process([process.host for process in view.store.processes]),
+    "pid": lambda view: view.pids(),
+    "tid": lambda view: view.of_template(lambda t: Column(t["tid"], t["tid"] > 0)),
+    "rank": _rank,
+    "local_rank": lambda view: view.of_member([member.local_rank for member in view.store.members]),
+    "comm_id": _comm_id,
+    "comm_epoch": lambda view: view.of_member([member.epoch for member in view.store.members]),
+    "comm_ptr": lambda view: view.of_template(lambda t: pointers(t["communicator"])),
+    "comm_rank": _comm_rank,
+    "comm_size": lambda view: view.of_template(lambda t: Column(t["nranks"], t["nranks"] > 0)),
+    "parallelism": _parallelism,
+    "iteration": lambda view: numbers(view.rows["iteration"]),
+    "nccl_version": _nccl_version,
+    "op": lambda view: view.of_template(lambda t: words_at(t["op_name"], view.store.strings.values)),
+    "op_count": lambda view: plain(view.rows["op_count"]),
+    "seq": lambda view: numbers(view.rows["seq"]),
+    "coll_seq": lambda view: numbers(view.rows["coll_seq"]),
+    "count": lambda view: view.of_template(lambda t: plain(t["count"])),
+    "dtype": _dtype,
+    "red_op": _red_op,
+    "root": _root,
+    "peer": _peer,
+    "send_buffer": lambda view: view.of_template(lambda t: pointers(t["send_buffer"])),
+    "recv_buffer": lambda view: view.of_template(lambda t: pointers(t["recv_buffer"])),
+    "log_stream": lambda view: view.of_template(lambda t: pointers(t["stream"])),
+    "message_bytes": lambda view: numbers(view.rows["message_bytes"]),
+    "algorithm": lambda view: words_at(view.rows["algorithm"], ALGORITHMS),
+    "protocol": lambda view: words_at(view.rows["protocol"], PROTOCOLS),
+    "channels": lambda view: numbers(view.rows["channels"]),
+    "log_file": lambda view: view.of_source(),
+    "kernel_file": _kernel_file,
+    "log_line": lambda view: numbers(view.rows["line"]),
+    "logged_at_ns": lambda view: times(view.rows["logged_at_ns"]),
+    "observed_at_ns": lambda view: times(view.rows["observed_at_ns"]),
+    "launch_id": lambda view: numbers(view.rows["launch"]),
+    "kernel_correlation_id": lambda view: view.of_kernel("correlation_id"),
+    "stream_id": lambda view: view.of_kernel_template("stream_id"),
+    "start_ns": lambda view: times(view.rows["start_ns"]),
+    "end_ns": lambda view: times(view.rows["end_ns"]),
+    "start_true_ns": _true_time("start_ns"),
+    "end_true_ns": _true_time("end_ns"),
+    "clock_uncertainty_ns": _clock_uncertainty,
+    "match": lambda view: optional_words_at(view.rows["match"], MATCH_NAMES),
+    "confidence": _confidence,
+    "timing_source": lambda view: words_at(timing_sources(view.rows), TIMING_SOURCES),
+    "timing_confidence": lambda view: rates(timing_confidences(view.rows)),
+    "duration_ns": _duration,
+    "wait_ns": lambda view: spans(view.rows["wait_ns"]),
+    "transfer_ns": lambda view: spans(view.rows["transfer_ns"]),
+    "algbw_bytes_per_second": lambda view: rates(view.rows["algbw"]),
+    "busbw_bytes_per_second": lambda view: rates(view.rows["busbw"]),
+    "busbw_apparent_bytes_per_second": lambda view: rates(view.rows["busbw_apparent"]),
+    "limit_bytes_per_second": lambda view: rates(view.rows["limit"]),
+    "limit_reference": lambda view: words_at(view.rows["limit_reference"], LIMIT_REFERENCES),
+    "efficiency_ratio": _efficiency,
+    "bottleneck": _bottleneck,
+    "ranks_seen": _ranks_seen,
+}

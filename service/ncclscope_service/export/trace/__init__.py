@@ -1,0 +1,1 @@
+"""The Chrome trace of a run: events, tracks, counters and what a click on them shows."""

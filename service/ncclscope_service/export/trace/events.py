@@ -1,0 +1,255 @@
+"""The events of a trace: the run on one clock, whatever the file's format.
+
+A process per rank with tracks for NVTX phases, parallelism and the kernels of each CUDA stream; a process of findings
+with arrows to the operations that prove them; a process of counters. Events come in batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.export.json_files import finding_record, hosts_without_clock, shown_times
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.tables.process_rows import (
+    ProcessRows,
+    process_name,
+    process_ranks,
+    processes_by_rank,
+    rows_by_process,
+)
+from ncclscope_service.export.trace.counters import counter_events
+from ncclscope_service.export.trace.launches import (
+    ARROW_WAIT_NS,
+    Arrows,
+    Launches,
+    arrows,
+    collective_text,
+    evidence_collectives,
+    launches_of,
+)
+from ncclscope_service.export.trace.process import Place, ProcessTrace
+from ncclscope_service.export.trace.tracks import (
+    FINDINGS_PID,
+    FIRST_RANK_PID,
+    Axis,
+    Event,
+    ProcessTracks,
+    Track,
+    process_metadata,
+)
+from ncclscope_wire.terms import NO_TIME_NS
+
+_ROWS_PER_BATCH: Final = 1 << 13
+_STEP_NS: Final = 1000
+
+REFERENCE_CLOCK: Final = "reference clock"
+LOG_STAMPS: Final = "log stamps"
+ORDER_ONLY: Final = "order only"
+"""Kinds of time axis; "order only": no time is known, and one operation follows the other by 1 µs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCounts:
+    """Counts of what a trace shows and leaves out."""
+
+    events: int
+    arrows: int
+    arrows_left_out: int
+    operations_without_time: int
+    """Operations that have neither kernel nor stamp, in a run with others that do: drawn beside the one before them."""
+
+
+class TraceEvents:
+    """Builds one trace."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._store = selection.store
+        self.arrows: Arrows = arrows(selection)
+        self.arrows_drawn = 0
+        self.without_time = 0
+        self._kernels = rows_by_process(selection.kernels)
+        self._ranges = rows_by_process(selection.ranges)
+        self._logged = rows_by_process(selection.operations, selection.operations.column("launch") < 0)
+        self._operations = rows_by_process(selection.operations)
+        self._ranks = process_ranks(selection)
+        self._time = REFERENCE_CLOCK
+        self._axis, self._last_ns = self._find_axis()
+        self._proofs = {
+            number: evidence_collectives(selection, finding) for number, finding in enumerate(selection.findings)
+        }
+        self._proof_launches = launches_of(selection, {one for proofs in self._proofs.values() for one in proofs})
+        self._drawn_findings: dict[int, Place] = {}
+        wanted = frozenset(
+            np.concatenate([self.arrows.late, self.arrows.waiting]).tolist()
+            + [launch for launches in self._proof_launches.values() for launch, _ in launches]
+        )
+        self._drawn = ProcessTrace(self._store, self._axis, Launches(selection), wanted)
+
+    def batches(self) -> Iterator[list[Event]]:
+        """All events: findings, counters, each process by rank, arrows."""
+        yield from self._findings()
+        yield from counter_events(self._selection, self._axis)
+        for place, process in enumerate(processes_by_rank(self._selection)):
+            yield from self._process(ProcessTracks(FIRST_RANK_PID + place), process)
+        yield from self._arrow_events()
+        yield self._proof_arrows()
+
+    def counts(self, events: int) -> TraceCounts:
+        """Counts of what was drawn, once all batches were taken; `events` is how many events they held."""
+        return TraceCounts(events, self.arrows_drawn, self.arrows.left_out, self.without_time)
+
+    def metadata(self, counts: TraceCounts) -> dict[str, object]:
+        """Facts that a reader needs for the time axis, and counts of what was left out."""
+        return {
+            "producer": "ncclscope",
+            "time": self._time,
+            "time_origin_ns": self._axis.origin_ns if self._time != ORDER_ONLY else None,
+            "clock_reference": self._store.clock_reference,
+            "hosts_without_clock": hosts_without_clock(self._store),
+            "arrow_threshold_us": ARROW_WAIT_NS / 1000,
+            "events": counts.events,
+            "arrows": counts.arrows,
+            "arrows_left_out": counts.arrows_left_out,
+            "operations_without_time": counts.operations_without_time,
+        }
+
+    def _find_axis(self) -> tuple[Axis, int]:
+        """The axis from the earliest to the latest time of all that is drawn; also decides what it means."""
+        if not len(self._selection.kernels):
+            has_stamp = any(np.any(_stamps(rows) != NO_TIME_NS) for rows in self._logged.values())
+            without_stamp = REFERENCE_CLOCK if len(self._selection.ranges) else ORDER_ONLY
+            self._time = LOG_STAMPS if has_stamp else without_stamp
+        if self._time == ORDER_ONLY:
+            return Axis(0), max((len(rows) for rows in self._logged.values()), default=0) * _STEP_NS
+        bounds = [(int(known.min()), int(known.max())) for known in self._all_times() if len(known)]
+        return Axis(min((first for first, _ in bounds), default=0)), max((last for _, last in bounds), default=0)
+
+    def _all_times(self) -> Iterator[NDArray[np.int64]]:
+        """All times that are drawn, a process and a kind at a time."""
+        for group in (self._kernels, self._ranges):
+            for rows in group.values():
+                yield self._shown(rows, rows.column("start_ns"))
+                yield self._shown(rows, rows.column("end_ns"))
+        for rows in self._logged.values():
+            yield self._shown(rows, _stamps(rows))
+
+    def _shown(self, rows: ProcessRows, host_times: NDArray[np.int64]) -> NDArray[np.int64]:
+        is_known = host_times != NO_TIME_NS
+        return shown_times(self._store, rows.column("process")[is_known], host_times[is_known])
+
+    def _process(self, tracks: ProcessTracks, process: int) -> Iterator[list[Event]]:
+        yield process_metadata(tracks.pid, process_name(self._selection, process, self._ranks), tracks.pid)
+        if process in self._ranges:
+            yield from self._drawn.ranges(tracks, self._ranges[process])
+        if process in self._kernels:
+            yield from self._drawn.kernels(tracks, self._kernels[process])
+        if process in self._logged:
+            yield from self._logged_events(tracks, process, self._logged[process])
+
+    def _logged_events(self, tracks: ProcessTracks, process: int, rows: ProcessRows) -> Iterator[list[Event]]:
+        if self._time == ORDER_ONLY:
+            yield from self._drawn.logged(tracks, rows, np.arange(len(rows), dtype=np.int64) * _STEP_NS)
+            return
+        stamps = _stamps(rows)
+        has_stamp = stamps != NO_TIME_NS
+        self.without_time += int(np.count_nonzero(~has_stamp))
+        yield from self._drawn.logged(tracks, rows.where(has_stamp), self._shown(rows, stamps))
+        if not has_stamp.all():
+            untimed = rows.where(~has_stamp)
+            yield from self._drawn.untimed(tracks, untimed, self._times_around(process, untimed))
+
+    def _times_around(self, process: int, untimed: ProcessRows) -> NDArray[np.int64]:
+        """For operations without any time: that of the nearest one that the process logged before, else after."""
+        rows = self._operations[process]
+        starts = rows.column("start_ns")
+        at_ns = np.where(starts == NO_TIME_NS, _stamps(rows), starts)
+        timed = rows.where(at_ns != NO_TIME_NS)
+        if not len(timed):
+            return np.full(len(untimed), self._axis.origin_ns, dtype=np.int64)
+        before = np.searchsorted(timed.positions, untimed.positions) - 1
+        return self._shown(timed, at_ns[at_ns != NO_TIME_NS])[np.maximum(before, 0)]
+
+    def _findings(self) -> Iterator[list[Event]]:
+        findings = sorted(enumerate(self._selection.findings), key=lambda numbered: numbered[1].since_ns)
+        if not findings:
+            return
+        tracks = ProcessTracks(FINDINGS_PID)
+        events: list[Event] = []
+        for number, finding in findings:
+            start = max(finding.since_ns, self._axis.origin_ns)
+            end = max(start, self._last_ns if finding.until_ns is None else finding.until_ns)
+            tid = tracks.place(Track(0, "findings"), start, end)
+            self._drawn_findings[number] = Place(FINDINGS_PID, tid, start, end)
+            event = self._axis.slice(f"{finding.kind.value}: {finding.summary}", FINDINGS_PID, tid, start, end)
+            proofs = [collective_text(self._selection, one) for one in self._proofs[number]]
+            args = finding_record(finding) | ({"collective_ids": proofs} if proofs else {})
+            events.append(event | {"cname": "terrible", "args": args})
+        name = f"findings {' '.join(self._selection.jobs)}".strip()
+        yield process_metadata(FINDINGS_PID, name, FINDINGS_PID) + tracks.announcements() + events
+
+    def _proof_arrows(self) -> list[Event]:
+        """From each finding to the kernels of its culprits (or of all ranks) in the collectives that prove it."""
+        events: list[Event] = []
+        for number, proofs in self._proofs.items():
+            culprits = self._selection.findings[number].ranks
+            for collective in proofs:
+                launches = self._proof_launches.get(collective, [])
+                chosen = [launch for launch, rank in launches if rank in culprits]
+                for launch in chosen or [launch for launch, _ in launches]:
+                    arrow = len(self.arrows.late) + 1 + len(events) // 2
+                    events += self._proof_arrow(arrow, number, self._drawn.places.get(launch))
+        return events
+
+    def _proof_arrow(self, arrow: int, number: int, kernel: Place | None) -> list[Event]:
+        """Arrows lead forward in time: to a kernel that ended before the finding began, from it."""
+        finding = self._drawn_findings.get(number)
+        if finding is None or kernel is None:
+            return []
+        ends = (finding, kernel)
+        if kernel.start_ns < finding.start_ns:
+            ends = (kernel, finding)
+        begin, end = ends
+        leaves_ns = min(end.start_ns, begin.end_ns)
+        return _flow("evidence", arrow, self._axis, begin, leaves_ns, end, end.start_ns)
+
+    def _arrow_events(self) -> Iterator[list[Event]]:
+        columns = (self.arrows.late.tolist(), self.arrows.waiting.tolist(), self.arrows.wait_ns.tolist())
+        events: list[Event] = []
+        for number, (late, waiting, wait_ns) in enumerate(zip(*columns, strict=True), start=1):
+            begin, end = self._drawn.places.get(late), self._drawn.places.get(waiting)
+            if begin is None or end is None:
+                continue
+            arrow = self._arrow(number, begin, end, wait_ns)
+            self.arrows_drawn += bool(arrow)
+            events += arrow
+            if len(events) >= _ROWS_PER_BATCH:
+                yield events
+                events = []
+        yield events
+
+    def _arrow(self, number: int, begin: Place, end: Place, wait_ns: int) -> list[Event]:
+        """From the start of the late kernel to the end of the wait; none if the clocks contradict it."""
+        arrives_ns = max(begin.start_ns, end.start_ns + wait_ns)
+        if arrives_ns > end.end_ns:
+            return []
+        return _flow("waited for", number, self._axis, begin, begin.start_ns, end, arrives_ns)
+
+
+def _flow(name: str, number: int, axis: Axis, begin: Place, leaves_ns: int, end: Place, arrives_ns: int) -> list[Event]:
+    common: Event = {"name": name, "cat": "flow", "id": number}
+    return [
+        common | {"ph": "s", "ts": axis.at(leaves_ns), "pid": begin.pid, "tid": begin.tid},
+        common | {"ph": "f", "bp": "e", "ts": axis.at(arrives_ns), "pid": end.pid, "tid": end.tid},
+    ]
+
+
+def _stamps(rows: ProcessRows) -> NDArray[np.int64]:
+    """When an operation was logged, else when it arrived."""
+    logged = rows.column("logged_at_ns")
+    return np.where(logged == NO_TIME_NS, rows.column("observed_at_ns"), logged)

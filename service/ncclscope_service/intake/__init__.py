@@ -1,0 +1,1 @@
+"""Agents' sessions and batches, in the store's terms; communicators get their identity."""

@@ -1,0 +1,374 @@
+"""The same operation across ranks: collectives by their number, Send and Recv by their number per pair.
+
+Collectives of one communicator are numbered alike on all of its ranks (MPI semantics, which NCCL demands), so
+the k-th of one rank is the k-th of every other while nothing of the log was lost. Sends and receives are
+numbered per (communicator, sender, receiver), for the same reason.
+
+The kernels of joined collectives become matrices: one row per collective, one column per rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct_values
+from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+_UNREPORTED: Final = -2
+_FIRST_CAPACITY: Final = 64
+
+PAIR_SIDE: Final = np.dtype(
+    [
+        ("communicator", "<i4"),
+        ("sender", "<i4"),
+        ("receiver", "<i4"),
+        ("pair_seq", "<i8"),
+        ("is_receiver", "?"),
+        ("operation", "<i8"),
+        ("reported_at_ns", "<i8"),
+    ]
+)
+"""One Send or Recv that waits for its other side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedCollectives:
+    """Collectives of one communicator, each seen on all ranks that could be waited for."""
+
+    communicator: int
+    coll_seq: NDArray[np.int64]
+    operations: Ids
+    """K x R: operation row of each rank, by communicator rank; NO_NUMBER if a rank has no kernel for it."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """The collectives of one communicator that are not complete yet; row 0 is number `base`."""
+
+    size: int
+    base: int = 0
+    operations: Ids = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    reports: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    reported_at_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    used: int = 0
+    """How many rows from `base` on may hold something."""
+
+    def __post_init__(self) -> None:
+        self.operations = np.empty((0, self.size), np.int64)
+
+    def reserve(self, rows: int) -> None:
+        if rows <= len(self.reports):
+            return
+        capacity = max(_FIRST_CAPACITY, 2 * rows)
+        operations = np.full((capacity, self.size), _UNREPORTED, np.int64)
+        reports = np.zeros(capacity, np.int32)
+        reported_at_ns = np.full(capacity, NO_TIME_NS, np.int64)
+        operations[: self.used] = self.operations[: self.used]
+        reports[: self.used] = self.reports[: self.used]
+        reported_at_ns[: self.used] = self.reported_at_ns[: self.used]
+        self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
+
+    def drop(self, rows: int) -> None:
+        """Forgets the first rows."""
+        left = self.used - rows
+        for array, empty in ((self.operations, _UNREPORTED), (self.reports, 0), (self.reported_at_ns, NO_TIME_NS)):
+            array[:left] = array[rows : self.used].copy()
+            array[left : self.used] = empty
+        self.base += rows
+        self.used = left
+
+
+class CollectiveJoin:
+    """Gathers the ranks of each collective; memory is bounded by how far ranks are apart, and by `patience_ns`."""
+
+    def __init__(self, *, settle_ns: int, patience_ns: int) -> None:
+        """`settle_ns`: how long ranks that never spoke are waited for; `patience_ns`: how long any rank is."""
+        self._settle_ns = settle_ns
+        self.patience_ns = patience_ns
+        """It may be changed at any time."""
+        self._buffers: dict[int, _Buffer] = {}
+        self.has_more = False
+        """Whether the last call of `take_ready` left some."""
+        self._next = 0
+        """Place of the communicator that comes first the next time."""
+        self.late = 0
+        """Operations whose collective had been given already when they were reported."""
+
+    def leave(self, communicators: Iterable[int]) -> None:
+        """No rank of these communicators will call anything: those that wait are late."""
+        for communicator in communicators:
+            self._buffers.pop(communicator, None)
+
+    def report(
+        self,
+        communicator: int,
+        size: int,
+        rank: int,
+        *,
+        coll_seq: NDArray[np.int64],
+        operations: Ids,
+        has_kernel: NDArray[np.bool_],
+        now_ns: int,
+    ) -> None:
+        """One rank's collectives that are decided: with a kernel, or known to have none."""
+        buffer = self._buffers.setdefault(communicator, _Buffer(size))
+        in_time = coll_seq >= buffer.base
+        self.late += int(np.count_nonzero(~in_time))
+        if not in_time.all():
+            coll_seq, operations, has_kernel = coll_seq[in_time], operations[in_time], has_kernel[in_time]
+        if not len(coll_seq):
+            return
+        at = coll_seq - buffer.base
+        rows = int(at.max()) + 1
+        buffer.reserve(rows)
+        buffer.used = max(buffer.used, rows)
+        first = buffer.operations[at, rank] == _UNREPORTED
+        buffer.operations[at, rank] = np.where(has_kernel, operations, NO_NUMBER)
+        buffer.reports[at[first]] += 1
+        unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
+        buffer.reported_at_ns[unseen] = now_ns
+
+    def take_ready(
+        self, *, members_seen: dict[int, int], now_ns: int, final: bool = False, most: int | None = None
+    ) -> list[JoinedCollectives]:
+        """The collectives that are complete, or that have been waited for long enough, in order.
+
+        A collective is given once, and never before the ones with smaller numbers. As many as have `most` operations;
+        `has_more` tells whether some are left, which come first the next time.
+        """
+        ready: list[JoinedCollectives] = []
+        self.has_more = False
+        begin, self._next = self._next, 0
+        for place, communicator in _from(begin, list(self._buffers)):
+            buffer = self._buffers[communicator]
+            if not buffer.used:
+                continue
+            rows = self._ready_rows(buffer, members_seen.get(communicator, 0), now_ns, final)
+            if not rows:
+                continue
+            if most is not None and rows * buffer.size > most:
+                if not self.has_more:
+                    self.has_more, self._next = True, place
+                rows = max(most // buffer.size, 0 if ready else 1)
+                if not rows:
+                    continue
+            most = None if most is None else most - rows * buffer.size
+            operations = buffer.operations[:rows].copy()
+            operations[operations == _UNREPORTED] = NO_NUMBER
+            seen = (operations != NO_NUMBER).any(axis=1)
+            if seen.any():
+                numbers = buffer.base + np.flatnonzero(seen)
+                ready.append(
+                    JoinedCollectives(
+                        communicator=communicator, coll_seq=numbers.astype(np.int64), operations=operations[seen]
+                    )
+                )
+            buffer.drop(rows)
+        return ready
+
+    def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
+        if final:
+            return buffer.used
+        reports = buffer.reports[: buffer.used]
+        waited_ns = np.where(
+            buffer.reported_at_ns[: buffer.used] == NO_TIME_NS, 0, now_ns - buffer.reported_at_ns[: buffer.used]
+        )
+        complete = (
+            (reports >= buffer.size)
+            | ((reports >= members_seen) & (waited_ns > self._settle_ns))
+            | ((reports > 0) & (waited_ns > self.patience_ns))
+        )
+        # A number that no rank reported is most likely decided later than those behind it, which wait a while for it.
+        since_ns = np.where(reports > 0, buffer.reported_at_ns[: buffer.used], np.iinfo(np.int64).max)
+        behind_ns = np.minimum.accumulate(since_ns[::-1])[::-1]
+        is_awaited = (reports == 0) & (now_ns - behind_ns <= self._settle_ns)
+        later_complete = np.flatnonzero(complete)
+        if not len(later_complete):
+            return 0
+        blocked = np.flatnonzero(~complete & ((reports > 0) | is_awaited))
+        return int(min(blocked[0], later_complete[-1] + 1)) if len(blocked) else int(later_complete[-1]) + 1
+
+
+def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:
+    """(place, communicator) of all, those before `begin` at last."""
+    placed = list(enumerate(communicators))
+    return placed[begin:] + placed[:begin]
+
+
+class PairJoin:
+    """Finds the Recv of each Send."""
+
+    def __init__(self, *, patience_ns: int) -> None:
+        self.patience_ns = patience_ns
+        """How long a side is waited for; it may be changed at any time."""
+        self._waiting: Columns = np.empty(0, PAIR_SIDE)
+
+    def report(self, sides: Columns) -> None:
+        """Sends and receives (PAIR_SIDE) that have a kernel."""
+        self._waiting = row_ops.concat([self._waiting, sides])
+
+    def take_ready(self, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
+        """(sends, receives): operation rows of the pairs that are complete. Sides that waited too long are dropped."""
+        waiting = self._waiting
+        if not len(waiting):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        order = np.lexsort(
+            (
+                waiting["is_receiver"],
+                waiting["pair_seq"],
+                waiting["receiver"],
+                waiting["sender"],
+                waiting["communicator"],
+            )
+        )
+        ordered = row_ops.take(waiting, order)
+        same = np.ones(len(ordered) - 1, bool)
+        for name in ("communicator", "sender", "receiver", "pair_seq"):
+            same &= ordered[name][1:] == ordered[name][:-1]
+        same &= ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:]
+        sends = np.flatnonzero(same)
+        left = np.ones(len(ordered), bool)
+        left[sends] = False
+        left[sends + 1] = False
+        left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
+        self._waiting = np.empty(0, PAIR_SIDE) if final else row_ops.filter_rows(ordered, left)
+        return ordered["operation"][sends], ordered["operation"][sends + 1]
+
+
+Times = NDArray[np.int64]
+_Number = TypeVar("_Number", bound=np.generic)
+_GATHERED: Final = (
+    "template", "message_bytes", "start_ns", "end_ns", "start_true_ns", "end_true_ns", "censored", "confidence",
+    "launch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMatrix:
+    """Kernels of K collectives on the R ranks of their communicator."""
+
+    joined: JoinedCollectives
+    hosts: NDArray[np.int32]
+    """R: index of each rank's host; NO_NUMBER if the rank was never seen."""
+    present: NDArray[np.bool_]
+    """K x R: the rank has a kernel for it."""
+    start_ns: Times
+    """K x R, on the host's own clock; NO_TIME_NS if there is no kernel, as in all times."""
+    end_ns: Times
+    start_true_ns: Times
+    """K x R, on the reference clock."""
+    end_true_ns: Times
+    censored: NDArray[np.bool_]
+    """K x R: the capture ended before the kernel did."""
+    confidence: NDArray[np.float32]
+    """K x R, of the match; 1 if there is no kernel."""
+    op: NDArray[np.uint8]
+    """K, as all of the following: of the first rank that has a kernel for it."""
+    root: NDArray[np.int32]
+    launch: NDArray[np.int64]
+    message_bytes: NDArray[np.int64]
+    agrees: NDArray[np.bool_]
+    """K: all ranks that were seen did the same operation with as many bytes.
+
+    Where they differ, lines were lost and the numbers have slipped, or the job itself is wrong.
+    """
+
+    def refresh(self, table: Table) -> None:
+        """Reads the times on the reference clock again from the table of its rows, after clocks were estimated."""
+        at = table.at(self.joined.operations[self.present])
+        for name, times in (("start_true_ns", self.start_true_ns), ("end_true_ns", self.end_true_ns)):
+            times[self.present] = table.rows[name][at]
+
+    def overlap_on_each_host(self) -> NDArray[np.bool_]:
+        """K: kernels that share a host's clock overlap, which needs no other clock. Cut ends say nothing."""
+        overlap = np.ones(len(self.present), bool)
+        ends = np.where(self.censored, NO_TIME_NS, self.end_ns)
+        for host in distinct_values(self.hosts[self.hosts >= 0]):
+            ranks = np.flatnonzero(self.hosts == host)
+            if len(ranks) > 1:
+                overlap &= overlaps(self.start_ns[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
+        return overlap
+
+    def take(self, chosen: NDArray[np.intp]) -> KernelMatrix:
+        """These collectives only."""
+        if len(chosen) == len(self.present):
+            return self
+        return KernelMatrix(
+            joined=JoinedCollectives(
+                communicator=self.joined.communicator,
+                coll_seq=self.joined.coll_seq[chosen],
+                operations=self.joined.operations[chosen],
+            ),
+            hosts=self.hosts,
+            present=self.present[chosen],
+            start_ns=self.start_ns[chosen],
+            end_ns=self.end_ns[chosen],
+            start_true_ns=self.start_true_ns[chosen],
+            end_true_ns=self.end_true_ns[chosen],
+            censored=self.censored[chosen],
+            confidence=self.confidence[chosen],
+            op=self.op[chosen],
+            root=self.root[chosen],
+            launch=self.launch[chosen],
+            message_bytes=self.message_bytes[chosen],
+            agrees=self.agrees[chosen],
+        )
+
+
+def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], table: Table) -> KernelMatrix:
+    """The kernels of joined collectives. `hosts`: index of each rank's host; `table`: what their ids are of."""
+    present = joined.operations != NO_NUMBER
+    rows = table.take(joined.operations[present], *_GATHERED)
+    templates = known.operation_templates.take(rows["template"], "op", "root")
+    op = _matrix(present, templates["op"], np.uint8(0))
+    message_bytes = _matrix(present, rows["message_bytes"], np.int64(NO_NUMBER))
+    every = np.arange(len(present))
+    first = present.argmax(axis=1)
+    agree = (op == op[every, first][:, None]) & (message_bytes == message_bytes[every, first][:, None])
+    return KernelMatrix(
+        joined=joined,
+        hosts=hosts,
+        present=present,
+        start_ns=_matrix(present, rows["start_ns"], np.int64(NO_TIME_NS)),
+        end_ns=_matrix(present, rows["end_ns"], np.int64(NO_TIME_NS)),
+        start_true_ns=_matrix(present, rows["start_true_ns"], np.int64(NO_TIME_NS)),
+        end_true_ns=_matrix(present, rows["end_true_ns"], np.int64(NO_TIME_NS)),
+        censored=_matrix(present, rows["censored"], np.bool_(False)),
+        confidence=_matrix(present, rows["confidence"], np.float32(1)),
+        op=op[every, first],
+        root=_matrix(present, templates["root"], np.int32(NO_NUMBER))[every, first],
+        launch=_matrix(present, rows["launch"], np.int64(NO_NUMBER))[every, first],
+        message_bytes=message_bytes[every, first],
+        agrees=(agree | ~present).all(axis=1),
+    )
+
+
+def overlaps(starts_ns: Times, ends_ns: Times, slack_ns: float) -> NDArray[np.bool_]:
+    """K: no rank ended before another started, within `slack_ns`; true if fewer than two times are known.
+
+    In an N-to-N collective every output needs every input, so kernels that do not overlap are not of one.
+    """
+    known = (starts_ns != NO_TIME_NS) & (ends_ns != NO_TIME_NS)
+    latest = np.where(known, starts_ns, np.iinfo(np.int64).min // 2).max(axis=1)
+    earliest = np.where(known, ends_ns, np.iinfo(np.int64).max // 2).min(axis=1)
+    overlap: NDArray[np.bool_] = (known.sum(axis=1) < 2) | (latest - earliest <= slack_ns)
+    return overlap
+
+
+def _matrix(present: NDArray[np.bool_], values: NDArray[_Number], absent: _Number) -> NDArray[_Number]:
+    """Values of the cells that are present, row by row, as a matrix."""
+    if len(values) == present.size:
+        return values.reshape(present.shape)
+    matrix = np.full(present.shape, absent, values.dtype)
+    matrix[present] = values
+    return matrix

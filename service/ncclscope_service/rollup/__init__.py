@@ -1,0 +1,1 @@
+"""Sums that outlive rows: since the start, and of the last minutes."""

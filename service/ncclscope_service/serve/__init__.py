@@ -1,0 +1,1 @@
+"""Ports, routes, the page and notifications."""

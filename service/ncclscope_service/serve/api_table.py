@@ -1,0 +1,275 @@
+"""The JSON API in one table: routes, parameters and what they answer; routing, tests and `describe` follow from it.
+
+*Source* of `describe`: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
+from ncclscope_service.show.finding_events import FindingEvent
+from ncclscope_service.show.job_charts import Timeline, TrafficView
+from ncclscope_service.show.overview import FindingView, HealthView, Overview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a query; all are optional."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str
+    place: str = "query"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRoute:
+    """One path with one method."""
+
+    path: str
+    """As Starlette takes it, for instance `/api/jobs/{job:path}/ranks/{rank:int}`."""
+    operation: str
+    """Name of the method that answers it, and of the operation in OpenAPI."""
+    method: str = "GET"
+    summary: str
+    answer: Any = None
+    """Type of the JSON that it answers; None for another media type."""
+    media_type: str = "application/json"
+    parameters: tuple[Parameter, ...] = ()
+    faults: tuple[tuple[int, str], ...] = ()
+    """Other statuses, and when they are given."""
+
+    @property
+    def described_path(self) -> str:
+        """The path as OpenAPI writes it, without the types of its parts."""
+        return re.sub(r":\w+\}", "}", self.path)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of the path that vary."""
+        return tuple(re.findall(r"\{(\w+)\}", self.described_path))
+
+
+MAX_TIMELINE_SECONDS: Final = 60.0
+"""The longest stretch that the timeline is drawn for."""
+
+_JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")
+
+_NO_JOB: Final = (404, "There is no such job.")
+
+API_ROUTES: Final[tuple[ApiRoute, ...]] = (
+    ApiRoute(
+        path="/api/overview",
+        operation="overview",
+        summary="Everything the live page shows, at one time: jobs, communicators, findings, clocks, agents, health.",
+        answer=Overview,
+    ),
+    ApiRoute(
+        path="/api/findings",
+        operation="findings",
+        summary="The latest findings, the open ones first.",
+        answer=list[FindingView],
+        parameters=(_JOB,),
+    ),
+    ApiRoute(
+        path="/api/health",
+        operation="service_health",
+        summary="What was understood, lost, skipped or refused so far, and how far behind the service is.",
+        answer=HealthView,
+    ),
+    ApiRoute(
+        path="/api/events",
+        operation="events",
+        summary=(
+            "Server-sent events: `overview` (Overview, every second), `finding` (FindingEvent, as it happens, with an "
+            "id) and `health` (HealthView, every five seconds). Begins with the present state, then reports changes."
+        ),
+        media_type="text/event-stream",
+        parameters=(
+            Parameter(
+                name="events",
+                schema={"type": "string", "examples": ["finding,health"]},
+                description="Names of events, separated by commas; default: overview,finding.",
+            ),
+            Parameter(
+                name="Last-Event-ID",
+                place="header",
+                schema={"type": "string"},
+                description=(
+                    "Id of the last event that was received; browsers send it by themselves. What was kept since comes "
+                    "first, behind an event `missed` if that is not all."
+                ),
+            ),
+        ),
+        faults=((400, "There is no event of that name."), (503, "There are too many listeners.")),
+    ),
+    ApiRoute(
+        path="/api/snapshot",
+        operation="snapshot",
+        method="POST",
+        summary="The files of `ncclscope snapshot`, as one zip.",
+        media_type="application/zip",
+        parameters=(
+            _JOB,
+            Parameter(
+                name="minutes",
+                schema={"type": "number", "exclusiveMinimum": 0},
+                description="Only the last so many minutes; default: all that is in memory.",
+            ),
+        ),
+        faults=(
+            (400, "A parameter is not understood."),
+            _NO_JOB,
+            (429, "A snapshot is being written."),
+            (507, "There is no room to write it."),
+        ),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/communicators/{alias}",
+        operation="communicator",
+        summary="One communicator, by the name that the page gives it: its series, ranks, waits and sizes.",
+        answer=CommunicatorDetail,
+        faults=((404, "There is no such job or communicator."),),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/ranks/{rank:int}",
+        operation="rank",
+        summary="One global rank: where it runs, how it waits, and its part in each of its communicators.",
+        answer=RankDetail,
+        faults=((404, "There is no such job or rank."),),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/timeline",
+        operation="timeline",
+        summary="Kernels of the last seconds, waiting and transfer apart, bounded in number.",
+        answer=Timeline,
+        parameters=(
+            Parameter(
+                name="seconds",
+                schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMELINE_SECONDS, "default": 2},
+                description="How much of what was recorded last.",
+            ),
+            Parameter(
+                name="communicator",
+                schema={"type": "string"},
+                description="Only this communicator, a lane for each of its ranks.",
+            ),
+            Parameter(
+                name="rank",
+                schema={"type": "integer", "minimum": 0},
+                description="Only this rank, a lane for each of its communicators.",
+            ),
+        ),
+        faults=((400, "A parameter is not understood."), (404, "There is no such job or communicator.")),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/traffic",
+        operation="traffic",
+        summary="Bytes from rank to rank, or from host to host if there are many ranks.",
+        answer=TrafficView,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/sizes",
+        operation="sizes",
+        summary="Bus bandwidth against message size, with the limits.",
+        answer=SizePoints,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/openapi.json",
+        operation="openapi",
+        summary="This description.",
+        answer=dict[str, Any],
+    ),
+)
+
+EVENTS: Final = frozenset({"overview", "finding", "health"})
+"""Names of the events that a listener may ask for."""
+
+DEFAULT_EVENTS: Final = frozenset({"overview", "finding"})
+"""Events for a listener that names none; the overview holds the health."""
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is answered instead."""
+
+    error: str
+    """A sentence that says what is wrong."""
+
+
+def describe(version: str) -> dict[str, Any]:
+    """The OpenAPI document of a service of this version."""
+    typed = [route.answer for route in API_ROUTES if route.answer is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*typed, FindingEvent, Fault], schema_hook=_schema_of, ref_template=_REFERENCE
+    )
+    answers = dict(zip([route.path for route in API_ROUTES if route.answer is not None], schemas, strict=False))
+    paths = {route.described_path: {route.method.lower(): _operation(route, answers)} for route in API_ROUTES}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "ncclscope",
+            "version": version,
+            "description": "The state of an ncclscope service. Times: ns since 1970 in UTC. Unknown values are null.",
+        },
+        "paths": paths,
+        "components": {"schemas": {name: _closed(schema) for name, schema in components.items()}},
+    }
+
+
+def _operation(route: ApiRoute, answers: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {route.media_type: {"schema": answers[route.path]} if route.path in answers else {}}
+    faults = {
+        str(status): {
+            "description": when,
+            "content": {"application/json": {"schema": {"$ref": _REFERENCE.format(name="Fault")}}},
+        }
+        for status, when in route.faults
+    }
+    operation: dict[str, Any] = {
+        "operationId": route.operation,
+        "summary": route.summary,
+        "responses": {"200": {"description": "The answer.", "content": content}, **faults},
+    }
+    parts = (Parameter(name=name, place="path", schema={"type": "string"}, description="") for name in route.parts)
+    if parameters := [_parameter(each) for each in (*parts, *route.parameters)]:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": parameter.place == "path",
+        "schema": parameter.schema,
+        "description": parameter.description,
+    }
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, with every field required and no other allowed: fields are always there, null if unknown."""
+    if "properties" not in schema:
+        return schema
+    properties = {name: _without_default(field) for name, field in schema["properties"].items()}
+    return {**schema, "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _without_default(field: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in field.items() if name != "default"}
+
+
+def _schema_of(kind: type) -> dict[str, Any]:
+    """Whatever JSON holds, for evidence: each kind of finding has its own."""
+    if kind is object:
+        return {"description": "Any JSON."}
+    raise NotImplementedError(f"{kind} has no JSON schema")

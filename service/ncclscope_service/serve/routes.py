@@ -1,0 +1,451 @@
+"""The service's HTTP side: page, metrics, health, JSON, events and snapshots, over a small view of the service."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+import orjson
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ncclscope_service.metrics.exposition import Scrapes
+from ncclscope_service.metrics.scrape import MetricsView
+from ncclscope_service.serve.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS, MAX_TIMELINE_SECONDS, describe
+from ncclscope_service.serve.http_server import Gated, HttpAccess, PageFiles, PlotlyScript, page, runbooks
+from ncclscope_service.serve.live import Event, Hub
+from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
+from ncclscope_service.show.details import JobQuery, communicator_detail, rank_detail, size_points
+from ncclscope_service.show.finding_events import FindingTracker
+from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
+from ncclscope_service.show.job_charts import (
+    timeline_of_communicator,
+    timeline_of_rank,
+    timeline_of_ranks,
+    traffic_input,
+    traffic_view,
+)
+from ncclscope_service.show.overview import FindingView, HealthView, Overview
+
+OVERVIEW_SECONDS: Final = 1.0
+"""How often listeners get a new overview."""
+
+HEALTH_TURNS: Final = 5
+"""The health is sent with one overview of this many."""
+
+KEPT_SECONDS: Final = 1.0
+"""How long an answer serves others who ask the same."""
+
+TRAFFIC_KEPT_SECONDS: Final = 10.0
+
+_MAX_KEPT: Final = 64
+
+_MAX_DIGITS: Final = 18
+"""Of a number in a query; Python refuses to read thousands of them."""
+
+SECURITY_HEADERS: Final = {
+    # plotly writes style elements and draws heat maps as data: images.
+    "Content-Security-Policy": (
+        "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class ServiceView(Protocol):
+    """The service as the routes see it; all but `write_snapshot` return at once."""
+
+    def job(self, name: str) -> tuple[JobQuery, int] | None:
+        """A job's data for the detail views, and the time; None if there is no such job."""
+        ...
+
+    def overview(self) -> Overview:
+        """Everything the page shows, now."""
+        ...
+
+    def findings(self) -> tuple[FindingView, ...]:
+        """All findings that are kept, the open ones first."""
+        ...
+
+    def health(self) -> HealthView:
+        """Counts of all that was lost, skipped or refused."""
+        ...
+
+    def metrics(self) -> MetricsView:
+        """Every metric, now."""
+        ...
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Whether agents can be served, and a sentence that says why or why not."""
+        ...
+
+    def health_checks(self) -> tuple[HealthCheck, ...]:
+        """Results of the checks of the service itself."""
+        ...
+
+    async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
+        """Writes the files of a snapshot into an empty directory; None = every job, all that is kept."""
+        ...
+
+
+def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> Starlette:
+    """The application, for those who may ask; without `access` for everybody.
+
+    Close the hub before the server is asked to stop: open event streams end only then.
+    """
+    pushes = _Pushes(view, hub)
+    answers = _Answers(view, pushes)
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Route("/runbooks", runbooks),
+            Route("/metrics", answers.metrics),
+            Route("/healthz", answers.liveness),
+            Route("/readyz", answers.readiness),
+            *_api_routes(answers, _JobAnswers(view)),
+            Route("/static/plotly.min.js", PlotlyScript().__call__),
+            Mount("/static", PageFiles()),
+        ],
+        middleware=[Middleware(_SecurityHeaders), *([] if access is None else [Middleware(Gated, access)])],
+        exception_handlers={HTTPException: _http_error},
+        lifespan=pushes.lifespan,
+    )
+
+
+def _api_routes(*owners: object) -> list[Route]:
+    """The routes of the table; each operation is a method of one of the owners."""
+    return [
+        Route(
+            each.path,
+            next(getattr(owner, each.operation) for owner in owners if hasattr(owner, each.operation)),
+            methods=[each.method],
+        )
+        for each in API_ROUTES
+    ]
+
+
+class _Pushes:
+    """Publishes findings as they come, and an overview every second and the health every five while someone listens."""
+
+    def __init__(self, view: ServiceView, hub: Hub) -> None:
+        self._view = view
+        self.hub = hub
+        self._news = FindingTracker()
+
+    @asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None, None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                yield
+            finally:
+                self.hub.close()
+                tasks.cancel_scope.cancel()
+
+    async def _run(self) -> None:
+        for turn in itertools.count():
+            for event in self._news.compare(self._view.findings(), time.time_ns()):
+                self.hub.publish_kept("finding", to_json(event))
+            if self.hub.has_listener("overview"):
+                self.hub.publish_nowait(overview_event(self._view.overview()))
+            if turn % HEALTH_TURNS == 0 and self.hub.has_listener("health"):
+                self.hub.publish_nowait(health_event(self._view.health()))
+            await anyio.sleep(OVERVIEW_SECONDS)
+
+
+class _EventStream(Response):
+    """The answer to a listener; leaves the hub when the listener goes."""
+
+    def __init__(self, hub: Hub, first: tuple[Event, ...], wanted: frozenset[str], after: str | None) -> None:
+        super().__init__()
+        self._hub = hub
+        self._first = first
+        self._wanted = wanted
+        self._after = after
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        async with aclosing(self._hub.listen(self._first, wanted=self._wanted, after=self._after)) as events:
+            stream = StreamingResponse(events, media_type="text/event-stream", headers=headers)
+            await stream(scope, receive, send)
+
+
+class _Answers:
+    """One method per route."""
+
+    def __init__(self, view: ServiceView, pushes: _Pushes) -> None:
+        self._view = view
+        self._hub = pushes.hub
+        self._scrapes = Scrapes(with_process=True)
+        self._one_scrape = anyio.Lock()
+        self._one_snapshot = anyio.Lock()
+
+    async def metrics(self, request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        accept_encoding = request.headers.get("accept-encoding", "")
+        async with self._one_scrape:
+            view = self._view.metrics()
+            scrape = await to_thread.run_sync(
+                lambda: self._scrapes.answer(view, accept=accept, accept_encoding=accept_encoding)
+            )
+        headers = {"Content-Type": scrape.content_type, "Vary": "Accept, Accept-Encoding"}
+        if scrape.is_gzipped:
+            headers["Content-Encoding"] = "gzip"
+        return Response(scrape.body, headers=headers)
+
+    async def liveness(self, _: Request) -> Response:
+        return _probed(*liveness(self._view.health_checks()))
+
+    async def readiness(self, _: Request) -> Response:
+        is_ready, reason = self._view.is_ready()
+        return _probed(*readiness(is_ready, reason, self._view.health_checks()))
+
+    async def overview(self, _: Request) -> Response:
+        return _json(self._view.overview())
+
+    async def findings(self, request: Request) -> Response:
+        job = request.query_params.get("job")
+        return _json([each for each in self._view.overview().findings if job in {None, each.job}])
+
+    async def service_health(self, _: Request) -> Response:
+        return _json(self._view.health())
+
+    async def openapi(self, _: Request) -> Response:
+        return _json(describe(self._view.health().version))
+
+    async def events(self, request: Request) -> Response:
+        wanted = asked_events(request.query_params)
+        if not self._hub.has_room():
+            raise HTTPException(503, "too many listeners: close a page and try again")
+        first = [overview_event(self._view.overview())] if "overview" in wanted else []
+        first += [health_event(self._view.health())] if "health" in wanted else []
+        return _EventStream(self._hub, tuple(first), wanted, request.headers.get("last-event-id"))
+
+    async def snapshot(self, request: Request) -> Response:
+        job, minutes = self._asked_job(request.query_params), asked_minutes(request.query_params)
+        try:
+            self._one_snapshot.acquire_nowait()
+        except anyio.WouldBlock:
+            raise HTTPException(429, "a snapshot is being written: try again when it is done") from None
+        try:
+            with tempfile.TemporaryDirectory(prefix="ncclscope-snapshot-") as folder:
+                await self._view.write_snapshot(Path(folder), job, minutes)
+                file = await to_thread.run_sync(zip_folder, Path(folder))
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            detail = f"the service could not write the snapshot: {why}; ask for fewer minutes, or for one job"
+            raise HTTPException(HTTPStatus.INSUFFICIENT_STORAGE, detail) from error
+        finally:
+            self._one_snapshot.release()
+        return ZipResponse(file, name="ncclscope-snapshot.zip")
+
+    def _asked_job(self, query: Mapping[str, str]) -> str | None:
+        job = query.get("job") or None
+        if job is None:
+            return None
+        known = [each.name for each in self._view.overview().jobs]
+        if job not in known:
+            raise HTTPException(404, f"there is no job {job!r}; known are: {', '.join(known) or 'none'}")
+        return job
+
+
+class _JobAnswers:
+    """One method per route of `/api/jobs/...`, named as its operation in the table."""
+
+    def __init__(self, view: ServiceView) -> None:
+        self._view = view
+        self._kept: dict[str, tuple[float, bytes]] = {}
+        self._one_traffic = anyio.Lock()
+
+    async def communicator(self, request: Request) -> Response:
+        """One communicator of a job."""
+
+        def make(asked: JobQuery, now_ns: int) -> object:
+            alias = request.path_params["alias"]
+            found = asked.communicator(alias)
+            if found is None:
+                raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
+            return communicator_detail(asked, found, now_ns)
+
+        return self._answer(request, make)
+
+    async def rank(self, request: Request) -> Response:
+        """One rank of a job."""
+
+        def make(asked: JobQuery, now_ns: int) -> object:
+            rank = request.path_params["rank"]
+            found = rank_detail(asked, rank, now_ns)
+            if found is None:
+                raise HTTPException(404, f"job {asked.job!r} has no rank {rank}")
+            return found
+
+        return self._answer(request, make)
+
+    async def timeline(self, request: Request) -> Response:
+        """The last seconds of a job, of a communicator or of a rank."""
+        seconds = _asked_seconds(request.query_params)
+        alias, rank = request.query_params.get("communicator"), request.query_params.get("rank")
+
+        def make(asked: JobQuery, _: int) -> object:
+            if alias:
+                communicator = asked.communicator(alias)
+                if communicator is None:
+                    raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
+                return timeline_of_communicator(asked, communicator, seconds)
+            if rank:
+                if not rank.isdecimal() or len(rank) > _MAX_DIGITS:
+                    raise HTTPException(400, f"rank must be a whole number, not {rank!r}")
+                return timeline_of_rank(asked, int(rank), seconds)
+            return timeline_of_ranks(asked, seconds)
+
+        return self._answer(request, make)
+
+    async def traffic(self, request: Request) -> Response:
+        """Bytes from rank to rank; made beside the event loop, and less often: it is the costliest."""
+        key = self._key(request)
+        kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
+        if kept is None:
+            async with self._one_traffic:
+                kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
+                if kept is None:
+                    sent = traffic_input(self._job(request)[0])
+                    kept = await to_thread.run_sync(lambda: to_json(traffic_view(sent)))
+                    self._keep(key, kept)
+        return _json_bytes(kept)
+
+    async def sizes(self, request: Request) -> Response:
+        """Bus bandwidth against message size."""
+        return self._answer(request, lambda asked, _: size_points(asked))
+
+    def _answer(self, request: Request, make: Callable[[JobQuery, int], object]) -> Response:
+        key = self._key(request)
+        kept = self._fresh(key, KEPT_SECONDS)
+        if kept is None:
+            kept = to_json(make(*self._job(request)))
+            self._keep(key, kept)
+        return _json_bytes(kept)
+
+    def _job(self, request: Request) -> tuple[JobQuery, int]:
+        name = request.path_params["job"]
+        found = self._view.job(name)
+        if found is None:
+            raise HTTPException(404, f"there is no job {name!r}")
+        return found
+
+    @staticmethod
+    def _key(request: Request) -> str:
+        return f"{request.url.path}?{request.url.query}"
+
+    def _fresh(self, key: str, seconds: float) -> bytes | None:
+        kept = self._kept.get(key)
+        return kept[1] if kept is not None and anyio.current_time() - kept[0] <= seconds else None
+
+    def _keep(self, key: str, answer: bytes) -> None:
+        if len(self._kept) >= _MAX_KEPT:
+            self._kept.clear()
+        self._kept[key] = (anyio.current_time(), answer)
+
+
+class _SecurityHeaders:
+    """Adds SECURITY_HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def _asked_seconds(query: Mapping[str, str]) -> float:
+    """The parameter `seconds`; 2 if it is not given. Raises HTTPException(400) if it is no such number."""
+    text = query.get("seconds") or "2"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMELINE_SECONDS:
+        raise HTTPException(400, f"seconds must be above 0 and at most {MAX_TIMELINE_SECONDS:g}, not {text!r}")
+    return seconds
+
+
+def asked_minutes(query: Mapping[str, str]) -> float | None:
+    """The parameter `minutes`; None if it is not given. Raises HTTPException(400) unless it is more than 0."""
+    text = query.get("minutes") or None
+    if text is None:
+        return None
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise HTTPException(400, f"minutes must be a number above 0, not {text!r}")
+    return minutes
+
+
+def asked_events(query: Mapping[str, str]) -> frozenset[str]:
+    """The parameter `events`; DEFAULT_EVENTS if it is not given. Raises HTTPException(400) for other names."""
+    asked = frozenset(filter(None, (query.get("events") or "").replace(" ", "").split(",")))
+    if not asked <= EVENTS:
+        raise HTTPException(400, f"events are {', '.join(sorted(EVENTS))}, not {', '.join(sorted(asked - EVENTS))}")
+    return asked or DEFAULT_EVENTS
+
+
+def overview_event(overview: Overview) -> Event:
+    """The event "overview"."""
+    return Event(name="overview", data=to_json(overview))
+
+
+def health_event(health: HealthView) -> Event:
+    """The event "health"."""
+    return Event(name="health", data=to_json(health))
+
+
+def to_json(value: object) -> bytes:
+    """Dataclasses as JSON on one line."""
+    return orjson.dumps(value, default=_mapping_as_dict, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _mapping_as_dict(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _probed(status: HTTPStatus, answer: ProbeAnswer) -> Response:
+    return Response(to_json(answer), status, {"Cache-Control": "no-store"}, "application/json")
+
+
+def _json(value: object) -> Response:
+    return _json_bytes(to_json(value))
+
+
+def _json_bytes(body: bytes) -> Response:
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = orjson.dumps({"error": error.detail})
+    return Response(body, status_code=error.status_code, headers=error.headers, media_type="application/json")

@@ -1,0 +1,336 @@
+"""Views of communicators: bytes, bandwidth, limit and waiting of each, the last minutes, and the map of waiting.
+
+The map shows, for global ranks by time, the share of kernel time that each waited for others. A late rank is the one
+row that does *not* wait while all others do; a slow link is a block that waits less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.job.ranks import global_ranks, hosts_of
+from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
+from ncclscope_service.rollup.recent_sums import BUSY, DURATION, MOVED, TRANSFER, WAIT, RecentSums, ratio, series_key
+from ncclscope_service.rollup.series import operation_name
+from ncclscope_service.rollup.window import Floats, Int64s, Window
+from ncclscope_service.store.records import Communicator
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+MAX_ROWS: Final = 128
+"""Ranks on the map. If there are more, those that wait least and those that wait most are shown."""
+
+MAX_RANK: Final = 1 << 20
+"""Global ranks from here on are taken for a damaged line and left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitMap:
+    """One job's map; rows by rank, columns by time bucket of the overview."""
+
+    ranks: tuple[int, ...]
+    hosts: tuple[str | None, ...]
+    """Of each of `ranks`."""
+    ranks_known: int
+    """How many ranks have a known wait: the map shows all of them or the most telling ones."""
+    mean_ratio: tuple[float | None, ...]
+    """Of each of `ranks`, over the whole window."""
+    percent: tuple[tuple[int | None, ...], ...]
+    """Wait in percent of kernel time, a row for each of `ranks`; None if nothing was recorded."""
+
+
+_SPANS_STAGES: Final = ("EMBEDDING", "PP")
+_BOTH: Final = (WAIT, DURATION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeans:
+    """Wait of every rank of a job over the window."""
+
+    ranks: Int64s
+    """Global ranks with a known wait, ascending."""
+    mean_ratio: Floats
+
+    def most_telling(self, limit: int) -> Int64s:
+        """Positions of the ranks that wait least and of those that wait most, in order of rank.
+
+        `limit` in all, one half each: the late ranks are among the former, those who wait for them among the latter.
+        """
+        order = np.argsort(self.mean_ratio, kind="stable")
+        if len(order) <= limit:
+            return np.sort(order)
+        return np.sort(np.concatenate([order[: limit - limit // 2], order[len(order) - limit // 2 :]]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWaits(RankMeans):
+    """The same, by time bucket too."""
+
+    by_bucket: Floats
+    """Shape (ranks, buckets); NaN if nothing was recorded."""
+
+
+class Waits:
+    """The waits of all ranks of a store over a window; members whose global rank is not known are left out."""
+
+    def __init__(self, store: Store, sums: RecentSums, window: Window) -> None:
+        self._sums = sums
+        self._window = window
+        self._codes = {job: code for code, job in enumerate(dict.fromkeys(store.process_job))}
+        codes = np.array([self._codes[job] for job in store.process_job], np.int64)
+        self._job_of = codes[np.array([each.process for each in store.members], np.int64)]
+        self._communicator_of = np.array([each.communicator for each in store.members], np.int64)
+        self._kind_of = np.array([each.parallelism or "" for each in store.communicators])[self._communicator_of]
+        self._rank_of = np.array(
+            [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], np.int64
+        )
+        self._whole = sums.waits.whole(window, len(self._rank_of))
+        self._is_known = (self._whole[DURATION] > 0) & (self._rank_of >= 0) & (self._rank_of < MAX_RANK)
+
+    def means_of_job(self, job: str) -> RankMeans:
+        """The waits of a job's ranks in groups that are meant to arrive together.
+
+        Ranks of different pipeline stages wait for each other by design: in a job with a pipeline, groups that span
+        stages (PP, EMBEDDING, WORLD) would hide everything else, and are left out unless there is nothing else.
+        """
+        members = self._meant_together(job)
+        ranks, rows = np.unique(self._rank_of[members], return_inverse=True)
+        waits, durations = (
+            np.bincount(rows, weights=self._whole[of, members], minlength=len(ranks)).astype(np.float64) for of in _BOTH
+        )
+        return RankMeans(ranks=ranks, mean_ratio=ratio(waits, durations))
+
+    def of_job(self, job: str) -> RankWaits:
+        """As `means_of_job`, by time bucket too."""
+        return self._by_bucket(self._meant_together(job))
+
+    def of_communicator(self, communicator: int) -> RankWaits:
+        """The waits of one communicator's ranks."""
+        return self._by_bucket(np.flatnonzero(self._is_known & (self._communicator_of == communicator)))
+
+    def _by_bucket(self, members: Int64s) -> RankWaits:
+        ranks, rows = np.unique(self._rank_of[members], return_inverse=True)
+        rows = rows.astype(np.int64)
+        waits, durations = (self._sums.waits.by_bucket(of, self._window, members, rows, len(ranks)) for of in _BOTH)
+        means = ratio(waits.sum(axis=1), durations.sum(axis=1))
+        return RankWaits(ranks=ranks, mean_ratio=means, by_bucket=ratio(waits, durations))
+
+    def _meant_together(self, job: str) -> Int64s:
+        own = self._job_of == self._codes.get(job, NO_NUMBER)
+        spans = np.isin(self._kind_of, _SPANS_STAGES)
+        if (spans & own & (self._sums.of_member()[: len(own)] > 0)).any():
+            spans |= self._kind_of == "WORLD"
+        known = own & self._is_known
+        together = known & ~spans
+        return np.flatnonzero(together if together.any() else known)
+
+
+def host_waits(waits: RankMeans, host_of_rank: Mapping[int, str]) -> list[tuple[str, float]]:
+    """Each host with the mean wait of its ranks, by name; ranks on hosts that are not known are left out."""
+    ratios: dict[str, list[float]] = {}
+    for rank, mean in zip(waits.ranks.tolist(), waits.mean_ratio.tolist(), strict=True):
+        if rank in host_of_rank:
+            ratios.setdefault(host_of_rank[rank], []).append(mean)
+    return [(host, math.fsum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
+
+
+def make_wait_map(waits: RankWaits, host_of_rank: Mapping[int, str]) -> WaitMap | None:
+    """The map of a job; None if no wait is known, as is always so with logs only."""
+    if not len(waits.ranks):
+        return None
+    shown = waits.most_telling(MAX_ROWS)
+    ranks = waits.ranks[shown].tolist()
+    return WaitMap(
+        ranks=tuple(ranks),
+        hosts=tuple(host_of_rank.get(rank) for rank in ranks),
+        ranks_known=len(waits.ranks),
+        mean_ratio=tuple(round(ratio, 4) for ratio in waits.mean_ratio[shown].tolist()),
+        percent=tuple(_percents(row) for row in waits.by_bucket[shown]),
+    )
+
+
+def _percents(ratios: Floats) -> tuple[int | None, ...]:
+    return tuple(None if math.isnan(ratio) else round(ratio * 100) for ratio in ratios.tolist())
+
+
+MAX_SHOWN: Final = 64
+"""Communicators of a job on the page."""
+
+_RECENT_BUCKETS: Final = 12
+"""The last minute: what "now" means for waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorView:
+    """One communicator. Bandwidths are of its main series: the operation and size class that moved most bytes."""
+
+    alias: str
+    comm_id: str
+    parallelism: str | None
+    size: int
+    hosts: int
+    ranks: tuple[int, ...]
+    """Global ranks that are known, ascending."""
+    operations: int
+    bytes: int
+    ops: tuple[tuple[str, int], ...]
+    """Operations by name, most frequent first."""
+    main_op: str | None
+    main_size_class: str | None
+    busbw: float | None
+    """Bytes per second, median over the last minute with data."""
+    limit: float | None
+    """By topology."""
+    baseline: float | None
+    """The best that the main series has shown."""
+    wait_ratio: float | None
+    """Over the last minute."""
+    busbw_history: tuple[float | None, ...]
+    """By bucket of the window."""
+    bytes_history: tuple[float | None, ...]
+    """Logged bytes per second and bucket, over all ranks: what there is with logs only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """The last minutes of all communicators, rows by communicator index."""
+
+    busbw: Floats
+    """Bytes per second by bucket, of the main series; NaN without data."""
+    bytes_per_second: Floats
+    """Logged, by bucket; NaN if nothing can be known."""
+    wait_ratio: Floats
+    """Over the last minute; NaN without data."""
+
+
+def recent_of_communicators(store: Store, sums: RecentSums, window: Window) -> Recent:
+    """The last minutes of all communicators of the store."""
+    return Recent(
+        busbw=_busbw_history(store, sums, window),
+        bytes_per_second=_bytes_history(store, sums, window),
+        wait_ratio=recent_wait_ratio(sums, len(store.communicators), window),
+    )
+
+
+def main_series(store: Store) -> Int64s:
+    """By communicator: position in `series` of what moved most bytes (then most operations); -1 without series."""
+    series = store.series.rows
+    main = np.full(len(store.communicators), -1, np.int64)
+    order = np.lexsort((series["operations"], series["bytes"]))
+    order = order[series["communicator"][order] >= 0]
+    main[series["communicator"][order]] = order
+    return main
+
+
+def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
+    """By communicator: waiting over kernel time of the collectives of the last minute; NaN without."""
+    last = Window(
+        begin_ns=window.end_ns - _RECENT_BUCKETS * window.bucket_ns,
+        bucket_ns=window.bucket_ns,
+        buckets=_RECENT_BUCKETS,
+    )
+    whole = sums.collectives.whole(last, count)
+    return ratio(whole[WAIT], whole[BUSY])
+
+
+def most_telling(
+    views: Sequence[Communicator], bytes_of: NDArray[np.int64], named: frozenset[str]
+) -> list[Communicator]:
+    """MAX_SHOWN communicators: those that findings name, then the busiest of each kind in turn."""
+    by_bytes = sorted(views, key=lambda each: (-int(bytes_of[each.index]), each.index))
+    kinds = dict.fromkeys(each.parallelism for each in by_bytes)
+    in_turn = zip_longest(*([each for each in by_bytes if each.parallelism == kind] for kind in kinds))
+    mixed = [each for each in chain.from_iterable(in_turn) if each is not None]
+    chosen = sorted(mixed, key=lambda each: each.comm_id not in named)[:MAX_SHOWN]
+    return sorted(chosen, key=lambda each: each.index)
+
+
+class CommunicatorViews:
+    """Makes the views of chosen communicators from what was computed for all of them."""
+
+    def __init__(self, store: Store, aliases: Aliases, recent: Recent) -> None:
+        self._store = store
+        self._aliases = aliases
+        self._recent = recent
+        self._series = store.series.rows
+        self._main = main_series(store)
+
+    def view(self, communicator: Communicator) -> CommunicatorView:
+        """One communicator's view."""
+        index = communicator.index
+        own = self._series[self._series["communicator"] == index]
+        main = self._series[self._main[index]] if self._main[index] >= 0 else None
+        return CommunicatorView(
+            alias=self._aliases[index],
+            comm_id=communicator.comm_id,
+            parallelism=communicator.parallelism,
+            size=communicator.size,
+            hosts=len(hosts_of(self._store, communicator)),
+            ranks=tuple(sorted(global_ranks(self._store, communicator).values())),
+            operations=int(own["operations"].sum()),
+            bytes=int(own["bytes"].sum()),
+            ops=_operations_by_name(own),
+            main_op=None if main is None else operation_name(int(main["op"])),
+            main_size_class=None if main is None else size_class_name(int(main["size_class"])),
+            busbw=None if main is None else four_digits(float(main["busbw"].item())),
+            limit=None if main is None else four_digits(float(main["limit"].item())),
+            baseline=None if main is None else four_digits(float(main["baseline"].item())),
+            wait_ratio=four_digits(self._recent.wait_ratio[index]),
+            busbw_history=tuple(four_digits(value) for value in self._recent.busbw[index].tolist()),
+            bytes_history=tuple(four_digits(value) for value in self._recent.bytes_per_second[index].tolist()),
+        )
+
+
+def four_digits(value: float) -> float | None:
+    """A number to four digits, which is what a screen can show; None for NaN."""
+    return None if math.isnan(value) else float(f"{value:.4g}")
+
+
+def size_class_name(size_class: int) -> str:
+    """The name of a size class; "unknown" outside the table."""
+    return SIZE_CLASSES[size_class] if 0 <= size_class < len(SIZE_CLASSES) else "unknown"
+
+
+def _operations_by_name(series: Columns) -> tuple[tuple[str, int], ...]:
+    amounts = np.bincount(series["op"], weights=series["operations"]) if len(series) else np.zeros(0)
+    named = [(operation_name(code), int(amount)) for code, amount in enumerate(amounts.tolist()) if amount]
+    return tuple(sorted(named, key=lambda pair: -pair[1]))
+
+
+def _busbw_history(store: Store, sums: RecentSums, window: Window) -> Floats:
+    """All bytes that passed the bus in a bucket over the time that their transfers took, main series only."""
+    main, series = main_series(store), store.series.rows
+    has_main = np.flatnonzero(main >= 0)
+    rows = series[main[has_main]]
+    main_key = np.full(len(main), NO_NUMBER, np.int64)
+    main_key[has_main] = series_key(rows["communicator"], rows["op"], rows["size_class"])
+    keys = sums.series_keys()
+    of = keys >> 16
+    shown = np.flatnonzero(main_key[of] == keys)
+    moved, took = (
+        sums.bandwidths.by_bucket(column, window, shown, of[shown], len(main)) for column in (MOVED, TRANSFER)
+    )
+    return ratio(moved, took)
+
+
+def _bytes_history(store: Store, sums: RecentSums, window: Window) -> Floats:
+    """Bytes per second; buckets before the first line and the one that is still filling are not known."""
+    count = len(store.communicators)
+    taken_in = [each.index if each.absorbed_by is None else each.absorbed_by for each in store.communicators]
+    into = np.array(taken_in, np.int64)
+    rates = sums.bytes.by_bucket(0, window, np.arange(count), into, count) / window.bucket_seconds
+    first_ns, last_ns = sums.logged.within(window, len(store.processes))
+    logged = first_ns[first_ns <= last_ns]
+    first = int(window.bucket_of(logged.min()[None])[0]) if len(logged) else window.buckets
+    rates[:, : first + 1] = np.nan
+    rates[:, -1] = np.nan
+    return rates

@@ -1,0 +1,111 @@
+"""Changes of findings from one pass to the next: opened, changed, closed.
+
+Detectors renew their findings at every pass; each change must be reported once. A finding is the same one as long as it
+is open and names the same ranks and hosts of the same communicator, or if it replaces a closed one of the same kind
+that it overlaps (it names one more rank, or has become more severe).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ncclscope_service.show.overview import FindingView
+
+_Key = tuple[str, str, str | None, tuple[int, ...], tuple[str, ...]]
+
+
+class FindingChange(StrEnum):
+    """A change of a finding."""
+
+    OPENED = "opened"
+    CHANGED = "changed"
+    """Another severity, or other ranks or hosts; its id stays."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingEvent:
+    """One change; also what the event stream carries as JSON."""
+
+    event: FindingChange
+    id: str
+    """Of the fault: equal in all of its events, and after a restart of the service."""
+    finding: FindingView
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    id: str
+    finding: FindingView
+
+
+class FindingTracker:
+    """Compares the findings of each pass with those of the one before. Memory: the findings that are open."""
+
+    def __init__(self) -> None:
+        self._open: dict[_Key, _Known] = {}
+
+    def compare(self, findings: Sequence[FindingView], now_ns: int) -> list[FindingEvent]:
+        """The changes, in the order of the findings, closed ones last. `findings` must hold all that are open.
+
+        One that has vanished without having been closed counts as closed at `now_ns`.
+        """
+        gone = dict(self._open)
+        found: dict[_Key, _Known] = {}
+        events: list[FindingEvent] = []
+        open_ones = [each for each in findings if each.until_ns is None]
+        for finding in sorted(open_ones, key=lambda each: _key(each) not in gone):
+            known = _take(gone, finding)
+            identity = _identity(finding) if known is None else known.id
+            found[_key(finding)] = _Known(identity, finding)
+            if known is None:
+                events.append(FindingEvent(event=FindingChange.OPENED, id=identity, finding=finding))
+            elif _is_changed(known.finding, finding):
+                events.append(FindingEvent(event=FindingChange.CHANGED, id=identity, finding=finding))
+        ended = {_key(each): each for each in sorted(findings, key=_end) if each.until_ns is not None}
+        for key, known in gone.items():
+            closed = ended.get(key) or _ended_at(known.finding, now_ns)
+            events.append(FindingEvent(event=FindingChange.CLOSED, id=known.id, finding=closed))
+        self._open = found
+        return events
+
+
+def _key(finding: FindingView) -> _Key:
+    return (finding.job, finding.kind, finding.comm_id, finding.ranks, finding.hosts)
+
+
+def _end(finding: FindingView) -> int:
+    return finding.until_ns or 0
+
+
+def _take(gone: dict[_Key, _Known], finding: FindingView) -> _Known | None:
+    """The finding that this one continues, taken out of `gone`."""
+    if (same := gone.pop(_key(finding), None)) is not None:
+        return same
+    for key, known in gone.items():
+        if _replaces(finding, known.finding):
+            return gone.pop(key)
+    return None
+
+
+def _replaces(finding: FindingView, known: FindingView) -> bool:
+    if (finding.job, finding.kind) != (known.job, known.kind):
+        return False
+    overlaps = set(finding.ranks) & set(known.ranks) or set(finding.hosts) & set(known.hosts)
+    return bool(overlaps) or (finding.comm_id is not None and finding.comm_id == known.comm_id)
+
+
+def _is_changed(before: FindingView, now: FindingView) -> bool:
+    return (before.severity, before.ranks, before.hosts) != (now.severity, now.ranks, now.hosts)
+
+
+def _identity(finding: FindingView) -> str:
+    parts: Iterable[object] = (*_key(finding), finding.since_ns)
+    return f"{finding.kind}-{hashlib.blake2s(repr(tuple(parts)).encode(), digest_size=6).hexdigest()}"
+
+
+def _ended_at(finding: FindingView, now_ns: int) -> FindingView:
+    return replace(finding, until_ns=now_ns)

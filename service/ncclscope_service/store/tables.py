@@ -1,0 +1,224 @@
+"""The store: growing tables of columns, and the few records they point at.
+
+The pipeline's stages write here and everything that shows (metrics, page, trace, files) reads here.
+Row ids are absolute and never reused: `Table.drop_before` forgets old rows, ids of later ones stay.
+
+Also gives the hosts of a source, and the NCCL version of a process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.columns.group_by import Interner
+from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
+from ncclscope_service.nccl.topology import Channels
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import (
+    SETTINGS_KEPT,
+    Captures,
+    Communicator,
+    Finding,
+    HostClock,
+    KernelReferences,
+    KnownSetting,
+    Member,
+    Process,
+    RetiredSources,
+    SourceGaps,
+    SourceState,
+)
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.topology import TopologySeen, TuningTableSeen
+
+
+class Hosts:
+    """Host names to small integers, over all processes of a store."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self.names: list[str] = []
+        self._index: dict[str, int] = {}
+        self._of_process: NDArray[np.int32] = np.empty(0, np.int32)
+
+    def of_processes(self) -> NDArray[np.int32]:
+        """The host of every process."""
+        new = self._store.processes[len(self._of_process) :]
+        for process in new:
+            if process.host not in self._index:
+                self._index[process.host] = len(self.names)
+                self.names.append(process.host)
+        if new:
+            hosts = np.asarray([self._index[process.host] for process in new], np.int32)
+            self._of_process = np.concatenate([self._of_process, hosts])
+        return self._of_process
+
+
+def hosts_of(known: Store, source: int) -> set[str]:
+    """The hosts that a source named; if it named none, such as an export that could not be read, the one of its
+    agent, if that is only one.
+    """
+    hosts = known.source_hosts.get(source)
+    if hosts:
+        return hosts
+    agent = known.sources[source].agent
+    beside = [of for other, of in known.source_hosts.items() if known.sources[other].agent == agent]
+    found = set[str]().union(*beside)
+    return found if len(found) == 1 else set()
+
+
+def version_of(known: Store, process: int) -> str | None:
+    """The version that the process printed itself, else the only one in its log, else the only one of its job.
+
+    Up to 2.21 one process of a job prints it, without saying which; later communicator rank 0 does. Two versions in
+    one place are a mistake that NCCL warns of, or logs of several runs: then that place says nothing.
+    """
+    own = known.process_version.get(process)
+    if own is not None:
+        return own
+    source = known.process_source.get(process)
+    for seen in (known.source_versions.get(source, set()) if source is not None else set(), _of_job(known, process)):
+        if len(seen) == 1:
+            return next(iter(seen))
+    return None
+
+
+def _of_job(known: Store, process: int) -> set[str]:
+    return known.job_versions.get(known.process_job[process], set())
+
+
+@dataclass(slots=True)
+class Store:
+    """All that is known, of all jobs."""
+
+    strings: Interner = field(default_factory=Interner)
+    sources: list[SourceState] = field(default_factory=list[SourceState])
+    processes: list[Process] = field(default_factory=list[Process])
+    process_job: list[str] = field(default_factory=list[str])
+    """Job of each process, by process index."""
+    process_version: dict[int, str] = field(default_factory=dict[int, str])
+    """NCCL version of a process, if a line said it, or else the only one its source or job printed."""
+    process_source: dict[int, int] = field(default_factory=dict[int, int])
+    """The log in which a process was first seen."""
+    source_hosts: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Hosts that a source named."""
+    job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    source_versions: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    operation_templates: Table = field(default_factory=lambda: Table(rows.OPERATION_TEMPLATE))
+    kernel_templates: Table = field(default_factory=lambda: Table(rows.KERNEL_TEMPLATE))
+    operations: Table = field(default_factory=lambda: Table(rows.OPERATION))
+    kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
+    kernel_references: KernelReferences = field(default_factory=KernelReferences)
+    """Recorded by whoever writes `kernel` of an operation."""
+    replays: Table = field(default_factory=lambda: Table(rows.REPLAYED))
+    """Of operations that were captured into CUDA graphs."""
+    collectives: Table = field(default_factory=lambda: Table(rows.COLLECTIVE))
+    series: Table = field(default_factory=lambda: Table(rows.SERIES))
+    """One row per (communicator, op, size class); never dropped, bounded by communicators x 13 x 6."""
+    inspected: Table = field(default_factory=lambda: Table(rows.INSPECTED))
+    ranges: Table = field(default_factory=lambda: Table(rows.RANGE))
+    busy: Table = field(default_factory=lambda: Table(rows.BUSY))
+
+    launches: int = 0
+    """Launch ids that were given out."""
+    communicators: list[Communicator] = field(default_factory=list[Communicator])
+    members: list[Member] = field(default_factory=list[Member])
+    iteration_confidence: dict[int, float] = field(default_factory=dict[int, float])
+    """By process: how sure the period is by which its operations are numbered."""
+    captures: Captures = field(default_factory=Captures)
+    """(source, capture) in order of arrival; live, those that came within the window."""
+    topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(
+        default_factory=dict[tuple[str, str | None], list[TopologySeen]]
+    )
+    """By (job, host): blocks that differ, in order of arrival; host None for files that nothing ties to a host."""
+    topologies_seen: int = 0
+    """Number of all blocks that were added to `topologies`."""
+    tuning_tables: dict[int, TuningTableSeen] = field(default_factory=dict[int, TuningTableSeen])
+    """By communicator."""
+    channels: dict[int, Channels] = field(default_factory=dict[int, Channels])
+    """Rings and trees by communicator, of those that printed them."""
+    measured_baseline: MeasuredBaseline | None = None
+    """Results of nccl-tests on this machine, if the user gave its output."""
+    clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
+    """By host."""
+    clock_reference: str | None = None
+    clock_violation_ratio: float | None = None
+    """Share of causality constraints that fail after correction; None if none could be checked."""
+    clocks_are_trusted: bool = True
+    """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    settings: defaultdict[str, deque[KnownSetting]] = field(
+        default_factory=lambda: defaultdict(partial(deque[KnownSetting], maxlen=SETTINGS_KEPT))
+    )
+    """By type: the most recent facts that can differ between the ranks of a job and be a wrong setting."""
+    understood: Counter[str] = field(default_factory=Counter[str])
+    """Lines and records by family."""
+    torn_lines: Counter[int] = field(default_factory=Counter[int])
+    """By source."""
+    alignment_checked: Counter[str] = field(default_factory=Counter[str])
+    """Operations of each job whose alignment was checked against an exact join."""
+    alignment_disagreements: Counter[str] = field(default_factory=Counter[str])
+    """Checked operations to which alignment gave another kernel, or one if there is none."""
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    """Lines and records by the reason they were skipped."""
+    finished: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    """Operations of which nothing more will be learned, by job and rows.Match, those that were forgotten included."""
+    inspector_records: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Records of NCCL Inspector by job and what became of them: "with_operation", "without_operation",
+    "not_gpu_timed"."""
+    gaps: defaultdict[int, SourceGaps] = field(default_factory=lambda: defaultdict(SourceGaps))
+    """By source."""
+    retired: RetiredSources = field(default_factory=RetiredSources)
+    """Sums over sources whose places others have now."""
+
+    def copy(self) -> Store:
+        """The store as it is now: tables are copied, so that another thread may read them while this one goes on."""
+        copied = replace(self)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Table | Captures):
+                setattr(copied, each.name, value.copy())
+            elif isinstance(value, list | dict):
+                setattr(copied, each.name, copy(value))
+        return copied
+
+    def table_bytes(self) -> int:
+        """Memory that the rows of all tables take."""
+        tables = [value for each in fields(self) if isinstance(value := getattr(self, each.name), Table)]
+        return sum(len(table) * table.dtype.itemsize for table in tables)
+
+    def listed_communicators(self) -> list[Communicator]:
+        """All communicators but those that were absorbed by another."""
+        return [each for each in self.communicators if each.absorbed_by is None]
+
+    def finish(self, at: NDArray[np.intp]) -> None:
+        """Nothing more will be learned of the operations at these places, each of which is finished once."""
+        table = self.operations.rows
+        table["finished"][at] = True
+        states = len(rows.Match)
+        keys = table["process"][at].astype(np.int64) * states + table["match"][at]
+        for key, amount in enumerate(np.bincount(keys).tolist()):
+            if amount:
+                self.finished[self.process_job[key // states], key % states] += amount
+
+    def new_launches(self, amount: int) -> Ids:
+        """`amount` launch ids that are not in use yet."""
+        self.launches += amount
+        return np.arange(self.launches - amount, self.launches, dtype=np.int64)
+
+    def templates_of(self, operations: Columns, *names: str) -> Columns:
+        """The operation template of each of these operations; these columns of it only, if some are named."""
+        return self.operation_templates.take(operations["template"], *names)
+
+    def kernel_templates_of(self, kernels: Columns, *names: str) -> Columns:
+        """The kernel template of each of these kernels; these columns of it only, if some are named."""
+        return self.kernel_templates.take(kernels["template"], *names)

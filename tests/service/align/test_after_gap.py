@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+
+from ncclscope_service.align.by_order.after_gap import BehindGap, GapHistory, GapPlace
+from ncclscope_service.align.coverage import Coverage
+from ncclscope_service.align.thread_backlog import THREAD_KERNEL
+from ncclscope_wire.batch import Columns
+
+PERIOD = 50
+PER_LAUNCH = 20
+"""Correlation ids that each launch uses up, with the calls around it."""
+
+
+def kernels(first: int, amount: int, *, late_ids: int = 0) -> Columns:
+    """Kernels of launches from a number on, 1 ms apart."""
+    rows = np.zeros(amount, THREAD_KERNEL)
+    numbers = np.arange(first, first + amount)
+    rows["correlation_id"] = 1000 + numbers * PER_LAUNCH + late_ids
+    rows["time_ns"] = 1_000_000 * numbers
+    return rows
+
+
+def symbols(first: int, amount: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """A program of period 50 in which every launch of a period is another."""
+    return (np.arange(first, first + amount) % PERIOD).astype(np.int32)
+
+
+def resumed(hidden: int, *, late_ids: int = 0, final: bool = True, launches: int = 4000) -> GapPlace | None:
+    """600 launches are known; so many more were not recorded; then 300 kernels come."""
+    resumption = GapHistory()
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
+    behind = kernels(600 + hidden, 300, late_ids=late_ids)
+    fits = np.eye(PERIOD, dtype=bool)
+    given = BehindGap(
+        np.arange(launches + 1),
+        np.arange(600, 600 + launches),
+        symbols(600, launches),
+        behind,
+        symbols(600 + hidden, 300),
+        fits,
+    )
+    return resumption.find(given, 600, final=final)
+
+
+def test_the_jump_of_the_correlation_ids_says_how_many_launches_a_hole_hides() -> None:
+    for hidden in (0, 7, 333, 1510):
+        found = resumed(hidden)
+        assert found is not None
+        assert found.skipped == hidden
+        assert found.trust > 0.8
+
+
+def test_a_jump_that_points_between_two_places_is_a_guess() -> None:
+    found = resumed(500, late_ids=PER_LAUNCH * PERIOD // 2)
+    assert found is not None
+    assert found.trust <= 0.5
+
+
+def test_more_launches_are_waited_for() -> None:
+    assert resumed(1500, final=False, launches=1600) is None
+    assert resumed(1500, final=False, launches=4000) is not None
+
+
+def test_few_kernels_say_nothing_sure() -> None:
+    resumption = GapHistory()
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
+    fits = np.eye(PERIOD, dtype=bool)
+    few = BehindGap(np.arange(1001), np.arange(600, 1600), symbols(600, 1000), kernels(700, 10), symbols(700, 10), fits)
+    assert resumption.find(few, 600, final=True) == GapPlace(0, 0.5)
+
+
+def test_kernels_are_taken_up_to_the_next_hole() -> None:
+    coverage = Coverage()
+    coverage.add(0, 100_000_000)
+    coverage.add(400_000_000, 600_000_000)
+    rows = np.concatenate([kernels(10, 50), kernels(450, 30)])
+    assert GapHistory().next_border(rows, coverage, final=True) == (50, True)
+
+
+def test_a_hole_before_the_first_kernel_is_a_border_of_its_own() -> None:
+    coverage = Coverage()
+    coverage.add(0, 100_000_000)
+    coverage.add(400_000_000, 600_000_000)
+    resumption = GapHistory()
+    resumption.remember(kernels(0, 60), np.arange(60), np.arange(60), 0)
+    assert resumption.next_border(kernels(450, 30), coverage, final=True) == (0, True)
+    assert resumption.next_border(kernels(450, 30), coverage, final=True, is_behind=True) == (30, False)
+
+
+def test_kernels_of_a_capture_that_is_not_over_wait() -> None:
+    coverage = Coverage()
+    coverage.add(0, 30_000_000)
+    assert GapHistory().next_border(kernels(10, 50), coverage, final=False) == (21, False)

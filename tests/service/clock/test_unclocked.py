@@ -1,0 +1,117 @@
+"""What hosts did together is measured when their clocks are told, or when it is clear that they will not be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ncclscope_service.clock.host_clocks import Clocks, Unclocked
+from ncclscope_service.intake.resolver import empty_operations
+from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
+from ncclscope_service.store.records import Process
+from ncclscope_service.store.tables import Hosts, Store
+from ncclscope_wire.terms import NO_NUMBER
+
+_SECOND = 1_000_000_000
+_NOBODY = np.array([False, False, False])
+
+
+def _collectives(hosts: list[int], *operations: list[int]) -> KernelMatrix:
+    """As many as there are lists of operations, one of each rank."""
+    of = np.array(operations, np.int64)
+    none = np.zeros(of.shape, np.int64)
+    every = np.zeros(len(of), np.int64)
+    return KernelMatrix(
+        joined=JoinedCollectives(communicator=0, coll_seq=every, operations=of),
+        hosts=np.array(hosts, np.int32), present=of != NO_NUMBER, start_ns=none, end_ns=none, start_true_ns=none,
+        end_true_ns=none, censored=none != 0, confidence=none.astype(np.float32), op=every.astype(np.uint8),
+        root=every.astype(np.int32), launch=every, message_bytes=every, agrees=every == 0,
+    )  # fmt: skip
+
+
+class _Clocks(Clocks):
+    """Of which the test says what is told."""
+
+    told = _NOBODY
+    current = False
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.hosts = store, Hosts(store)
+        super().__init__(store, self.hosts)
+
+    def are_told(self) -> NDArray[np.bool_]:
+        return self.told
+
+    def is_current(self) -> bool:
+        return self.current
+
+
+@pytest.fixture
+def clocks() -> _Clocks:
+    """Of three processes on hosts of their own, with ten operations each, in turn."""
+    store = Store()
+    store.processes += [Process(host=f"node{host}", pid=1) for host in range(3)]
+    rows = empty_operations(30)
+    rows["process"] = np.arange(30) % 3
+    store.operations.append(rows)
+    return _Clocks(store)
+
+
+@pytest.fixture
+def unclocked(clocks: _Clocks) -> Unclocked:
+    return Unclocked(clocks, clocks.hosts, clocks.store.operations)
+
+
+def _admitted(
+    unclocked: Unclocked, now_ns: int, *collectives: KernelMatrix, pairs: Sequence[tuple[int, int]] = (),
+    is_whole: bool = False, final: bool = False,
+) -> tuple[list[list[list[int]]], list[tuple[int, int]]]:  # fmt: skip
+    """Operations of the collectives, and pairs, that are given."""
+    sends, receives = np.array(pairs, np.int64).reshape(-1, 2).T
+    given = unclocked.admit(collectives, sends, receives, now_ns, is_whole=is_whole, final=final)
+    found = zip(given.sends.tolist(), given.receives.tolist(), strict=True)
+    return [each.joined.operations.tolist() for each in given.collectives], list(found)
+
+
+def test_what_was_joined_waits_until_the_clock_of_each_of_its_hosts_is_told(
+    clocks: _Clocks, unclocked: Unclocked
+) -> None:
+    alone = _collectives([NO_NUMBER, 2], [NO_NUMBER, 2])
+    assert _admitted(unclocked, 0, _collectives([0, 1], [0, 1]), alone, pairs=[(3, 4)]) == ([], [])
+    assert sorted(unclocked.waiting().tolist()) == [0, 1, 2, 3, 4]
+    clocks.told = np.array([True, True, False])
+    assert _admitted(unclocked, _SECOND, pairs=[(6, 8), (9, 10)]) == ([[[0, 1]]], [(3, 4), (9, 10)])
+    assert _admitted(unclocked, _SECOND) == ([], [])
+    clocks.told = np.array([True, True, True])
+    assert _admitted(unclocked, 2 * _SECOND) == ([[[NO_NUMBER, 2]]], [(6, 8)])
+    assert not len(unclocked.waiting())
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "current", "is_whole", "final", "is_given"),
+    [
+        (9 * _SECOND, False, True, False, False),
+        (9 * _SECOND, True, False, False, False),
+        (9 * _SECOND, True, True, False, True),
+        (10 * _SECOND, False, False, False, True),
+        (0, False, False, True, True),
+    ],
+)
+def test_it_waits_for_an_estimate_from_all_that_came_and_never_for_long(
+    clocks: _Clocks, unclocked: Unclocked, now_ns: int, *, current: bool, is_whole: bool, final: bool, is_given: bool
+) -> None:
+    assert _admitted(unclocked, 0, _collectives([0, 1], [0, 1]), pairs=[(3, 4)]) == ([], [])
+    clocks.current = current
+    all_of_it = [[[0, 1]]], [(3, 4)]
+    assert _admitted(unclocked, now_ns, is_whole=is_whole, final=final) == (all_of_it if is_given else ([], []))
+
+
+def test_what_has_left_memory_meanwhile_is_not_given(clocks: _Clocks, unclocked: Unclocked) -> None:
+    joined = _collectives([0, 1], [0, 1], [6, NO_NUMBER]), _collectives([0, 1], [3, 4])
+    _admitted(unclocked, 0, *joined, pairs=[(0, 7), (9, 10)])
+    clocks.store.operations.drop_before(5)
+    clocks.told = np.array([True, True, True])
+    assert _admitted(unclocked, 0) == ([[[6, NO_NUMBER]]], [(9, 10)])

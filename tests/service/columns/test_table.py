@@ -1,0 +1,96 @@
+"""Tables grow at the end, are forgotten from the front, and ids stay what they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ncclscope_service.columns.group_by import Interner
+from ncclscope_service.columns.table import Table
+from ncclscope_wire.batch import Columns
+
+_ROW = np.dtype([("number", "<i8")])
+
+
+def _rows(begin: int, end: int) -> Columns:
+    rows = np.empty(end - begin, _ROW)
+    rows["number"] = np.arange(begin, end)
+    return rows
+
+
+def _table(amount: int) -> Table:
+    table = Table(_ROW)
+    table.append(_rows(0, amount))
+    return table
+
+
+def test_ids_count_up_over_appends() -> None:
+    table = Table(_ROW)
+    assert table.append(_rows(0, 3)).tolist() == [0, 1, 2]
+    assert table.append(_rows(3, 5)).tolist() == [3, 4]
+    assert len(table) == table.next_id == 5
+
+
+def test_nothing_appended_is_no_ids() -> None:
+    table = _table(2)
+    assert table.append(_rows(0, 0)).tolist() == []
+    assert table.next_id == 2
+
+
+def test_ids_of_later_rows_stay_when_older_ones_are_dropped() -> None:
+    table = _table(10)
+    table.drop_before(4)
+    assert (table.first, table.next_id, len(table)) == (4, 10, 6)
+    assert table.take(np.array([9, 4]))["number"].tolist() == [9, 4]
+    assert table.append(_rows(10, 12)).tolist() == [10, 11]
+    assert table.take(np.array([11]))["number"].tolist() == [11]
+
+
+def test_dropping_what_was_dropped_before_changes_nothing() -> None:
+    table = _table(10)
+    table.drop_before(4)
+    table.drop_before(2)
+    assert table.rows["number"].tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_dropping_past_the_end_empties_the_table_and_no_id_is_given_twice() -> None:
+    table = _table(3)
+    table.drop_before(100)
+    assert len(table) == 0
+    assert table.append(_rows(3, 4)).tolist() == [3]
+
+
+def test_a_dropped_row_cannot_be_asked_for() -> None:
+    table = _table(3)
+    table.drop_before(2)
+    with pytest.raises(AssertionError, match="after it was dropped"):
+        table.take(np.array([1]))
+
+
+def test_rows_survive_any_mix_of_appends_and_drops() -> None:
+    rng = np.random.default_rng(3)
+    table, begin, end = Table(_ROW), 0, 0
+    for _ in range(200):
+        amount = int(rng.integers(0, 400))
+        table.append(_rows(end, end + amount))
+        end += amount
+        begin = int(rng.integers(begin, end + 1))
+        table.drop_before(begin)
+        assert (table.first, table.next_id) == (begin, end)
+        assert table.rows["number"].tolist() == list(range(begin, end))
+
+
+def test_writing_to_rows_changes_the_table_and_taken_rows_are_a_copy() -> None:
+    table = _table(3)
+    taken = table.take(np.array([1]))
+    table.rows["number"][1] = 70
+    assert taken["number"].tolist() == [1]
+    assert table.take(np.array([1]))["number"].tolist() == [70]
+
+
+def test_equal_strings_have_one_number_in_order_of_appearance() -> None:
+    strings = Interner()
+    assert [strings.index_of(text) for text in ("b", "a", "b", "")] == [0, 1, 0, 2]
+    assert (strings[1], len(strings)) == ("a", 3)
+    assert strings.find("a") == 1
+    assert strings.find("c") is None

@@ -1,0 +1,104 @@
+"""Links of a pipeline, and groups that share wires: seen apart or together as the fault is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ncclscope_service.detect.bandwidth import BandwidthDrop
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import Finding, FindingKind
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+
+SECOND = 1_000_000_000
+SEND, ALL_REDUCE = OPERATION_CODES["Send"], OPERATION_CODES["AllReduce"]
+HOSTS = ("a", "b", "c", "d")
+
+
+def group(name: str, parallelism: str, ranks: tuple[int, ...], hosts: tuple[str, ...]) -> Group:
+    return Group(comm_id=name, parallelism=parallelism, global_ranks=ranks, hosts=hosts)
+
+
+def rows_of(communicator: int, second: float, busbw: float, pair: tuple[int, int] | None = None) -> Columns:
+    made = np.zeros(1, rows.COLLECTIVE)
+    made["communicator"], made["op"] = communicator, ALL_REDUCE if pair is None else SEND
+    made["coll_seq"] = int(second * 10) if pair is None else NO_NUMBER
+    made["rank"], made["peer"] = (NO_NUMBER, NO_NUMBER) if pair is None else pair
+    made["last_rank"] = NO_NUMBER
+    made["message_bytes"], made["busbw"], made["confidence"] = 4 << 20, busbw, 1.0
+    made["end_true_ns"] = round(second * SECOND)
+    return made
+
+
+def told(context: Context, played: Iterator[Columns]) -> list[list[Finding]]:
+    detector = BandwidthDrop()
+    history: list[list[Finding]] = []
+    for part in played:
+        detector.ingest_collectives(part, context)
+        history.append(detector.findings())
+    return history
+
+
+def test_a_slow_link_of_a_pipeline_is_located_though_its_other_links_are_healthy() -> None:
+    pipelines = {0: group("pp0", "PP", (0, 2, 4, 6), HOSTS), 1: group("pp1", "PP", (1, 3, 5, 7), HOSTS)}
+    random = np.random.default_rng(1)
+
+    def played() -> Iterator[Columns]:
+        for second in range(90):
+            yield np.concatenate(
+                [
+                    rows_of(index, second + 0.1 * link, 40e9 * np.exp(noise) * (0.6 if slow else 1.0), pair)
+                    for index in pipelines
+                    for link in range(3)
+                    for pair in ((link, link + 1), (link + 1, link))  # each end has its own launch
+                    for noise in [random.normal(0, 0.03)]
+                    for slow in [second >= 60 and link == 0]
+                ]
+            )
+
+    history = told(Context(job="job", groups=pipelines), played())
+    assert not any(history[:60])
+    (finding,) = history[-1]
+    assert finding.kind is FindingKind.SLOW_LINK
+    assert finding.hosts == ("a",), "b has a healthy link to c"
+    assert finding.evidence["slow_groups"] == ["pp0", "pp1"]
+
+
+def dropping(slow: Mapping[int, float], seconds: int = 90) -> tuple[Context, Iterator[Columns]]:
+    """Eight groups on hosts a and b, eight on c and d, with correlated noise; some lose a share after a minute."""
+    groups = {
+        index: group(f"dp{index}", "DP", (index, 100 + index), HOSTS[:2] if index < 8 else HOSTS[2:])
+        for index in range(16)
+    }
+    random, phi = np.random.default_rng(2), 0.6
+
+    def played() -> Iterator[Columns]:
+        noise = np.zeros(len(groups))
+        for second in range(seconds):
+            noise = phi * noise + np.sqrt(1 - phi**2) * random.normal(0, 0.05, len(groups))
+            left = [1 - slow.get(index, 0.0) if second >= 60 else 1.0 for index in groups]
+            yield np.concatenate(
+                [rows_of(index, second, 40e9 * np.exp(noise[index]) * left[index]) for index in groups]
+            )
+
+    return Context(job="job", groups=groups), played()
+
+
+def test_a_loss_that_no_single_group_shows_is_found_where_all_share_the_wires() -> None:
+    context, played = dropping(dict.fromkeys(range(8), 0.2))
+    history = told(context, played)
+    assert not any(history[:60])
+    first = next(second for second, findings in enumerate(history) if findings)
+    assert first <= 80
+    assert {finding.hosts for finding in history[-1]} == {("a", "b")}
+
+
+def test_a_group_that_is_slow_alone_is_no_fault_of_the_wires_that_it_shares() -> None:
+    context, played = dropping({0: 0.5, 1: 0.5})
+    final = told(context, played)[-1]
+    assert final
+    named = [finding.evidence.get("groups", finding.evidence.get("slow_groups")) for finding in final]
+    assert sorted(str(names) for names in named) in (["['dp0', 'dp1']"], ["['dp0']", "['dp1']"])

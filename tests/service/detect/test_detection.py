@@ -1,0 +1,352 @@
+"""What the store learns is handed to the detectors of its job, and their findings are the store's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from service.log_batches import BASE_NS, Line, Reading, init, log_batch
+
+from ncclscope_service.clock.host_clocks import Clocks
+from ncclscope_service.columns.table import Ids
+from ncclscope_service.detect.detection import Detection, SilenceClock
+from ncclscope_service.job.ranks import assign_ranks
+from ncclscope_service.store import rows
+from ncclscope_service.store.records import FindingKind
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Hosts
+from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.records import CommunicatorEventKind, Counts, Source, SourceGap, SourceKind
+from ncclscope_wire.terms import NO_TIME_NS
+
+_SECOND = 1_000_000_000
+
+
+class _Service:
+    """Two ranks (or more) of one communicator, one per host."""
+
+    def __init__(self, *, size: int = 2, jobs: Sequence[str] = ("j",)) -> None:
+        self.reading = Reading()
+        self.store = self.reading.store
+        self.detection = Detection(self.store)
+        self.clocks = Clocks(self.store, Hosts(self.store))
+        for job in jobs:
+            for rank in range(size):
+                event = init(line=0, rank=rank, nranks=size, comm_id=1, host=f"node{rank}")
+                self.reading.feed(log_batch([], host=f"node{rank}", events=[event]), job=job)
+        assign_ranks(self.store)
+
+    def log(self, rank: int, *lines: Line, job: str = "j") -> Ids:
+        return self.feed(log_batch(lines, host=f"node{rank}"), job=job)
+
+    def feed(self, batch: Batch, *, job: str = "j") -> Ids:
+        ids = self.reading.feed(batch, job=job)
+        self.detection.ingest_operations(self.store.operations.take(ids))
+        return ids
+
+    def advance(
+        self,
+        seconds: float = 0.0,
+        *,
+        measured: Columns | None = None,
+        silent_hosts: frozenset[str] = frozenset(),
+        final: bool = False,
+    ) -> None:
+        self.detection.process_collectives(
+            np.empty(0, rows.COLLECTIVE) if measured is None else measured,
+            BASE_NS + round(seconds * _SECOND),
+            self.clocks,
+            step_ns=None,
+            silent_hosts=silent_hosts,
+            final=final,
+        )
+
+    def look_on(self, begin: int, end: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
+        """Looks every four seconds while nothing comes."""
+        for second in range(begin, end, 4):
+            self.advance(second, silent_hosts=silent_hosts)
+
+    def kinds(self) -> list[FindingKind]:
+        return [finding.kind for finding in self.store.findings]
+
+
+def _calls(begin: int, end: int, *, count: int = 1024, op: str = "AllReduce") -> list[Line]:
+    """Ten collectives a second, each on the line after its number."""
+    return [
+        Line(line=1 + number, op=op, count=count, logged_at_ns=BASE_NS + number * _SECOND // 10)
+        for number in range(begin, end)
+    ]
+
+
+def test_a_healthy_job_has_no_finding() -> None:
+    service = _Service()
+    for begin in range(0, 100, 10):
+        for rank in (0, 1):
+            service.log(rank, *_calls(begin, begin + 10))
+        service.advance(0.1 * (begin + 10))
+    assert service.store.findings == []
+
+
+def test_ranks_that_call_different_collectives_are_a_mismatch() -> None:
+    service = _Service(size=3)
+    service.log(0, *_calls(0, 5))
+    service.log(1, *_calls(0, 4), *_calls(4, 5, count=99))
+    service.log(2, *_calls(0, 5))
+    service.advance(8)
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.ranks, finding.hosts) == (FindingKind.MISMATCH, (1,), ("node1",))
+    assert finding.evidence["coll_seq"] == 4
+
+
+def test_what_was_lost_of_a_host_is_no_mismatch_but_blindness() -> None:
+    service = _Service()
+    gap = SourceGap(reason="truncated", amount=500, unit="bytes")
+    service.log(0, *_calls(0, 5))
+    service.feed(replace(log_batch([*_calls(0, 2), *_calls(3, 5, count=99)], host="node1"), gaps=(gap,)))
+    service.advance()
+    assert service.kinds() == [FindingKind.BLIND]
+    assert service.store.findings[0].hosts == ("node1",)
+
+
+def test_what_was_lost_of_a_log_that_its_process_began_later_is_blindness_too() -> None:
+    service = _Service()
+    service.log(0, *_calls(0, 5))
+    service.log(1, *_calls(0, 5))
+    later = log_batch(_calls(5, 6), host="node1")
+    source = Source(kind=SourceKind.NCCL_LOG, name="later", key="later")
+    gap = SourceGap(reason="truncated", amount=500, unit="bytes")
+    service.feed(replace(later, source=source, begin=0, end=1, gaps=(gap, gap)))
+    service.advance()
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.hosts, finding.evidence["gaps"]) == (FindingKind.BLIND, ("node1",), 2)
+
+
+@pytest.mark.parametrize(("size", "blind"), [(1, [("node0",)]), (2, [])])
+def test_what_was_lost_of_a_source_that_told_of_no_host_is_that_of_its_agent_where_it_has_one(
+    size: int, blind: list[tuple[str, ...]]
+) -> None:
+    service = _Service(size=size)
+    for rank in range(size):
+        service.log(rank, *_calls(0, 5))
+    gap = SourceGap(reason="malformed", amount=1, unit="files")
+    export = Source(kind=SourceKind.NSYS, name="export", key="export")
+    service.feed(Batch(source=export, begin=0, end=1, gaps=(gap,)))
+    service.advance()
+    assert [finding.hosts for finding in service.store.findings if finding.kind is FindingKind.BLIND] == blind
+
+
+def test_a_rank_that_stops_while_others_go_on_is_named_as_hanging() -> None:
+    service = _Service()
+    for begin in range(0, 50, 10):
+        for rank in (0, 1):
+            service.log(rank, *_calls(begin, begin + 10))
+        service.advance(0.1 * (begin + 10))
+    service.log(0, *_calls(50, 51))
+    service.advance(6)
+    assert service.kinds() == []
+    service.look_on(8, 120)
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.ranks) == (FindingKind.HANG, (1,))
+
+
+def _stopped(service: _Service) -> None:
+    for begin in range(0, 50, 10):
+        for rank in (0, 1):
+            service.log(rank, *_calls(begin, begin + 10))
+        service.advance(0.1 * (begin + 10))
+    service.log(0, *_calls(50, 51))
+
+
+def test_a_silence_in_which_the_service_itself_stood_still_is_no_hang() -> None:
+    service = _Service()
+    _stopped(service)
+    service.advance(6)
+    service.look_on(40, 44)
+    assert service.kinds() == []
+    service.look_on(44, 60)
+    assert service.kinds() == [FindingKind.HANG], "from then on it is watched again"
+
+
+def test_a_rank_whose_agent_is_out_of_reach_is_not_said_to_hang() -> None:
+    service = _Service()
+    _stopped(service)
+    service.look_on(8, 120, silent_hosts=frozenset({"node1"}))
+    assert service.kinds() == []
+
+
+def test_a_communicator_that_was_destroyed_does_not_hang() -> None:
+    service = _Service()
+    _stopped(service)
+    destroyed = init(line=90, kind=CommunicatorEventKind.DESTROY, host="node0")
+    service.reading.feed(log_batch([], host="node0", events=[destroyed]))
+    service.look_on(8, 120)
+    assert service.kinds() == []
+
+
+def test_silence_at_the_end_of_what_was_recorded_is_no_hang() -> None:
+    service = _Service()
+    _stopped(service)
+    service.advance(3600, final=True)
+    assert service.kinds() == []
+
+
+def test_operations_without_a_stamp_count_when_they_were_seen() -> None:
+    service = _Service()
+    for second in range(5):
+        for rank in (0, 1):
+            lines = [Line(line=1 + 10 * second + k) for k in range(10)]
+            batch = replace(log_batch(lines, host=f"node{rank}"), observed_at_ns=BASE_NS + second * _SECOND)
+            service.feed(batch)
+        service.advance(second)
+    service.feed(replace(log_batch([Line(line=60)], host="node0"), observed_at_ns=BASE_NS + 5 * _SECOND))
+    service.look_on(8, 120)
+    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
+
+
+def test_sends_that_no_receive_answers_hang_too() -> None:
+    service = _Service()
+
+    def exchange(rank: int, begin: int, end: int) -> None:
+        op = ("Send", "Recv")[rank]
+        lines = [
+            Line(line=1 + k, op=op, root=1 - rank, logged_at_ns=BASE_NS + k * _SECOND // 10) for k in range(begin, end)
+        ]
+        service.log(rank, *lines)
+
+    for begin in range(0, 50, 10):
+        for rank in (0, 1):
+            exchange(rank, begin, begin + 10)
+        service.advance(0.1 * (begin + 10))
+    exchange(0, 50, 51)
+    service.look_on(8, 120)
+    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.HANG, (1,))]
+
+
+def test_jobs_with_one_comm_id_are_judged_each_by_itself() -> None:
+    service = _Service(jobs=("one", "two"))
+    for job, count in (("one", 1024), ("two", 2048)):
+        for rank in (0, 1):
+            service.log(rank, *_calls(0, 5, count=count), job=job)
+    service.advance()
+    assert service.store.findings == []
+    service.log(0, *_calls(5, 6), job="two")
+    service.log(1, *_calls(5, 6, count=99), job="two")
+    service.advance(20)
+    assert [(finding.kind, finding.job) for finding in service.store.findings] == [(FindingKind.MISMATCH, "two")]
+
+
+def test_captured_operations_that_find_no_kernel_make_a_host_blind() -> None:
+    service = _Service()
+    decided = {rank: service.log(rank, *_calls(0, 1200)) for rank in (0, 1)}
+    matches = service.store.operations.rows["match"]
+    matches[decided[0]] = Match.MATCHED
+    matches[decided[1]] = np.where(np.arange(1200) < 300, Match.MATCHED, Match.UNMATCHED)
+    for ids in decided.values():
+        service.detection.count_decided(ids)
+    service.advance(120)
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.hosts) == (FindingKind.BLIND, ("node1",))
+    assert (finding.evidence["covered"], finding.evidence["matched"]) == (1200, 300)
+
+
+def test_operations_outside_of_captures_make_nobody_blind() -> None:
+    service = _Service()
+    for rank in (0, 1):
+        ids = service.log(rank, *_calls(0, 1200))
+        service.store.operations.rows["match"][ids] = Match.NOT_COVERED
+        service.detection.count_decided(ids)
+    service.advance(120)
+    assert service.store.findings == []
+
+
+def test_torn_lines_make_a_host_blind() -> None:
+    service = _Service()
+    service.log(0, *_calls(0, 1200))
+    torn = replace(log_batch(_calls(0, 1200), host="node1"), counts=Counts(skipped={"torn": 300}))
+    service.feed(torn)
+    service.advance(120)
+    assert [(finding.kind, finding.hosts) for finding in service.store.findings] == [(FindingKind.BLIND, ("node1",))]
+
+
+def _collectives(busbw: Sequence[float], *, last_rank: int = 0, blame_ns: int = 0) -> Columns:
+    """One every 100 ms from BASE_NS on, 1 MiB each."""
+    joined = np.zeros(len(busbw), rows.COLLECTIVE)
+    joined["size_class"], joined["message_bytes"], joined["ranks_seen"] = 2, 1 << 20, 2
+    joined["coll_seq"] = np.arange(len(busbw))
+    joined["end_true_ns"] = BASE_NS + np.arange(len(busbw)) * _SECOND // 10
+    joined["transfer_ns"] = (1 << 20) * 1e9 / np.asarray(busbw)
+    joined["first_start_true_ns"] = joined["end_true_ns"] - joined["transfer_ns"] - blame_ns
+    joined["spread_ns"] = joined["wait_ns"] = joined["blame_ns"] = blame_ns
+    joined["busy_ns"] = 2 * joined["transfer_ns"] + blame_ns
+    joined["last_rank"], joined["busbw"], joined["confidence"] = last_rank, busbw, 1.0
+    return joined
+
+
+def test_a_rank_that_is_always_late_is_named() -> None:
+    service = _Service(size=2)
+    for rank in (0, 1):
+        service.log(rank, *_calls(0, 1))
+    late = _collectives([50e9] * 3000, last_rank=1, blame_ns=20_000_000)
+    service.advance(measured=late, final=True)
+    assert [(finding.kind, finding.ranks) for finding in service.store.findings] == [(FindingKind.LATE_RANK, (1,))]
+
+
+def test_hours_at_once_find_what_seconds_at_a_time_find() -> None:
+    busbw = [50e9] * 1500 + [10e9] * 1500
+    whole, live = _Service(), _Service()
+    for service in (whole, live):
+        for rank in (0, 1):
+            service.log(rank, *_calls(0, 1))
+    whole.advance(measured=_collectives(busbw), final=True)
+    for second, part in enumerate(np.split(_collectives(busbw), 300)):
+        live.advance(second + 1, measured=part)
+    assert whole.kinds() == live.kinds() == [FindingKind.BANDWIDTH_DROP]
+    assert abs(whole.store.findings[0].since_ns - live.store.findings[0].since_ns) <= 2 * _SECOND
+
+
+def test_collectives_without_a_time_are_left_out() -> None:
+    service = _Service()
+    timeless = _collectives([50e9] * 10)
+    timeless["end_true_ns"] = NO_TIME_NS
+    service.advance(measured=timeless)
+    service.advance(measured=timeless, final=True)
+    assert service.store.findings == []
+
+
+SECOND_NS = 1_000_000_000
+
+
+def test_while_looks_are_frequent_the_clock_is_that_of_the_looks() -> None:
+    watched = SilenceClock()
+    assert [watched.time_at(now * SECOND_NS, 0) // SECOND_NS for now in (100, 101, 104, 108, 113)] == [
+        100,
+        101,
+        104,
+        108,
+        113,
+    ]
+
+
+def test_the_time_in_which_nobody_looked_is_no_silence() -> None:
+    watched = SilenceClock()
+    watched.time_at(100 * SECOND_NS, 99 * SECOND_NS)
+    assert watched.time_at(130 * SECOND_NS, 99 * SECOND_NS) == 100 * SECOND_NS
+    assert watched.time_at(133 * SECOND_NS, 110 * SECOND_NS) == 103 * SECOND_NS
+
+
+def test_what_is_written_after_it_ends_the_allowance() -> None:
+    watched = SilenceClock()
+    watched.time_at(100 * SECOND_NS, 99 * SECOND_NS)
+    watched.time_at(130 * SECOND_NS, 99 * SECOND_NS)
+    assert watched.time_at(131 * SECOND_NS, 131 * SECOND_NS) == 131 * SECOND_NS
+
+
+def test_a_silence_that_lasts_is_told_after_a_minute_whoever_stood_still() -> None:
+    watched = SilenceClock()
+    watched.time_at(100 * SECOND_NS, 99 * SECOND_NS)
+    nows = range(130, 200, 5)
+    looks = {now: watched.time_at(now * SECOND_NS, 99 * SECOND_NS) // SECOND_NS for now in nows}
+    assert looks[185] == 155
+    assert looks[190] == 190

@@ -1,0 +1,118 @@
+"""Collectives are joined by number and pairs by number per direction, whatever the order of arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin
+
+_SETTLE, _PATIENCE = 10, 100
+
+
+def _report(join: CollectiveJoin, rank: int, seqs: list[int], ids: list[int], now: int = 0, size: int = 2) -> None:
+    join.report(
+        0,
+        size,
+        rank,
+        coll_seq=np.asarray(seqs, np.int64),
+        operations=np.asarray(ids, np.int64),
+        has_kernel=np.asarray([i >= 0 for i in ids]),
+        now_ns=now,
+    )
+
+
+def _ids(ready: list[JoinedCollectives]) -> list[list[int]]:
+    return [row for joined in ready for row in joined.operations.tolist()]
+
+
+def test_a_collective_is_given_once_all_ranks_reported_it() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    _report(join, 0, [0, 1], [10, 11])
+    assert join.take_ready(members_seen={0: 2}, now_ns=0) == []
+    _report(join, 1, [0], [20])
+    assert _ids(join.take_ready(members_seen={0: 2}, now_ns=0)) == [[10, 20]]
+    _report(join, 1, [1], [21])
+    ready = join.take_ready(members_seen={0: 2}, now_ns=0)
+    assert _ids(ready) == [[11, 21]]
+    assert ready[0].coll_seq.tolist() == [1]
+
+
+def test_a_rank_without_a_kernel_does_not_hold_up_the_others() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    _report(join, 0, [0], [10])
+    _report(join, 1, [0], [-1])
+    assert _ids(join.take_ready(members_seen={0: 2}, now_ns=0)) == [[10, -1]]
+
+
+def test_a_rank_that_never_spoke_is_waited_for_only_until_things_settled() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    _report(join, 0, [0], [10], size=3)
+    _report(join, 1, [0], [20], size=3)
+    assert join.take_ready(members_seen={0: 2}, now_ns=_SETTLE) == []
+    assert _ids(join.take_ready(members_seen={0: 2}, now_ns=_SETTLE + 1)) == [[10, 20, -1]]
+
+
+def test_a_rank_that_fell_silent_is_waited_for_until_patience_ends() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    _report(join, 0, [0], [10])
+    assert join.take_ready(members_seen={0: 2}, now_ns=_PATIENCE) == []
+    assert _ids(join.take_ready(members_seen={0: 2}, now_ns=_PATIENCE + 1)) == [[10, -1]]
+
+
+def test_a_number_that_is_decided_later_than_those_behind_it_is_waited_for_a_while() -> None:
+    for first_again, expected in ((_SETTLE, [[10, 20], [11, 21]]), (_SETTLE + 1, [[11, 21]])):
+        join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+        for rank in (0, 1):
+            _report(join, rank, [1], [11 + 10 * rank])
+        ready = join.take_ready(members_seen={0: 2}, now_ns=first_again)
+        for rank in (0, 1):
+            _report(join, rank, [0], [10 + 10 * rank], now=first_again)
+        ready += join.take_ready(members_seen={0: 2}, now_ns=first_again)
+        assert _ids(ready) == expected
+
+
+def test_a_report_that_comes_after_its_collective_was_given_is_counted() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    _report(join, 0, [0], [10])
+    join.take_ready(members_seen={0: 2}, now_ns=_PATIENCE + 1)
+    _report(join, 1, [0], [20])
+    assert join.late == 1
+    assert join.take_ready(members_seen={0: 2}, now_ns=_PATIENCE + 1, final=True) == []
+
+
+def test_reports_in_any_order_give_the_same_as_in_order() -> None:
+    rng = np.random.default_rng(5)
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    reports = [(rank, seq) for rank in range(4) for seq in range(200)]
+    rng.shuffle(reports)
+    got: list[list[int]] = []
+    for rank, seq in reports:
+        _report(join, rank, [seq], [1000 * rank + seq], size=4)
+        got += _ids(join.take_ready(members_seen={0: 4}, now_ns=0))
+    assert sorted(got) == [[seq, 1000 + seq, 2000 + seq, 3000 + seq] for seq in range(200)]
+
+
+def _side(sender: int, receiver: int, seq: int, operation: int, *, receives: bool, now: int = 0) -> np.ndarray:
+    return np.array([(0, sender, receiver, seq, receives, operation, now)], PAIR_SIDE)
+
+
+def test_a_send_meets_the_receive_of_its_number_and_direction() -> None:
+    join = PairJoin(patience_ns=_PATIENCE)
+    join.report(_side(0, 1, 0, 10, receives=False))
+    join.report(_side(0, 1, 1, 11, receives=False))
+    join.report(_side(1, 0, 0, 30, receives=True))
+    join.report(_side(0, 1, 1, 21, receives=True))
+    sends, receives = join.take_ready(now_ns=0)
+    assert (sends.tolist(), receives.tolist()) == ([11], [21])
+    join.report(_side(0, 1, 0, 20, receives=True))
+    sends, receives = join.take_ready(now_ns=0)
+    assert (sends.tolist(), receives.tolist()) == ([10], [20])
+
+
+def test_a_side_whose_peer_never_comes_is_forgotten() -> None:
+    join = PairJoin(patience_ns=_PATIENCE)
+    join.report(_side(0, 1, 0, 10, receives=False))
+    join.take_ready(now_ns=_PATIENCE + 1)
+    join.report(_side(0, 1, 0, 20, receives=True, now=_PATIENCE + 1))
+    sends, _ = join.take_ready(now_ns=_PATIENCE + 1)
+    assert len(sends) == 0

@@ -1,0 +1,369 @@
+"""The scrape: byte for byte, by both formats, absent where not known, bounded where there is much."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.large_job import NOW_NS, large_job
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+from service import fake_service as fake
+
+from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.metrics import scrape
+from ncclscope_service.metrics.exposition import Scrapes, render
+from ncclscope_service.metrics.scrape import MetricsView, gather
+from ncclscope_service.metrics.series import SILENT_NS, SeriesBudget
+from ncclscope_service.metrics.table import MAX_SERIES, METRICS, METRICS_BY_NAME
+from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
+from ncclscope_service.rollup.series import Tally
+from ncclscope_service.show.health import AgentView, ServiceHealth
+from ncclscope_service.store.records import FindingKind, Severity
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Store
+
+GOLDEN = Path(__file__).parent / "golden"
+DURATION = "ncclscope_collective_duration_seconds"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def text_of(view: MetricsView) -> str:
+    return render(view, accept="", accept_encoding="").body.decode()
+
+
+def samples_of(view: MetricsView) -> Samples:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text_of(view))
+        for sample in family.samples
+    }
+
+
+def named(samples: Samples, name: str) -> dict[frozenset[tuple[str, str]], float]:
+    return {labels: value for (found, labels), value in samples.items() if found == name}
+
+
+def small_view() -> MetricsView:
+    return fake.small(fake.FakeService()).metrics()
+
+
+def view_of(store: Store, *, budget: SeriesBudget | None = None, now_ns: int = fake.NOW_NS) -> MetricsView:
+    tally = Tally()
+    tally.count_rows(store)
+    return gather(
+        store, tally=tally, aliases=Aliases(), agents=[], health=ServiceHealth(version="0"), now_ns=now_ns,
+        budget=budget,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "accept"), [("scrape.txt", ""), ("scrape.openmetrics.txt", OPENMETRICS)])
+def test_the_scrape_is_the_golden_one(name: str, accept: str) -> None:
+    text = render(small_view(), accept=accept, accept_encoding="").body.decode()
+    if os.environ.get("NCCLSCOPE_UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
+
+
+def test_every_metric_of_the_table_is_exposed_with_its_labels_and_no_other() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(text_of(small_view()))}
+    assert set(families) == set(METRICS_BY_NAME)
+    for metric in METRICS:
+        family = families[metric.name]
+        assert family.type == metric.kind
+        assert family.documentation == metric.help
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert labels == {frozenset(metric.labels)}
+
+
+def test_promtool_finds_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("needs promtool, which comes with Prometheus (Debian: apt install prometheus)")
+    check = subprocess.run(
+        [promtool, "check", "metrics"], input=text_of(small_view()), capture_output=True, text=True, check=False
+    )
+    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+
+
+def test_openmetrics_says_the_same_and_has_exemplars_and_no_created_series() -> None:
+    view = small_view()
+    scrape = render(view, accept=OPENMETRICS, accept_encoding="")
+    assert scrape.content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = list(openmetrics_families(scrape.body.decode()))  # type: ignore[no-untyped-call]  # has no types
+    found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    assert {key: found[key] for key in samples_of(view) if not key[0].endswith("_bucket")} == {
+        key: value for key, value in samples_of(view).items() if not key[0].endswith("_bucket")
+    }
+    assert not [name for name, _ in found if name.endswith("_created")]
+    exemplars = [s.exemplar for family in families for s in family.samples if s.exemplar]
+    assert exemplars
+    assert all(set(each.labels) == {"communicator", "coll_seq"} for each in exemplars)
+
+
+def test_a_scraper_that_takes_gzip_gets_it() -> None:
+    view = small_view()
+    plain = render(view, accept="", accept_encoding="deflate, gzip;q=0")
+    packed = render(view, accept="", accept_encoding="deflate, gzip;q=0.5")
+    assert (plain.is_gzipped, packed.is_gzipped) == (False, True)
+    assert gzip.decompress(packed.body) == plain.body
+
+
+def test_with_logs_only_what_kernels_would_say_is_absent() -> None:
+    samples = samples_of(fake.small(fake.FakeService(with_kernels=False)).metrics())
+    names = {name for name, _ in samples}
+    assert {"ncclscope_operations_total", "ncclscope_bytes_total", "ncclscope_communicator_info"} <= names
+    for missing in (
+        "busbw_bytes_per_second", "efficiency_ratio", "bandwidth_drift_ratio", "wait_ratio", "wait_seconds_total",
+        "kernel_seconds_total", "transfer_seconds_total", "matched_operations_total", "clock_offset_seconds",
+        "clock_violation_ratio", "alignment_matched_ratio", "captured_ratio", "rank_wait_ratio",
+        "collective_duration_seconds_count", "collective_wait_seconds_count", "finding_info",
+    ):  # fmt: skip
+        assert f"ncclscope_{missing}" not in names
+
+
+def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
+    names = {name for name, _ in samples_of(view_of(Store()))}
+    assert names == {
+        "ncclscope_window_operations", "ncclscope_page_clients", "ncclscope_page_events_dropped_total",
+        "ncclscope_page_clients_refused_total", "ncclscope_rows_uncounted_total", "ncclscope_build_info",
+    }  # fmt: skip
+
+
+def test_several_hosts_without_an_estimate_have_no_clock() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    reference = store.clock_reference
+    assert reference is not None
+    store.clocks = {reference: replace(store.clocks[reference], samples=0)}
+    assert not [
+        name
+        for name, _ in samples_of(view_of(store))
+        if name.startswith("ncclscope_clock_") and "violation" not in name
+    ]
+
+
+def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None:
+    store = fake.small(fake.FakeService(with_kernels=False)).store(fake.NOW_NS)
+    store.finished.clear()
+    store.operations.rows["match"] = Match.NOT_COVERED
+    store.finish(np.arange(len(store.operations)))
+    states = named(samples_of(view_of(store)), "ncclscope_alignment_operations_total")
+    found = {dict(labels)["match"]: value for labels, value in states.items()}
+    assert found == {"matched": 0, "unmatched": 0, "not_covered": len(store.operations), "no_kernel": 0}
+
+
+def test_an_agent_that_has_left_has_no_lag() -> None:
+    agents = [
+        AgentView(
+            name=name,
+            host="h",
+            job="j",
+            connected=name == "here",
+            said_goodbye=name == "done",
+            last_contact_ns=1,
+            lag_seconds=0.5,
+        )
+        for name in ("here", "gone", "done")
+    ]
+    view = gather(
+        Store(), tally=Tally(), aliases=Aliases(), agents=agents, health=ServiceHealth(version="0"), now_ns=fake.NOW_NS
+    )
+    missing = named(samples_of(view), "ncclscope_agent_missing")
+    assert {dict(labels)["agent"]: value for labels, value in missing.items()} == {"here": 0, "gone": 1, "done": 0}
+    lags = named(samples_of(view), "ncclscope_agent_lag_seconds")
+    assert [dict(labels)["agent"] for labels in lags] == ["here"]
+    assert len(named(samples_of(view), "ncclscope_agent_connected")) == 3
+
+
+def test_every_kind_of_finding_has_a_sample_before_there_is_one() -> None:
+    findings = named(samples_of(small_view()), "ncclscope_findings")
+    assert len(findings) == len(FindingKind) * len(Severity)
+    assert sum(findings.values()) == 1
+    assert findings[frozenset({"job": fake.JOB, "kind": "late_rank", "severity": "critical"}.items())] == 1
+
+
+def test_efficiency_names_its_reference_and_drift_is_against_the_best_shown() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    series = store.series.rows
+    series["busbw"], series["baseline"], series["limit"] = 30e9, 40e9, 50e9
+    samples = samples_of(view_of(store))
+    efficiency = named(samples, "ncclscope_efficiency_ratio")
+    assert {dict(labels)["reference"]: round(value, 6) for labels, value in efficiency.items()} == {
+        "topology": 0.6,
+        "baseline": 0.75,
+    }
+    assert set(named(samples, "ncclscope_bandwidth_drift_ratio").values()) == {-0.25}
+
+
+def test_communicators_beyond_the_cap_are_summed_and_counted() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    whole = named(samples_of(view_of(store)), "ncclscope_bytes_total")
+    samples = samples_of(view_of(store, budget=SeriesBudget(max_communicators=3)))
+    capped = named(samples, "ncclscope_bytes_total")
+    assert sum(capped.values()) == sum(whole.values())
+    aliases = {dict(labels)["communicator"] for labels in capped}
+    assert aliases == {"world-0", "tp-0", "tp-1", "other"}
+    assert set(named(samples, "ncclscope_communicators_summed").values()) == {len(store.communicators) - 3}
+    with_bandwidth = {dict(labels)["communicator"] for labels in named(samples, "ncclscope_busbw_bytes_per_second")}
+    assert "other" not in with_bandwidth
+
+
+def test_an_open_finding_says_who() -> None:
+    (culprit,) = named(samples_of(small_view()), "ncclscope_finding_info")
+    assert dict(culprit) == {
+        "job": fake.JOB, "kind": "late_rank", "severity": "critical", "communicator": "tp-1", "parallelism": "TP",
+        "ranks": "5", "hosts": "gpu-node01",
+    }  # fmt: skip
+
+
+def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    found = replace(store.findings[0], ranks=tuple(range(20)), hosts=tuple("abcdef"), comm_id=None, parallelism=None)
+    store.findings = [found, found, replace(found, until_ns=fake.NOW_NS, kind=FindingKind.HANG)]
+    (culprits,) = named(samples_of(view_of(store)), "ncclscope_finding_info")
+    assert (dict(culprits)["ranks"], dict(culprits)["hosts"]) == ("0,1,2,3,4,5,6,7,+12", "a,b,c,d,+2")
+    assert (dict(culprits)["communicator"], dict(culprits)["parallelism"]) == ("", "")
+
+
+def test_the_groups_of_a_job_that_has_been_silent_for_an_hour_are_not_exposed_until_it_comes_back() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    budget = SeriesBudget(max_communicators=4)
+    before = named(samples_of(view_of(store, budget=budget)), "ncclscope_bytes_total")
+    later = fake.NOW_NS + SILENT_NS
+    silent = samples_of(view_of(store, budget=budget, now_ns=later))
+    assert not named(silent, "ncclscope_bytes_total")
+    assert named(silent, "ncclscope_finding_info"), "what is open stays"
+    store.series.rows["operations"] += 1
+    again = named(samples_of(view_of(store, budget=budget, now_ns=later)), "ncclscope_bytes_total")
+    assert again == before
+
+
+def test_ranks_are_bounded_to_those_that_wait_least_or_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "MAX_RANKS", 2)
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    ranks = {dict(labels)["rank"] for labels in named(samples_of(view_of(store)), "ncclscope_rank_wait_ratio")}
+    assert len(ranks) == 2
+    assert "5" in ranks, "the late rank waits least"
+
+
+def test_label_values_from_outside_cannot_break_the_scrape() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    nasty = 'a"b\\c\nd}'
+    store.skipped[nasty] = 7
+    found = named(samples_of(view_of(store)), "ncclscope_agent_lines_skipped_total")
+    assert found[frozenset({"reason": nasty}.items())] == 7
+
+
+def test_agents_of_one_name_never_make_equal_series() -> None:
+    (old, new) = (
+        AgentView(name="a", host="h", job="j", connected=False, last_contact_ns=1, lines_total=10),
+        AgentView(name="a", host="h", job="j", connected=True, last_contact_ns=2, lines_total=20),
+    )
+    second = replace(new, last_contact_ns=1, lines_total=30)
+    view = gather(
+        Store(), tally=Tally(), aliases=Aliases(), agents=[old, second, new], health=ServiceHealth(version="0"),
+        now_ns=fake.NOW_NS,
+    )  # fmt: skip
+    lines = named(samples_of(view), "ncclscope_agent_lines_total")
+    assert {dict(labels)["agent"]: value for labels, value in lines.items()} == {"a": 20, "a#2": 30}
+    assert len(view.samples["ncclscope_agent_lines"].labels) == 2
+
+
+def test_the_tally_counts_each_row_once_also_when_the_store_forgets_it() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    tally = Tally()
+    tally.count_rows(store)
+    tally.count_rows(store)
+    collectives = int(np.count_nonzero(store.collectives.rows["coll_seq"] >= 0))  # sends and receives are none
+    assert sum(int(each.counts.sum()) for each in tally.histograms[DURATION].values()) == collectives
+
+    store.collectives.drop_before(store.collectives.next_id)
+    tally.count_rows(store)
+    assert sum(int(each.counts.sum()) for each in tally.histograms[DURATION].values()) == collectives
+    assert tally.missed == 0
+
+
+def test_the_tally_says_how_many_rows_it_never_saw() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    store.collectives.drop_before(4)
+    tally = Tally()
+    tally.count_rows(store)
+    assert tally.missed == 4
+
+
+def test_operations_that_are_finished_are_counted_also_when_the_store_forgets_them() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    operations = len(store.operations)
+    pending = np.flatnonzero(~store.operations.rows["finished"])
+    assert sum(store.finished.values()) == operations - len(pending)
+    store.operations.rows["match"][pending] = Match.MATCHED
+    store.finish(pending)
+    store.operations.drop_before(store.operations.next_id)
+    assert sum(store.finished.values()) == operations
+
+
+def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    rows = store.collectives.rows[:3].copy()
+    rows["ranks_seen"] = 2
+    rows["busy_ns"] = [2 * 10_000, 2 * 10_001, 2 * 60_000_000_000]
+    fresh = Store(communicators=store.communicators, members=store.members, processes=store.processes)
+    fresh.collectives.append(rows)
+    tally = Tally()
+    tally.count_rows(fresh)
+    (histogram,) = tally.histograms[DURATION].values()
+    assert histogram.counts.tolist() == [1, 1] + [0] * (len(histogram.bounds) - 2) + [1]
+    assert histogram.sum == pytest.approx(60.000020001)
+
+
+def test_bus_bandwidth_of_small_messages_is_not_in_its_histogram() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    tally = Tally()
+    tally.count_rows(store)
+    rows = store.collectives.rows[store.collectives.rows["coll_seq"] >= 0]
+    large = int(np.count_nonzero(rows["size_class"] > SIZE_CLASSES.index("1MiB")))
+    counted = tally.histograms["ncclscope_collective_busbw_bytes_per_second"]
+    assert 0 < sum(int(each.counts.sum()) for each in counted.values()) == large < len(rows)
+
+
+def test_four_thousand_ranks_stay_below_the_limit_with_every_group_in_its_own_series() -> None:
+    job = large_job(4_096)
+    tally = Tally()
+    tally.count_rows(job.store)
+    view = gather(
+        job.store, tally=tally, aliases=Aliases(), agents=job.agents, health=ServiceHealth(version="0"), now_ns=NOW_NS
+    )
+    text = render(view, accept=OPENMETRICS, accept_encoding="").body
+    series = sum(not line.startswith(b"#") for line in text.splitlines())
+    assert 40_000 < series <= MAX_SERIES
+    assert view.samples["ncclscope_communicators_summed"].values.tolist() == [0]
+    named_groups = {labels[1] for labels in view.samples["ncclscope_busbw_bytes_per_second"].labels}
+    assert len(named_groups) == len(job.store.communicators) > 2_000
+
+
+def test_what_is_summed_for_want_of_room_is_not_lost_from_the_sums() -> None:
+    job = large_job(512)
+    view = view_of(job.store, budget=SeriesBudget(max_communicators=50, max_group_series=60))
+    assert len(view.samples["ncclscope_busbw_bytes_per_second"].labels) == 60
+    assert view.samples["ncclscope_communicators_summed"].values.tolist() == [len(job.store.communicators) - 50]
+    counted = view.samples["ncclscope_operations"].values.sum()
+    assert counted == pytest.approx(job.store.series.rows["operations"].sum(), rel=1e-12)
+
+
+def test_two_scrapes_of_one_tick_are_written_once() -> None:
+    scrapes, view = Scrapes(), small_view()
+    first = scrapes.answer(view, accept="", accept_encoding="gzip")
+    assert scrapes.answer(view, accept="", accept_encoding="gzip") is first
+    assert scrapes.answer(view, accept=OPENMETRICS, accept_encoding="gzip") is not first
+    next_tick = replace(view)
+    again = scrapes.answer(next_tick, accept="", accept_encoding="gzip")
+    assert again is not first
+    assert again == first

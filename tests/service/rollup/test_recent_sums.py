@@ -1,0 +1,226 @@
+"""What is shown of the last minutes is the same whether it was added up as it came or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service.simulated_batches import batches_by_job
+
+from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.metrics.scrape import gather
+from ncclscope_service.metrics.series import ITERATIONS_KEPT_NS, ScrapeCache, SeriesBudget
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.rollup.recent_sums import RecentSums
+from ncclscope_service.rollup.series import Tally
+from ncclscope_service.rollup.window import BUCKET_NS, BucketSpans, BucketSums, window_until
+from ncclscope_service.show.health import ServiceHealth
+from ncclscope_service.show.overview import Overview, make_overview
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import PipelineSettings
+from ncclscope_simulator import SimulationConfig
+from ncclscope_simulator.faults import parse_faults
+from ncclscope_wire.batch import Batch
+
+_JOBS = {
+    "plain": SimulationConfig(iterations=6, nodes=2, gpus=2, tp=2, pp=1, dp=2),
+    "pipelined": SimulationConfig(
+        iterations=6, nodes=2, gpus=2, tp=1, pp=2, dp=2, chunk_seconds=0.5,
+        faults=parse_faults(["drop_lines:ratio=0.02", "drop_kernels:ratio=0.02", "late_rank:rank=1,ms=2"]),
+    ),
+    "graphs": SimulationConfig(
+        iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5,
+    ),
+    "inspector": SimulationConfig(
+        iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, inspector="v4.2", inspector_holes=0.1, capture="duty:0.5",
+    ),
+    "unnamed": SimulationConfig(iterations=6, nodes=1, gpus=4, tp=2, pp=2, dp=1, nccl="2.20.5", capture="duty:0.5"),
+    "logs only": SimulationConfig(iterations=6, nodes=1, gpus=2, tp=2, pp=1, dp=1, capture="none"),
+}  # fmt: skip
+_STEP_NS = 700_000_000
+_OF_ITERATIONS = (
+    "ncclscope_iteration_seconds", "ncclscope_communication_ratio", "ncclscope_exposed_communication_ratio"
+)  # fmt: skip
+_HEALTH = ServiceHealth(version="0")
+
+
+@pytest.fixture(scope="module")
+def batches_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Batch]]:
+    """The batches of each job, simulated once."""
+    return batches_by_job(_JOBS, tmp_path_factory)
+
+
+class _Run:
+    """A pipeline that is fed as it would be live, with the clock of the job."""
+
+    def __init__(self, batches: list[Batch], *, window_operations: int = 1_000_000) -> None:
+        stamps = np.concatenate([batch.operations["logged_at_ns"] for batch in batches])
+        starts = np.concatenate([batch.kernels["start_ns"] for batch in batches])
+        self.now_ns = int(stamps.min() if stamps.min(initial=1) > 0 else starts.min())
+        self.pipeline = Pipeline(PipelineSettings(window_operations=window_operations))
+        self.aliases, self.budget = Aliases(), SeriesBudget(max_communicators=4)
+
+    def feed(self, batch: Batch, *, job: str = "j", agent: str = "a") -> None:
+        self.now_ns += _STEP_NS
+        self.pipeline.ingest_batch(batch, agent=agent, session="s", job=job)
+        self.pipeline.process_backlog(self.now_ns)
+        leaving = self.pipeline.evictable(self.now_ns)
+        self.pipeline.evict(leaving, self.now_ns)
+
+    def shown(self, sums: RecentSums | None = None) -> Overview:
+        """By the sums that were kept, or others."""
+        return make_overview(
+            self.pipeline.store, aliases=Aliases(), agents=[], health=_HEALTH, now_ns=self.now_ns,
+            sums=sums or self.pipeline.recent,
+        )  # fmt: skip
+
+    def scraped(self, sums: RecentSums, cache: ScrapeCache) -> dict[str, dict[tuple[str, ...], float]]:
+        store, tally = self.pipeline.store, Tally()
+        tally.count_rows(store)
+        view = gather(
+            store, tally=tally, aliases=self.aliases, agents=[], health=_HEALTH, now_ns=self.now_ns,
+            budget=self.budget, sums=sums, cache=cache,
+        )  # fmt: skip
+        return {
+            name: dict(zip(samples.labels, np.nan_to_num(samples.values, nan=-1.0).tolist(), strict=True))
+            for name, samples in view.samples.items()
+        }
+
+    def added_at_once(self) -> RecentSums:
+        return RecentSums.of_store(self.pipeline.store, self.now_ns)
+
+
+@pytest.mark.parametrize("job", _JOBS)
+def test_after_every_portion_the_sums_are_those_of_the_whole_store(
+    job: str, batches_of: Callable[[str], list[Batch]]
+) -> None:
+    batches = batches_of(job)
+    run, cache = _Run(batches), ScrapeCache()
+    for number, batch in enumerate(batches):
+        run.feed(batch)
+        if number % 3 == 0 and _JOBS[job].nccl != "2.20.5":  # whose lines have no times: kernels give them, at the end
+            assert run.shown() == run.shown(run.added_at_once())
+    run.now_ns += ITERATIONS_KEPT_NS
+    run.pipeline.finish(run.now_ns)
+    assert run.shown() == run.shown(run.added_at_once())
+    assert run.scraped(run.pipeline.recent, cache) == run.scraped(run.added_at_once(), ScrapeCache())
+    (shown,) = run.shown().jobs
+    assert shown.operations_per_second is not None
+    if _JOBS[job].capture == "full":
+        assert shown.waits is not None
+        assert shown.alignment.matched > 0
+
+
+@pytest.mark.parametrize("job", ["plain", "pipelined"])
+def test_rows_that_left_the_window_are_still_in_the_last_minutes(
+    job: str, batches_of: Callable[[str], list[Batch]]
+) -> None:
+    batches = batches_of(job)
+    short, whole = _Run(batches, window_operations=50), _Run(batches)
+    for batch in batches:
+        short.feed(batch)
+        whole.feed(batch)
+    assert short.pipeline.store.operations.first > 0
+    mine, theirs = short.shown().jobs[0], whole.shown().jobs[0]
+    in_memory = short.shown(short.added_at_once()).jobs[0].alignment
+    captured = theirs.alignment.captured_ratio
+    assert mine == replace(theirs, alignment=replace(in_memory, captured_ratio=captured))
+    table = short.pipeline.store.operations.rows
+    assert short.pipeline.recent.matches().sum() == len(table)
+    assert short.pipeline.recent.of_member().sum() == len(table)
+
+
+@pytest.mark.parametrize("job", ["pipelined", "unnamed"])
+def test_what_scrapes_leave_to_the_next_changes_none(job: str, batches_of: Callable[[str], list[Batch]]) -> None:
+    batches = batches_of(job)
+    run, cache = _Run(batches), ScrapeCache()
+    shown: set[str] = set()
+    for number, batch in enumerate(batches):
+        run.feed(batch)
+        run.now_ns += ITERATIONS_KEPT_NS * (number % 2)
+        kept, anew = (run.scraped(run.pipeline.recent, of) for of in (cache, ScrapeCache()))
+        for name in _OF_ITERATIONS if number % 2 == 0 else ():
+            kept.pop(name, None)
+            anew.pop(name, None)
+        assert kept == anew
+        shown |= {alias for _, alias, *_ in kept["ncclscope_operations"]} if "ncclscope_operations" in kept else set()
+    assert len(shown) > len(run.pipeline.store.listed_communicators()) or "other" in shown
+
+
+def test_jobs_that_run_side_by_side_are_told_apart(batches_of: Callable[[str], list[Batch]]) -> None:
+    one, two = batches_of("plain"), batches_of("logs only")
+    run = _Run(one + two)
+    for batch in one:
+        run.feed(batch, job="one", agent="1")
+    for batch in two:
+        run.feed(batch, job="two", agent="2")
+    assert run.shown() == run.shown(run.added_at_once())
+    alone = _Run(one + two)
+    for batch in one:
+        alone.feed(batch, job="one", agent="1")
+    alone.pipeline.process_backlog(run.now_ns)
+    alone.now_ns = run.now_ns
+    first, second = run.shown().jobs
+    assert first.alignment == alone.shown().jobs[0].alignment
+    assert first.waits == alone.shown().jobs[0].waits
+    assert second.waits is None
+    assert second.alignment.matched == 0
+
+
+def test_an_operation_whose_state_changes_is_counted_in_the_new_one(
+    batches_of: Callable[[str], list[Batch]],
+) -> None:
+    batches = batches_of("plain")
+    run = _Run(batches)
+    for batch in batches:
+        run.feed(batch)
+    store, sums = run.pipeline.store, run.pipeline.recent
+    before = sums.matches()[:, Match.UNMATCHED].sum()
+    matched = np.flatnonzero(store.operations.rows["match"] == Match.MATCHED)[:3]
+    store.operations.rows["match"][matched] = Match.UNMATCHED
+    sums.touch(store.operations.first + matched)
+    sums.process_window(run.now_ns)
+    assert sums.matches()[:, Match.UNMATCHED].sum() == before + 3
+    assert run.shown() == run.shown(run.added_at_once())
+
+
+_WINDOW = window_until(1_000 * BUCKET_NS)
+_EVENTS = st.lists(
+    st.tuples(
+        st.integers(_WINDOW.begin_ns - 20 * BUCKET_NS, _WINDOW.end_ns + 20 * BUCKET_NS),
+        st.integers(0, 200),
+        st.integers(0, 10**12),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=40)
+@given(portions=st.lists(_EVENTS, max_size=3))
+def test_sums_by_bucket_are_those_of_all_events_in_the_window(portions: list[list[tuple[int, int, int]]]) -> None:
+    sums, spans = BucketSums(2), BucketSpans()
+    for portion in portions:
+        times, of, values = (
+            np.array(column, np.int64) for column in (zip(*portion, strict=True) if portion else ((),) * 3)
+        )
+        sums.add(times, of, values, np.ones(len(values), np.int64))
+        spans.add(times, of)
+        sums.keep(_WINDOW)
+        spans.keep(_WINDOW)
+    inside = [each for portion in portions for each in portion if _WINDOW.begin_ns <= each[0] < _WINDOW.end_ns]
+    expected = np.zeros((2, 201))
+    table = np.zeros((3, _WINDOW.buckets))
+    for time_ns, group, value in inside:
+        expected[:, group] += value, 1
+        table[group % 3, (time_ns - _WINDOW.begin_ns) // BUCKET_NS] += value
+    np.testing.assert_array_equal(sums.whole(_WINDOW, 201), expected)
+    groups = np.arange(201)
+    np.testing.assert_array_equal(sums.by_bucket(0, _WINDOW, groups, groups % 3, 3), table)
+    first, last = spans.within(_WINDOW, 201)
+    for group in range(201):
+        times_of = [time_ns for time_ns, of_group, _ in inside if of_group == group]
+        assert (first[group], last[group]) == (min(times_of), max(times_of)) if times_of else first[group] > last[group]
