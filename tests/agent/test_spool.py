@@ -366,7 +366,7 @@ def test_a_full_disk_takes_nothing_of_a_transaction() -> None:
     disk = Disk()
     filled(disk, 3)
     disk.database.recover()
-    disk.database._open.execute("PRAGMA max_page_count = 1")  # there is no disk to fill here
+    disk.database._open.execute("PRAGMA max_page_count = 1")  # pyright: ignore[reportPrivateUsage] - there is no disk to fill here
     wanted = Transaction(now_ns=0, owner=None, frames=[frame(number, operations=400) for number in range(4, 40)])
     with pytest.raises(OSError, match="full"):
         disk.database.commit(wanted)

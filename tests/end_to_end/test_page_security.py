@@ -8,7 +8,7 @@ import secrets
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def page_of(browser: Browser, site: Site, token: str) -> Iterator[tuple[Page, list[str]]]:
+def page_of(browser: Browser, site: Site, token: str) -> Generator[tuple[Page, list[str]]]:
     """The page of somebody who gives this token when the browser asks, and what the browser complains of."""
     context = browser.new_context(
         ignore_https_errors=True, http_credentials={"username": "somebody", "password": token}
@@ -91,7 +91,7 @@ def page_of(browser: Browser, site: Site, token: str) -> Iterator[tuple[Page, li
 
 
 @contextlib.contextmanager
-def live_page(browser: Browser, site: Site, token: str = _READER) -> Iterator[tuple[Page, list[str]]]:
+def live_page(browser: Browser, site: Site, token: str = _READER) -> Generator[tuple[Page, list[str]]]:
     with page_of(browser, site, token) as (page, complaints):
         expect(page.locator("#connection")).to_have_attribute("data-state", "live")
         yield page, complaints

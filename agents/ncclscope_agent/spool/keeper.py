@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
 
@@ -131,7 +132,7 @@ class SpoolKeeper:
             self.nudge()
             if (chapter := session.wants_entries_of) is not None:
                 session.load_entries(
-                    chapter, await self._read(lambda: self._database.entries(chapter), list[Entries]())
+                    chapter, await self._read(partial(self._database.entries, chapter), list[Entries]())
                 )
                 link.nudge()
             elif session.wants_load:

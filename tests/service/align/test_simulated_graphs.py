@@ -18,7 +18,6 @@ from ncclscope_service.export.selection import select
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import PipelineSettings
-from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig, write
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.terms import NO_NUMBER
@@ -26,15 +25,6 @@ from ncclscope_wire.terms import NO_NUMBER
 _JOB = SimulationConfig(
     iterations=6, nodes=2, gpus=2, tp=2, pp=1, dp=2, cuda_graphs=2, cuda_graph_trace="node", chunk_seconds=0.5
 )
-
-
-def _replays(known: Store) -> list[tuple[int, ...]]:
-    """What each recorded kernel of a graph ran, in an order that portions do not change."""
-    rows = known.replays.rows
-    keys = [(known.processes[row["process"]].pid, int(row["line"]), int(row["start_ns"])) for row in rows]
-    assert len(set(keys)) == len(keys)
-    kept = [(*key, int(row["replay"]), int(row["ranks_seen"])) for key, row in zip(keys, rows, strict=True)]
-    return sorted(kept)
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

@@ -5,6 +5,8 @@ that what is null in one is null in all. `OperationView` holds some operations a
 templates, processes, members, kernels.
 """
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,8 @@
 A row gives what the communicator did in the selected part: rows, bytes, first and last time, busbw, wait.
 """
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Mapping

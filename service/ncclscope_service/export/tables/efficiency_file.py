@@ -1,5 +1,7 @@
 """`efficiency.parquet`: each measured collective against every reference that it has, in long form."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Iterator

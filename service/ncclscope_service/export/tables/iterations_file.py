@@ -1,5 +1,7 @@
 """`iterations.parquet`: one row per rank and iteration."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from pathlib import Path

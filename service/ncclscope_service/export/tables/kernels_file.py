@@ -1,5 +1,7 @@
 """`kernels.parquet`: one row per NCCL kernel record, in store order."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """`operations.parquet`: one row per logged operation, in store order, without a loop over rows."""
 
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# (pyarrow carries no types, and pyarrow.compute makes its functions as it is imported)
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Writing parquet so that every reader sees plain columns, a row group at a time."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Iterable

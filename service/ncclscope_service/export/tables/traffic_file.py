@@ -1,5 +1,7 @@
 """`traffic.parquet`: bytes that each rank (in large jobs, each node) sent to each other, by operation."""
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Iterator
