@@ -30,10 +30,10 @@ from ncclscope_service.export.tables.operations_file import write_operations
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
-from ncclscope_service.export.trace.tracks import Event
 from ncclscope_service.store.tables import Store
 
-_GZIP_LEVEL: Final = 5
+_GZIP_LEVEL: Final = 3
+"""Of a trace of 114 MB, 5 takes 1.6 times as long and saves a sixth (0.86 s and 9.1 MB; 0.53 s and 11.1 MB)."""
 
 
 def write_trace(selection: Selection, path: Path) -> TraceCounts:
@@ -44,18 +44,13 @@ def write_trace(selection: Selection, path: Path) -> TraceCounts:
     with gzip.GzipFile(path, "wb", compresslevel=_GZIP_LEVEL, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
         for events in trace.batches():
-            if events:
+            if events.events:
                 file.write(b",\n" if written else b"")
-                file.write(_packed(events))
-                written += len(events)
+                file.write(events.data)
+                written += events.events
         counts = trace.counts(written)
         file.write(b'\n],"otherData":' + orjson.dumps(trace.metadata(counts)) + b"}\n")
     return counts
-
-
-def _packed(events: list[Event]) -> bytes:
-    """The events without the brackets around them; numbers that JSON does not have become null."""
-    return orjson.dumps(events, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,22 @@
 Unknown ones are left out, and so is what goes without saying: a match that is sure is not mentioned.
 """
 
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
+# (pyarrow carries no types, and pyarrow.compute makes its functions as it is imported)
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ncclscope_service.export.tables.columns import Column, OperationView, rates
+from ncclscope_service.export.tables.columns import Column, Mask, OperationView, rates
 from ncclscope_service.export.tables.efficiency_file import limits_by_reference
 from ncclscope_service.export.tables.operations_file import LIMIT_REFERENCES, collective_ids, operation_column
+from ncclscope_service.export.trace.event_text import constant, field, fields, joined
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
@@ -26,21 +31,34 @@ MAX_LISTED: Final = 16
 MAX_COLLECTIVES: Final = 1024
 """Collectives of one launch whose ids its slice lists."""
 
-
-def operation_arguments(view: OperationView) -> list[Arguments]:
-    """The arguments that the log and the measures give, row by row."""
-    columns = [(name, _objects(view, source)) for name, source in _ARGUMENTS.items()]
-    columns += [(name, column.objects()) for name, column in _other_efficiencies(view).items()]
-    names = [name for name, _ in columns]
-    return [
-        {name: value for name, value in zip(names, row, strict=True) if value is not None}
-        for row in zip(*(values for _, values in columns), strict=True)
-    ]
+_MEASURED: Final = frozenset(
+    {"algbw_GB_per_s", "busbw_GB_per_s", "busbw_apparent_GB_per_s", "bus_factor", "wait_us"}
+    | {"transfer_us", "ranks_seen", "iteration"}
+)
+"""Arguments of a captured operation that hold for its first replay only; so do efficiencies."""
 
 
-def kernel_arguments(store: Store) -> list[Arguments]:
-    """The arguments that a kernel's template gives, by template index."""
-    return [_template_arguments(store, row) for row in store.kernel_templates.rows]
+def operation_arguments(view: OperationView, hidden: Mask | None = None) -> pa.Array:
+    """The arguments that the log and the measures give as JSON, row by row: `,"name":value` for each known one.
+
+    `hidden`: rows without those that hold for the first replay of a captured operation only.
+    """
+    pieces: list[pa.Array] = []
+    for name, source in (*_ARGUMENTS.items(), *_other_efficiencies(view).items()):
+        if source == "collective_id":  # text of arrow, not a column of ours
+            texts = (constant(f',"{name}":"'), collective_ids(view), constant('"'), constant(""))
+            pieces.append(pc.binary_join_element_wise(*texts))
+            continue
+        column = source if isinstance(source, Column) else _column(view, source)
+        if hidden is not None and (name in _MEASURED or name.startswith("efficiency_")):
+            column = column.where(~hidden)
+        pieces.append(field(name, column))
+    return joined(*pieces)
+
+
+def kernel_arguments(store: Store) -> pa.Array:
+    """The arguments that a kernel's template gives as JSON, by template index; without a comma in front."""
+    return pa.array([fields(_template_arguments(store, row))[1:] for row in store.kernel_templates.rows], pa.string())
 
 
 def descriptions(view: OperationView) -> list[str]:
@@ -49,12 +67,10 @@ def descriptions(view: OperationView) -> list[str]:
     return [_description(op, size, peer) for op, size, peer in zip(*columns, strict=True)]
 
 
-def listed_collectives(view: OperationView) -> list[str]:
-    """The ids of the collectives among these operations (not of Send and Recv)."""
+def listed_collectives(view: OperationView) -> list[str | None]:
+    """The id of each operation's collective; None for Send and Recv."""
     ids: list[str | None] = collective_ids(view).to_pylist()
-    return [
-        text for text, seq in zip(ids, view.rows["coll_seq"].tolist(), strict=True) if text is not None and seq >= 0
-    ]
+    return [text if seq >= 0 else None for text, seq in zip(ids, view.rows["coll_seq"].tolist(), strict=True)]
 
 
 def _description(op: object, size: object, peer: object) -> str:
@@ -66,12 +82,8 @@ def _description(op: object, size: object, peer: object) -> str:
     return " ".join(words)
 
 
-def _objects(view: OperationView, source: str | Callable[[OperationView], Column]) -> list[object]:
-    if source == "collective_id":  # text of arrow, not a column of ours
-        listed: list[object] = collective_ids(view).to_pylist()
-        return listed
-    column = operation_column(view, source) if isinstance(source, str) else source(view)
-    return column.objects()
+def _column(view: OperationView, source: str | Callable[[OperationView], Column]) -> Column:
+    return operation_column(view, source) if isinstance(source, str) else source(view)
 
 
 def _gigabytes(name: str) -> Callable[[OperationView], Column]:

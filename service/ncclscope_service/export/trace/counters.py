@@ -6,19 +6,22 @@ are under way, from the first rank's start to the end: those of a collective cou
 once at each side.
 """
 
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.trace.arguments import significant
-from ncclscope_service.export.trace.tracks import COMMUNICATORS_PID, Axis, Event, process_metadata
+from ncclscope_service.export.trace.event_text import EventText, joined, micros, numbers, of_objects, of_texts, words
+from ncclscope_service.export.trace.tracks import COMMUNICATORS_PID, Axis, process_metadata
 from ncclscope_service.store.records import Communicator
-from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
 MAX_POINTS: Final = 50_000
@@ -28,37 +31,26 @@ _ROWS_PER_BATCH: Final = 1 << 13
 _NOT_KNOWN: Final = "not known"
 
 
-def counter_events(selection: Selection, axis: Axis) -> Iterator[list[Event]]:
+def counter_events(selection: Selection, axis: Axis) -> Iterator[EventText]:
     """All counters, after the events that name their process; nothing if nothing was joined."""
-    communicators = {communicator.index: communicator for communicator in selection.communicators}
     rows = selection.collectives.column("end_true_ns")
     if not np.any((rows != NO_TIME_NS) & (rows >= axis.origin_ns)):
         return
-    yield process_metadata(COMMUNICATORS_PID, "communicators", COMMUNICATORS_PID)
+    yield of_objects(process_metadata(COMMUNICATORS_PID, "communicators", COMMUNICATORS_PID))
     yield from _by_kind(selection, axis)
+    names = {each.index: f"busbw {_label(each)}" for each in selection.communicators}
     for part in selection.collectives.slices(_ROWS_PER_BATCH):
         measured = part[np.isfinite(part["busbw"]) & (part["end_true_ns"] >= axis.origin_ns)]
-        yield _by_communicator(measured, communicators, axis)
-
-
-def _by_communicator(measured: Columns, communicators: dict[int, Communicator], axis: Axis) -> list[Event]:
-    columns = (
-        measured["communicator"].tolist(),
-        measured["end_true_ns"].tolist(),
-        significant(measured["busbw"] / 1e9).tolist(),
-    )
-    return [
-        _point(f"busbw {_label(communicators[index])}", "GB/s", axis.at(at_ns), busbw)
-        for index, at_ns, busbw in zip(*columns, strict=True)
-        if index in communicators
-    ]
+        measured = measured[np.isin(measured["communicator"], list(names))]
+        whose = words([names[index] for index in measured["communicator"].tolist()])
+        yield _points(whose, "GB/s", axis, measured["end_true_ns"], significant(measured["busbw"] / 1e9))
 
 
 def _label(communicator: Communicator) -> str:
     return f"{communicator.parallelism or ''} {communicator.comm_id}".strip()
 
 
-def _by_kind(selection: Selection, axis: Axis) -> Iterator[list[Event]]:
+def _by_kind(selection: Selection, axis: Axis) -> Iterator[EventText]:
     kinds: dict[str, list[int]] = {}
     for communicator in selection.communicators:
         kinds.setdefault(communicator.parallelism or _NOT_KNOWN, []).append(communicator.index)
@@ -102,14 +94,13 @@ def _sums_of_open(
 
 def _steps(
     name: str, unit: str, axis: Axis, at_ns: NDArray[np.int64], values: NDArray[np.number]
-) -> Iterator[list[Event]]:
+) -> Iterator[EventText]:
     """One counter: its points where it changes."""
     at_ns, values = _thinned(at_ns, values)
     changes = np.append(True, values[1:] != values[:-1])[: len(values)]
-    columns = (np.maximum(at_ns[changes], axis.origin_ns).tolist(), values[changes].tolist())
-    events = [_point(name, unit, axis.at(at), value) for at, value in zip(*columns, strict=True)]
-    if events:
-        yield events
+    if changes.any():
+        times = np.maximum(at_ns[changes], axis.origin_ns)
+        yield _points(words([name] * len(times)), unit, axis, times, values[changes])
 
 
 def _thinned(at_ns: NDArray[np.int64], values: NDArray[np.number]) -> tuple[NDArray[np.int64], NDArray[np.number]]:
@@ -124,5 +115,7 @@ def _thinned(at_ns: NDArray[np.int64], values: NDArray[np.number]) -> tuple[NDAr
     return at_ns[kept], values[kept]
 
 
-def _point(name: str, unit: str, at: float, value: float) -> Event:
-    return {"name": name, "ph": "C", "ts": at, "pid": COMMUNICATORS_PID, "args": {unit: value}}
+def _points(names: pa.Array, unit: str, axis: Axis, at_ns: NDArray[np.int64], values: NDArray[np.number]) -> EventText:
+    times = micros(at_ns.astype(np.int64) - axis.origin_ns)
+    where = f',"pid":{COMMUNICATORS_PID},"args":{{"{unit}":'
+    return of_texts(joined(',{"name":', names, ',"ph":"C","ts":', times, where, numbers(values), "}}"), len(at_ns))

@@ -23,6 +23,7 @@ from ncclscope_service.export.tables.process_rows import (
     rows_by_process,
 )
 from ncclscope_service.export.trace.counters import counter_events
+from ncclscope_service.export.trace.event_text import EventText, of_objects
 from ncclscope_service.export.trace.launches import (
     ARROW_WAIT_NS,
     Arrows,
@@ -38,6 +39,7 @@ from ncclscope_service.export.trace.tracks import (
     FIRST_RANK_PID,
     Axis,
     Event,
+    PlacedSlices,
     ProcessTracks,
     Track,
     process_metadata,
@@ -85,20 +87,18 @@ class TraceEvents:
         }
         self._proof_launches = launches_of(selection, {one for proofs in self._proofs.values() for one in proofs})
         self._drawn_findings: dict[int, Place] = {}
-        wanted = frozenset(
-            np.concatenate([self.arrows.late, self.arrows.waiting]).tolist()
-            + [launch for launches in self._proof_launches.values() for launch, _ in launches]
-        )
+        proofs = [launch for launches in self._proof_launches.values() for launch, _ in launches]
+        wanted = np.concatenate([self.arrows.late, self.arrows.waiting, np.array(proofs, np.int64)])
         self._drawn = ProcessTrace(self._store, self._axis, Launches(selection), wanted)
 
-    def batches(self) -> Iterator[list[Event]]:
+    def batches(self) -> Iterator[EventText]:
         """All events: findings, counters, each process by rank, arrows."""
         yield from self._findings()
         yield from counter_events(self._selection, self._axis)
         for place, process in enumerate(processes_by_rank(self._selection)):
             yield from self._process(ProcessTracks(FIRST_RANK_PID + place), process)
         yield from self._arrow_events()
-        yield self._proof_arrows()
+        yield of_objects(self._proof_arrows())
 
     def counts(self, events: int) -> TraceCounts:
         """Counts of what was drawn, once all batches were taken; `events` is how many events they held."""
@@ -143,8 +143,9 @@ class TraceEvents:
         is_known = host_times != NO_TIME_NS
         return shown_times(self._store, rows.column("process")[is_known], host_times[is_known])
 
-    def _process(self, tracks: ProcessTracks, process: int) -> Iterator[list[Event]]:
-        yield process_metadata(tracks.pid, process_name(self._selection, process, self._ranks), tracks.pid)
+    def _process(self, tracks: ProcessTracks, process: int) -> Iterator[EventText]:
+        name = process_name(self._selection, process, self._ranks)
+        yield of_objects(process_metadata(tracks.pid, name, tracks.pid))
         if process in self._ranges:
             yield from self._drawn.ranges(tracks, self._ranges[process])
         if process in self._kernels:
@@ -152,7 +153,7 @@ class TraceEvents:
         if process in self._logged:
             yield from self._logged_events(tracks, process, self._logged[process])
 
-    def _logged_events(self, tracks: ProcessTracks, process: int, rows: ProcessRows) -> Iterator[list[Event]]:
+    def _logged_events(self, tracks: ProcessTracks, process: int, rows: ProcessRows) -> Iterator[EventText]:
         if self._time == ORDER_ONLY:
             yield from self._drawn.logged(tracks, rows, np.arange(len(rows), dtype=np.int64) * _STEP_NS)
             return
@@ -175,7 +176,7 @@ class TraceEvents:
         before = np.searchsorted(timed.positions, untimed.positions) - 1
         return self._shown(timed, at_ns[at_ns != NO_TIME_NS])[np.maximum(before, 0)]
 
-    def _findings(self) -> Iterator[list[Event]]:
+    def _findings(self) -> Iterator[EventText]:
         findings = sorted(enumerate(self._selection.findings), key=lambda numbered: numbered[1].since_ns)
         if not findings:
             return
@@ -184,14 +185,15 @@ class TraceEvents:
         for number, finding in findings:
             start = max(finding.since_ns, self._axis.origin_ns)
             end = max(start, self._last_ns if finding.until_ns is None else finding.until_ns)
-            tid = tracks.place(Track(0, "findings"), start, end)
+            times = np.array([start]), np.array([end])
+            tid = int(tracks.place([PlacedSlices(Track(0, "findings"), np.zeros(1, np.intp), *times)])[0][0])
             self._drawn_findings[number] = Place(FINDINGS_PID, tid, start, end)
             event = self._axis.slice(f"{finding.kind.value}: {finding.summary}", FINDINGS_PID, tid, start, end)
             proofs = [collective_text(self._selection, one) for one in self._proofs[number]]
             args = finding_record(finding) | ({"collective_ids": proofs} if proofs else {})
             events.append(event | {"cname": "terrible", "args": args})
         name = f"findings {' '.join(self._selection.jobs)}".strip()
-        yield process_metadata(FINDINGS_PID, name, FINDINGS_PID) + tracks.announcements() + events
+        yield of_objects(process_metadata(FINDINGS_PID, name, FINDINGS_PID) + tracks.announcements() + events)
 
     def _proof_arrows(self) -> list[Event]:
         """From each finding to the kernels of its culprits (or of all ranks) in the collectives that prove it."""
@@ -218,7 +220,7 @@ class TraceEvents:
         leaves_ns = min(end.start_ns, begin.end_ns)
         return _flow("evidence", arrow, self._axis, begin, leaves_ns, end, end.start_ns)
 
-    def _arrow_events(self) -> Iterator[list[Event]]:
+    def _arrow_events(self) -> Iterator[EventText]:
         columns = (self.arrows.late.tolist(), self.arrows.waiting.tolist(), self.arrows.wait_ns.tolist())
         events: list[Event] = []
         for number, (late, waiting, wait_ns) in enumerate(zip(*columns, strict=True), start=1):
@@ -229,9 +231,9 @@ class TraceEvents:
             self.arrows_drawn += bool(arrow)
             events += arrow
             if len(events) >= _ROWS_PER_BATCH:
-                yield events
+                yield of_objects(events)
                 events = []
-        yield events
+        yield of_objects(events)
 
     def _arrow(self, number: int, begin: Place, end: Place, wait_ns: int) -> list[Event]:
         """From the start of the late kernel to the end of the wait; none if the clocks contradict it."""

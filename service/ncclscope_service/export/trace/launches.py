@@ -55,10 +55,12 @@ class Launches:
         counts: NDArray[np.intp] = self._counts[places]
         return counts
 
-    def members(self, place: int, at_most: int) -> Columns:
-        """The operations of one launch, in the order in which they were logged."""
-        begin = self._begins[place]
-        return self._rows(self._order[begin : begin + min(at_most, int(self._counts[place]))])
+    def members(self, places: NDArray[np.intp], at_most: int) -> tuple[Columns, NDArray[np.intp]]:
+        """The first operations of these launches, in the order of the log, and how many each launch has in all."""
+        counts = self._counts[places]
+        kept = np.minimum(counts, at_most)
+        steps = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
+        return self._rows(self._order[np.repeat(self._begins[places], kept) + steps]), counts
 
     def _rows(self, selected: NDArray[np.intp]) -> Columns:
         rows: Columns = self._operations[selected if self._positions is None else self._positions[selected]]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 Event: TypeAlias = dict[str, object]
 """One trace event as the Chrome Trace Event Format has it.
@@ -26,11 +30,42 @@ class Track:
     name: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedSlices:
+    """Slices of one track, in order of their starts."""
+
+    track: Track
+    rows: NDArray[np.intp]
+    """The row of each, ascending: tracks are numbered in the order of the rows that need them."""
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class _Lanes:
     ends: list[list[int]] = field(default_factory=list[list[int]])
     """By lane, the ends of the slices that are open, outermost first."""
     tids: list[int] = field(default_factory=list[int])
+
+    def lanes_of(self, placed: PlacedSlices, *, nests: bool) -> NDArray[np.int64]:
+        """The lane of each slice: the first on which it crosses no other."""
+        starts, ends = placed.starts, placed.ends
+        is_free = not self.ends or not self.ends[0] or self.ends[0][-1] <= starts[0]
+        if not nests and is_free and np.all(starts[1:] >= np.maximum.accumulate(ends)[:-1]):  # as on a CUDA stream
+            self.ends[:1] = [[int(ends[-1])]]
+            return np.zeros(len(starts), np.int64)
+        columns = zip(starts.tolist(), ends.tolist(), strict=True)
+        return np.array([self._lane(start, end, nests=nests) for start, end in columns], np.int64)
+
+    def _lane(self, start_ns: int, end_ns: int, *, nests: bool) -> int:
+        for lane, open_ends in enumerate(self.ends):
+            while open_ends and open_ends[-1] <= start_ns:
+                open_ends.pop()
+            if not open_ends or (nests and end_ns <= open_ends[-1]):
+                open_ends.append(end_ns)
+                return lane
+        self.ends.append([end_ns])
+        return len(self.ends) - 1
 
 
 @dataclass(slots=True)
@@ -42,21 +77,21 @@ class ProcessTracks:
     _announced: list[Event] = field(default_factory=list[Event])
     _next_tid: int = 1
 
-    def place(self, track: Track, start_ns: int, end_ns: int, *, nests: bool = False) -> int:
-        """The thread on which this slice crosses no other; slices come in order of their starts.
+    def place(self, placed: Sequence[PlacedSlices], *, nests: bool = False) -> list[NDArray[np.int64]]:
+        """The threads on which these slices cross no other.
 
         With `nests`, a slice may lie inside an open one (as NVTX ranges do); otherwise it gets its own lane.
         """
-        lanes = self._lanes.setdefault(track, _Lanes())
-        for lane, open_ends in enumerate(lanes.ends):
-            while open_ends and open_ends[-1] <= start_ns:
-                open_ends.pop()
-            if not open_ends or (nests and end_ns <= open_ends[-1]):
-                open_ends.append(end_ns)
-                return lanes.tids[lane]
-        lanes.ends.append([end_ns])
-        lanes.tids.append(self._announce(track, len(lanes.tids)))
-        return lanes.tids[-1]
+        found: list[NDArray[np.int64]] = []
+        new: list[tuple[int, int, Track, int]] = []
+        for order, each in enumerate(placed):
+            lanes = self._lanes.setdefault(each.track, _Lanes())
+            found.append(lane_of := lanes.lanes_of(each, nests=nests))
+            first = (int(each.rows[np.argmax(lane_of == lane)]) for lane in range(len(lanes.tids), len(lanes.ends)))
+            new += [(row, order, each.track, lane) for lane, row in enumerate(first, start=len(lanes.tids))]
+        for _, _, track, lane in sorted(new, key=lambda each: each[:2]):
+            self._lanes[track].tids.append(self._announce(track, lane))
+        return [np.asarray(self._lanes[each.track].tids)[lanes] for each, lanes in zip(placed, found, strict=True)]
 
     def announcements(self) -> list[Event]:
         """The metadata events of tracks that are new since the last call."""
@@ -107,7 +142,3 @@ class Axis:
             "pid": pid,
             "tid": tid,
         }
-
-    def instant(self, name: str, pid: int, tid: int, at_ns: int) -> Event:
-        """An instant event of one thread."""
-        return {"name": name, "ph": "i", "s": "t", "ts": self.at(at_ns), "pid": pid, "tid": tid}
