@@ -28,8 +28,17 @@ def frame(sequence: int, *, chapter: int = 1, source: int = 1, step: int = 10, o
     return Frame(chapter, sequence, batch.source.key, begin, begin + step, begin + step, False, None, 0, payload)
 
 
+_disks: list[Disk] = []
+
+
+def remove_disks() -> None:
+    """Removes all disks that were made. Left to the collector, a connection may go before the disk that closes it."""
+    while _disks:
+        _disks.pop().remove()
+
+
 class Disk:
-    """A folder with the database of a spool, removed with this object."""
+    """A folder with the database of a spool; `remove_disks` removes it when the test is over."""
 
     def __init__(self, limits: SpoolLimits | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -37,8 +46,10 @@ class Disk:
         self.database = self._opened()
         self.transactions: list[Transaction] = []
         self._synced: Path | None = None
+        _disks.append(self)
 
-    def __del__(self) -> None:
+    def remove(self) -> None:
+        """Closes the database and removes the folder."""
         self.database.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -26,6 +26,7 @@ from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context, GroupsOfStore, by_urgency, group_from_communicator
 from ncclscope_service.detect.hang import Hang
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.misconfiguration import Misconfiguration, ProcessKey, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
@@ -54,6 +55,7 @@ class Detectors:
         self._mismatch = Mismatch()
         self._stopped_logging = StoppedLogging()
         self._reported = Reported()
+        self._misconfiguration = Misconfiguration()
         self._clock_fault = ClockFault()
         self._blind = Blind()
 
@@ -73,9 +75,21 @@ class Detectors:
         """Collectives as the logs name them (`mismatch.CALL`), as they are read."""
         self._mismatch.ingest_calls(calls, context)
 
-    def ingest_facts(self, said: Iterable[LoggedFact], context: Context) -> None:
+    def ingest_facts(self, logged: Sequence[LoggedFact], context: Context) -> None:
         """Log lines other than operations, as they are read."""
-        self._reported.ingest_facts(said, context)
+        self._reported.ingest_facts(logged, context)
+        self._misconfiguration.ingest_facts(logged)
+
+    def ingest_versions(self, versions: Mapping[ProcessKey, str], at_ns: int) -> None:
+        """NCCL version of each process that printed its own."""
+        self._misconfiguration.ingest_versions(versions, at_ns)
+
+    def compare_settings(
+        self, worlds: Callable[[], Mapping[ProcessKey, WorldOfProcess]], members: int, context: Context
+    ) -> None:
+        """Compares the settings of processes, if something was said since; `members`: how many are known."""
+        if self._misconfiguration.is_due(members):
+            self._misconfiguration.compare(worlds(), context)
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """The check of the last clock estimate."""
@@ -115,6 +129,7 @@ class Detectors:
                 *mismatches,
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns),
+                *self._misconfiguration.findings(),
                 *self._clock_fault.findings(),
                 *self._blind.findings(),
             ]
@@ -208,6 +223,8 @@ class _Job:
     """Whether the detectors have seen calls, and with the first ones their groups."""
     findings: list[Finding] = field(default_factory=list[Finding])
     """Those of the last pass."""
+    versions_seen: int = 0
+    """How many processes had said their NCCL version when the detectors were given them."""
     fails_since_ns: int | None = None
     """Since when every pass has failed by an internal error."""
 
@@ -335,7 +352,11 @@ class Detection:
             detectors.ingest_progress(job.progress.rows, self._groups.without_ended(context))
         facts = self._facts.pop(context.job, [])
         if facts:
-            detectors.ingest_facts(self._with_ranks(facts, now_ns), context)
+            detectors.ingest_facts(list(self._with_ranks(facts, now_ns)), context)
+        if len(self._store.process_version) != job.versions_seen:
+            job.versions_seen = len(self._store.process_version)
+            detectors.ingest_versions(self._versions(context.job), now_ns)
+        detectors.compare_settings(lambda: self._worlds(context), len(self._store.members), context)
         check = clocks.check()
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
@@ -357,6 +378,28 @@ class Detection:
             own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
             rank = next(iter(own)) if len(own) == 1 else None
             yield LoggedFact(fact, each.source, rank, now_ns if each.at_ns == NO_TIME_NS else each.at_ns)
+
+    def _versions(self, job: str) -> dict[ProcessKey, str]:
+        """NCCL version of each process of a job that printed its own."""
+        known = self._store
+        own = {index: version for index, version in known.process_version.items() if known.process_job[index] == job}
+        return {
+            (process.host, process.pid): version
+            for index, version in own.items()
+            for process in (known.processes[index],)
+        }
+
+    def _worlds(self, context: Context) -> dict[ProcessKey, WorldOfProcess]:
+        """Largest communicator of each process of a job, and its global rank."""
+        known, worlds, sizes = self._store, dict[ProcessKey, WorldOfProcess](), dict[ProcessKey, int]()
+        for member in known.members:
+            size = known.communicators[member.communicator].size
+            process = known.processes[member.process]
+            key = process.host, process.pid
+            if member.communicator in context.groups and size > sizes.get(key, 0):
+                sizes[key] = size
+                worlds[key] = WorldOfProcess(member.communicator, member.global_rank)
+        return worlds
 
     def _context(
         self, job: str, clocks: Clocks, step_ns: int | None, silent_hosts: frozenset[str], *, is_over: bool

@@ -21,12 +21,11 @@ from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.intake.call_groups import CallGroups
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store import rows
-from ncclscope_service.store.records import KnownSetting, Process, SourceState
+from ncclscope_service.store.records import Process, SourceState
 from ncclscope_service.store.retention import SourceSlots
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
-from ncclscope_wire.facts import SETTINGS
 from ncclscope_wire.records import CommunicatorEvent, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import NodeKind, TopologySeen
@@ -293,9 +292,6 @@ class BatchResolver:
             known.torn_lines[source] += torn
         if batch.gaps:
             known.gaps[source].extend(batch.gaps)
-        for fact in batch.facts:
-            if isinstance(fact, SETTINGS):
-                known.settings[type(fact).__name__].append(KnownSetting(job, source, fact))
         for capture in batch.captures:
             known.captures.append((source, capture))
         for version in batch.versions:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.nccl.topology import Bottleneck
-from ncclscope_wire.facts import Fact
 from ncclscope_wire.records import CaptureSeen, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -119,6 +118,7 @@ class FindingKind(StrEnum):
     STOPPED_LOGGING = "stopped_logging"
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"
+    MISCONFIGURATION = "misconfiguration"
 
 
 class Severity(StrEnum):
@@ -160,19 +160,6 @@ class SourceState:
     """Everything before it has been applied."""
     is_complete: bool = False
     zone_name: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSetting:
-    """A setting of a rank or a host, with the job and the source that it is from."""
-
-    job: str
-    source: int
-    fact: Fact
-
-
-SETTINGS_KEPT: Final = 4096
-"""Settings of one type that are kept, for all jobs: about 2 MB of the most frequent type."""
 
 
 GAPS_KEPT: Final = 1024

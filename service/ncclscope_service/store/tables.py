@@ -8,10 +8,9 @@ Also gives the hosts of a source, and the NCCL version of a process.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,11 @@ from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import (
-    SETTINGS_KEPT,
     Captures,
     Communicator,
     Finding,
     HostClock,
     KernelReferences,
-    KnownSetting,
     Member,
     Process,
     RetiredSources,
@@ -156,10 +153,6 @@ class Store:
     """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
-    settings: defaultdict[str, deque[KnownSetting]] = field(
-        default_factory=lambda: defaultdict(partial(deque[KnownSetting], maxlen=SETTINGS_KEPT))
-    )
-    """By type: the most recent facts that can differ between the ranks of a job and be a wrong setting."""
     understood: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by family."""
     torn_lines: Counter[int] = field(default_factory=Counter[int])
