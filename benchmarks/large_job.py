@@ -14,11 +14,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.intake.resolver import empty_operations
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.show.health import AgentView
 from ncclscope_service.store.records import Communicator, HostClock, Identity, Member, Process
-from ncclscope_service.store.rows import COLLECTIVE, KERNEL, KERNEL_TEMPLATE, OPERATION_TEMPLATE, SERIES, Match
+from ncclscope_service.store.rows import (
+    COLLECTIVE,
+    KERNEL,
+    KERNEL_TEMPLATE,
+    OPERATION_TEMPLATE,
+    SERIES,
+    Match,
+    empty_operations,
+)
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES

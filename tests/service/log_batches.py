@@ -9,7 +9,7 @@ import numpy as np
 
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators
-from ncclscope_service.intake.resolver import BatchResolver, append_placed, logged_operations
+from ncclscope_service.intake.resolver import BatchResolver, logged_operations
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
@@ -274,4 +274,4 @@ class Reading:
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
         self.store.kernels.append(arrived.kernels)
-        return append_placed(self.store.operations, operations)
+        return self.store.operations.append(operations)

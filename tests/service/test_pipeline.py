@@ -45,7 +45,7 @@ class _Service:
         """The operations after everything was decided."""
         self.feed(*batches)
         self.pipeline.finish(0)
-        return self.store.operations.rows
+        return self.store.operations.rows.copy()
 
 
 def _part(numbers: range, *, size: int = 4) -> list[Batch]:

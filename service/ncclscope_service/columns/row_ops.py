@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_wire.batch import Columns
-
-_AT_ONCE: Final = 2048
-"""Rows that are taken in one go: half a megabyte of the widest."""
-_MOVED_AT_ONCE: Final = 2**20
-"""Bytes that are moved in one go: they are still in the cache when the next piece follows."""
 
 
 def take(rows: Columns, positions: NDArray[np.integer]) -> Columns:
@@ -27,20 +22,11 @@ def take(rows: Columns, positions: NDArray[np.integer]) -> Columns:
     return found
 
 
-def take_columns(rows: Columns, positions: NDArray[np.integer], names: Sequence[str]) -> Columns:
-    """A copy of some columns of the rows at these positions: 4 to 8 ns for each column of a row.
-
-    Rows are wide, and a table of them larger than the caches: each column by itself would fetch all of it from memory
-    again, at 20 ns a value. So whole rows are taken, as many at once as stay in the cache until their columns are.
-    """
+def take_columns(rows: AnyRows, positions: NDArray[np.integer], names: Sequence[str]) -> Columns:
+    """A copy of some columns of the rows at these positions."""
     found: Columns = np.empty(len(positions), np.dtype([(name, rows.dtype[name]) for name in names]))
-    if len(names) == 1:
-        found[names[0]] = rows[names[0]][positions]
-        return found
-    for begin in range(0, len(positions), _AT_ONCE):
-        near, part = rows.take(positions[begin : begin + _AT_ONCE]), found[begin : begin + _AT_ONCE]
-        for name in names:
-            part[name] = near[name]
+    for name in names:
+        found[name] = rows[name][positions]
     return found
 
 
@@ -69,27 +55,6 @@ def copy(rows: Columns) -> Columns:
     """A copy of all rows."""
     whole: Columns = _opaque(rows).copy().view(rows.dtype)
     return whole
-
-
-def copy_into(into: Columns, begin: int, rows: Columns) -> None:
-    """Writes rows of the same dtype into an array, from a position on."""
-    assert into.dtype == rows.dtype, "rows of another dtype cannot be copied in"
-    _opaque(into)[begin : begin + len(rows)] = _opaque(rows)
-
-
-def move_to_front(rows: Columns, begin: int, end: int) -> None:
-    """Moves the rows from `begin` to `end` of an array to its front, in the memory that it has.
-
-    If the target overlaps the source, numpy copies to new memory first: so no piece is longer than what lies before
-    the first row.
-    """
-    if not begin:
-        return
-    opaque = _opaque(rows)
-    step = min(begin, max(1, _MOVED_AT_ONCE // rows.itemsize))
-    for at in range(begin, end, step):
-        piece = opaque[at : min(at + step, end)]
-        opaque[at - begin : at - begin + len(piece)] = piece
 
 
 def _opaque(rows: Columns) -> NDArray[np.void]:

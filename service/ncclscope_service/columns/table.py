@@ -1,4 +1,6 @@
-"""Growing tables of rows with absolute ids, and the memory behind the large ones.
+"""Growing tables of columns with absolute row ids, and the memory behind the large ones.
+
+A table has one contiguous array for each column, so that a stage pays for the columns that it reads and no others.
 
 A large table reserves much address space, and takes memory only for rows that are written.
 
@@ -13,16 +15,17 @@ as a whole, which takes less time of the processor, but on a machine whose memor
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns import row_ops
 from ncclscope_wire.batch import Columns
 
 Ids = NDArray[np.int64]
 """Row ids."""
+_Column: TypeAlias = NDArray[Any]
 
 _FIRST_CAPACITY: Final = 1024
 _DROPPED_TO_KEPT: Final = 0.5
@@ -40,23 +43,103 @@ _SHARE: Final = 4
 """No more is reserved than a share of what the system would give: a limit on address space counts for all tables, and
 for everything else."""
 _LEAST_ROOM: Final = 1.25
+_MOVED_AT_ONCE: Final = 2**17
+"""Values that are moved in one go: they are still in the cache when the next piece follows."""
+
+
+class Rows:
+    """A view of consecutive rows of a table: its columns by name, to read and to write.
+
+    Positions, masks and slices as for a structured array; a mask or positions give a copy of whole rows, which costs
+    one pass for each column: better to name the columns first (`rows["start_ns"][at]`), or to `take` some.
+    """
+
+    __slots__ = ("_begin", "_columns", "_end", "dtype")
+
+    def __init__(self, dtype: np.dtype[np.void], columns: Mapping[str, _Column], begin: int, end: int) -> None:
+        self.dtype = dtype
+        self._columns = columns
+        self._begin = begin
+        self._end = end
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __iter__(self) -> Iterator[np.void]:
+        return iter(self.copy())
+
+    @overload
+    def __getitem__(self, key: str) -> _Column: ...
+    @overload
+    def __getitem__(self, key: slice) -> Rows: ...
+    @overload
+    def __getitem__(self, key: int | np.integer) -> np.void: ...
+    @overload
+    def __getitem__(self, key: list[str] | NDArray[np.integer] | NDArray[np.bool_]) -> Columns: ...
+    def __getitem__(
+        self, key: str | slice | int | np.integer | list[str] | NDArray[np.integer] | NDArray[np.bool_]
+    ) -> _Column | Rows | np.void:
+        """A column; a view of a slice; a copy of one row; or a copy of some columns, or of rows by position or mask."""
+        if isinstance(key, str):
+            return self._columns[key][self._begin : self._end]
+        if isinstance(key, slice):
+            begin, end, step = key.indices(len(self))
+            assert step == 1, "rows are viewed in order, one after the other"
+            return Rows(self.dtype, self._columns, self._begin + begin, self._begin + max(begin, end))
+        if isinstance(key, list):
+            return self._structured(slice(None), len(self), key)
+        if isinstance(key, np.ndarray):
+            at: NDArray[np.integer] = np.flatnonzero(key) if key.dtype == np.bool_ else key.astype(np.intp, copy=False)
+            return self.take(at)
+        row: np.void = self[np.asarray([key])][0]
+        return row
+
+    def __setitem__(self, name: str, values: object) -> None:
+        """Writes a whole column."""
+        self[name][:] = values
+
+    def copy(self) -> Columns:
+        """All rows as a structured array of its own."""
+        return self._structured(slice(None), len(self), self.dtype.names or ())
+
+    def take(self, positions: NDArray[np.integer], *names: str) -> Columns:
+        """A copy of the rows at these positions, in their shape; of these columns only, if some are named."""
+        return self._structured(positions, positions.shape, names or self.dtype.names or ())
+
+    def _structured(
+        self, at: NDArray[np.integer] | slice, shape: int | tuple[int, ...], names: Sequence[str]
+    ) -> Columns:
+        found: Columns = np.empty(shape, np.dtype([(name, self.dtype[name]) for name in names]))
+        for name in names:
+            found[name] = self[name][at]
+        return found
+
+
+AnyRows: TypeAlias = Columns | Rows
+"""Rows whose columns have names, wherever they are."""
 
 
 class Table:
-    """A structured array that grows at the end and is forgotten from the front.
+    """Columns that grow at the end and are forgotten from the front.
 
     Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept). A large table stays
     where it is: rows that are kept are moved to the front of it over those that were dropped, before memory is used
     that was never written to.
     """
 
-    def __init__(self, dtype: np.dtype[np.void], *, large_bytes: int = LARGE_BYTES) -> None:
-        """`large_bytes`: what it may take before it reserves much more than it needs."""
+    def __init__(
+        self, dtype: np.dtype[np.void], *, unknown: Columns | None = None, large_bytes: int = LARGE_BYTES
+    ) -> None:
+        """`unknown`: a row with what columns hold that are not appended; `large_bytes`: what the table may take before
+        it reserves much more than it needs.
+        """
         self.dtype = dtype
+        self._unknown = unknown
         self._large_bytes = large_bytes
-        self._rows: Columns = np.empty(_FIRST_CAPACITY, dtype=dtype)
+        self._columns = _columns(dtype, _FIRST_CAPACITY)
         self._reserved: Reserved | None = None
-        """The memory of `_rows`, of a large table."""
+        """The memory of `_columns`, of a large table."""
+        self._capacity = _FIRST_CAPACITY
         self._begin = 0
         self._end = 0
         self._used = 0
@@ -77,18 +160,27 @@ class Table:
         return self._end - self._begin
 
     @property
-    def rows(self) -> Columns:
+    def rows(self) -> Rows:
         """A view of all rows kept, oldest first; writing to it changes the table. Valid until the next append."""
-        return self._rows[self._begin : self._end]
+        return Rows(self.dtype, self._columns, self._begin, self._end)
 
-    def append(self, new: Columns) -> Ids:
-        """Adds rows and returns their ids."""
-        self._make_room(len(new))
-        row_ops.copy_into(self._rows, self._end, new)
+    def append(self, new: AnyRows | Mapping[str, _Column]) -> Ids:
+        """Adds rows and returns their ids. Columns that they do not have are unknown."""
+        given = list(new if isinstance(new, Mapping) else new.dtype.names or ())
+        assert all(new[name].dtype == self.dtype[name] for name in given), "rows of another dtype cannot be appended"
+        amount = len(new[given[0]])
+        self._make_room(amount)
+        end = self._end + amount
+        for name in given:
+            self._columns[name][self._end : end] = new[name]
+        if len(given) < len(self._columns):
+            assert self._unknown is not None, "rows of a table without unknown values have all columns"
+            for name in self._columns.keys() - set(given):
+                self._columns[name][self._end : end] = self._unknown[name][0]
         first_id = self.next_id
-        self._end += len(new)
-        self._used = max(self._used, self._end)
-        return np.arange(first_id, first_id + len(new), dtype=np.int64)
+        self._end = end
+        self._used = max(self._used, end)
+        return np.arange(first_id, first_id + amount, dtype=np.int64)
 
     def at(self, ids: Ids | NDArray[np.intp]) -> NDArray[np.intp]:
         """Positions in `rows` of these ids; ids that were dropped are the caller's fault (AssertionError)."""
@@ -97,22 +189,20 @@ class Table:
         return positions
 
     def take(self, ids: Ids, *names: str) -> Columns:
-        """A copy of these rows; of these columns only, if some are named: rows are wide, and columns cheap."""
-        if names:
-            return row_ops.take_columns(self.rows, self.at(ids), names)
-        return row_ops.take(self.rows, self.at(ids))
+        """A copy of these rows; of these columns only, if some are named."""
+        return self.rows.take(self.at(ids), *names)
 
     def copy(self) -> Table:
         """A table of its own with the same rows and ids."""
         copied = self.compacted()
-        copied._rows = row_ops.copy(self.rows)
+        copied._columns = {name: column.copy() for name, column in copied._columns.items()}
         return copied
 
     def compacted(self) -> Table:
         """The same rows, not copied, with no room to grow (for snapshots)."""
-        compacted = Table(self.dtype, large_bytes=self._large_bytes)
-        compacted._rows = self.rows
-        compacted._end = compacted._used = len(self)
+        compacted = Table(self.dtype, unknown=self._unknown, large_bytes=self._large_bytes)
+        compacted._columns = {name: column[self._begin : self._end] for name, column in self._columns.items()}
+        compacted._capacity = compacted._end = compacted._used = len(self)
         compacted.first = self.first
         return compacted
 
@@ -128,11 +218,12 @@ class Table:
         is_much = self.used_bytes > max(self._large_bytes, _MOST_USED * needed * self.dtype.itemsize)
         is_new = self._end + amount > self._used
         if (is_new or is_much) and self._begin and self._begin >= _DROPPED_TO_KEPT * len(self):
-            row_ops.move_to_front(self._rows, self._begin, self._end)
+            for column in self._columns.values():
+                _move_to_front(column, self._begin, self._end)
             self._begin, self._end = 0, len(self)
             if is_much:
                 self._give_back(needed)
-        if self._end + amount > len(self._rows):
+        if self._end + amount > self._capacity:
             self._move(needed)
 
     def _give_back(self, needed: int) -> None:
@@ -147,28 +238,40 @@ class Table:
         """Takes other memory, with room for more than is needed."""
         if needed * self.dtype.itemsize >= self._large_bytes:
             self._reserved = reserve(self.dtype, needed)
-            moved = self._reserved.rows
+            self._capacity, moved = self._reserved.capacity, self._reserved.columns
         else:
-            self._reserved, moved = None, np.empty(max(_FIRST_CAPACITY, 2 * needed), dtype=self.dtype)
-        row_ops.copy_into(moved, 0, self.rows)
-        self._rows, self._begin, self._end = moved, 0, len(self)
+            self._reserved, self._capacity = None, max(_FIRST_CAPACITY, 2 * needed)
+            moved = _columns(self.dtype, self._capacity)
+        for name, column in self._columns.items():
+            moved[name][: len(self)] = column[self._begin : self._end]
+        self._columns, self._begin, self._end = moved, 0, len(self)
         self._used = self._end
 
 
 class Reserved:
-    """Rows of undefined content, and the memory behind them."""
+    """Columns of undefined content, and the memory behind them."""
 
-    def __init__(self, dtype: np.dtype[np.void], rows: int) -> None:
+    def __init__(self, dtype: np.dtype[np.void], capacity: int) -> None:
         """Raises OSError if the system refuses that much."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # private: a child of this process does not see what is written
-        self._memory = mmap.mmap(-1, rows * dtype.itemsize, flags=flags)
-        self.rows: Columns = np.frombuffer(self._memory, dtype, rows)
+        self.capacity = capacity
+        sizes = {name: _whole_pages(capacity * dtype[name].itemsize) for name in dtype.names or ()}
+        self._memory = mmap.mmap(-1, sum(sizes.values()), flags=flags)
+        self.columns: dict[str, _Column] = {}
+        begin = 0
+        for name, size in sizes.items():
+            self.columns[name] = np.frombuffer(self._memory, dtype[name], capacity, begin)
+            begin += size
 
     def release_from(self, row: int) -> None:
         """Gives the memory of all rows from this one on back; they may be written again."""
-        begin = -(-row * self.rows.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        if begin < len(self._memory):
-            self._memory.madvise(mmap.MADV_DONTNEED, begin, len(self._memory) - begin)
+        begin = 0
+        for column in self.columns.values():
+            end = begin + _whole_pages(column.nbytes)
+            released = begin + _whole_pages(row * column.itemsize)
+            if released < end:
+                self._memory.madvise(mmap.MADV_DONTNEED, released, end - released)
+            begin = end
 
 
 def reserve(dtype: np.dtype[np.void], needed: int) -> Reserved:
@@ -188,3 +291,23 @@ def reserve(dtype: np.dtype[np.void], needed: int) -> Reserved:
         return Reserved(dtype, least)
     except OSError as error:
         raise MemoryError(f"the system gives no {least * dtype.itemsize} bytes for {needed} rows: {error}") from error
+
+
+def _columns(dtype: np.dtype[np.void], capacity: int) -> dict[str, _Column]:
+    return {name: np.empty(capacity, dtype[name]) for name in dtype.names or ()}
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _move_to_front(column: _Column, begin: int, end: int) -> None:
+    """Moves the values from `begin` to `end` to the front, in the memory that the column has.
+
+    If the target overlaps the source, numpy copies to new memory first: so no piece is longer than what lies before
+    the first row.
+    """
+    step = min(begin, _MOVED_AT_ONCE)
+    for at in range(begin, end, step):
+        piece = column[at : min(at + step, end)]
+        column[at - begin : at - begin + len(piece)] = piece

@@ -149,7 +149,7 @@ class ProgressTable:
         places = self._places.number(*(counts[name] for name in _KEY))
         if len(self._places) > len(self._rows):
             grown = np.zeros(2 * len(self._places), PROGRESS)
-            row_ops.copy_into(grown, 0, self._rows)
+            grown[: len(self._rows)] = self._rows
             self._rows = grown
         self._rows[places] = counts
 

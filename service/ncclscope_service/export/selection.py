@@ -9,9 +9,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows, Rows
 from ncclscope_service.store.records import Communicator, Finding
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
 
 Positions: TypeAlias = NDArray[np.intp]
@@ -24,13 +24,13 @@ ROWS_PER_SLICE: Final = 1 << 18
 class Part:
     """The part of a table that is written; None means all rows (and costs no index)."""
 
-    rows: Columns
+    rows: Rows
     positions: Positions | None
 
     def __len__(self) -> int:
         return len(self.rows) if self.positions is None else len(self.positions)
 
-    def slices(self, rows_per_slice: int = ROWS_PER_SLICE) -> Iterator[Columns]:
+    def slices(self, rows_per_slice: int = ROWS_PER_SLICE) -> Iterator[AnyRows]:
         """The rows in store order, a bounded number at a time."""
         for begin in range(0, len(self), rows_per_slice):
             end = begin + rows_per_slice
@@ -123,7 +123,7 @@ def _lies_within(ranges: Part, operations: Part) -> NDArray[np.bool_]:
     return inside
 
 
-def _collective_keys(collectives: Columns) -> NDArray[np.int64]:
+def _collective_keys(collectives: Rows) -> NDArray[np.int64]:
     keys: NDArray[np.int64] = collectives["communicator"].astype(np.int64) << 40 | collectives["coll_seq"]
     return keys
 
@@ -140,7 +140,7 @@ def _is_open_at(finding: Finding, since_ns: int | None) -> bool:
     return since_ns is None or finding.until_ns is None or finding.until_ns >= since_ns
 
 
-def _part(table: Columns, in_job: NDArray[np.bool_], clocks: tuple[str, ...], since_ns: int | None) -> Part:
+def _part(table: Rows, in_job: NDArray[np.bool_], clocks: tuple[str, ...], since_ns: int | None) -> Part:
     if in_job.all() and since_ns is None:
         return Part(table, None)
     is_ours = in_job[table["process"]] if len(in_job) else np.zeros(len(table), dtype=np.bool_)

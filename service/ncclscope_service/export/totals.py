@@ -244,7 +244,7 @@ def _sums(codes: NDArray[np.intp], groups: int, values: NDArray[np.int64]) -> ND
 
 def _addends(view: OperationView, is_first: NDArray[np.bool_]) -> dict[str, NDArray[np.int64]]:
     """The amount that each row adds to each sum."""
-    rows: Columns = view.rows
+    rows = view.rows
     size = operation_column(view, "message_bytes")
     # What Inspector times has no launch that others share.
     is_first = is_first | (timing_sources(rows) == TimingSource.INSPECTOR)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together
-from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.columns.table import Table
 from ncclscope_service.intake.call_groups import CallGroups
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store import rows
@@ -455,46 +455,6 @@ def _inspected(batch: Batch, known: _Dictionaries, source: int) -> Columns:
     return inspected
 
 
-_UNKNOWN_TIMES = (
-    "logged_at_ns",
-    "observed_at_ns",
-    "start_ns",
-    "end_ns",
-    "start_true_ns",
-    "end_true_ns",
-    "clock_uncertainty_ns",
-    "wait_ns",
-    "transfer_ns",
-    "inspected_ns",
-)
-_UNKNOWN_NUMBERS = (
-    "process",
-    "template",
-    "member",
-    "seq",
-    "coll_seq",
-    "pair_seq",
-    "kind_seq",
-    "message_bytes",
-    "iteration",
-    "iteration_by",
-    "algorithm",
-    "protocol",
-    "channels",
-    "launch",
-    "kernel",
-    "limit_reference",
-    "bottleneck",
-    "group",
-)
-_UNKNOWN_RATES = ("algbw", "busbw", "busbw_apparent", "limit")
-
-
-def empty_operations(amount: int) -> Columns:
-    """Operation rows of which nothing is known yet."""
-    return row_ops.take(_UNKNOWN, np.zeros(amount, np.intp))
-
-
 def logged_operations(logged: Columns) -> Columns:
     """Operations (rows.PLACED) of which what a log says (rows.LOGGED) is known, and their places are not."""
     placed: Columns = np.empty(len(logged), rows.PLACED)
@@ -503,30 +463,4 @@ def logged_operations(logged: Columns) -> Columns:
     return placed
 
 
-def append_placed(operations: Table, placed: Columns) -> Ids:
-    """Adds rows of operations (rows.PLACED) of which nothing else is known; gives their ids."""
-    first = operations.next_id
-    for begin in range(0, len(placed), _AT_ONCE):
-        part = placed[begin : begin + _AT_ONCE]
-        fresh = empty_operations(len(part))
-        for name in rows.PLACED.names or ():
-            fresh[name] = part[name]
-        operations.append(fresh)
-    return np.arange(first, first + len(placed), dtype=np.int64)
-
-
-def _unknown_operation() -> Columns:
-    operation = np.zeros(1, rows.OPERATION)
-    for name in _UNKNOWN_TIMES:
-        operation[name] = NO_TIME_NS
-    for name in _UNKNOWN_NUMBERS:
-        operation[name] = NO_NUMBER
-    for name in _UNKNOWN_RATES:
-        operation[name] = np.nan
-    return operation
-
-
-_UNKNOWN: Final = _unknown_operation()
 _SAID: Final = frozenset(rows.LOGGED.names or ())
-_AT_ONCE: Final = 2048
-"""Rows that are filled before they go to the table: what caches hold."""

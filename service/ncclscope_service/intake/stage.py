@@ -18,7 +18,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators, InitLines
-from ncclscope_service.intake.resolver import Arrived, BatchResolver, append_placed, logged_operations
+from ncclscope_service.intake.resolver import Arrived, BatchResolver, logged_operations
 from ncclscope_service.intake.tuning import TuningJoin
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.rollup.series import SeriesBook
@@ -124,7 +124,7 @@ class IntakeStage:
         operations["message_bytes"] = bandwidth.message_bytes(
             templates["op"], templates["count"], templates["data_type"], templates["nranks"]
         )
-        return append_placed(self._store.operations, operations)
+        return self._store.operations.append(operations)
 
     def count_operations(self, ids: Ids, operations: Columns, tunings: Columns) -> Ids:
         """Counts operations that were stored, and gives them what TUNING lines say of them.

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import group_by
-from ncclscope_service.columns.table import Ids
+from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.store.tables import Store, version_of
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, OPERATION_CODES, OPERATIONS, UNKNOWN_OPERATION
@@ -41,12 +41,13 @@ _RING: Final = ALGORITHMS.index("RING")
 _ONLY_RINGS: Final = np.isin(np.arange(256), [OPERATION_CODES["AllGather"], OPERATION_CODES["ReduceScatter"]])
 _OTHERS_SINCE: Final = (2, 17)
 _SEQUENCE_BITS: Final = 40
+_OF_ALGORITHM: Final = ("member", "template", "coll_seq", "algorithm", "message_bytes")
 
 
 class Algorithms:
     """The known algorithms of one run."""
 
-    def __init__(self, known: Store, slices: Iterable[Columns]) -> None:
+    def __init__(self, known: Store, slices: Iterable[AnyRows]) -> None:
         """`slices`: all operations (rows.OPERATION) of the run."""
         self._store = known
         self._communicator_of = np.asarray([of.communicator for of in known.members] + [NO_NUMBER], np.int64)
@@ -62,41 +63,42 @@ class Algorithms:
         order = np.lexsort((sizes, kinds))
         self._kinds, self._sizes, self._of_kind = _agreed(kinds[order], sizes[order], algorithms[order])
 
-    def algorithms_of(self, rows: Columns) -> _Integers:
+    def algorithms_of(self, rows: AnyRows) -> _Integers:
         """The algorithm of each of these operations (rows.OPERATION), a place in ALGORITHMS; NO_NUMBER if not known."""
         found = rows["algorithm"].astype(np.int64)
         at = np.flatnonzero((found < 0) & (rows["coll_seq"] >= 0) & (rows["member"] >= 0))
-        found[at] = self._by_collective(rows[at])
+        found[at] = self._by_collective(row_ops.take_columns(rows, at, _OF_ALGORITHM))
         at = at[found[at] < 0]
-        found[at] = self._by_kind(rows[at])
+        found[at] = self._by_kind(row_ops.take_columns(rows, at, _OF_ALGORITHM))
         at = at[found[at] < 0]
-        ops = self._store.templates_of(rows[at], "op")["op"]
+        ops = self._store.operation_templates.rows["op"][rows["template"][at]]
         found[at] = np.where(_ONLY_RINGS[ops] & self._is_old[rows["process"][at]], _RING, NO_NUMBER)
         return found
 
-    def _told(self, rows: Columns) -> tuple[_Integers, _Integers, _Integers, _Integers]:
+    def _told(self, rows: AnyRows) -> tuple[_Integers, _Integers, _Integers, _Integers]:
         """Collective, algorithm, kind and size of those that say it."""
-        rows = rows[(rows["algorithm"] >= 0) & (rows["coll_seq"] >= 0) & (rows["member"] >= 0)]
+        said = (rows["algorithm"] >= 0) & (rows["coll_seq"] >= 0) & (rows["member"] >= 0)
+        rows = row_ops.take_columns(rows, np.flatnonzero(said), _OF_ALGORITHM)
         algorithms, sizes = rows["algorithm"].astype(np.int64), rows["message_bytes"].astype(np.int64)
         return self._collective_keys(rows), algorithms, self._kind_keys(rows), sizes
 
-    def _collective_keys(self, rows: Columns) -> _Integers:
+    def _collective_keys(self, rows: AnyRows) -> _Integers:
         keys: _Integers = (self._communicator_of[rows["member"]] << _SEQUENCE_BITS) | rows["coll_seq"]
         return keys
 
-    def _kind_keys(self, rows: Columns) -> _Integers:
+    def _kind_keys(self, rows: AnyRows) -> _Integers:
         ops = self._store.templates_of(rows, "op")["op"].astype(np.int64)
         keys: _Integers = (self._communicator_of[rows["member"]] << 8) | ops
         return keys
 
-    def _by_collective(self, rows: Columns) -> _Integers:
+    def _by_collective(self, rows: AnyRows) -> _Integers:
         keys = self._collective_keys(rows)
         if not len(self._collectives):
             return np.full(len(keys), NO_NUMBER, np.int64)
         at = np.minimum(np.searchsorted(self._collectives, keys), len(self._collectives) - 1)
         return np.where(self._collectives[at] == keys, self._of_collective[at], NO_NUMBER)
 
-    def _by_kind(self, rows: Columns) -> _Integers:
+    def _by_kind(self, rows: AnyRows) -> _Integers:
         if not len(self._kinds):
             return np.full(len(rows), NO_NUMBER, np.int64)
         known = {

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import OperationsByProcess, distinct_together, group_by
 from ncclscope_service.columns.intervals import Coverage, Integers, Spans, union
-from ncclscope_service.columns.table import Ids
+from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.store.rows import IterationBy, Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -240,7 +240,7 @@ class IterationSummary:
     """Of that, time without another kernel, as a share of its iterations'."""
 
 
-def iteration_times(store: Store, operations: Columns) -> Columns:
+def iteration_times(store: Store, operations: AnyRows) -> Columns:
     """ITERATION rows by process, rank and iteration; operations without an iteration are left out.
 
     `operations` has OPERATION_COLUMNS. Costs 0.3 s and 100 MB for a million operations with kernels.

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators
-from ncclscope_service.intake.resolver import empty_operations
 from ncclscope_service.measure.inspector_join import InspectedReplays, InspectorJoin, is_usable
 from ncclscope_service.measure.inspector_pairing import Key, LineBook, Pairing, Pairs
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.rollup.series import SeriesBook
 from ncclscope_service.store import rows
-from ncclscope_service.store.rows import A_GUESS, Match, has_kernel
+from ncclscope_service.store.rows import A_GUESS, Match, empty_operations, has_kernel
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -33,6 +32,7 @@ _SURE: Final = 1.0
 _LIKELY: Final = 0.9
 _BETWEEN: Final = 0.95
 _MEASURES: Final = ("wait_ns", "transfer_ns", "ranks_seen", "algbw", "busbw", "busbw_apparent")
+_CELL: Final = np.dtype([(name, rows.OPERATION[name]) for name in ("match", "confidence", "coll_seq", "logged_at_ns")])
 _BUSBW_STEP: Final = 500.0
 """Bytes per second: printed are six digits of GB/s."""
 
@@ -83,7 +83,7 @@ class Inspection:
         Gives the collectives (rows.COLLECTIVE) that no kernels measured, and the operations whose measures are
         Inspector's since now.
         """
-        none = self._store.collectives.rows[:0].copy()
+        none = np.empty(0, rows.COLLECTIVE)
         if not self._is_used:
             return none, np.empty(0, np.int64)
         lines, self._new_lines = self._new_lines, []
@@ -121,7 +121,7 @@ class Inspection:
         at = table.at(waiting)
         arrived = table.rows["arrived_at_ns"]
         arrived[at] = np.where(arrived[at] == NO_TIME_NS, now_ns, arrived[at])
-        keys = table.rows[["process", "comm_hash", "rank", "nranks"]][at]
+        keys = table.rows.take(at, "process", "comm_hash", "rank", "nranks")
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         since = table.rows["arrived_at_ns"][at[first]]
         found = np.asarray(
@@ -250,7 +250,7 @@ class Inspection:
         finished = table.rows["finished"][at] & (table.rows["match"][at] == Match.MATCHED)
         self._series.count_compared(operations[finished])
         self._write(operations, told)
-        return operations[~has_kernel(table.rows[at])]
+        return operations[~has_kernel(table.rows.take(at, "match", "confidence"))]
 
     def _is_lossy(self, member: int) -> bool:
         """Whether lines of that member's log are known to be lost."""
@@ -261,7 +261,7 @@ class Inspection:
         """Writes the measures of records to their operations if no kernel gives them."""
         table = self._store.operations
         at = table.at(operations)
-        free = ~has_kernel(table.rows[at])
+        free = ~has_kernel(table.rows.take(at, "match", "confidence"))
         at, told = at[free], told[free]
         factors = bandwidth.factor(told["op"], told["nranks"])
         table.rows["busbw_apparent"][at] = bandwidth.busbw(told["message_bytes"], told["duration_ns"], factors)
@@ -284,8 +284,8 @@ class Inspection:
         told[present] = self._store.inspected.take(matrix[present])
         table = self._store.operations
         known = present & (told["operation"] >= table.first)
-        cells = np.zeros(matrix.shape, rows.OPERATION)
-        cells[known] = table.take(told["operation"][known])
+        cells = np.zeros(matrix.shape, _CELL)
+        cells[known] = table.take(told["operation"][known], *(_CELL.names or ()))
         self._write(told["operation"][known], told[known])
         by_kernel = has_kernel(cells) & known
         is_replay = present & ~known

@@ -32,6 +32,7 @@ from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
+_OF_LINE: Final = ("member", "template", "pair_seq", "kind_seq", "message_bytes", "logged_at_ns")
 LOOK_AHEAD: Final = 8
 """Records that must agree before a shift is believed."""
 MAX_SHIFT: Final = 64
@@ -363,8 +364,8 @@ class LineBook:
 
     def feed(self, operations: Ids) -> None:
         """Takes note of new operations, in the order of their lines."""
-        rows = self._store.operations.take(operations)
-        templates = self._store.templates_of(rows)
+        rows = self._store.operations.take(operations, *_OF_LINE)
+        templates = self._store.templates_of(rows, "op", "root")
         self._lowering.update(np.unique(rows["member"][np.isin(templates["op"], _LOWERED)]).tolist())
         numbers = np.where(np.isin(templates["op"], _PAIRED), rows["pair_seq"], rows["kind_seq"])
         peers = np.where(rows["kind_seq"] >= 0, NO_NUMBER, templates["root"])

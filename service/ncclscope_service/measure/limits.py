@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import distinct, distinct_together, distinct_values, first_positions, group_by
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.nccl import bandwidth, nccl_model
 from ncclscope_service.nccl.nccl_model import Group
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
@@ -34,7 +35,7 @@ _RECV: Final = OPERATION_CODES["Recv"]
 _SEND: Final = OPERATION_CODES["Send"]
 
 
-def busbw_by_baseline(known: Store, rows: Columns) -> NDArray[np.float64]:
+def busbw_by_baseline(known: Store, rows: AnyRows) -> NDArray[np.float64]:
     """The busbw that nccl-tests showed for operations like these (rows.OPERATION), on as many ranks and nodes.
 
     Bytes per second. NaN if that was not tested, or not every rank of the communicator has been seen. A Recv is
@@ -108,7 +109,7 @@ _ASKED: Final = np.dtype(
 )
 
 
-def busbw_by_model(known: Store, rows: Columns) -> NDArray[np.float64]:
+def busbw_by_model(known: Store, rows: AnyRows) -> NDArray[np.float64]:
     """The busbw that NCCL expects of each of these operations (rows.OPERATION), bytes per second.
 
     With the algorithm and protocol of its TUNING line, else with those that the table says are fastest. NaN if

@@ -30,7 +30,7 @@ from ncclscope_service.measure.limits import Limits
 from ncclscope_service.measure.measured_rows import Measuring
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import SeriesBook
-from ncclscope_service.store.rows import LimitReference, Match, has_kernel
+from ncclscope_service.store.rows import COLLECTIVE, LimitReference, Match, has_kernel
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -113,7 +113,7 @@ class Replaying:
     ) -> MeasuredReplays:
         """Joins and measures what is complete; the clocks learn from it, and are waited for (`Unclocked.admit`)."""
         if not len(self._join.pending) and not self._unfinished:
-            return MeasuredReplays(self._store.collectives.rows[:0], np.empty(0, np.int64))
+            return MeasuredReplays(np.empty(0, COLLECTIVE), np.empty(0, np.int64))
         clocks = self._clocks
         clocks.correct(self._join.pending, self._table)
         met = self._join.take_ready(self._ends(), members_seen=members_seen, now_ns=now_ns, final=final)
@@ -125,7 +125,7 @@ class Replaying:
         clocks.correct(_ids_of(met), self._table)
         clocked = self._unclocked.admit(kernels, met.sends, met.receives, now_ns, is_whole=is_whole, final=final)
         added, _ = self._measuring.measure_joined(clocked, self._exchanges, clocks, mixed)
-        none = self._store.collectives.rows[:0]
+        none = np.empty(0, COLLECTIVE)
         return MeasuredReplays(row_ops.concat([none, *added]), self._finish(now_ns, final=final))
 
     def _meetings(self, ids: Ids, replays: Columns, now_ns: int) -> Columns:
@@ -151,7 +151,7 @@ class Replaying:
 
     def _ends(self) -> NDArray[np.int64]:
         """When pending replays ended, on the reference clock where their host has one."""
-        rows = self._table.take(self._join.pending)
+        rows = self._table.take(self._join.pending, "end_ns", "end_true_ns")
         ends: NDArray[np.int64] = np.where(rows["end_true_ns"] == NO_TIME_NS, rows["end_ns"], rows["end_true_ns"])
         return ends
 
@@ -341,7 +341,7 @@ class MeasurementStage:
         if not len(at):
             return
         rows = self._store.operations.rows
-        limited = row_ops.take_columns(rows, at, _LIMITED)
+        limited = rows.take(at, *_LIMITED)
         measured = limits.busbw_by_baseline(self._store, limited)
         limited["limit"] = np.where(np.isnan(measured), self._series.baseline_of(limited), measured)
         limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)

@@ -264,7 +264,7 @@ def series_columns(
 
     `known`: labels of earlier scrapes; `series` replaces the store's series.
     """
-    rows = _of_active_jobs(store, store.series.rows if series is None else series, budget, now_ns)
+    rows = _of_active_jobs(store, store.series.rows.copy() if series is None else series, budget, now_ns)
     codes = (rows["op"].astype(np.int64) << 8) | rows["size_class"]
     is_own = budget.admit_series(rows["communicator"].astype(np.int64), codes)
     labelled = known.labels_of(store, aliases, rows, is_own)

@@ -113,7 +113,7 @@ class Tally:
         new = table.rows[max(0, self._next_collective - table.first) :]
         self._next_collective = table.next_id
         # Sends and receives are no collectives: the histograms are named after what they count.
-        measured = row_ops.filter_rows(new, (new["ranks_seen"] > 0) & (new["coll_seq"] >= 0))
+        measured = new[(new["ranks_seen"] > 0) & (new["coll_seq"] >= 0)]
         by_labels: defaultdict[HistogramLabels, list[NDArray[np.intp]]] = defaultdict(list)
         for communicator_op, mine in group_by(_communicator_and_op(measured)):
             communicator, op = divmod(communicator_op, 256)
@@ -194,7 +194,7 @@ class SeriesBook:
         """`Store.series` as it will be when `amounts` more operations like each of these (with the columns `_KEY`) are
         counted; those of series that are new are left out.
         """
-        expected = row_ops.copy(self._store.series.rows)
+        expected = self._store.series.rows.copy()
         keys = self._keys_of(operations)
         places = np.asarray([self._index.get(key, NO_NUMBER) for key in keys.tolist()], np.int64)
         known = places != NO_NUMBER
@@ -259,7 +259,8 @@ class SeriesBook:
         operations = operations[told != NO_TIME_NS]
         if not len(operations):
             return
-        chosen = self._store.operations.take(operations)
+        columns = (*_KEY, "launch", "start_ns", "end_ns", "censored", "inspected_ns")
+        chosen = self._store.operations.take(operations, *columns)
         # A kernel that several operations share is longer than what Inspector prints of each. They stand together.
         launches, at = self._store.operations.rows["launch"], self._store.operations.at(operations)
         shared = launches[np.maximum(at - 1, 0)] == np.where(at > 0, chosen["launch"], NO_NUMBER)

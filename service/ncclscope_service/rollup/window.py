@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import group_by
-from ncclscope_service.columns.table import Table
+from ncclscope_service.columns.table import Rows, Table
 from ncclscope_service.nccl.bandwidth import SIZE_CLASS_BOUNDS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -131,7 +131,7 @@ def recent_operations(store: Store) -> RecentOperations:
 
 def recent_collectives(store: Store) -> Columns:
     """The newest joined collectives of the store, MAX_COLLECTIVES at most."""
-    return _newest(store.collectives, MAX_COLLECTIVES)
+    return _newest(store.collectives, MAX_COLLECTIVES).copy()
 
 
 def size_classes(message_bytes: NDArray[np.int64]) -> Int64s:
@@ -181,7 +181,7 @@ def ratio_by_bucket(
     return ratio.reshape(count, window.buckets)
 
 
-def _newest(table: Table, limit: int) -> Columns:
+def _newest(table: Table, limit: int) -> Rows:
     return table.rows[max(0, len(table) - limit) :]
 
 

@@ -293,10 +293,10 @@ def _seats(query: JobQuery, communicator: Communicator, places: _Places, hosts: 
 def _calls(query: JobQuery, places: _Places) -> list[tuple[int, Calls]]:
     """Calls of a member that are alike, summed: (member, calls)."""
     store = query.store
-    rows = store.operations.rows[-MAX_OPERATIONS:]
-    chosen = (rows["member"] >= 0) & (rows["message_bytes"] > 0)
-    rows = rows[chosen]
-    rows = rows[places.of_member[rows["member"]] != NOWHERE]
+    newest = store.operations.rows[-MAX_OPERATIONS:]
+    chosen = np.flatnonzero((newest["member"] >= 0) & (newest["message_bytes"] > 0))
+    chosen = chosen[places.of_member[newest["member"][chosen]] != NOWHERE]
+    rows = newest.take(chosen, "process", "member", "template", "coll_seq", "message_bytes", "algorithm")
     if not len(rows):
         return []
     templates = len(store.operation_templates)

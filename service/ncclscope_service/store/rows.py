@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -98,6 +99,49 @@ OPERATION: Final = np.dtype(
     ]
 )
 """One logged operation."""
+
+
+_UNKNOWN_NUMBERS: Final = (
+    "process",
+    "template",
+    "member",
+    "seq",
+    "coll_seq",
+    "pair_seq",
+    "kind_seq",
+    "message_bytes",
+    "iteration",
+    "iteration_by",
+    "algorithm",
+    "protocol",
+    "channels",
+    "launch",
+    "kernel",
+    "limit_reference",
+    "bottleneck",
+    "group",
+)
+
+
+def _unknown_operation() -> Columns:
+    operation = np.zeros(1, OPERATION)
+    for name in OPERATION.names or ():
+        if name.endswith("_ns"):
+            operation[name] = NO_TIME_NS
+        elif name in _UNKNOWN_NUMBERS:
+            operation[name] = NO_NUMBER
+        elif OPERATION[name] == np.float64:
+            operation[name] = np.nan
+    return operation
+
+
+UNKNOWN_OPERATION: Final = _unknown_operation()
+"""An operation of which nothing is known yet."""
+
+
+def empty_operations(amount: int) -> Columns:
+    """Operation rows of which nothing is known yet."""
+    return np.repeat(UNKNOWN_OPERATION, amount)
 
 
 REPLAYED: Final = np.dtype(
@@ -338,20 +382,20 @@ A_GUESS: Final = 0.5
 """Confidence up to which a match is called a guess: it is shown, and nothing is measured by it."""
 
 
-def has_kernel(operations: Columns) -> NDArray[np.bool_]:
+def has_kernel(operations: AnyRows) -> NDArray[np.bool_]:
     """Which operations (rows.OPERATION) have a kernel by which they are measured."""
     certain: NDArray[np.bool_] = (operations["match"] == Match.MATCHED) & (operations["confidence"] > A_GUESS)
     return certain
 
 
-def timing_sources(operations: Columns) -> NDArray[np.int8]:
+def timing_sources(operations: AnyRows) -> NDArray[np.int8]:
     """The TimingSource of each; NO_NUMBER if none is known. A kernel that is a guess gives way to Inspector."""
     sources = np.where(operations["match"] == Match.MATCHED, np.int8(TimingSource.KERNEL), np.int8(NO_NUMBER))
     inspected = (operations["inspected_ns"] != NO_TIME_NS) & ~has_kernel(operations)
     return np.where(inspected, np.int8(TimingSource.INSPECTOR), sources)
 
 
-def durations_ns(operations: Columns) -> NDArray[np.int64]:
+def durations_ns(operations: AnyRows) -> NDArray[np.int64]:
     """Duration by that source; NO_TIME_NS if it is not known, as of a kernel that the capture cut."""
     start, end = operations["start_ns"], operations["end_ns"]
     is_whole = (start != NO_TIME_NS) & (end != NO_TIME_NS) & ~operations["censored"]
@@ -360,7 +404,7 @@ def durations_ns(operations: Columns) -> NDArray[np.int64]:
     return np.where(is_inspected, operations["inspected_ns"], of_kernel)
 
 
-def timing_confidences(operations: Columns) -> NDArray[np.float32]:
+def timing_confidences(operations: AnyRows) -> NDArray[np.float32]:
     """How sure it is that the duration is this operation's; NaN if there is none."""
     sources = timing_sources(operations)
     known = np.where(sources == TimingSource.KERNEL, operations["confidence"], operations["inspected_confidence"])

@@ -51,7 +51,7 @@ RENAMED: Final[dict[str, str]] = {}
 """
 
 _MAGIC: Final = "ncclscope state"
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 """To be raised if what an attribute means changes and its name does not."""
 _LENGTH_BYTES: Final = 8
 """Size of the number before the header that says how long it is."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import Interner
-from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.columns.table import AnyRows, Ids, Table
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store import rows
@@ -111,7 +111,7 @@ class Store:
 
     operation_templates: Table = field(default_factory=lambda: Table(rows.OPERATION_TEMPLATE))
     kernel_templates: Table = field(default_factory=lambda: Table(rows.KERNEL_TEMPLATE))
-    operations: Table = field(default_factory=lambda: Table(rows.OPERATION))
+    operations: Table = field(default_factory=lambda: Table(rows.OPERATION, unknown=rows.UNKNOWN_OPERATION))
     kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
     kernel_references: KernelReferences = field(default_factory=KernelReferences)
     """Recorded by whoever writes `kernel` of an operation."""
@@ -208,10 +208,10 @@ class Store:
         self.launches += amount
         return np.arange(self.launches - amount, self.launches, dtype=np.int64)
 
-    def templates_of(self, operations: Columns, *names: str) -> Columns:
+    def templates_of(self, operations: AnyRows, *names: str) -> Columns:
         """The operation template of each of these operations; these columns of it only, if some are named."""
         return self.operation_templates.take(operations["template"], *names)
 
-    def kernel_templates_of(self, kernels: Columns, *names: str) -> Columns:
+    def kernel_templates_of(self, kernels: AnyRows, *names: str) -> Columns:
         """The kernel template of each of these kernels; these columns of it only, if some are named."""
         return self.kernel_templates.take(kernels["template"], *names)

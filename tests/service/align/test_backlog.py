@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from ncclscope_service.align.backlog import AlignmentBacklog, Portion
 from ncclscope_service.columns.table import Ids
-from ncclscope_service.intake.resolver import empty_operations
 from ncclscope_service.store.records import Process
-from ncclscope_service.store.rows import API_CALL
+from ncclscope_service.store.rows import API_CALL, empty_operations
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.records import CaptureSeen
 

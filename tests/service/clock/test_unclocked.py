@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ncclscope_service.clock.host_clocks import Clocks, Unclocked
-from ncclscope_service.intake.resolver import empty_operations
 from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
 from ncclscope_service.store.records import Process
+from ncclscope_service.store.rows import empty_operations
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.terms import NO_NUMBER
 

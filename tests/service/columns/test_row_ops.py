@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from ncclscope_service.columns import row_ops
 from ncclscope_wire.batch import Columns
@@ -44,21 +43,3 @@ def test_a_copy_is_its_own() -> None:
     copied = row_ops.copy(rows)
     rows["large"] = 7
     assert copied["large"].tolist() == [0, -1, -2]
-
-
-def test_rows_are_put_in_place() -> None:
-    into = np.zeros(5, _ROW)
-    row_ops.copy_into(into, 2, _rows(3)[1:])
-    assert into["large"].tolist() == [0, 0, -1, -2, 0]
-
-
-@pytest.mark.parametrize(("begin", "end"), [(0, 9), (1, 9), (3, 9), (7, 9), (9, 9), (4, 6)])
-def test_rows_are_moved_to_the_front_over_themselves(begin: int, end: int) -> None:
-    rows = _rows(9)
-    row_ops.move_to_front(rows, begin, end)
-    assert np.array_equal(rows[: end - begin], _rows(9)[begin:end])
-
-
-def test_rows_of_another_dtype_are_not_copied_in() -> None:
-    with pytest.raises(AssertionError, match="another dtype"):
-        row_ops.copy_into(np.zeros(5, _ROW), 0, np.zeros(1, [("small", "<u1"), ("other", "<i8")]))

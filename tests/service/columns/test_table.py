@@ -88,6 +88,42 @@ def test_writing_to_rows_changes_the_table_and_taken_rows_are_a_copy() -> None:
     assert table.take(np.array([1]))["number"].tolist() == [70]
 
 
+_PAIR = np.dtype([("number", "<i8"), ("rate", "<f8"), ("flag", "?")])
+
+
+def _pairs() -> Table:
+    table = Table(_PAIR, unknown=np.array([(-1, np.nan, True)], _PAIR))
+    table.append(np.array([(1, 0.5, False), (2, 1.5, True), (3, 2.5, False)], _PAIR))
+    return table
+
+
+def test_each_column_is_one_contiguous_array() -> None:
+    assert all(_pairs().rows[name].flags.c_contiguous for name in ("number", "rate", "flag"))
+
+
+def test_columns_that_are_not_appended_are_unknown() -> None:
+    table = _pairs()
+    assert table.append({"number": np.array([4, 5]), "flag": np.array([False, False])}).tolist() == [3, 4]
+    added = table.take(np.array([3, 4]))
+    assert (added["number"].tolist(), added["flag"].tolist()) == ([4, 5], [False, False])
+    assert np.isnan(added["rate"]).all()
+
+
+def test_columns_of_another_type_are_not_appended() -> None:
+    with pytest.raises(AssertionError, match="another dtype"):
+        _pairs().append({"number": np.array([4], np.int32)})
+
+
+def test_a_slice_of_rows_is_a_view_and_rows_by_mask_or_position_are_copies() -> None:
+    rows = _pairs().rows
+    rows[1:]["number"] = 7
+    assert rows["number"].tolist() == [1, 7, 7]
+    chosen = rows[rows["flag"]], rows[np.array([1])]
+    rows["number"][1] = 9
+    assert [each.tolist() for each in chosen] == [[(7, 1.5, True)]] * 2
+    assert (rows[1].item(), rows[["flag", "number"]].tolist()[0]) == ((9, 1.5, True), (False, 1))
+
+
 def test_equal_strings_have_one_number_in_order_of_appearance() -> None:
     strings = Interner()
     assert [strings.index_of(text) for text in ("b", "a", "b", "")] == [0, 1, 0, 2]

@@ -25,7 +25,6 @@ from ncclscope_service.export.tables.operations_file import operations_table, wr
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import terms
-from ncclscope_wire.batch import Columns
 from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
 
@@ -339,7 +338,7 @@ def slow_true_time(store: Store, host: str, host_ns: int) -> int | None:
     return at_ns - round(clock.offset_ns + clock.drift_ppm * 1e-6 * (at_ns - clock.at_ns))
 
 
-def slow_collective_id(comm_id: str, rank: int | None, peer: int | None, template: Columns, row: Columns) -> str | None:
+def slow_collective_id(comm_id: str, rank: int | None, peer: int | None, template: np.void, row: np.void) -> str | None:
     if row["coll_seq"] >= 0:
         return f"{comm_id}:{row['coll_seq']}"
     if peer is None or rank is None or row["pair_seq"] < 0:

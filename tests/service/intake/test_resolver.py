@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 from service.log_batches import Kernel, Line, Mark, Tuning, export_batch, init, log_batch
 
-from ncclscope_service.intake.resolver import BatchResolver, empty_operations
+from ncclscope_service.intake.resolver import BatchResolver
 from ncclscope_service.store.records import Process
+from ncclscope_service.store.rows import empty_operations
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import no_rows
@@ -137,7 +138,7 @@ def test_ranges_and_busy_stretches_go_to_the_store_with_their_process() -> None:
     service.intake.resolve_batch(export, agent="a", session="s", job="j")
     assert service.store.ranges.rows[["process", "start_ns", "end_ns"]].tolist() == [(0, 4, 40)]
     assert service.store.strings[int(service.store.ranges.rows["text"][0])] == "iteration 3"
-    assert service.store.busy.rows.tolist() == [(0, 0, 5, 9, 3), (1, 1, 6, 8, 1)]
+    assert service.store.busy.rows.copy().tolist() == [(0, 0, 5, 9, 3), (1, 1, 6, 8, 1)]
     assert [process.pid for process in service.store.processes] == [10, 11]
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ncclscope_service.intake.communicators import NUMBERED_BY, SequenceNumbers
-from ncclscope_service.intake.resolver import empty_operations
-from ncclscope_service.store.rows import OPERATION_TEMPLATE
+from ncclscope_service.store.rows import OPERATION_TEMPLATE, empty_operations
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ncclscope_service.columns.group_by import OperationsByProcess
 from ncclscope_service.columns.table import Ids
-from ncclscope_service.intake.resolver import empty_operations
 from ncclscope_service.job.iterations import Numbered
+from ncclscope_service.store.rows import empty_operations
 from ncclscope_service.store.tables import Store
 
 _SECOND = 1_000_000_000

@@ -223,7 +223,7 @@ def _hostile(value: object) -> bytes:
 
 def _with_body(body: bytes) -> bytes:
     digest = hashlib.blake2b(body, digest_size=16).digest()
-    header = msgspec.msgpack.encode(("ncclscope state", 3, f"{__name__}:_Machine", digest, [len(body)]))
+    header = msgspec.msgpack.encode(("ncclscope state", 4, f"{__name__}:_Machine", digest, [len(body)]))
     return len(header).to_bytes(8, "big") + header + body
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -127,7 +128,7 @@ class OperationView:
     What lies in templates is computed once per template that occurs, then laid out over the rows.
     """
 
-    def __init__(self, store: Store, rows: Columns) -> None:
+    def __init__(self, store: Store, rows: AnyRows) -> None:
         self.store = store
         self.rows = rows
         used, self._of_row = distinct(rows["template"])

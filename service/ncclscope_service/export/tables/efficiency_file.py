@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import Column, OperationView, Values, rates, words_at
@@ -43,7 +44,7 @@ def _tables(selection: Selection) -> Iterator[pa.Table]:
         yield from (table for table in _tables_of(view) if len(table))
 
 
-def _once_each(store: Store, rows: Columns, seen: set[int]) -> Columns:
+def _once_each(store: Store, rows: AnyRows, seen: set[int]) -> Columns:
     """The measured rows with each collective once, whichever rank comes first; pairs by their Send."""
     measured: Columns = rows[np.isfinite(rows["busbw"])]
     view = OperationView(store, measured)
@@ -99,7 +100,7 @@ def _series_rows(view: OperationView) -> Columns:
     asked = _series_keys(view.communicators(), codes.values, size_class)
     places = np.searchsorted(keys[order], asked)
     is_found = np.append(keys[order], -1)[places] == asked
-    found: Columns = np.append(series, missing)[np.where(is_found, np.append(order, 0)[places], len(series))]
+    found: Columns = np.append(series.copy(), missing)[np.where(is_found, np.append(order, 0)[places], len(series))]
     return found
 
 

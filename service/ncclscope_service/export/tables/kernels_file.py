@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.selection import Part, Selection
 from ncclscope_service.export.tables import schema
@@ -59,7 +60,7 @@ def write_kernels(selection: Selection, path: Path) -> None:
     write_slices(tables, schema.KERNELS, path)
 
 
-def launch_plans(kernels: Columns) -> NDArray[np.int32]:
+def launch_plans(kernels: AnyRows) -> NDArray[np.int32]:
     """The place of each kernel among those of its launch and replay, from 0; NO_NUMBER without a launch.
 
     A launch that does not fit into one kernel is cut into several, which NCCL calls plans.
@@ -153,14 +154,14 @@ def _tables(selection: Selection, plans: NDArray[np.int32], measures: Columns) -
         begin += len(rows)
 
 
-def kernels_table(store: Store, rows: Columns, plans: NDArray[np.int32], measures: Columns) -> pa.Table:
+def kernels_table(store: Store, rows: AnyRows, plans: NDArray[np.int32], measures: Columns) -> pa.Table:
     """These kernels with the columns of `schema.KERNELS`; `plans` and `measures` have a row for each."""
     columns = _columns(store, rows, plans, measures)
     arrays = [columns[field.name].arrow(field.type) for field in schema.KERNELS]
     return pa.Table.from_arrays(arrays, names=schema.KERNELS.names)
 
 
-def _columns(store: Store, rows: Columns, plans: NDArray[np.int32], measures: Columns) -> dict[str, Column]:
+def _columns(store: Store, rows: AnyRows, plans: NDArray[np.int32], measures: Columns) -> dict[str, Column]:
     templates = store.kernel_templates_of(rows)
     pids = np.array([process.pid for process in store.processes], dtype=np.int64)
     names = store.strings.values

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ncclscope_service.columns.table import Ids
+from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.export.json_files import clock_uncertainties, reference_times
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
@@ -92,7 +92,7 @@ def operations_table(store: Store, ids: Ids) -> pa.Table:
     return rows_table(store, store.operations.take(ids))
 
 
-def rows_table(store: Store, rows: Columns) -> pa.Table:
+def rows_table(store: Store, rows: AnyRows) -> pa.Table:
     """Like `operations_table`, for rows of the store's operations themselves."""
     view = OperationView(store, rows)
     arrays = [

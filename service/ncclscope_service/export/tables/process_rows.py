@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import Rows
 from ncclscope_service.export.selection import Part, Positions, Selection
 from ncclscope_wire.batch import Columns
 
@@ -15,7 +16,7 @@ from ncclscope_wire.batch import Columns
 class ProcessRows:
     """Some rows of one process."""
 
-    table: Columns
+    table: Rows
     positions: Positions
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.store.records import Finding, FindingKind
@@ -198,7 +199,7 @@ def launches_of(selection: Selection, wanted: set[Collective]) -> dict[Collectiv
     return found
 
 
-def _listed(rows: Columns, chosen: NDArray[np.bool_]) -> list[list[int]]:
+def _listed(rows: AnyRows, chosen: NDArray[np.bool_]) -> list[list[int]]:
     return [rows[name][chosen].tolist() for name in ("coll_seq", "launch", "member")]
 
 

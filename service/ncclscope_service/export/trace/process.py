@@ -90,8 +90,9 @@ class ProcessTrace:
         self._kernel_names = words([f"{operation or 'NCCL kernel'} (no operation)" for operation in operations])
 
         rows = self.store.replays.rows
-        rows = rows[(rows["replay"] > 0) & (rows["transfer_ns"] >= 0)]
-        columns = (rows[name].tolist() for name in ("captured_launch", "start_ns", "wait_ns", "transfer_ns", "busbw"))
+        known = (rows["replay"] > 0) & (rows["transfer_ns"] >= 0)
+        names = ("captured_launch", "start_ns", "wait_ns", "transfer_ns", "busbw")
+        columns = (rows[name][known].tolist() for name in names)
         for launch, start, wait, transfer, busbw in zip(*columns, strict=True):
             measures: Arguments = {"transfer_us": transfer / 1000, "busbw_GB_per_s": round(busbw / 1e9, 4)}
             if wait >= 0:
