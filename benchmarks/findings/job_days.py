@@ -180,7 +180,7 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
     own = np.take_along_axis(windows, rank[:, :, None, None], axis=2)[:, :, 0]
     by_window = np.median(own.reshape(*own.shape[:2], _JUDGED_EVERY, -1), axis=3)
     per_step = np.median(own, axis=2)
-    named = (firmness(np.moveaxis(own, 2, 0)) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
+    named = (firmness(own) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
     named &= per_step >= min(0.01 * _STEP_NS, 0.5 * _MILLISECOND)
     return int(np.count_nonzero(named[1:] & ~named[:-1]))
 

@@ -30,7 +30,7 @@ from ncclscope_service.detect.late_rank_case import (
     late_rank_finding,
     least_per_step,
     root_causes,
-    strongest_case,
+    strongest_cases,
 )
 from ncclscope_service.detect.statistics import ScatterByKind
 from ncclscope_service.detect.step_blame import (
@@ -38,12 +38,8 @@ from ncclscope_service.detect.step_blame import (
     WINDOW_NS,
     WINDOWS,
     ExchangeTimes,
-    GroupBlames,
-    GroupStep,
-    GroupSteps,
-    step_tallies,
+    StepBlames,
     steps_per_window,
-    whole_windows,
 )
 from ncclscope_service.store.records import Finding
 from ncclscope_wire.batch import Columns
@@ -72,8 +68,7 @@ class LateRank:
     """Late ranks of one job, from joined collectives."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, GroupSteps] = {}
-        """By communicator."""
+        self._blames = StepBlames()
         self._step_ns = DEFAULT_STEP_NS
         """Length by which collectives are cut into steps."""
         self._step_changed_for = 0
@@ -97,16 +92,11 @@ class LateRank:
         keep = WINDOWS * steps_per_window(context) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
         self._exchange_times.ingest_exchanges(collectives[known & (collectives["rank"] >= 0)], self._step_ns, keep)
-        for tally in step_tallies(collectives[usable], self._step_ns):
-            steps = self._steps.setdefault(tally.communicator, GroupSteps())
-            steps.at(tally.at_ns).add(tally)
-            steps.last_op = tally.op
-            steps.keep_newest(remembered)
+        self._blames.ingest_collectives(collectives[usable], self._step_ns, context, remembered)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators."""
-        for communicator in communicators:
-            self._steps.pop(communicator, None)
+        self._blames.evict_communicators(communicators)
 
     def _update_step_length(self, context: Context) -> None:
         """Collectives are cut by one length of step, which must not follow every tremor of the measured one."""
@@ -116,7 +106,7 @@ class LateRank:
         if context.step_ns and (is_other or self._step_changed_for >= _STEP_CHANGED_FOR):
             self._step_ns, self._step_changed_for = context.step_ns, 0
             if is_other:
-                self._steps.clear()
+                self._blames.clear()
                 self._exchange_times.clear()
 
     def findings(self) -> list[Finding]:
@@ -128,41 +118,33 @@ class LateRank:
         return self._ledger.findings()
 
     def _judge(self, context: Context) -> None:
-        recent = {
-            communicator: steps.newest(WINDOWS * steps_per_window(context))
-            for communicator, steps in self._steps.items()
+        judged = [
+            communicator
+            for communicator in self._blames.communicators()
             if communicator in context.groups and _is_judged(context.groups[communicator], context)
-        }
-        accusations = self._accusations(recent, context)
-        known = {communicator: self._steps[communicator].all_over() for communicator in recent} if accusations else {}
+        ]
+        accusations = self._accusations(judged, context)
+        known = {communicator: self._blames.history(communicator) for communicator in judged} if accusations else {}
         named = root_causes(accusations, known, self._exchange_times, self._convicted, context)
         self._convicted |= named
-        memory_ns = 2 * WINDOWS * steps_per_window(context) * (context.step_ns or DEFAULT_STEP_NS)
-        newest = max((steps[-1].at_ns for steps in recent.values() if steps), default=0)
-        for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < newest - memory_ns]:
-            del self._convicted[rank]
+        if self._convicted:
+            memory_ns = 2 * WINDOWS * steps_per_window(context) * (context.step_ns or DEFAULT_STEP_NS)
+            oldest_ns = self._blames.last_whole_ns(judged, WINDOWS * steps_per_window(context)) - memory_ns
+            for rank in [rank for rank, cases in self._convicted.items() if cases[0].last_ns < oldest_ns]:
+                del self._convicted[rank]
         for rank, cases in named.items():
             if self._ledger.is_open(rank) or self._is_all_seen(rank, cases, context):
                 self._ledger.update(rank, late_rank_finding(rank, cases, context))
-        self._close_healed(accusations, named.keys(), recent, context)
+        self._close_healed(accusations, named.keys(), judged, context)
 
-    def _accusations(self, recent: dict[int, list[GroupStep]], context: Context) -> list[Case]:
+    def _accusations(self, communicators: list[int], context: Context) -> list[Case]:
         """The case of each group, if it is firm, supports a firm one, or is against a rank that is named already."""
-        judged = {
-            communicator: GroupBlames.from_steps(steps, len(context.groups[communicator].global_ranks))
-            for communicator, all_recent in recent.items()
-            if (steps := whole_windows(all_recent, context))
-        }
+        judged = self._blames.judged(communicators, steps_per_window(context))
         pooled = self._scatter.firmness(judged, context)
         cases = [
             case
-            for communicator, blames in judged.items()
-            if (
-                case := strongest_case(
-                    communicator, blames, pooled[communicator], self._steps[communicator].last_op, context
-                )
-            )
-            is not None
+            for groups, firm in zip(judged, pooled, strict=True)
+            for case in strongest_cases(groups, firm, self._blames, context)
         ]
         sure = {case.global_rank for case in cases if case.firmness >= FIRM} | self._named_ranks()
         return [case for case in cases if case.global_rank in sure]
@@ -170,16 +152,14 @@ class LateRank:
     def _named_ranks(self) -> set[int]:
         return {key for key in self._ledger.open_keys() if isinstance(key, int)}
 
-    def _close_healed(
-        self, accusations: list[Case], named: Set[int], recent: dict[int, list[GroupStep]], context: Context
-    ) -> None:
+    def _close_healed(self, accusations: list[Case], named: Set[int], judged: list[int], context: Context) -> None:
         """Closes the findings of ranks that are late no more, or that others have excused for long."""
         accused = {case.global_rank: case.last_ns for case in accusations}
         for rank in [key for key in self._ledger.open_keys() if isinstance(key, int)]:
             is_excused = rank in accused and rank not in named
             self._excused_for[rank] = self._excused_for.get(rank, 0) + 1 if is_excused else 0
             if rank not in named:
-                healed = _healed_at(rank, recent, context)
+                healed = _healed_at(rank, self._blames, judged, context)
                 ended = accused[rank] if self._excused_for[rank] >= _EXCUSED_FOR else healed
                 if ended is not None:
                     self._ledger.close(rank, ended)
@@ -194,8 +174,8 @@ class LateRank:
             if group.parallelism in MID_STEP_GROUPS and rank in group.global_ranks and len(group.global_ranks) > 1:
                 own = group.global_ranks.index(rank)
                 exchanged = self._exchange_times.times_of(communicator, own).keys()
-                seen = exchanged | self._steps.get(communicator, GroupSteps()).times()
-                if max(seen, default=until_ns - 1) < until_ns:
+                newest_ns = self._blames.newest_ns(communicator)
+                if max((*exchanged, until_ns - 1 if newest_ns is None else newest_ns)) < until_ns:
                     return False
         return True
 
@@ -206,17 +186,19 @@ def _is_judged(group: Group, context: Context) -> bool:
     return group.parallelism not in _MAY_SPAN_STAGES or not any(g.parallelism == "PP" for g in context.groups.values())
 
 
-def _healed_at(rank: int, recent: dict[int, list[GroupStep]], context: Context) -> int | None:
+def _healed_at(rank: int, blames: StepBlames, communicators: list[int], context: Context) -> int | None:
     """When the rank was last late; None while it leads more than half of the last two windows in any of its groups."""
-    last = None
-    for communicator, steps in recent.items():
+    last, newest = None, 2 * steps_per_window(context)
+    for communicator in communicators:
         group = context.groups[communicator]
-        newest = steps[-2 * steps_per_window(context) :]
-        if rank not in group.global_ranks or len(newest) < 2 * steps_per_window(context):
+        if rank not in group.global_ranks:
+            continue
+        steps = blames.history(communicator, WINDOWS * steps_per_window(context))
+        if len(steps.at_ns) < newest:
             continue
         own = group.global_ranks.index(rank)
-        late = [s.at_ns for s in steps if s.latest() == own and s.blame_ns[own] >= least_per_step(context)]
-        if 2 * sum(at >= newest[0].at_ns for at in late) > len(newest):
+        is_late = (steps.blame_ns.argmax(axis=0) == own) & (steps.blame_ns[own] >= least_per_step(context))
+        if 2 * np.count_nonzero(is_late[-newest:]) > newest:
             return None
-        last = max(last or 0, late[-1] if late else newest[0].at_ns)
+        last = max(last or 0, int(steps.at_ns[is_late][-1] if is_late.any() else steps.at_ns[-newest]))
     return last

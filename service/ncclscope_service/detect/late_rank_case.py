@@ -5,22 +5,24 @@ An accused rank may have been kept waiting itself: by peers, sends, receives or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.detect.context import Context, Group, duration_text
-from ncclscope_service.detect.statistics import Firmness, GroupFirmness, firmness, margins_over_others
+from ncclscope_service.detect.statistics import Firmness, Margins, firmness, margins_over_others, medians
 from ncclscope_service.detect.step_blame import (
+    ALL_OPS,
     DEFAULT_STEP_NS,
     LARGEST,
     WINDOWS_BAD,
-    Blames,
     ExchangeTimes,
-    GroupBlames,
-    GroupStep,
+    History,
+    JudgedGroups,
+    StepBlames,
     steps_per_window,
 )
 from ncclscope_service.store.records import Finding, FindingKind, Severity
@@ -84,93 +86,108 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _View:
-    """One way to look at a group's blames."""
+class _Candidates:
+    """In each view of some groups, the rank that it accuses most, and how much is held against it."""
 
-    blames: Blames
-    op: int | None = None
-    """None: all operations."""
-    places: int = 1
-    """Places of a step that each blame stands for."""
-    pooled: Firmness | None = None
-    """Firmness against all groups of the kind, if known."""
+    rank: NDArray[np.intp]
+    own: Margins
+    """Its margins over the others: view by step."""
+    per_step_ns: NDArray[np.float64]
+    largest_ns: NDArray[np.float64]
+    firmness: Firmness
+    is_considerable: NDArray[np.bool_]
+    """Whether it is late in most windows, by more than the skew with which ends are recorded, costs something, and not
+    by mere chance."""
 
 
-def strongest_case(
-    communicator: int, blames: GroupBlames, pooled: GroupFirmness, last_op: int, context: Context
-) -> Case | None:
-    """The firmest case of a group that is worth naming: by all operations of a step, the largest blames, or each kind.
-
-    `last_op`: the operation that a case about all of them names.
+def strongest_cases(judged: JudgedGroups, pooled: Firmness, blames: StepBlames, context: Context) -> list[Case]:
+    """The firmest case of each group that is worth naming: by all operations of a step, the largest blames, or each
+    kind. `pooled`: the firmness of the ranks in each view against all groups of their kind.
     """
-    largest = blames.largest()
-    cases = [
-        case
-        for view in _views(blames, largest, pooled)
-        if (case := _case(communicator, blames, view, largest, last_op, context)) is not None
-        and _is_considerable(case, context)
-    ]
-    return max(cases, key=lambda case: case.firmness, default=None)
+    found = _candidates(judged, pooled, context)
+    firmest: dict[int, int] = {}
+    for view in np.flatnonzero(found.is_considerable).tolist():
+        group = int(judged.group[view])
+        if group not in firmest or found.firmness[view] > found.firmness[firmest[group]]:
+            firmest[group] = view
+    return [_case(judged, found, view, blames, context) for _, view in sorted(firmest.items())]
 
 
-def _views(blames: GroupBlames, largest: Blames, pooled: GroupFirmness) -> Iterator[_View]:
-    yield _View(blames=blames.total, pooled=pooled.total)
-    yield _View(blames=largest, places=min(LARGEST, int(np.median([step.operations for step in blames.steps]))))
-    for op, of_op in blames.by_op.items():
-        yield _View(blames=of_op, op=op, pooled=pooled.by_op.get(op))
+def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Candidates:
+    groups = [context.groups[communicator] for communicator in judged.communicators]
+    group, amount, window = judged.group, len(groups), steps_per_window(context)
+    margins = margins_over_others(judged.blames)
+    middles = medians(margins)
+    rank, views = middles.argmax(axis=1), np.arange(len(group))
+    own = margins[views, rank]
+    windows = medians(own.reshape(len(own), -1, window)) > 0
+    in_all = middles[group, rank]  # the first views are those over all operations
+    largest = medians(judged.blames[amount + group, rank])
+    places = np.ones(len(group))
+    places[amount : 2 * amount] = np.minimum(LARGEST, medians(judged.operations.astype(np.float64))).astype(np.int64)
+    per_step = np.maximum(in_all, middles[views, rank] * places)
+    firm = np.maximum(firmness(own), pooled[views, rank])
+    ranks = np.array([each.global_ranks for each in groups])
+    floors = np.array(
+        [_SAME_HOST_FLOOR_NS if len(each.host_set()) == 1 else _OTHER_HOST_FLOOR_NS for each in groups], np.float64
+    )
+    is_considerable = (
+        (windows.sum(axis=1) >= WINDOWS_BAD)
+        & (ranks[group, rank] != NO_NUMBER)
+        & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
+        & (largest >= floors[group])
+        & (per_step >= least_per_step(context))
+        & (firm >= _SUPPORTING)
+    )
+    return _Candidates(
+        rank=rank,
+        own=own,
+        per_step_ns=per_step,
+        largest_ns=largest,
+        firmness=firm,
+        is_considerable=is_considerable,
+    )
 
 
-def _case(
-    communicator: int, blames: GroupBlames, view: _View, largest: Blames, last_op: int, context: Context
-) -> Case | None:
-    """The case against the rank that a view accuses most, if any."""
-    group, steps = context.groups[communicator], blames.steps
-    margins = margins_over_others(view.blames)
-    rank = int(np.median(margins, axis=0).argmax())
-    own = margins[:, rank]
-    windows = np.median(own.reshape(-1, steps_per_window(context)), axis=1)
-    if np.count_nonzero(windows > 0) < min(WINDOWS_BAD, len(windows)) or group.global_ranks[rank] == NO_NUMBER:
-        return None
-    in_all = float(np.median(margins_over_others(blames.total)[:, rank]))
-    if view.op is not None and in_all <= 0:
-        return None  # what it loses there, others lose elsewhere
-    last = [step for step, ahead in zip(steps, own.tolist(), strict=True) if ahead > 0]
-    times = np.array([step.at_ns for step in steps])
-    usual_step = float(np.median(np.diff(times))) if len(times) > 1 else float(DEFAULT_STEP_NS)
-    per_step = max(in_all, float(np.median(own)) * view.places)
-    worst = sorted((blame for step in last for blame in step.largest.get(rank, ())), reverse=True)
+def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlames, context: Context) -> Case:
+    """The case against the rank that a view accuses most."""
+    place = int(judged.group[view])
+    communicator = judged.communicators[place]
+    group, rank, own, at_ns = context.groups[communicator], int(found.rank[view]), found.own[view], judged.at_ns[place]
+    steps = blames.steps_at(communicator, at_ns)
+    is_last = own > 0
+    hits, was_last = steps.hits[rank], is_last & (steps.hits[rank] > 0)
+    is_blame = is_last[:, None] & (steps.largest_seq[rank] != NO_NUMBER)
+    worst = sorted(
+        zip(steps.largest_ns[rank][is_blame].tolist(), steps.largest_seq[rank][is_blame].tolist(), strict=True),
+        reverse=True,
+    )
+    usual_step = float(np.median(np.diff(at_ns))) if len(at_ns) > 1 else float(DEFAULT_STEP_NS)
+    per_step, share, op = float(found.per_step_ns[view]), float(is_last.mean()), int(judged.op[view])
     return Case(
         communicator=communicator,
         group=group,
         global_rank=group.global_ranks[rank],
         per_step_ns=per_step,
-        per_operation_ns=float(
-            np.median([step.blame_ns[rank] / step.hits[rank] for step in last if rank in step.hits])
-        ),
-        share=len(last) / len(steps),
-        largest_ns=float(np.median(largest[:, rank])),
-        firmness=max(float(firmness(own)), 0.0 if view.pooled is None else float(view.pooled[rank])),
-        steps=len(steps),
-        operations=sum(step.operations for step in steps),
-        hits=sum(step.hits.get(rank, 0) for step in steps),
-        since_ns=last[0].at_ns,
-        last_ns=last[-1].at_ns,
+        per_operation_ns=float(np.median(steps.blame_ns[rank][was_last] / hits[was_last])),
+        share=share,
+        largest_ns=float(found.largest_ns[view]),
+        firmness=float(found.firmness[view]),
+        steps=len(at_ns),
+        operations=int(steps.operations.sum()),
+        hits=int(hits.sum()),
+        since_ns=int(at_ns[is_last][0]),
+        last_ns=int(at_ns[is_last][-1]),
         wait_share=min(1.0, max(per_step, 0.0) / usual_step),
-        confidence=min(_MOST_CONFIDENCE, len(last) / len(steps)) * min(step.confidence for step in last),
-        op=last_op if view.op is None else view.op,
-        collectives=tuple(f"{group.comm_id}:{blame.coll_seq}" for blame in worst[:_COLLECTIVES_SHOWN]),
+        confidence=min(_MOST_CONFIDENCE, share) * float(steps.confidence[is_last].min()),
+        op=blames.last_op(communicator) if op == ALL_OPS else op,
+        collectives=tuple(f"{group.comm_id}:{seq}" for _, seq in worst[:_COLLECTIVES_SHOWN]),
     )
 
 
 def least_per_step(context: Context) -> float:
     """Blame per step below this is not worth a person's time."""
     return min(_SHARE_OF_STEP * (context.step_ns or DEFAULT_STEP_NS), _FLOOR_AT_MOST_NS)
-
-
-def _is_considerable(case: Case, context: Context) -> bool:
-    """Whether a case is more than the skew with which ends are recorded, costs something, and is not mere chance."""
-    floor_ns = _SAME_HOST_FLOOR_NS if len(case.group.host_set()) == 1 else _OTHER_HOST_FLOOR_NS
-    return case.largest_ns >= floor_ns and case.per_step_ns >= least_per_step(context) and case.firmness >= _SUPPORTING
 
 
 def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding:
@@ -226,7 +243,7 @@ MID_STEP_GROUPS: Final = frozenset({"TP", "CP", "EP", "PP"})
 
 def root_causes(
     accusations: list[Case],
-    known: dict[int, list[GroupStep]],
+    known: dict[int, History],
     exchange_times: ExchangeTimes,
     convicted: dict[int, list[Case]],
     context: Context,
@@ -253,7 +270,7 @@ def root_causes(
     return named
 
 
-def _waits_by_culprit(case: Case, known: dict[int, list[GroupStep]], context: Context) -> dict[int, float]:
+def _waits_by_culprit(case: Case, known: dict[int, History], context: Context) -> dict[int, float]:
     """By global rank: how long it kept the accused waiting in other groups, over the same time."""
     waited: dict[int, float] = {}
     for communicator, steps in known.items():
@@ -261,18 +278,15 @@ def _waits_by_culprit(case: Case, known: dict[int, list[GroupStep]], context: Co
         if communicator == case.communicator or case.global_rank not in group.global_ranks:
             continue
         own = group.global_ranks.index(case.global_rank)
-        for step in steps:
-            if case.since_ns <= step.at_ns <= case.last_ns:
-                for rank, blame in step.blame_ns.items():
-                    if rank != own and rank < len(group.global_ranks):
-                        guilty = group.global_ranks[rank]
-                        waited[guilty] = waited.get(guilty, 0.0) + blame - step.blame_ns.get(own, 0)
+        is_then = (case.since_ns <= steps.at_ns) & (steps.at_ns <= case.last_ns)
+        more = np.where((steps.hits > 0) & is_then, steps.blame_ns - steps.blame_ns[own], 0).sum(axis=1)
+        for rank, guilty in enumerate(group.global_ranks):
+            if rank != own:
+                waited[guilty] = waited.get(guilty, 0.0) + float(more[rank])
     return {guilty: blame for guilty, blame in waited.items() if blame > 0}
 
 
-def _delay_by_others(
-    case: Case, known: dict[int, list[GroupStep]], exchange_times: ExchangeTimes, context: Context
-) -> float:
+def _delay_by_others(case: Case, known: dict[int, History], exchange_times: ExchangeTimes, context: Context) -> float:
     """How much longer than others of its group the accused was in other groups' sends, receives and transfers in a
     step, in ns: waiting for its peers there, or for slow links."""
     times: dict[int, dict[int, int]] = {rank: {} for rank in case.group.global_ranks}
@@ -281,8 +295,9 @@ def _delay_by_others(
             continue
         for own, rank in enumerate(group.global_ranks):
             if rank in times:
-                seen = [(at_ns, ns) for at_ns, ns in exchange_times.times_of(communicator, own).items()]
-                seen += [(step.at_ns, step.transfer_ns) for step in known.get(communicator, ())]
+                seen = list(exchange_times.times_of(communicator, own).items())
+                if (steps := known.get(communicator)) is not None:
+                    seen += zip(steps.at_ns.tolist(), steps.transfer_ns.tolist(), strict=True)
                 for at_ns, ns in seen:
                     if case.since_ns <= at_ns <= case.last_ns:
                         times[rank][at_ns] = times[rank].get(at_ns, 0) + ns

@@ -1,10 +1,13 @@
 """Who was last, and how long ranks were in sends and receives, step by step: the memory of the late-rank detector.
 
 Operations of one step are not independent (a rank that computes slowly in it is late for all of them), so a step, not
-an operation, is the unit that is counted. Each keeps, per rank, how often it was last, the sum of how much later it
-came than the second last (blame), that sum by operation, and its largest blames: a rank that is slow all over shows in
-the first, one that is late to one kind of operation in the second, whatever the jitter of the others, and one that
-loses time at a few places of a step in the third.
+an operation, is the unit that is counted. Each has, by rank and kind of operation, how often the rank was last and the
+sum of how much later it came than the second last (blame), and by rank its largest blames: a rank that is slow all over
+shows in the sum over all kinds, one that is late to one kind of operation in that one, whatever the jitter of the
+others, and one that loses time at a few places of a step in the largest.
+
+All groups of a job are in the same arrays. A *lane* is one rank of a group, and the ranks of a group are neighbours. A
+*slot* holds one step of a group; the newest step takes the slot of the oldest.
 
 A rank that waits in a receive, or whose transfer takes long, comes late to what follows through no fault of its own.
 Kernels of sends and receives are known rank by rank; the time in them is compared between ranks of one group, which do
@@ -13,20 +16,20 @@ the same work: what one spends there beyond the others was caused by another ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct_together
+from ncclscope_service.columns.group_by import Integers, distinct, distinct_together
 from ncclscope_service.detect.context import Context
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 Blames: TypeAlias = NDArray[np.float64]
-"""Step by rank, in ns."""
+"""By rank and step (or by group, rank and step, ...), in ns."""
 
 DEFAULT_STEP_NS: Final = 500_000_000
 """Length of a step while the job's own is not known."""
@@ -41,165 +44,405 @@ _EARLY: Final = 3
 """First steps of a group: lazy connections and warm-up."""
 _WHOLE: Final = 0.75
 """Share of the operations that a step usually has; one with fewer was captured in part."""
-_ROOTED: Final = frozenset(OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter"))
+_ROOTED: Final = np.array([OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter")])
 """Operations that wait for their root by design."""
+ALL_OPS: Final = -1
+_FIRST_SLOTS: Final = 16
+_NO_LANES: Final = np.empty(0, np.int64)
+_UNUSED: Final = np.iinfo(np.int64).max
 _MOST_MEMBERS: Final = 65_536
 """Ranks of communicators whose sends and receives are followed: 16 for each of 4,096 ranks."""
 
 
-class OperationBlame(NamedTuple):
-    """One operation that waited for its last rank."""
+class _Grid:
+    """Columns with a value, or some, for each row and slot."""
 
-    blame_ns: int
-    coll_seq: int
+    def __init__(self, **empty: np.generic | NDArray[Any]) -> None:
+        """`empty`: by column, what stands in slots that are not used yet."""
+        self._empty = empty
+        self._columns = {name: np.empty((0, 0, *value.shape), value.dtype) for name, value in empty.items()}
+        self._rows = 0
 
+    @property
+    def rows(self) -> int:
+        """Rows in use."""
+        return self._rows
 
-@dataclass(slots=True)
-class GroupStep:
-    """One step of one group."""
+    @property
+    def slots(self) -> int:
+        """Slots of each row."""
+        slots: int = next(iter(self._columns.values())).shape[1]
+        return slots
 
-    at_ns: int
-    is_early: bool = False
-    operations: int = 0
-    transfer_ns: int = 0
-    """Time that its operations took once all ranks had come."""
-    confidence: float = 1.0
-    hits: dict[int, int] = field(default_factory=dict[int, int])
-    """By communicator rank: operations in which it was last."""
-    blame_ns: dict[int, int] = field(default_factory=dict[int, int])
-    largest: dict[int, tuple[OperationBlame, ...]] = field(default_factory=dict[int, "tuple[OperationBlame, ...]"])
-    """The largest blames first."""
-    blame_by_op: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """By communicator rank and operation."""
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """All values of a column: row by slot. There may be more rows than are in use."""
+        return self._columns[name]
 
-    def add(self, tally: StepTally) -> None:
-        """Adds what a batch holds of one rank."""
-        self.operations += tally.hits
-        self.transfer_ns += tally.transfer_ns
-        self.confidence = min(self.confidence, tally.confidence)
-        self.hits[tally.rank] = self.hits.get(tally.rank, 0) + tally.hits
-        self.blame_ns[tally.rank] = self.blame_ns.get(tally.rank, 0) + tally.blame_ns
-        both = (*self.largest.get(tally.rank, ()), *tally.largest)
-        self.largest[tally.rank] = tuple(sorted(both, reverse=True)[:LARGEST])
-        for op, blame_ns in tally.by_op:
-            self.blame_by_op[tally.rank, op] = self.blame_by_op.get((tally.rank, op), 0) + blame_ns
+    def resize(self, rows: int, slots: int) -> None:
+        """Uses so many rows with so many slots, not fewer of either than before."""
+        self._rows = rows
+        for name, values in self._columns.items():
+            if rows > len(values) or slots > values.shape[1]:
+                room = len(values) if rows <= len(values) else max(rows, 2 * len(values))
+                grown = np.full((room, slots, *values.shape[2:]), self._empty[name], values.dtype)
+                grown[: len(values), : values.shape[1]] = values
+                self._columns[name] = grown
 
-    def usual_largest(self) -> dict[int, float]:
-        """Mean of the largest blames of each rank that has any; places at which it was not last count as 0."""
-        places = max(1, min(LARGEST, self.operations))
-        return {rank: sum(blame.blame_ns for blame in blames) / places for rank, blames in self.largest.items()}
+    def reset(self, rows: slice | int, slot: int) -> None:
+        """Empties one slot of some rows."""
+        for name, values in self._columns.items():
+            values[rows, slot] = self._empty[name]
 
-    def latest(self) -> int:
-        """The rank with the most blame."""
-        return max(self.blame_ns, key=lambda rank: (self.blame_ns[rank], -rank))
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Drops all rows but these."""
+        self._columns = {name: values[rows] for name, values in self._columns.items()}
+        self._rows = len(rows)
 
 
-class GroupSteps:
-    """The last steps of one group, oldest first; a late batch is added to the step that it belongs to."""
+class StepBlames:
+    """The last steps of all groups of a job; a late batch is added to the step that it belongs to."""
 
     def __init__(self) -> None:
-        self._by_time: dict[int, GroupStep] = {}
-        self._made = 0
-        self.last_op = 0
+        self._group_of: dict[int, int] = {}
+        """Row of each communicator."""
+        self._sizes: list[int] = []
+        """Ranks, by group."""
+        self._begins: list[int] = []
+        """The lane of its rank 0, by group."""
+        self._last_op: list[int] = []
+        self._made: list[int] = []
+        """Number of its steps so far."""
+        self._op_begins: list[dict[int, int]] = []
+        """By group: the lane of its rank 0 for each kind of operation."""
+        self._steps = _Grid(
+            at_ns=np.int64(NO_TIME_NS),
+            operations=np.int64(0),
+            transfer_ns=np.int64(0),
+            confidence=np.float64(1.0),
+            is_early=np.bool_(False),
+        )
+        """By group: of all its ranks and operations."""
+        self._ops = _Grid(hits=np.int32(0), blame_ns=np.int64(0))
+        """By lane of a group and operation."""
+        self._largest = _Grid(
+            sum_ns=np.int64(0), blame_ns=np.zeros(LARGEST, np.int64), coll_seq=np.full(LARGEST, NO_NUMBER, np.int64)
+        )
+        """By lane of a group: its largest blames, the largest first, their collectives, and their sum."""
 
-    def at(self, at_ns: int) -> GroupStep:
-        """The step of that time, made when it is new."""
-        step = self._by_time.get(at_ns)
-        if step is None:
-            step = self._by_time[at_ns] = GroupStep(at_ns, is_early=self._made < _EARLY)
-            self._made += 1
-        return step
+    def ingest_collectives(self, collectives: Columns, step_ns: int, context: Context, most: int) -> None:
+        """Takes joined collectives (`rows.COLLECTIVE`) of groups of the job that name a last rank, in any order; `most`
+        steps of each group are remembered.
+        """
+        known, inverse = distinct(collectives["communicator"])
+        rows = [self._group(each, len(context.groups[each].global_ranks)) for each in known.tolist()]
+        group = np.asarray(rows, np.int64)[inverse]
+        rank = collectives["last_rank"].astype(np.int64)
+        if not (fits := rank < np.asarray(self._sizes, np.int64)[group]).all():
+            collectives, group, rank = collectives[fits], group[fits], rank[fits]
+        if not len(collectives):
+            return
+        steps = collectives["end_true_ns"] // step_ns
+        (groups, numbers), step = distinct_together(group, steps)
+        slots = self._slots(groups, numbers * step_ns, most)
+        if (slots < 0).any():
+            stays = slots[step] >= 0
+            self.ingest_collectives(collectives[stays], step_ns, context, most)
+            return
+        self._add_steps(groups, slots, step, collectives)
+        self._add_blames(group, rank, slots[step], collectives)
+        self._add_largest(group, rank, step, slots, collectives)
 
-    def newest(self, count: int) -> list[GroupStep]:
-        """The last `count` steps that are over (the newest may still grow), oldest first.
+    def evict_communicators(self, communicators: Set[int]) -> None:
+        """Forgets these communicators."""
+        gone = {group for communicator in communicators if (group := self._group_of.get(communicator)) is not None}
+        if not gone:
+            return
+        stays = [group for group in range(len(self._sizes)) if group not in gone]
+        new = {group: place for place, group in enumerate(stays)}
+        self._steps.keep(np.asarray(stays, np.int64))
+        self._largest.keep(np.concatenate([_NO_LANES, *(self._lanes(self._begins[group], group) for group in stays)]))
+        of_ops = [self._lanes(begin, group) for group in stays for begin in self._op_begins[group].values()]
+        self._ops.keep(np.concatenate([_NO_LANES, *of_ops]))
+        op_begins = iter(np.cumsum([0, *map(len, of_ops)]).tolist())
+        self._op_begins = [{op: next(op_begins) for op in self._op_begins[group]} for group in stays]
+        self._group_of = {each: new[group] for each, group in self._group_of.items() if group in new}
+        self._sizes = [self._sizes[group] for group in stays]
+        self._made = [self._made[group] for group in stays]
+        self._last_op = [self._last_op[group] for group in stays]
+        self._begins = (np.cumsum(self._sizes) - self._sizes).tolist()
+
+    def clear(self) -> None:
+        """Forgets all: steps have another length from now on."""
+        self.evict_communicators(self._group_of.keys())
+
+    def communicators(self) -> list[int]:
+        """Those of which steps are remembered."""
+        return list(self._group_of)
+
+    def last_whole_ns(self, communicators: Iterable[int], count: int) -> int:
+        """When the newest whole step of any of these began; 0 if there is none. `count`: as in `history`."""
+        groups = np.asarray([self._group_of[each] for each in communicators], np.int64)
+        order, chosen = self._newest(groups, count)
+        return int(self._steps["at_ns"][groups[:, None], order][chosen].max(initial=0))
+
+    def last_op(self, communicator: int) -> int:
+        """The operation of the newest collective for which the others waited longest."""
+        return self._last_op[self._group_of[communicator]]
+
+    def newest_ns(self, communicator: int) -> int | None:
+        """When its newest step begins; None if it has none."""
+        group = self._group_of.get(communicator)
+        return None if group is None else int(self._steps["at_ns"][group].max())
+
+    def history(self, communicator: int, count: int | None = None) -> History:
+        """The last `count` whole steps of a group; None: all that are remembered."""
+        group = self._group_of[communicator]
+        order, chosen = self._newest(np.array([group]), self._steps.slots if count is None else count)
+        return self._history(group, order[chosen])
+
+    def steps_at(self, communicator: int, at_ns: NDArray[np.int64]) -> History:
+        """The steps of a group that began at these times; they are remembered."""
+        group = self._group_of[communicator]
+        return self._history(group, (self._steps["at_ns"][group] == at_ns[:, None]).argmax(axis=1))
+
+    def _history(self, group: int, slots: NDArray[np.intp]) -> History:
+        ops = np.array([self._lanes(begin, group) for begin in self._op_begins[group].values()])[:, :, None]
+        lanes = self._lanes(self._begins[group], group)[:, None]
+        return History(
+            at_ns=self._steps["at_ns"][group, slots],
+            operations=self._steps["operations"][group, slots],
+            transfer_ns=self._steps["transfer_ns"][group, slots],
+            confidence=self._steps["confidence"][group, slots],
+            blame_ns=self._ops["blame_ns"][ops, slots].sum(axis=0),
+            hits=self._ops["hits"][ops, slots].sum(axis=0),
+            largest_ns=self._largest["blame_ns"][lanes, slots],
+            largest_seq=self._largest["coll_seq"][lanes, slots],
+        )
+
+    def judged(self, communicators: Iterable[int], window: int) -> list[JudgedGroups]:
+        """The newest steps of these communicators that make whole windows of `window` steps; groups with too few steps
+        are left out. Groups with as many ranks and steps are together.
+        """
+        wanted = [each for each in communicators if each in self._group_of]
+        groups = np.asarray([self._group_of[each] for each in wanted], np.int64)
+        if not len(groups):
+            return []
+        order, chosen = self._newest(groups, WINDOWS * window)
+        steps = chosen.sum(axis=1) // window * window
+        chosen &= chosen[:, ::-1].cumsum(axis=1)[:, ::-1] <= steps[:, None]
+        sizes = np.asarray(self._sizes, np.int64)[groups]
+        (found, _), inverse = distinct_together(sizes, steps)
+        found_steps = steps[np.asarray([np.flatnonzero(inverse == place)[0] for place in range(len(found))])]
+        judged: list[JudgedGroups] = []
+        for place, (size, amount) in enumerate(zip(found.tolist(), found_steps.tolist(), strict=True)):
+            if amount >= WINDOWS_BAD * window:
+                mine = np.flatnonzero(inverse == place)
+                slots = order[mine][chosen[mine]].reshape(-1, amount)
+                judged.append(self._judged([wanted[each] for each in mine.tolist()], groups[mine], slots, size))
+        return judged
+
+    def _judged(
+        self, communicators: list[int], groups: NDArray[np.int64], slots: NDArray[np.intp], size: int
+    ) -> JudgedGroups:
+        ranks = np.arange(size)
+        of_ops = [(place, *of) for place, group in enumerate(groups.tolist()) for of in self._op_begins[group].items()]
+        places, ops, begins = np.asarray(of_ops, np.int64).T
+        cells = (begins[:, None] + ranks)[:, :, None], slots[places][:, None, :]
+        by_op = self._ops["blame_ns"][cells].astype(np.float64)
+        total = np.add.reduceat(by_op, np.searchsorted(places, np.arange(len(groups))), axis=0)
+        is_kind = ~np.isin(ops, _ROOTED) & self._ops["hits"][cells].any(axis=(1, 2))
+        is_kind &= np.bincount(places[is_kind], minlength=len(groups))[places] > 1
+        operations = self._steps["operations"][groups[:, None], slots]
+        lanes = np.asarray(self._begins, np.int64)[groups][:, None] + ranks
+        largest = self._largest["sum_ns"][lanes[:, :, None], slots[:, None, :]]
+        largest = largest / np.clip(operations, 1, LARGEST)[:, None, :]
+        all_groups = np.arange(len(groups))
+        return JudgedGroups(
+            communicators=communicators,
+            at_ns=self._steps["at_ns"][groups[:, None], slots],
+            operations=operations,
+            blames=np.concatenate([total, largest, by_op[is_kind]]),
+            group=np.concatenate([all_groups, all_groups, places[is_kind]]),
+            op=np.concatenate([np.full(2 * len(groups), ALL_OPS), ops[is_kind]]),
+        )
+
+    def _newest(self, groups: NDArray[np.int64], count: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """The slots of each group, oldest first, without the newest step, which may still grow; and which of them are
+        among the last `count` that count.
 
         Left out are early ones, and those of which a capture saw but a part: a rank that is late all the step through
         is late in them by less, which would read as a lateness that comes and goes.
         """
-        over = [self._by_time[time] for time in sorted(self._by_time)[:-1]]
-        usual = sorted(step.operations for step in over[-count:])[len(over[-count:]) // 2] if over else 0
-        whole = [step for step in over if step.operations >= _WHOLE * usual]
-        return [step for step in whole[-count:] if not step.is_early]
+        at_ns = self._steps["at_ns"][groups]
+        order = np.argsort(at_ns, axis=1, kind="stable")[:, :-1]
+        rows = np.arange(len(groups))
+        is_used = at_ns[rows[:, None], order] != NO_TIME_NS
+        cells = groups[:, None], order
+        operations = self._steps["operations"][cells]
+        last = np.sort(np.where(is_used, operations, _UNUSED)[:, -count:], axis=1)
+        usual = last[rows, is_used[:, -count:].sum(axis=1) // 2] if last.shape[1] else np.zeros(len(rows))
+        chosen = is_used & (operations >= _WHOLE * usual[:, None])
+        chosen &= chosen[:, ::-1].cumsum(axis=1)[:, ::-1] <= count
+        return order, chosen & ~self._steps["is_early"][cells]
 
-    def all_over(self) -> list[GroupStep]:
-        """As `newest`, of all that are remembered."""
-        return self.newest(len(self._by_time))
+    def _group(self, communicator: int, size: int) -> int:
+        """The row of a communicator, a new one if need be."""
+        group = self._group_of.get(communicator)
+        if group is not None and self._sizes[group] != size:
+            self.evict_communicators({communicator})
+            group = None
+        if group is None:
+            group = self._group_of[communicator] = len(self._sizes)
+            self._sizes.append(size)
+            self._begins.append(self._largest.rows)
+            self._op_begins.append({})
+            self._last_op.append(0)
+            self._made.append(0)
+            self._steps.resize(group + 1, self._steps.slots)
+            self._largest.resize(self._largest.rows + size, self._steps.slots)
+        return group
 
-    def times(self) -> Set[int]:
-        """When each of them begins."""
-        return self._by_time.keys()
+    def _op_begin(self, group: int, op: int) -> int:
+        """The lane of rank 0 of a group for an operation, a new one if need be."""
+        begin = self._op_begins[group].get(op)
+        if begin is None:
+            begin = self._op_begins[group][op] = self._ops.rows
+            self._ops.resize(begin + self._sizes[group], self._steps.slots)
+        return begin
 
-    def keep_newest(self, count: int) -> None:
-        """Forgets all but the newest `count` steps, once there are more than twice as many."""
-        if len(self._by_time) > 2 * count:
-            for time in sorted(self._by_time)[:-count]:
-                del self._by_time[time]
+    def _lanes(self, begin: int, group: int) -> NDArray[np.int64]:
+        return np.arange(begin, begin + self._sizes[group])
+
+    def _make_slots(self, slots: int) -> None:
+        for grid in (self._steps, self._ops, self._largest):
+            grid.resize(grid.rows, slots)
+
+    def _slots(self, groups: Integers, at_ns: Integers, most: int) -> NDArray[np.int64]:
+        """The slots of these steps, each there once, the oldest first; -1 for those older than all remembered."""
+        if not self._steps.slots:
+            self._make_slots(_FIRST_SLOTS)
+        same = self._steps["at_ns"][groups] == at_ns[:, None]
+        slots: NDArray[np.int64] = same.argmax(axis=1)
+        for place in np.flatnonzero(~same[np.arange(len(slots)), slots]).tolist():
+            slots[place] = self._new_slot(int(groups[place]), int(at_ns[place]), most)
+        slots[self._steps["at_ns"][groups, slots] != at_ns] = -1
+        return slots
+
+    def _new_slot(self, group: int, at_ns: int, most: int) -> int:
+        times = self._steps["at_ns"][group]
+        slot = int(times.argmin())  # unused ones are older than all
+        if times[slot] != NO_TIME_NS and len(times) < most:
+            slot = len(times)
+            self._make_slots(min(most, 2 * len(times)))
+        elif times[slot] > at_ns:
+            return slot
+        size, begin = self._sizes[group], self._begins[group]
+        self._steps.reset(group, slot)
+        self._largest.reset(slice(begin, begin + size), slot)
+        for begin in self._op_begins[group].values():
+            self._ops.reset(slice(begin, begin + size), slot)
+        self._steps["at_ns"][group, slot] = at_ns
+        self._steps["is_early"][group, slot] = self._made[group] < _EARLY
+        self._made[group] += 1
+        return slot
+
+    def _add_steps(
+        self, groups: Integers, slots: NDArray[np.int64], step: NDArray[np.intp], collectives: Columns
+    ) -> None:
+        """Adds collectives to their steps, of which each is there once."""
+        cells, place = groups * self._steps.slots + slots, step
+        self._steps["operations"].reshape(-1)[cells] += np.bincount(place)
+        np.add.at(self._steps["transfer_ns"].reshape(-1), cells[place], collectives["transfer_ns"])
+        np.minimum.at(self._steps["confidence"].reshape(-1), cells[place], collectives["confidence"])
+
+    def _add_blames(
+        self, group: NDArray[np.int64], rank: NDArray[np.int64], slot: NDArray[np.int64], collectives: Columns
+    ) -> None:
+        (groups, ops), place = distinct_together(group, collectives["op"])
+        begins = [self._op_begin(*key) for key in zip(groups.tolist(), ops.tolist(), strict=True)]
+        cells = (np.asarray(begins, np.int64)[place] + rank) * self._ops.slots + slot
+        np.add.at(self._ops["hits"].reshape(-1), cells, np.int32(1))
+        np.add.at(self._ops["blame_ns"].reshape(-1), cells, collectives["blame_ns"].astype(np.int64))
+
+    def _add_largest(
+        self,
+        group: NDArray[np.int64],
+        rank: NDArray[np.int64],
+        step: NDArray[np.intp],
+        slots: NDArray[np.int64],
+        collectives: Columns,
+    ) -> None:
+        """Merges the largest blames of each rank of each step with those that were the largest so far."""
+        key = step * (int(rank.max()) + 1) + rank
+        blame_ns = collectives["blame_ns"]
+        order = np.lexsort((-blame_ns, key))
+        begins = np.flatnonzero(np.diff(key[order], prepend=-1))
+        run = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(order)))
+        nth = np.arange(len(order)) - begins[run]
+        order, run, nth = (each[nth < LARGEST] for each in (order, run, nth))
+        firsts = order[nth == 0]
+        lanes = np.asarray(self._begins, np.int64)[group[firsts]] + rank[firsts]
+        cells = lanes, slots[step[firsts]]
+        both, seqs = (np.empty((len(firsts), 2 * LARGEST), np.int64) for _ in range(2))
+        both[:, :LARGEST], seqs[:, :LARGEST] = self._largest["blame_ns"][cells], self._largest["coll_seq"][cells]
+        both[:, LARGEST:], seqs[:, LARGEST:] = 0, NO_NUMBER
+        both[run, LARGEST + nth], seqs[run, LARGEST + nth] = blame_ns[order], collectives["coll_seq"][order]
+        largest = np.lexsort((seqs, both), axis=1)[:, : -LARGEST - 1 : -1]
+        both = np.take_along_axis(both, largest, axis=1)
+        self._largest["blame_ns"][cells], self._largest["sum_ns"][cells] = both, both.sum(axis=1)
+        self._largest["coll_seq"][cells] = np.take_along_axis(seqs, largest, axis=1)
+        for of, op in zip(group[firsts].tolist(), collectives["op"][firsts].tolist(), strict=True):
+            self._last_op[of] = op  # those of a group come in the order of its steps and ranks
 
 
-@dataclass(frozen=True, slots=True)
-class StepTally:
-    """Sums of one batch for one rank of one group in one step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Some steps of one group, oldest first: step by step, or rank by step."""
 
-    communicator: int
-    at_ns: int
-    rank: int
-    hits: int
-    blame_ns: int
-    transfer_ns: int
-    op: int
-    confidence: float
-    largest: tuple[OperationBlame, ...]
-    by_op: tuple[tuple[int, int], ...]
-    """Operation, blame."""
-
-
-def step_tallies(collectives: Columns, step_ns: int) -> Iterator[StepTally]:
-    """Collectives summed by group, step and last rank. Rows that name no last rank must be left out before."""
-    if not len(collectives):
-        return
-    at = collectives["end_true_ns"] // step_ns * step_ns
-    order = np.lexsort((-collectives["blame_ns"], collectives["last_rank"], at, collectives["communicator"]))
-    rows, at = collectives[order], at[order]
-    changes = (np.diff(rows["communicator"]) != 0) | (np.diff(at) != 0) | (np.diff(rows["last_rank"]) != 0)
-    begins = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    hits = np.diff(np.append(begins, len(rows)))
-    blame = np.add.reduceat(rows["blame_ns"], begins)
-    transfer = np.add.reduceat(rows["transfer_ns"], begins)
-    confidence = np.minimum.reduceat(rows["confidence"], begins)
-    for begin, count, total, moving, sure in zip(
-        begins.tolist(), hits.tolist(), blame.tolist(), transfer.tolist(), confidence.tolist(), strict=True
-    ):
-        yield StepTally(
-            communicator=int(rows["communicator"][begin]),
-            at_ns=int(at[begin]),
-            rank=int(rows["last_rank"][begin]),
-            hits=count,
-            blame_ns=total,
-            transfer_ns=moving,
-            op=int(rows["op"][begin]),
-            confidence=sure,
-            largest=tuple(
-                OperationBlame(blame_ns, seq)
-                for blame_ns, seq in zip(
-                    rows["blame_ns"][begin : begin + min(count, LARGEST)].tolist(),
-                    rows["coll_seq"][begin : begin + min(count, LARGEST)].tolist(),
-                    strict=True,
-                )
-            ),
-            by_op=_by_op(rows["op"][begin : begin + count], rows["blame_ns"][begin : begin + count]),
-        )
+    at_ns: NDArray[np.int64]
+    operations: NDArray[np.int64]
+    transfer_ns: NDArray[np.int64]
+    """Time that the operations of a step took once all ranks had come."""
+    confidence: NDArray[np.float64]
+    blame_ns: NDArray[np.int64]
+    """Rank by step."""
+    hits: NDArray[np.int64]
+    """Rank by step: operations in which it was last."""
+    largest_ns: NDArray[np.int64]
+    """Rank by step: its largest blames."""
+    largest_seq: NDArray[np.int64]
+    """Their collectives; NO_NUMBER where there are fewer."""
 
 
-def _by_op(ops: NDArray[np.uint8], blame_ns: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    if (ops == ops[0]).all():
-        return ((int(ops[0]), int(blame_ns.sum())),)
-    sums = np.bincount(ops, blame_ns)
-    return tuple((op, int(sums[op])) for op in np.unique(ops).tolist())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroups:
+    """Groups with equally many ranks and steps, and the blames by which these are judged.
+
+    A *view* is one way to look at the blames of a group: over all operations of a step (one view of each group, in
+    their order), the usual largest of a step (likewise; places of a step at which a rank was not last count as 0), and
+    over each kind of operation, for groups with several (rooted ones wait for their root, and are left out).
+    """
+
+    communicators: list[int]
+    at_ns: NDArray[np.int64]
+    """Group by step."""
+    operations: NDArray[np.int64]
+    """Group by step."""
+    blames: Blames
+    """View by rank by step."""
+    group: NDArray[np.int64]
+    """The group of each view."""
+    op: NDArray[np.int64]
+    """The operation of each view; ALL_OPS of the first ones."""
+
+    def is_largest(self, view: int) -> bool:
+        """Whether a view is the one by the largest blames."""
+        return len(self.communicators) <= view < 2 * len(self.communicators)
 
 
 @dataclass(slots=True)
 class ExchangeTimes:
-    """Time in sends and receives, by communicator, its rank and step (`GroupStep.at_ns`)."""
+    """Time in sends and receives, by communicator, its rank and step."""
 
     _by_member: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict[tuple[int, int], "dict[int, int]"])
 
@@ -232,49 +475,6 @@ class ExchangeTimes:
         self._by_member.clear()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupBlames:
-    """The steps by which the ranks of one group are judged, and the blames of its ranks in them."""
-
-    steps: list[GroupStep]
-    total: Blames
-    """Of all operations of a step."""
-    by_op: Mapping[int, Blames]
-    """Of each kind of operation if there are several; rooted ones wait for their root, and are left out."""
-
-    @classmethod
-    def from_steps(cls, steps: list[GroupStep], ranks: int) -> GroupBlames:
-        """Blames of all ranks of a group over these steps."""
-        found: dict[int, Blames] = {}
-        for place, step in enumerate(steps):
-            for (rank, op), blame_ns in step.blame_by_op.items():
-                if op not in _ROOTED and rank < ranks:
-                    found.setdefault(op, np.zeros((len(steps), ranks)))[place, rank] = blame_ns
-        total = _matrix([step.blame_ns for step in steps], ranks)
-        return cls(steps=steps, total=total, by_op=found if len(found) > 1 else {})
-
-    def largest(self) -> Blames:
-        """The usual largest blames of a step."""
-        return _matrix([step.usual_largest() for step in self.steps], self.total.shape[1])
-
-
-def whole_windows(recent: list[GroupStep], context: Context) -> list[GroupStep]:
-    """The newest steps that make whole windows; none if they are too few."""
-    size = steps_per_window(context)
-    usable = recent[len(recent) % size :]
-    return usable if len(usable) >= WINDOWS_BAD * size else []
-
-
 def steps_per_window(context: Context) -> int:
     """Steps in WINDOW_NS, at least two."""
     return max(_LEAST_STEPS_PER_WINDOW, round(WINDOW_NS / (context.step_ns or DEFAULT_STEP_NS)))
-
-
-def _matrix(by_step: Sequence[Mapping[int, float]], ranks: int) -> Blames:
-    """A value per step and rank; 0 for ranks that a step lacks. Ranks beyond `ranks` are left out."""
-    found = np.zeros((len(by_step), ranks))
-    for place, values in enumerate(by_step):
-        for rank, value in values.items():
-            if rank < ranks:
-                found[place, rank] = value
-    return found

@@ -28,7 +28,7 @@ def test_a_margin_is_firm_when_it_is_large_against_how_much_it_changes() -> None
     steady, jitter = random.normal(5e6, 0.5e6, 16), random.normal(0.0, 5e6, (200, 16))
     assert firmness(steady) > 10
     assert max(firmness(each) for each in jitter) < 5
-    assert margins_over_others(np.array([[3.0, 1.0, 2.0]])).tolist() == [[1.0, -2.0, -1.0]]
+    assert margins_over_others(np.array([[3.0], [1.0], [2.0]])).tolist() == [[1.0], [-2.0], [-1.0]]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from ncclscope_service.detect.step_blame import Blames
 STEPS, RANKS, GROUPS = 18, 4, 8
 
 
-def blames(random: np.random.Generator, phi: float, late_ns: float = 0.0, groups: int = GROUPS) -> dict[int, Blames]:
-    """Of the newest steps of some groups whose ranks jitter by a millisecond; rank 1 of group 0 is late."""
+def blames(random: np.random.Generator, phi: float, late_ns: float = 0.0, groups: int = GROUPS) -> Blames:
+    """By group, rank and step: groups whose ranks jitter by a millisecond; rank 1 of group 0 is late."""
     jitter = np.zeros((60 + STEPS, groups, RANKS))
     for step in range(1, len(jitter)):
         jitter[step] = phi * jitter[step - 1] + np.sqrt(1 - phi**2) * random.normal(0, 1e6, (groups, RANKS))
@@ -20,47 +20,48 @@ def blames(random: np.random.Generator, phi: float, late_ns: float = 0.0, groups
     ordered = np.sort(arrived, axis=2)
     ahead = (ordered[..., -1] - ordered[..., -2])[..., None]
     of = np.where(np.arange(RANKS) == arrived.argmax(axis=2)[..., None], ahead, 0.0)
-    return {group: of[:, group] for group in range(groups)}
+    found: Blames = np.moveaxis(of, 0, 2)
+    return found
 
 
-def after_looks(pooled: PooledScatter, phi: float, late_ns: float, groups: int = GROUPS) -> dict[int, Firmness]:
+def after_looks(pooled: PooledScatter, phi: float, late_ns: float, groups: int = GROUPS) -> list[Firmness]:
     random = np.random.default_rng(4)
     for look in range(40):
-        pooled.firmness(blames(random, phi, groups=groups), look + 1)
-    return pooled.firmness(blames(random, phi, late_ns, groups=groups), 41)
+        pooled.firmness([blames(random, phi, groups=groups)], look + 1)
+    return pooled.firmness([blames(random, phi, late_ns, groups=groups)], 41)
 
 
 def test_a_rank_that_is_late_by_four_times_its_jitter_is_firm_against_all_groups_but_not_by_its_own_steps() -> None:
-    firm = after_looks(PooledScatter(), 0.0, 4e6)
-    assert firm[0][1] >= FIRM
-    assert max(float(each.max()) for group, each in firm.items() if group) < 5
-    alone = margins_over_others(blames(np.random.default_rng(4), 0.0, 4e6)[0])[:, 1]
+    (firm,) = after_looks(PooledScatter(), 0.0, 4e6)
+    assert firm[0, 1] >= FIRM
+    assert firm[1:].max() < 5
+    alone = margins_over_others(blames(np.random.default_rng(4), 0.0, 4e6)[0])[1]
     assert firmness(alone) < FIRM
 
 
 @pytest.mark.parametrize("phi", [0.6, 0.9])
 def test_where_scatter_lasts_it_says_nothing(phi: float) -> None:
-    assert after_looks(PooledScatter(), phi, 3e6) == {}
+    assert after_looks(PooledScatter(), phi, 3e6) == []
 
 
 def test_of_few_ranks_it_says_nothing() -> None:
-    assert after_looks(PooledScatter(), 0.0, 3e6, groups=1) == {}
+    assert after_looks(PooledScatter(), 0.0, 3e6, groups=1) == []
 
 
 def test_at_first_it_says_nothing() -> None:
-    assert PooledScatter().firmness(blames(np.random.default_rng(0), 0.0, 9e6), 1) == {}
-    assert PooledScatter().firmness({}, 1) == {}
+    assert PooledScatter().firmness([blames(np.random.default_rng(0), 0.0, 9e6)], 1) == []
+    assert PooledScatter().firmness([], 1) == []
 
 
 def test_to_be_asked_again_of_the_same_steps_teaches_nothing() -> None:
     pooled, same = PooledScatter(), blames(np.random.default_rng(4), 0.0, 9e6)
-    assert all(pooled.firmness(same, 1) == {} for _ in range(100))
+    assert all(pooled.firmness([same], 1) == [] for _ in range(100))
 
 
 def test_healthy_ranks_are_never_firm() -> None:
     pooled, random = PooledScatter(), np.random.default_rng(7)
     highest = [
-        max((float(each.max()) for each in pooled.firmness(blames(random, 0.0), look).values()), default=0.0)
+        max((float(each.max()) for each in pooled.firmness([blames(random, 0.0)], look)), default=0.0)
         for look in range(1, 301)
     ]
     assert 1 < max(highest) < 5.5
