@@ -427,7 +427,7 @@ class Communicators:
         of = self._store.processes[process]
         epoch = self._epochs[process, pointer]
         digest = hashlib.blake2b(f"{of.host}:{of.pid}:{pointer:x}:{epoch}".encode(), digest_size=6).hexdigest()
-        return self._named(f"~{digest}", job, nranks, Identity.INFERRED, identity_confidence=0.0)
+        return self._named(f"~{digest}", job, nranks, Identity.INFERRED, identity_confidence=float(nranks == 1))
 
     def _comm_id_of(self, member: int) -> str:
         return self._store.communicators[self._store.members[member].communicator].comm_id

@@ -12,6 +12,10 @@ is its size, what was called on it, that all of its kernels end together, and a 
 Two that agree are sure; one alone decides with less confidence; if nothing decides, or two contradict each other,
 members stay apart, which is said (`Identity.INFERRED` with one member). A wrong group would be worse than none.
 
+Of members that called nothing yet, or whose calls are not logged, Init lines tell rank, size and order only. They are
+put together where each rank of a size is printed exactly once, in the whole job or as the k-th communicator of that
+size of each process; and where it is printed equally often, by the layout.
+
 Source: the idea of comparing sequences is that of the NCCL Trace Profiler thesis, which takes equal sequences alone;
 times and layout decide between groups that do the same.
 
@@ -50,6 +54,10 @@ BY_TIMES: Final = 0.9
 BY_LAYOUT: Final = 0.75
 ONLY_ONE: Final = 0.6
 """One group is all that these members can form; but others may never have spoken."""
+AT_STARTUP: Final = 0.9
+"""Each rank of a size is printed exactly once, and nothing else is known."""
+BY_ORDER: Final = 0.8
+"""Each process has several of a size, and each rank is printed once among the first ones, the second ones and so on."""
 UNRANKED: Final = 0.8
 """Factor if Init lines are missing too, so that ranks are known by order only."""
 
@@ -103,9 +111,25 @@ def infer_groups(candidates: Sequence[Candidate]) -> list[InferredGroup]:
             by_size[candidate.size].append(candidate)
     found: list[InferredGroup] = []
     for size in sorted(by_size, reverse=True):
+        if not any(candidate.content or candidate.exchanges for candidate in by_size[size]):
+            found += _groups_at_startup(by_size[size], size)
         for alike in _alike(by_size[size]):
             for layer in _layers(alike):
                 found += _groups_of(layer, size)
+    return found
+
+
+def _groups_at_startup(silent: list[Candidate], size: int) -> list[InferredGroup]:
+    """Groups of members that called nothing; none if the k-th of some process may be another's k+1-th."""
+    found: list[InferredGroup] = []
+    layers = list(_layers(sorted(silent, key=lambda each: (each.seat, each.birth))))
+    for layer in layers:
+        groups = _by_layout(layer, size)
+        if groups is None:
+            return []
+        confidence = AT_STARTUP if len(groups) == 1 else BY_LAYOUT
+        confidence = confidence if len(layers) == 1 else min(confidence, BY_ORDER)
+        found += [InferredGroup(tuple(each.member for each in group), confidence) for group in groups]
     return found
 
 
@@ -303,6 +327,7 @@ class Identification:
         """Members of communicators of several ranks which nothing names, but those that were put together."""
         self._settled_at_ns: int | None = None
         self._looked_at_rows = 0
+        self._looked_at_members = 0
 
     def is_open(self) -> NDArray[np.bool_]:
         """By member: whether its communicator has other ranks that are not known yet; one more, for no member."""
@@ -317,7 +342,7 @@ class Identification:
         open_members = self._open_members()
         if not open_members or not (final or self._is_worth_a_look(now_ns)):
             return set()
-        self._looked_at_rows = self._store.operations.next_id
+        self._looked_at_rows, self._looked_at_members = self._store.operations.next_id, self._members_seen
         largest = max(member_size(self._store, member) for member in open_members)
         # Global ranks come from the largest communicator, and the layout of all others from global ranks.
         found = self._put_together(open_members, [largest])
@@ -326,7 +351,8 @@ class Identification:
 
     def _is_worth_a_look(self, now_ns: int) -> bool:
         is_settled = self._settled_at_ns is not None and now_ns - self._settled_at_ns >= self._settle_ns
-        return is_settled and self._store.operations.next_id > _MORE * self._looked_at_rows
+        has_more = self._store.operations.next_id > _MORE * self._looked_at_rows
+        return is_settled and (has_more or self._members_seen != self._looked_at_members)
 
     def _note_new_members(self) -> None:
         for member in self._store.members[self._noted :]:
@@ -397,7 +423,7 @@ class Identification:
         rows = self._rows_of(members)
         content, exchanges = self._calls(rows, {member.index: member for member in members})
         ends = self._ends(rows)
-        seats = self._seats(members)
+        seats = ranks.places(self._store, members, self._gpus_per_node)
         births: Counter[tuple[int, int]] = Counter()
         candidates: list[Candidate] = []
         for member in sorted(members, key=lambda each: each.index):
@@ -418,10 +444,6 @@ class Identification:
             )
             births[seats[member.index], size] += 1
         return candidates
-
-    def _seats(self, members: Sequence[Member]) -> dict[int, int]:
-        """By member, the place of its GPU: its global rank, which `ranks` gives every member."""
-        return {each.index: NO_NUMBER if each.global_rank is None else each.global_rank for each in members}
 
     def _rows_of(self, members: Sequence[Member]) -> Columns:
         wanted = np.zeros(len(self._store.members) + 1, np.bool_)

@@ -104,6 +104,29 @@ def scaled_bytes(operations: NDArray[np.uint8], each: Bytes, nranks: NDArray[np.
     return np.where(is_known, np.where(is_known, amounts, 0) * ranks, np.int64(NO_NUMBER))
 
 
+def logged_bytes(counts: NDArray[np.uint64], data_types: NDArray[np.int16]) -> Bytes:
+    """Count x type size of each line, whatever the operation does with it; NO_NUMBER if the type is not known."""
+    types = np.asarray(data_types, dtype=np.int64)
+    is_known = (types >= 0) & (types < len(_SIZES))
+    sizes = _SIZES[np.where(is_known, types, 0)]
+    is_known &= np.asarray(counts, dtype=np.float64) * sizes < _LARGEST_BYTES
+    return np.where(is_known, np.where(is_known, counts, np.uint64(0)).astype(np.int64) * sizes, np.int64(NO_NUMBER))
+
+
+def wire_bytes(operations: NDArray[np.uint8], moved: Bytes, nranks: NDArray[np.int32]) -> Bytes:
+    """What each rank puts on links: S x `factor`, rounded down, 0 with one rank; NO_NUMBER if that is unknown.
+
+    For Broadcast and Reduce, of which nccl-tests counts all of S, the rank at the end of the chain sends none of it.
+    """
+    ranks, steps = np.asarray(nranks, dtype=np.int64), _STEPS[operations]
+    is_known = (np.asarray(moved) >= 0) & (ranks >= 1) & np.isfinite(steps)
+    whole, size = np.where(is_known, steps, 0.0).astype(np.int64) * (ranks - 1), np.where(is_known, moved, 0)
+    ranks = np.maximum(ranks, 1)
+    shared = size // ranks * whole + size % ranks * whole // ranks  # S times the number of ranks may be too large
+    sent = np.where(_CONSTANT[operations] > 0, size, shared)
+    return np.where(is_known, np.where(ranks > 1, sent, 0), np.int64(NO_NUMBER))
+
+
 def factor(operations: NDArray[np.uint8], nranks: NDArray[np.int32]) -> NDArray[np.float64]:
     """busbw / algbw: 2(n-1)/n for AllReduce, (n-1)/n if every rank keeps a part, 1 for Broadcast, Reduce, Send.
 

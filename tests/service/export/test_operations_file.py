@@ -34,6 +34,7 @@ CONTRACT = [
     "pid",
     "tid",
     "rank",
+    "rank_is_inferred",
     "local_rank",
     "comm_id",
     "comm_epoch",
@@ -57,6 +58,8 @@ CONTRACT = [
     "recv_buffer",
     "log_stream",
     "message_bytes",
+    "logged_bytes",
+    "wire_bytes",
     "algorithm",
     "protocol",
     "channels",
@@ -129,6 +132,17 @@ def test_small_slices_and_one_large_slice_give_the_same_rows(tmp_path: Path) -> 
     assert sum(len(rows) for rows in Part(part.rows, np.arange(10)).slices(3)) == 10
 
 
+def test_a_rank_that_no_line_prints_is_flagged(tmp_path: Path) -> None:
+    store = small_run()
+    assert {row["rank_is_inferred"] for row in written(store, tmp_path)} <= {False, None}
+    store.members[0].global_rank_is_inferred = True
+    flagged = [row for row in written(store, tmp_path) if row["rank_is_inferred"]]
+    assert flagged
+    assert {(row["comm_id"], row["comm_rank"]) for row in flagged} == {
+        (store.communicators[store.members[0].communicator].comm_id, store.members[0].rank)
+    }
+
+
 def test_a_row_of_which_nothing_is_known_has_no_sentinel_anywhere(tmp_path: Path) -> None:
     build = Builder()
     build.process("node1", 1, version=None)
@@ -138,7 +152,7 @@ def test_a_row_of_which_nothing_is_known_has_no_sentinel_anywhere(tmp_path: Path
     build.store.operations.append(row)
     [found] = written(build.store, tmp_path)
     known = {name for name, value in found.items() if value is not None}
-    logged = {"job", "host", "pid", "tid", "comm_ptr", "comm_size", "op", "op_count", "count"}
+    logged = {"job", "host", "pid", "tid", "comm_ptr", "comm_size", "op", "op_count", "count", "logged_bytes"}
     assert known == logged | {"send_buffer", "recv_buffer", "log_stream"}
     assert not {NO_NUMBER, NO_TIME_NS} & {value for value in found.values() if isinstance(value, int)}
 

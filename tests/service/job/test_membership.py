@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from service.unnamed_members import ALL_GATHER, ALL_REDUCE, BROADCAST, Job
 
 from ncclscope_service.job.identification import (
+    AT_STARTUP,
     BY_LAYOUT,
     BY_TIMES,
     ONLY_ONE,
     SURE,
     Candidate,
     Exchange,
+    infer_groups,
     scatter_ns,
 )
 
@@ -158,10 +161,39 @@ def test_stages_that_received_what_the_other_never_sent_are_not_one_pipeline() -
     assert job.found() == []
 
 
-def test_members_that_called_nothing_are_left_alone() -> None:
+def _silent(job: Job, *groups: Sequence[int]) -> None:
+    for seats in groups:
+        job.group(seats, content=Counter())
+
+
+def test_members_that_called_nothing_are_one_if_each_rank_is_printed_once() -> None:
     job = Job()
-    job.group([0, 1], content=Counter())
-    assert job.found() == []
+    _silent(job, range(8))
+    assert [(found.members, found.confidence) for found in infer_groups(job.candidates)] == [
+        (tuple(range(8)), AT_STARTUP)
+    ]
+
+
+def test_of_several_silent_communicators_the_layout_and_the_order_of_births_decide() -> None:
+    job = Job()
+    _silent(job, range(8), [0, 1, 2, 3], [4, 5, 6, 7], range(8))
+    assert job.found() == sorted(job.groups)
+    strided = Job()
+    _silent(strided, [0, 2, 4, 6], [1, 3, 5, 7])
+    assert strided.found() == sorted(strided.groups)
+    assert {found.confidence for found in infer_groups(strided.candidates)} == {BY_LAYOUT}
+
+
+def test_silent_members_stay_apart_if_a_rank_is_missing_or_the_order_is_not_the_same() -> None:
+    torn = Job()
+    _silent(torn, range(4), range(4))
+    del torn.candidates[2]
+    assert torn.found() == []
+    chain = (
+        Job()
+    )  # each stage shares a pair with the next one: which of two a process had first is not the same for all
+    _silent(chain, [0, 1], [1, 2], [2, 3])
+    assert chain.found() == []
 
 
 def test_scatter_is_not_known_from_a_few_operations() -> None:

@@ -126,3 +126,76 @@ def test_the_communicators_are_told_in_which_ranks_changed_and_other_jobs_are_le
     for rank, host in enumerate(("node2", "node1")):
         _feed(reading, host, 10, init(line=2, host=host, pointer=0xB0, comm_id=9, rank=rank, nranks=2), job="one")
     assert assign_ranks(reading.store) == {0, 2}
+
+
+def test_a_printed_rank_stays_where_the_lines_of_others_are_lost() -> None:
+    reading = Reading()
+    _feed(reading, "node2", 12, init(line=1, host="node2", pid=12, comm_id=1, rank=1, nranks=4, bus_id=0x1000))
+    for host, pid in (("node1", 10), ("node1", 11), ("node2", 13)):
+        reading.feed(log_batch([Line(line=1, nranks=4)], host=host, pid=pid))
+    assign_ranks(reading.store)
+    assert _ranks(reading.store) == [(1, False), (2, True), (3, True), (0, True)]
+
+
+def test_lost_ranks_are_inferred_in_the_layout_of_those_that_are_printed() -> None:
+    reading = Reading()
+    for host, pid, rank, device in (("node2", 1, 0, 0), ("node2", 3, 2, 2), ("node1", 4, 3, 0)):
+        _feed(
+            reading, host, pid,
+            init(line=1, host=host, pid=pid, comm_id=1, rank=rank, nranks=6, cuda_device=device, bus_id=device << 12),
+        )  # fmt: skip
+    _feed(
+        reading, "node2", 2,
+        init(line=1, host="node2", pid=2, comm_id=7, rank=0, nranks=1, cuda_device=1, bus_id=1 << 12),
+    )  # fmt: skip
+    assign_ranks(reading.store)
+    assert _ranks(reading.store) == [(0, False), (2, False), (3, False), (1, True)]
+
+
+def test_there_are_no_more_ranks_than_the_largest_communicator_has() -> None:
+    reading = Reading()
+    for pid in range(5):
+        reading.feed(log_batch([Line(line=1, nranks=4)], pid=10 + pid))
+    assign_ranks(reading.store)
+    assert {rank for rank, _ in _ranks(reading.store)} == {None}
+    _feed(reading, "node1", 10, init(line=2, pointer=0xB0, comm_id=1, rank=2, nranks=4, bus_id=0x1000))
+    assign_ranks(reading.store)
+    ranks = [rank for rank, _ in _ranks(reading.store)]
+    assert ranks == [2, None, None, None, None, 2]
+
+
+def test_a_member_without_an_init_line_sits_on_the_device_of_its_process() -> None:
+    reading = Reading()
+    for rank in range(2):
+        event = init(line=1, pid=10 + rank, comm_id=1, rank=rank, nranks=2, cuda_device=rank, bus_id=rank << 12)
+        lines = [Line(line=2, communicator=0xB0, nranks=2)]
+        reading.feed(log_batch(lines, pid=10 + rank, events=[event]))
+    assign_ranks(reading.store)
+    assert _ranks(reading.store) == [(0, False), (0, False), (1, False), (1, False)]
+
+
+def test_communicators_that_nothing_names_print_ranks_too() -> None:
+    reading = Reading()
+    for pid, rank in ((10, 1), (11, 0)):
+        _feed(
+            reading, "node1", pid,
+            init(line=1, pid=pid, comm_id=None, rank=rank, nranks=2, cuda_device=1 - rank, bus_id=rank << 12),
+        )  # fmt: skip
+    assign_ranks(reading.store)
+    assert _ranks(reading.store) == [(1, False), (0, False)]
+
+
+def test_a_process_that_is_started_again_on_a_gpu_has_its_rank() -> None:
+    reading = Reading()
+    for comm_id, pids in ((1, (10, 11)), (2, (12, 11))):
+        for rank, pid in enumerate(pids):
+            _feed(
+                reading, "node1", pid,
+                init(
+                    line=comm_id, pid=pid, comm_id=comm_id, rank=rank, nranks=2,
+                    pointer=0xA0 + comm_id, cuda_device=rank, bus_id=rank << 12,
+                ),
+            )  # fmt: skip
+    assign_ranks(reading.store)
+    assert _ranks(reading.store) == [(0, False), (1, False), (0, False), (1, False)]
+    assert [member.local_rank for member in reading.store.members] == [0, 1, 0, 1]

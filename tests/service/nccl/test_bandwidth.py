@@ -22,6 +22,32 @@ def factor_of(op: str, nranks: int) -> float:
     return float(bandwidth.factor(np.array([OPERATION_CODES[op]], np.uint8), np.array([nranks], np.int32))[0])
 
 
+def wire_of(op: str, moved: int, nranks: int) -> int:
+    codes, sizes = np.array([OPERATION_CODES[op]], np.uint8), np.array([moved], np.int64)
+    return int(bandwidth.wire_bytes(codes, sizes, np.array([nranks], np.int32))[0])
+
+
+def test_bytes_on_the_wire_are_what_busbw_is_the_rate_of() -> None:
+    assert [wire_of(op, 8_000, 8) for op in ("AllReduce", "AllGather", "Broadcast", "Send")] == [
+        14000,
+        7000,
+        8000,
+        8000,
+    ]
+    assert wire_of("AllReduce", 2**61, 4096) == 2**62 - 2**50
+    assert wire_of("AllReduce", 7, 3) == 9
+
+
+def test_one_rank_puts_nothing_on_the_wire_and_what_is_not_known_stays_so() -> None:
+    assert [wire_of(op, 8_000, 1) for op in ("AllReduce", "Broadcast", "Send")] == [0, 0, 0]
+    assert [wire_of("AllReduce", NO_NUMBER, 8), wire_of("Signal", 8, 8), wire_of("AllReduce", 8, 0)] == [NO_NUMBER] * 3
+
+
+def test_logged_bytes_are_those_of_the_line() -> None:
+    counts, types = np.array([1000, 1000, 2**63], np.uint64), np.array([FLOAT32, 99, 0], np.int16)
+    assert bandwidth.logged_bytes(counts, types).tolist() == [4000, NO_NUMBER, NO_NUMBER]
+
+
 @pytest.mark.parametrize("op", ["AllReduce", "Broadcast", "Reduce", "Send", "Recv"])
 def test_size_is_the_whole_message_where_count_is(op: str) -> None:
     assert size_of(op, 1000, FLOAT32, 8) == 4000

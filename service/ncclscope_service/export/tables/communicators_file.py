@@ -106,6 +106,12 @@ def global_ranks(store: Store, communicator: Communicator) -> list[int | None]:
     return [members[rank].global_rank if rank in members else None for rank in range(size)]
 
 
+def _are_inferred(store: Store, communicator: Communicator) -> bool | None:
+    """Whether any of its global ranks is printed by no line; None if it has none."""
+    known = [each for each in members_by_rank(store, communicator).values() if each.global_rank is not None]
+    return any(each.global_rank_is_inferred for each in known) if known else None
+
+
 def _record(store: Store, communicator: Communicator, done: Activity) -> dict[str, object]:
     index = communicator.index
     return {
@@ -115,6 +121,7 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
         "parallelism": communicator.parallelism,
         "parallelism_confidence": None if communicator.parallelism is None else communicator.parallelism_confidence,
         "ranks": global_ranks(store, communicator),
+        "ranks_are_inferred": _are_inferred(store, communicator),
         "hosts": list(hosts_of(store, communicator)),
         "parent_comm_id": communicator.parent_comm_id,
         "split_count": communicator.split_count,

@@ -31,6 +31,7 @@ from ncclscope_service.export.tables.columns import (
     words_at,
 )
 from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store.rows import (
     LimitReference,
     Match,
@@ -139,6 +140,12 @@ def _rank(view: OperationView) -> Column:
     return Column(np.where(known.is_known, known.values, printed.values), known.is_known | printed.is_known)
 
 
+def _rank_is_inferred(view: OperationView) -> Column:
+    """Whether no line printed the rank; null without a rank."""
+    inferred = view.of_member([int(member.global_rank_is_inferred) for member in view.store.members])
+    return Column(inferred.values, _rank(view).is_known)
+
+
 def _comm_id(view: OperationView) -> Column:
     return view.of_communicator([communicator.comm_id for communicator in view.store.communicators])
 
@@ -191,6 +198,20 @@ def _root(view: OperationView) -> Column:
 
 def _peer(view: OperationView) -> Column:
     return view.of_template(lambda templates: numbers(templates["root"])).where(view.is_op(HAS_PEER))
+
+
+def _logged_bytes(view: OperationView) -> Column:
+    """Count times the size of the type, as the line says them."""
+    return view.of_template(lambda t: numbers(bandwidth.logged_bytes(t["count"], t["data_type"])))
+
+
+def _wire_bytes(view: OperationView) -> Column:
+    """Bytes that one rank puts on links: 0 in a communicator of one rank, and for what it sends to itself."""
+    of = view.store.templates_of(view.rows, "op", "nranks")
+    moved = bandwidth.wire_bytes(of["op"], view.rows["message_bytes"], of["nranks"])
+    own, peer = _comm_rank(view), _peer(view)
+    to_itself = own.is_known & peer.is_known & (own.values == peer.values)
+    return numbers(np.where(to_itself & (moved > 0), 0, moved))
 
 
 def _kernel_file(view: OperationView) -> Column:
@@ -246,6 +267,7 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "pid": lambda view: view.pids(),
     "tid": lambda view: view.of_template(lambda t: Column(t["tid"], t["tid"] > 0)),
     "rank": _rank,
+    "rank_is_inferred": _rank_is_inferred,
     "local_rank": lambda view: view.of_member([member.local_rank for member in view.store.members]),
     "comm_id": _comm_id,
     "comm_epoch": lambda view: view.of_member([member.epoch for member in view.store.members]),
@@ -268,6 +290,8 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "recv_buffer": lambda view: view.of_template(lambda t: pointers(t["recv_buffer"])),
     "log_stream": lambda view: view.of_template(lambda t: pointers(t["stream"])),
     "message_bytes": lambda view: numbers(view.rows["message_bytes"]),
+    "logged_bytes": _logged_bytes,
+    "wire_bytes": _wire_bytes,
     "algorithm": lambda view: words_at(view.rows["algorithm"], ALGORITHMS),
     "protocol": lambda view: words_at(view.rows["protocol"], PROTOCOLS),
     "channels": lambda view: numbers(view.rows["channels"]),
