@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +21,10 @@ from ncclscope_wire.errors import ConfigError, FormatError
 if TYPE_CHECKING:
     from ncclscope.offline import OfflineRun
     from ncclscope_service.export.comparison import RunFigures
-    from ncclscope_service.store.settings import PipelineSettings
 
 _NOTHING_READABLE = 3
+_TRACED_OPERATIONS = 50_000
+"""Operations of a trace whose iterations are not chosen: 70 MB of events, which a browser opens in seconds."""
 _WHY = {
     "not_read_empty": "empty",
     "not_read_nccl_tests": "with tables of nccl-tests only (those are for --baseline)",
@@ -56,6 +60,13 @@ _WHY = {
     help="Another run, put beside this one: the folder that an earlier analyze wrote, or its logs and exports "
     "(repeatable).",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="the cores that it may use",
+    help="Processes that read files; with more than one, another writes the trace beside the rest.",
+)
 @baseline_option
 @size_options
 def analyze(
@@ -65,6 +76,7 @@ def analyze(
     iterations: str | None,
     log_timezone: str | None,
     compared: tuple[Path, ...],
+    jobs: int,
     baselines: tuple[Path, ...],
     sizes: Sizes,
 ) -> None:
@@ -74,8 +86,8 @@ def analyze(
     """
     require_service()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
-    from ncclscope_service.export.directory import write_run  # noqa: PLC0415
-    from ncclscope_service.export.selection import select  # noqa: PLC0415
+    from ncclscope_service.export.directory import content_of, write_content  # noqa: PLC0415
+    from ncclscope_service.export.selection import latest_iterations, select  # noqa: PLC0415
     from ncclscope_service.export.terminal import terminal_report  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
@@ -84,22 +96,27 @@ def analyze(
     settings = PipelineSettings(
         sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
     )
+    read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)
     try:
-        run = run_offline(list(paths), job=job, settings=settings, log_timezone=log_timezone, progress=_progress)
+        run = read(list(paths), job=job)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    other = _compared(compared, settings, log_timezone)
-    write_run(run.pipeline.store, out, iterations=bounds, compare=other, name=_name(paths))
-    click.echo(terminal_report(run.pipeline.store, select(run.pipeline.store, iterations=bounds)))
+    selection = select(run.pipeline.store, iterations=bounds)
+    content = content_of(selection, compare=_compared(compared, read), name=_name(paths))
+    drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
+    trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
+    write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
+    click.echo(terminal_report(selection, content.totals))
+    if drawn is not None:
+        click.echo(f"The trace shows iterations {drawn[0]} to {drawn[1]}: give --iterations for others.")
     click.echo(f"\nwritten to {out}")
 
 
-def _compared(paths: tuple[Path, ...], settings: PipelineSettings, log_timezone: str | None) -> RunFigures | None:
+def _compared(paths: tuple[Path, ...], read: Callable[..., OfflineRun]) -> RunFigures | None:
     """The figures of the other run; None if none is given."""
-    from ncclscope.offline import run_offline  # noqa: PLC0415
     from ncclscope_service.export.compare_file import (  # noqa: PLC0415
         figures_of_folder,
         figures_of_selection,
@@ -114,7 +131,7 @@ def _compared(paths: tuple[Path, ...], settings: PipelineSettings, log_timezone:
             return figures_of_folder(paths[0], _name(paths))
         except FormatError as error:
             raise click.UsageError(f"--compare: {error}") from error
-    run = run_offline(list(paths), job="default", settings=settings, log_timezone=log_timezone, progress=_progress)
+    run = read(list(paths), job="default")
     if not run.files_read:
         raise click.UsageError(f"--compare: {_why_nothing(run)}")
     return figures_of_selection(select(run.pipeline.store), _name(paths))

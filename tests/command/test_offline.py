@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from agent.log_samples import operation_line
 from nsys_made import EPOCH_NS, MadeExport
 
+from ncclscope import file_readers
+from ncclscope.file_readers import FileEnd, FileTask, Part
 from ncclscope.offline import OfflineRun, run_offline
+from ncclscope_service.export.directory import content_of, write_content
+from ncclscope_service.export.selection import select
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import PipelineSettings
-from ncclscope_wire.errors import ConfigError
+from ncclscope_wire.errors import ConfigError, SourceError
 
 _AMOUNT = 40
 _PERIOD_NS = 1_000_000
@@ -153,6 +161,44 @@ def test_an_export_that_cannot_be_read_is_counted_with_its_reason_and_the_rest_i
     assert run.pipeline.store.skipped[f"file_{broken.pop()}"] == 1
     assert run.pipeline.store.skipped["file_not_read_unknown"] == 1
     assert [gap.unit for gaps in run.pipeline.store.gaps.values() for gap in gaps] == ["files"]
+
+
+def _outputs(paths: Path, out: Path, *, jobs: int) -> dict[str, object]:
+    """Every output: its bytes, but the table of a parquet file, whose pages arrow pads with whatever was in memory."""
+    run = run_offline([paths], job="j", settings=PipelineSettings(), jobs=jobs)
+    content = content_of(select(run.pipeline.store))
+    written = write_content(content, out, trace_beside=jobs > 1)
+    return {
+        name: pq.read_table(path) if path.suffix == ".parquet" else path.read_bytes() for name, path in written.items()
+    }
+
+
+def test_outputs_do_not_depend_on_the_number_of_processes_that_read(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    for pid in (100, 200, 300):
+        _log(files / f"nccl.{pid}.log", pid=pid)
+        _export(files / f"{pid}.sqlite", host="node1" if pid == 100 else None, pid=pid)
+    (files / "cut.sqlite").write_bytes(b"SQLite format 3\0" + bytes(4000))
+    alone, together = (_outputs(files, tmp_path / f"out{jobs}", jobs=jobs) for jobs in (1, 3))
+    assert alone == together
+    assert isinstance(summary := alone["summary.json"], bytes)
+    assert b'"matched": 120' in summary
+    assert b'"file_' in summary
+
+
+def test_a_process_that_dies_while_it_reads_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(task: FileTask) -> Iterator[Part]:
+        if task.found.name == "b.log":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield FileEnd()
+
+    for number, name in enumerate(("a.log", "b.log", "c.log")):
+        _log(tmp_path / name, pid=number + 1)
+    monkeypatch.setattr(file_readers, "read_file", killed)
+    with pytest.raises(SourceError, match=r"b\.log.*--jobs 1"):
+        run_offline([tmp_path], job="j", settings=PipelineSettings(), jobs=2)
 
 
 def test_nothing_to_read_is_a_run_without_files(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import gzip
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -31,6 +33,7 @@ from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffi
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
 from ncclscope_service.store.tables import Store
+from ncclscope_wire.errors import StateError
 
 _GZIP_LEVEL: Final = 3
 """Of a trace of 114 MB, 5 takes 1.6 times as long and saves a sixth (0.86 s and 9.1 MB; 0.53 s and 11.1 MB)."""
@@ -64,6 +67,8 @@ class Content:
     """Content of `compare.json`; None if no other run was given."""
 
 
+TRACE_FILE: Final = "trace.json.gz"
+
 Writer: TypeAlias = Callable[[Content, Path], object]
 
 
@@ -92,7 +97,7 @@ WRITERS: Final[dict[str, Writer]] = {
     "clocks.json": _json_writer(lambda content: clocks_document(content.selection)),
     "findings.json": _json_writer(lambda content: findings_document(content.selection)),
     "summary.json": _json_writer(lambda content: summary_document(content.selection, content.totals, content.traffic)),
-    "trace.json.gz": lambda content, path: write_trace(content.selection, path),
+    TRACE_FILE: lambda content, path: write_trace(content.selection, path),
     "report.html": lambda content, path: write_report(
         content.selection, path, content.totals, content.traffic, content.comparison
     ),
@@ -109,30 +114,60 @@ def write_run(
     *,
     job: str | None = None,
     since_ns: int | None = None,
-    iterations: tuple[int, int] | None = None,
-    compare: RunFigures | None = None,
-    name: str = "this run",
     on_file: Callable[[str], None] | None = None,
+) -> dict[str, Path]:
+    """Writes all files into a directory, which is made; gives their paths by name. The store must not change meanwhile.
+
+    `on_file` hears of each before it is written.
+    """
+    return write_content(content_of(select(store, job=job, since_ns=since_ns)), out, on_file=on_file)
+
+
+def content_of(selection: Selection, *, compare: RunFigures | None = None, name: str = "this run") -> Content:
+    """What the files show. With `compare`, that run is put beside this one, which is called `name`."""
+    comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
+    return Content(selection, totals(selection), measure_traffic(selection), comparison)
+
+
+def write_content(
+    content: Content,
+    out: Path,
+    *,
+    on_file: Callable[[str], None] | None = None,
+    trace_of: Selection | None = None,
+    trace_beside: bool = False,
 ) -> dict[str, Path]:
     """Writes all files into a directory, which is made; gives their paths by name.
 
     All of them are written under temporary names first and then take their places one by one, so a run
-    that fails half-way leaves the files of the one before. `on_file` hears of each before it is written.
-    The store must not change meanwhile. With `compare`, that run is put beside this one, which is called `name`.
-    A comparison of an earlier run is removed if none is asked for now.
+    that fails half-way leaves the files of the one before. A comparison of an earlier run is removed if none is asked
+    for now. The trace shows `trace_of` where it is given; with `trace_beside`, a forked process writes it meanwhile,
+    which is for programs of one thread.
+
+    Raises:
+        StateError: the process that wrote the trace has failed; it has printed why.
     """
-    selection = select(store, job=job, since_ns=since_ns, iterations=iterations)
-    comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
-    content = Content(selection, totals(selection), measure_traffic(selection), comparison)
     writers = dict(WRITERS)
-    if comparison is not None:
+    if content.comparison is not None:
         writers[COMPARE_FILE] = _json_writer(lambda each: each.comparison)
+    of_trace = content if trace_of is None else replace(content, selection=trace_of)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
+        beside = None
+        if trace_beside:
+            write_it = partial(writers[TRACE_FILE], of_trace, Path(folder) / TRACE_FILE)
+            beside = get_context("fork").Process(target=write_it, daemon=True)
+            beside.start()
         for file, write in writers.items():
+            if file == TRACE_FILE and beside is not None:
+                continue
             if on_file is not None:
                 on_file(file)
-            write(content, Path(folder) / file)
+            write(of_trace if file == TRACE_FILE else content, Path(folder) / file)
+        if beside is not None:
+            beside.join()
+            if beside.exitcode:
+                raise StateError(f"{out / TRACE_FILE}: the process that wrote it ended with status {beside.exitcode}")
         for file in writers:
             os.replace(Path(folder) / file, out / file)
     if COMPARE_FILE not in writers:

@@ -106,6 +106,23 @@ def select(
     )
 
 
+def latest_iterations(selection: Selection, operations: int) -> tuple[int, int] | None:
+    """The latest iterations that have at most so many operations together, but one at least; None if that is all.
+
+    Also None if no iteration is known.
+    """
+    if len(selection.operations) <= operations:
+        return None
+    found = selection.operations.column("iteration").astype(np.int64)
+    found = found[found >= 0]
+    if not len(found):
+        return None
+    counts = np.bincount(found)
+    fits = np.cumsum(counts[::-1]) <= operations
+    first = len(counts) - max(1, int(np.count_nonzero(fits)))
+    return first, len(counts) - 1
+
+
 def _narrowed(part: Part, keep: NDArray[np.bool_]) -> Part:
     """Of a part, the rows for which `keep` (by row of the part) is true."""
     positions = np.arange(len(part.rows)) if part.positions is None else part.positions

@@ -8,7 +8,7 @@ from html import unescape
 
 from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.report.tables import bandwidth_text, bytes_text, count_text, ratio_text, span_text
-from ncclscope_service.export.selection import Selection, select
+from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
     captured_ratio,
@@ -24,7 +24,6 @@ from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.store.rows import Match
-from ncclscope_service.store.tables import Store
 
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
@@ -32,9 +31,8 @@ _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def terminal_report(store: Store, selection: Selection | None = None, sums: Totals | None = None) -> str:
+def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
     """Plain text of some 40 lines for a terminal; ends with a newline."""
-    selection = select(store) if selection is None else selection
     sums = totals(selection) if sums is None else sums
     return "\n".join(_lines(selection, sums)) + "\n"
 

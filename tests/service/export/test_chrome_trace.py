@@ -15,7 +15,7 @@ import pytest
 from service.export.small_run import MS, START_NS, Builder, host_time, logs_only_run, small_run
 
 from ncclscope_service.export.directory import write_trace
-from ncclscope_service.export.selection import select
+from ncclscope_service.export.selection import latest_iterations, select
 from ncclscope_service.export.trace import counters
 from ncclscope_service.export.trace.launches import arrows
 from ncclscope_service.nccl.bandwidth import classify
@@ -448,3 +448,10 @@ def test_an_arrow_that_the_clocks_contradict_is_left_out(tmp_path: Path) -> None
     events, other = written(store, tmp_path)
     assert_can_be_drawn(events)
     assert other["arrows"] == 12
+
+
+@pytest.mark.parametrize(("operations", "drawn"), [(46, None), (45, (0, 2)), (36, (0, 2)), (35, (1, 2)), (1, (2, 2))])
+def test_a_trace_of_so_many_operations_shows_the_latest_iterations_and_at_least_one(
+    operations: int, drawn: tuple[int, int] | None
+) -> None:
+    assert latest_iterations(select(small_run()), operations) == drawn

@@ -14,7 +14,7 @@ from ncclscope_service.export.compare_file import (
     figures_of_selection,
     is_output_folder,
 )
-from ncclscope_service.export.directory import write_run
+from ncclscope_service.export.directory import content_of, write_content, write_run
 from ncclscope_service.export.selection import select
 from ncclscope_wire.errors import FormatError
 
@@ -41,7 +41,7 @@ def test_what_the_run_did_is_counted_by_kind_operation_and_size(tmp_path: Path) 
 
 def test_the_comparison_is_written_and_shown_and_gone_with_the_next_run_without(tmp_path: Path) -> None:
     other = figures_of_selection(select(logs_only_run(with_stamps=True)), "<other>")
-    paths = write_run(small_run(), tmp_path, compare=other, name="this")
+    paths = write_content(content_of(select(small_run()), compare=other, name="this"), tmp_path)
     assert json.loads(paths["compare.json"].read_bytes())["other"]["name"] == "<other>"
     text = paths["report.html"].read_text(encoding="utf-8")
     assert "What changed" in text

@@ -126,9 +126,9 @@ def kernel_counts(store: Store) -> dict[str, int]:
 
 def test_without_an_operation_the_terminal_lists_the_kernels_by_name() -> None:
     store = small_run()
-    assert "NCCL kernels" not in terminal_report(store)
+    assert "NCCL kernels" not in terminal_report(select(store))
     store.operations.drop_before(store.operations.next_id)
-    text = terminal_report(store)
+    text = terminal_report(select(store))
     assert "40 NCCL kernels, none with an operation" in text
     [row] = [line.split() for line in text.splitlines() if SEND_RECV_NAME in line]
     assert row == [SEND_RECV_NAME, "2", "2", "ms", "1", "ms"]
@@ -216,11 +216,11 @@ def test_names_from_logs_cannot_become_markup_or_end_the_script(tmp_path: Path) 
 
 
 def test_the_terminal_says_what_was_read_matched_and_found() -> None:
-    text = terminal_report(small_run())
+    text = terminal_report(select(small_run()))
     for part in ("6 files (logs and nsys)", "7 not_nccl, 2 torn", "41 matched", "97.6%", "late_rank", "dp-0 0xd0"):
         assert part in text
     assert "<" not in text.replace("<DP>", "")
-    logs = terminal_report(logs_only_run(with_stamps=False))
+    logs = terminal_report(select(logs_only_run(with_stamps=False)))
     assert "waiting     not recorded" in logs
     assert "0 s" not in logs
 
@@ -228,8 +228,8 @@ def test_the_terminal_says_what_was_read_matched_and_found() -> None:
 def test_text_from_logs_cannot_move_the_terminals_cursor() -> None:
     store = small_run()
     store.communicators[0].comm_id = "0xa1\x1b[2J\n"
-    assert "\x1b" not in terminal_report(store)
-    assert "0xa1?[2J?" in terminal_report(store)
+    assert "\x1b" not in terminal_report(select(store))
+    assert "0xa1?[2J?" in terminal_report(select(store))
 
 
 def test_the_docs_name_every_file_and_every_column(repository: Path) -> None:

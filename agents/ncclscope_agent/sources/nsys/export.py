@@ -38,6 +38,7 @@ __all__ = [
     "describe_export",
     "export_key",
     "read_export",
+    "recorded_host_of",
 ]
 
 EXPORT_END: Final = 2**31 - 1
@@ -105,6 +106,16 @@ def describe_export(path: Path) -> ExportDescription:
                 schema_version=opened.meta.get("EXPORT_SCHEMA_VERSION"),
                 graph_launches=metadata.graph_launches(opened),
             )
+    except sqlite3.Error as error:
+        raise fault_of(path, error) from error
+
+
+def recorded_host_of(path: Path) -> str | None:
+    """`describe_export(path).host` alone, without a look at all launches."""
+    opened = open_complete(path)
+    try:
+        with closing(opened.connection):
+            return metadata.recorded_host(opened)
     except sqlite3.Error as error:
         raise fault_of(path, error) from error
 
