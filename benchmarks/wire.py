@@ -1,6 +1,7 @@
 """python benchmarks/wire.py: bytes of an operation on the wire, and operations encoded and received per second.
 
-One source with 64 templates, in batches of so many operations; CPU time of one core, best of five. "received" is
+One source whose iterations of 64 operations recur, each some microseconds to milliseconds behind the one before, in
+batches of so many operations; CPU time of one core, best of five. "received" is
 frame, msgpack, columns, index checks and positions: all that happens before the pipeline.
 """
 
@@ -39,10 +40,12 @@ def batches(size: int) -> list[Batch]:
     """A source of OPERATIONS rows in batches of that size; the first one brings the templates."""
     source = Source(kind=SourceKind.NCCL_LOG, name="logs/nccl.node1.4711.log", key="66306:1234567:0123456789abcdef")
     rows = np.zeros(OPERATIONS, tables.OPERATION_ROW)
-    rows["template"] = np.arange(OPERATIONS) % 64
-    rows["line"] = np.arange(1, OPERATIONS + 1)
-    rows["op_count"] = np.arange(OPERATIONS) // 64
-    rows["logged_at_ns"] = 1_700_000_000_000_000_000 + np.arange(OPERATIONS) * 200_000
+    random = np.random.default_rng(7)
+    rows["template"] = np.resize(random.permutation(64), OPERATIONS)
+    rows["line"] = np.cumsum(np.resize(random.integers(1, 3, 64), OPERATIONS))  # a TUNING line beside some
+    rows["op_count"] = np.arange(OPERATIONS) // 64 * np.resize(random.integers(0, 3, 64), OPERATIONS)
+    gaps_us = np.exp(random.normal(5, 2, OPERATIONS)).astype(np.int64)
+    rows["logged_at_ns"] = 1_700_000_000_000_000_000 + np.cumsum(gaps_us) * 1000
     made: list[Batch] = []
     for begin in range(0, OPERATIONS, size):
         end = min(begin + size, OPERATIONS)

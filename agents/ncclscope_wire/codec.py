@@ -2,8 +2,9 @@
 
 Every map has a `kind`. Tables travel as `[layout, bytes]`: the bytes of the structured array and a checksum of
 its dtype, so that two builds that differ in a column refuse each other instead of reading nonsense. Empty
-tables are left out. Unknown fields of a map are ignored, and so are facts of unknown types, which are counted as
-skipped "unknown_fact": another release may send others. Unknown kinds and tables are errors.
+tables are left out. The map of a batch travels compressed, and its tables as steps from row to row (`compression`).
+Unknown fields of a map are ignored, and so are facts of unknown types, which are counted as skipped
+"unknown_fact": another release may send others. Unknown kinds and tables are errors.
 
 Decoding holds this: any bytes give a message or ProtocolError, nothing else. What needs to know earlier
 batches (do indices point inside the dictionaries?) is the receiver's to check.
@@ -21,6 +22,7 @@ import msgpack
 import msgspec
 import numpy as np
 
+from ncclscope_wire import compression
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.facts import FACT_TYPES, Fact
@@ -154,7 +156,7 @@ def encode_message(message: Message) -> bytes:
     if isinstance(message, ForeignHello):
         raise AssertionError("a Hello of another version is only ever received")
     if isinstance(message, BatchMessage):
-        return _encode_batch(_BatchMessageMap(sequence=message.sequence, batch=_map_of_batch(message.batch)))
+        return _encode_batch(message)
     return _pack({"kind": _KINDS[type(message)], **_builtins(message)})
 
 
@@ -165,13 +167,16 @@ def decode_message(payload: bytes) -> Message:
         ProtocolError: it is not msgpack, of no known kind, or a field is missing, of another type or out of
             bounds; the text says which.
     """
-    plain = _plain_batch_message(payload)
+    is_compressed = compression.is_compressed(payload)
+    if is_compressed:
+        payload = compression.expanded(payload)
+    plain = _plain_batch_message(payload, has_steps=is_compressed)
     if plain is not None:
         return plain
     content = _unpack(payload)
     kind = content.get("kind")
     if kind == _BATCH:
-        return _batch_message(content)
+        return _batch_message(content, has_steps=is_compressed)
     # Another version may have named its kinds again; its number is all that is needed to refuse it properly.
     if kind in ("hello", None) and (foreign := _foreign_hello(content)) is not None:
         return foreign
@@ -195,11 +200,24 @@ def decode_kept_hello(payload: bytes) -> Hello:
     return _convert(content, Hello, "hello")
 
 
-def _encode_batch(content: _BatchMessageMap) -> bytes:
+def _encode_batch(message: BatchMessage) -> bytes:
+    """The map of a batch, compressed; as it is where a receiver would not expand it, for who sends it to see."""
+    packed = _packed_batch(message, compression.steps_of)
+    if len(packed) <= compression.MAX_EXPANDED_BYTES:
+        return compression.compressed(packed)
+    return _packed_batch(message, _bytes_of)
+
+
+def _packed_batch(message: BatchMessage, bytes_of: Callable[[Columns], bytes]) -> bytes:
+    content = _BatchMessageMap(sequence=message.sequence, batch=_map_of_batch(message.batch, bytes_of))
     try:
         return _BATCH_ENCODER.encode(content)
     except UnicodeEncodeError:  # of a lone surrogate
         return _pack(_builtins(content))
+
+
+def _bytes_of(rows: Columns) -> bytes:
+    return rows.tobytes()
 
 
 def _pack(content: dict[str, object]) -> bytes:
@@ -252,7 +270,7 @@ def _text(content: Mapping[str, object], name: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _map_of_batch(batch: Batch) -> _BatchMap:
+def _map_of_batch(batch: Batch, bytes_of: Callable[[Columns], bytes]) -> _BatchMap:
     return _BatchMap(
         source=batch.source,
         begin=batch.begin,
@@ -262,7 +280,7 @@ def _map_of_batch(batch: Batch) -> _BatchMap:
         observed_at_ns=batch.observed_at_ns,
         strings=batch.strings,
         tables={
-            name: (layout, table.tobytes())
+            name: (layout, bytes_of(table))
             for (name, layout), table in zip(_LAYOUTS.items(), _tables_of(batch), strict=True)
             if len(table)
         },
@@ -277,14 +295,14 @@ def _map_of_batch(batch: Batch) -> _BatchMap:
     )
 
 
-def _plain_batch_message(payload: bytes) -> BatchMessage | None:
+def _plain_batch_message(payload: bytes, *, has_steps: bool) -> BatchMessage | None:
     """The message if it is a batch of rows and nothing is wrong with it; all others are looked at field by field."""
     try:
         decoded = _PLAIN_DECODER.decode(payload)
         content = decoded.batch
         if content.begin > content.end:
             return None
-        filled = {name: _columns(name, sent) for name, sent in content.tables.items()}
+        filled = {name: _columns(name, sent, has_steps=has_steps) for name, sent in content.tables.items()}
         _check_each("counts", "understood", content.counts.understood.values())
         _check_each("counts", "skipped", content.counts.skipped.values())
     except (ValueError, KeyError, ProtocolError):
@@ -310,19 +328,19 @@ def _plain_batch_message(payload: bytes) -> BatchMessage | None:
     return BatchMessage(sequence=decoded.sequence, batch=batch)
 
 
-def _batch_message(content: Mapping[str, object]) -> BatchMessage:
+def _batch_message(content: Mapping[str, object], *, has_steps: bool) -> BatchMessage:
     decoded = _convert(content, _BatchMessageMap, _BATCH)
     if decoded.batch.begin > decoded.batch.end:
         raise ProtocolError(f"batch: begins at {decoded.batch.begin} and ends before that, at {decoded.batch.end}")
     _check_numbers(decoded.batch)
-    return BatchMessage(sequence=decoded.sequence, batch=_batch_of_map(decoded.batch))
+    return BatchMessage(sequence=decoded.sequence, batch=_batch_of_map(decoded.batch, has_steps=has_steps))
 
 
-def _batch_of_map(content: _BatchMap) -> Batch:
+def _batch_of_map(content: _BatchMap, *, has_steps: bool) -> Batch:
     for name in content.tables:
         if name not in _TABLES:
             raise ProtocolError(f"batch: unknown table {name[:40]!r}")
-    filled = {name: _columns(name, sent) for name, sent in content.tables.items()}
+    filled = {name: _columns(name, sent, has_steps=has_steps) for name, sent in content.tables.items()}
     facts = tuple(_convert(fields, FACT_TYPES[name], name) for name, fields in content.facts if name in FACT_TYPES)
     return Batch(
         source=content.source,
@@ -355,13 +373,15 @@ def _given(fact: Fact) -> dict[str, object]:
     return {name: value for name, value in _builtins(fact).items() if value is not None}
 
 
-def _columns(name: str, sent: tuple[int, bytes]) -> Columns:
+def _columns(name: str, sent: tuple[int, bytes], *, has_steps: bool) -> Columns:
     dtype = _TABLES[name]
     layout, data = sent
     if layout != _LAYOUTS[name]:
         raise ProtocolError(f"batch: table {name} has layout {layout:#x}, and {_LAYOUTS[name]:#x} is expected")
     if len(data) % dtype.itemsize:
         raise ProtocolError(f"batch: table {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
+    if has_steps:
+        return compression.rows_of(data, dtype)
     return np.frombuffer(bytearray(data), dtype=dtype)  # rows that may be written to, copied as bytes
 
 

@@ -22,13 +22,14 @@ from typing import Final, TypeAlias
 
 from ncclscope_wire.batch import Batch
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""Grows with every change that an older peer would misread: dtypes, codes in terms.py, required fields. From 2 on
+batches are compressed; those of version 1, in spools and journals, can be read."""
 ASKING_VERSION: Final = 0
 """In a Hello of who only asks which version the service speaks, and whether it would let in: it is always refused, and
 no agent is made known. No batches were ever of this version."""
 WOULD_LET_IN: Final = "an agent with this token or certificate would be let in"
 """At the end of what a Hello of ASKING_VERSION is refused with, if that is so."""
-"""Grows with every change that an older peer would misread: dtypes, codes in terms.py, required fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 from wire.sample_batches import log_batch, log_source
 
 from ncclscope_agent.spool.contents import Spool
@@ -20,10 +21,12 @@ OWNER = Owner("a", name="n", host="h", job="j")
 
 
 def frame(sequence: int, *, chapter: int = 1, source: int = 1, step: int = 10, operations: int = 1) -> Frame:
-    """The sequence-th batch of a chapter: rows of the `step` lines up to its end."""
+    """The sequence-th batch of a chapter: rows of the `step` lines up to its end, 16 bytes each."""
     begin = (sequence - 1) * step
     rows = tuple((0, begin + row) for row in range(operations))
     batch = log_batch(begin, begin + step, source=log_source(source), operations=rows)
+    noise = np.random.default_rng(sequence).integers(1, 1 << 62, (2, operations))  # or a frame would be small
+    batch.operations["op_count"], batch.operations["logged_at_ns"] = noise
     payload = encode_message(BatchMessage(sequence=sequence, batch=batch))
     return Frame(chapter, sequence, batch.source.key, begin, begin + step, begin + step, False, None, 0, payload)
 

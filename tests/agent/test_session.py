@@ -13,6 +13,7 @@ from ncclscope_agent.link.exchange import TRANSITIONS, SessionEvent, SessionStat
 from ncclscope_agent.link.frames import WindowLimits
 from ncclscope_agent.link.session import Session
 from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import Deframer, encode_frame
@@ -156,9 +157,18 @@ def test_a_full_window_accepts_nothing_until_something_is_acknowledged() -> None
     assert sequences(sent_by(session)) == [3]
 
 
+def _large(operations: int, begin: int = 0, *, strings: tuple[str, ...] = (), templates: int = 0) -> Batch:
+    """A batch of some 20 bytes per operation: no opCount and no time is like another."""
+    rows = tuple((0, line) for line in range(operations))
+    batch = log_batch(begin, begin + 1, strings=strings, templates=templates, operations=rows)
+    noise = np.random.default_rng(begin).integers(1, 1 << 62, (2, operations))
+    batch.operations["op_count"], batch.operations["logged_at_ns"] = noise
+    return batch
+
+
 def test_the_window_is_bounded_in_bytes_but_for_its_last_batch() -> None:
     session = streaming(WindowLimits(max_bytes=1000))
-    while session.offer(log_batch(0, 1, operations=tuple((0, line) for line in range(30)))):
+    while session.offer(_large(30)):
         pass
     statistics = session.statistics()
     assert statistics.window_batches == 2
@@ -259,30 +269,29 @@ def test_the_end_is_said_after_the_last_heartbeat_and_then_nothing_is_accepted()
 def test_sending_goes_in_portions() -> None:
     session = streaming()
     for begin in range(10):
-        session.offer(log_batch(begin, begin + 1, operations=tuple((0, line) for line in range(40))))
+        session.offer(_large(80, begin))
     portion = session.to_send(max_bytes=2000)
     assert 2000 <= len(portion) < 4000
     assert sequences([decode_message(payload) for payload in Deframer().ingest_bytes(portion)]) == [1, 2]
 
 
 def test_a_batch_over_the_frame_limit_becomes_its_dictionaries_and_a_gap() -> None:
-    session = streaming(WindowLimits(max_frame_bytes=2000))
-    batch = log_batch(0, 7, strings=("AllReduce",), templates=1, operations=tuple((0, line) for line in range(100)))
+    session = streaming(WindowLimits(max_frame_bytes=1500))
+    batch = _large(100, strings=("AllReduce",), templates=1)
     assert session.offer(batch)
     (message,) = sent_by(session)
     assert isinstance(message, BatchMessage)
-    assert (message.batch.begin, message.batch.end, len(message.batch.operations)) == (0, 7, 0)
+    assert (message.batch.begin, message.batch.end, len(message.batch.operations)) == (0, 1, 0)
     assert (message.batch.strings, len(message.batch.operation_templates)) == (("AllReduce",), 1)
     assert [(gap.reason, gap.amount) for gap in message.batch.gaps] == [("batch_too_large", 100)]
     assert session.statistics().too_large_total == 1
 
 
 def test_a_batch_over_the_frame_limit_says_that_marks_of_groups_were_lost() -> None:
-    session = streaming(WindowLimits(max_frame_bytes=2000))
+    session = streaming(WindowLimits(max_frame_bytes=1500))
     marks = np.zeros(2, tables.CALL_MARK)
     marks["line"], marks["kind"] = [5, 9], [tables.GROUP_START, tables.GROUP_END]
-    operations = tuple((0, line) for line in range(100))
-    session.offer(replace(log_batch(0, 7, strings=("x",), templates=1, operations=operations), call_marks=marks))
+    session.offer(replace(_large(100, strings=("x",), templates=1), call_marks=marks))
     (message,) = sent_by(session)
     assert isinstance(message, BatchMessage)
     assert message.batch.call_marks.tolist() == [(0, 5, tables.CALLS_TORN)]
@@ -292,8 +301,8 @@ def test_a_batch_over_the_frame_limit_says_that_marks_of_groups_were_lost() -> N
 def test_a_service_of_another_version_is_refused() -> None:
     session = Session(HELLO)
     session.on_connected()
-    with pytest.raises(ProtocolError, match="protocol version 2, not 1"):
-        session.on_bytes(said(Welcome(protocol_version=2, session_known=False, acknowledged=0)))
+    with pytest.raises(ProtocolError, match=f"protocol version {PROTOCOL_VERSION + 1}, not {PROTOCOL_VERSION}"):
+        session.on_bytes(said(Welcome(protocol_version=PROTOCOL_VERSION + 1, session_known=False, acknowledged=0)))
 
 
 def test_a_refusal_is_kept_until_the_next_welcome() -> None:

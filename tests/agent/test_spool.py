@@ -77,7 +77,7 @@ def test_the_file_shrinks_when_most_of_it_is_acknowledged() -> None:
     disk = Disk()
     spool = begun(disk)
     for number in range(1, 1501):
-        spool.append(frame(number, operations=400), None)
+        spool.append(frame(number, operations=500), None)
     disk.write(spool)
     full = spool.statistics().bytes_on_disk
     assert full > 10 << 20

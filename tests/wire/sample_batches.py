@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, cast
 
+import msgpack
 import numpy as np
 from agent.family_samples import facts_of, samples
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
 
 from ncclscope_wire import tables
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
+from ncclscope_wire.compression import expanded, is_compressed, rows_of
 from ncclscope_wire.facts import Fact
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 from ncclscope_wire.records import (
@@ -27,6 +29,16 @@ from ncclscope_wire.records import (
 )
 from ncclscope_wire.terms import ALGORITHMS, PROTOCOLS
 from ncclscope_wire.topology import TopologySeen, TuningCell, TuningTableSeen
+
+
+def content_of(payload: bytes) -> dict[str, Any]:
+    """The map of a message as version 1 of the protocol sent it: neither compressed nor with steps in its tables."""
+    content: dict[str, Any] = msgpack.unpackb(expanded(payload) if is_compressed(payload) else payload)
+    sent = content["batch"].get("tables", {}) if "batch" in content else {}
+    for name, (layout, steps) in sent.items():
+        sent[name] = [layout, rows_of(steps, {**DICTIONARY_TABLES, **ROW_TABLES}[name]).tobytes()]
+    return content
+
 
 HELLO = Hello(
     protocol_version=PROTOCOL_VERSION,

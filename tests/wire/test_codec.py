@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire.sample_batches import assert_equal_batches, batches, log_batch, log_source
+from wire.sample_batches import assert_equal_batches, batches, content_of, log_batch, log_source
 
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -63,9 +63,7 @@ MESSAGES: list[Message] = [
 
 def tampered(batch: Batch, **changes: object) -> bytes:
     """The message of a batch with some fields of its map replaced."""
-    content = cast(
-        "dict[str, dict[str, object]]", msgpack.unpackb(encode_message(BatchMessage(sequence=1, batch=batch)))
-    )
+    content = content_of(encode_message(BatchMessage(sequence=1, batch=batch)))
     content["batch"].update(changes)
     return cast(bytes, msgpack.packb(content))
 
@@ -157,7 +155,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 def test_a_batch_of_rows_is_read_alike_whatever_else_its_message_holds() -> None:
     plain = BatchMessage(sequence=1, batch=log_batch(0, 9, operations=((0, 1), (0, 2))))
-    content = cast("dict[str, dict[str, object]]", msgpack.unpackb(encode_message(plain)))
+    content = content_of(encode_message(plain))
     content["batch"]["later"] = 1
     for payload in (encode_message(plain), cast(bytes, msgpack.packb(content))):
         decoded = decode_message(payload)
@@ -172,7 +170,7 @@ def test_a_table_of_another_layout_is_refused() -> None:
 
 
 def test_a_table_with_half_a_row_is_refused() -> None:
-    content = msgpack.unpackb(encode_message(BatchMessage(sequence=1, batch=log_batch(0, 1, operations=((0, 1),)))))
+    content = content_of(encode_message(BatchMessage(sequence=1, batch=log_batch(0, 1, operations=((0, 1),)))))
     layout, data = content["batch"]["tables"]["operations"]
     with pytest.raises(ProtocolError, match="table operations has 23 bytes, not a multiple of 24"):
         decode_message(tampered(log_batch(0, 1), tables={"operations": [layout, data[:-1]]}))
@@ -224,7 +222,7 @@ def test_nan_in_a_column_survives() -> None:
 
 def _with_facts(content: list[object]) -> bytes:
     message = BatchMessage(sequence=1, batch=Batch(source=log_source(), begin=0, end=1))
-    decoded = msgpack.unpackb(encode_message(message))
+    decoded = content_of(encode_message(message))
     decoded["batch"]["facts"] = content
     return cast(bytes, msgpack.packb(decoded))
 

@@ -7,6 +7,7 @@ from typing import cast
 import msgpack
 import pytest
 from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
+from wire.sample_batches import content_of
 
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -67,7 +68,7 @@ def test_a_block_of_a_node_is_small() -> None:
 )
 def test_what_cannot_be_a_topology_is_refused(field: str, wrong: list[object]) -> None:
     payload = _encoded(Batch(source=_SOURCE, begin=0, end=1, topologies=(block_of(TWO_PAIRS),)))
-    content = cast("dict[str, dict[str, list[dict[str, list[object]]]]]", msgpack.unpackb(payload))
+    content = content_of(payload)
     content["batch"]["topologies"][0][field].append(wrong)
     with pytest.raises(ProtocolError):
         decode_message(cast(bytes, msgpack.packb(content)))
