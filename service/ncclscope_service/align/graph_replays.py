@@ -194,7 +194,8 @@ class GraphReplays:
             return
         table = self._store.operations
         at = table.at(launch.operations[launch.operations >= table.first])
-        table.rows["match"][at], table.rows["confidence"][at] = Match.MATCHED, launch.confidence
+        table.rows["match"][at] = Match.MATCHED
+        table.rows.put("confidence", at, launch.confidence)
         captured = np.zeros(len(known), rows.REPLAYED)
         for name in rows.OPERATION.names or ():
             captured[name] = known[name]
@@ -243,5 +244,5 @@ class GraphReplays:
         at = table.at(first["operation"])
         self._store.kernel_references.record(first["operation"], first["kernel"])
         for name in ("kernel", "start_ns", "end_ns", "censored"):
-            table.rows[name][at] = first[name]
-        table.rows["launch"][at] = first["captured_launch"]
+            table.rows.put(name, at, first[name])
+        table.rows.put("launch", at, first["captured_launch"])

@@ -75,7 +75,7 @@ class MatchWriter:
         table["match"][at] = matches["match"]
         idle = np.flatnonzero((matches["match"] == Match.UNMATCHED) | (matches["match"] == Match.NOT_COVERED))
         table["match"][at[idle[self._copies.holds(matches["operation"][idle])]]] = Match.NO_KERNEL
-        table["confidence"][at] = matches["confidence"]
+        table.put("confidence", at, matches["confidence"])
         found = np.flatnonzero(matches["kernel"] != NO_NUMBER)
         if not len(found) and process not in self._plans:
             return
@@ -83,8 +83,8 @@ class MatchWriter:
         launches, inverse = distinct(matches["launch"])
         first = first_positions(matches["launch"])
         ids = self._store.new_launches(len(launches))
-        table["launch"][at] = ids[inverse]
-        table["kernel"][at] = matches["kernel"]
+        table.put("launch", at, ids[inverse])
+        table.put("kernel", at, matches["kernel"])
         self._store.kernel_references.record(matches["operation"], matches["kernel"])
         kernel_at = kernels.at(matches["kernel"][first])
         kernels.rows["launch"][kernel_at] = ids
@@ -96,7 +96,7 @@ class MatchWriter:
             kernels.take(matches["kernel"], "start_ns", "end_ns", "censored"), matches["kernel"], plans, kernels
         )
         for name in ("start_ns", "end_ns", "censored"):
-            table[name][at] = times[name]
+            table.put(name, at, times[name])
 
     def _unmatch_evicted(self, matches: Columns) -> None:
         """Drops matches with kernels that left the store before their lines came."""
@@ -377,7 +377,8 @@ class Alignment:
         table = self._store.operations
         at = np.flatnonzero((table.rows["process"] == process) & (table.rows["match"] == Match.PENDING))
         self._arrived = [ids[~np.isin(ids, table.first + at)] for ids in self._arrived]
-        table.rows["match"][at], table.rows["confidence"][at] = Match.NOT_COVERED, 0.0
+        table.rows["match"][at] = Match.NOT_COVERED
+        table.rows.put("confidence", at, 0.0)
         return table.first + at
 
     def _evict(self, process: int) -> None:
@@ -397,9 +398,9 @@ class Alignment:
         at = self._store.operations.at(decided)
         table = self._store.operations.rows
         launches_none = self._store.operation_templates.take(table["template"][at], "nranks")["nranks"] == 1
-        launches_none |= (table["channels"][at] == NO_CHANNELS) | self._copies.holds(decided)
+        launches_none |= (table.values("channels", at) == NO_CHANNELS) | self._copies.holds(decided)
         table["match"][at] = np.where(launches_none, Match.NO_KERNEL, Match.NOT_COVERED)
-        table["confidence"][at] = 1.0
+        table.put("confidence", at, 1.0)
         return decided
 
     def _aligner(self, process: int) -> ProcessAligner:

@@ -209,8 +209,8 @@ class Clocks:
                 continue
             own = at[mine]
             for source, target in (("start_ns", "start_true_ns"), ("end_ns", "end_true_ns")):
-                table.rows[target][own] = to_true(table.rows[source][own], clock)
-            table.rows["clock_uncertainty_ns"][own] = round(clock.sigma_ns)
+                table.rows.put(target, own, to_true(table.rows.values(source, own), clock))
+            table.rows.put("clock_uncertainty_ns", own, round(clock.sigma_ns))
 
     def sigma_ns(self) -> NDArray[np.float64]:
         """Uncertainty of each host's clock, to measure by.

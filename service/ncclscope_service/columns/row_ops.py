@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.table import AnyRows
+from ncclscope_service.columns.table import AnyRows, Rows
 from ncclscope_wire.batch import Columns
 
 
@@ -24,6 +24,8 @@ def take(rows: Columns, positions: NDArray[np.integer]) -> Columns:
 
 def take_columns(rows: AnyRows, positions: NDArray[np.integer], names: Sequence[str]) -> Columns:
     """A copy of some columns of the rows at these positions."""
+    if isinstance(rows, Rows):
+        return rows.take(positions, *names)
     found: Columns = np.empty(len(positions), np.dtype([(name, rows.dtype[name]) for name in names]))
     for name in names:
         found[name] = rows[name][positions]

@@ -51,14 +51,17 @@ class Rows:
     """A view of consecutive rows of a table: its columns by name, to read and to write.
 
     Positions, masks and slices as for a structured array; a mask or positions give a copy of whole rows, which costs
-    one pass for each column: better to name the columns first (`rows["start_ns"][at]`), or to `take` some.
+    one pass for each column: better to `take` some columns.
+
+    A column that is asked for by name takes memory for all rows of the view, a copy (`take`, `copy`, `put`) only for
+    those that something was written to: values of rows behind the last written one are unknown, and take none.
     """
 
-    __slots__ = ("_begin", "_columns", "_end", "dtype")
+    __slots__ = ("_begin", "_end", "_table", "dtype")
 
-    def __init__(self, dtype: np.dtype[np.void], columns: Mapping[str, _Column], begin: int, end: int) -> None:
-        self.dtype = dtype
-        self._columns = columns
+    def __init__(self, table: Table, begin: int, end: int) -> None:
+        self.dtype = table.dtype
+        self._table = table
         self._begin = begin
         self._end = end
 
@@ -81,13 +84,13 @@ class Rows:
     ) -> _Column | Rows | np.void:
         """A column; a view of a slice; a copy of one row; or a copy of some columns, or of rows by position or mask."""
         if isinstance(key, str):
-            return self._columns[key][self._begin : self._end]
+            return self._table.written(key, self._end)[self._begin : self._end]
         if isinstance(key, slice):
             begin, end, step = key.indices(len(self))
             assert step == 1, "rows are viewed in order, one after the other"
-            return Rows(self.dtype, self._columns, self._begin + begin, self._begin + max(begin, end))
+            return Rows(self._table, self._begin + begin, self._begin + max(begin, end))
         if isinstance(key, list):
-            return self._structured(slice(None), len(self), key)
+            return self.take(np.arange(len(self)), *key)
         if isinstance(key, np.ndarray):
             at: NDArray[np.integer] = np.flatnonzero(key) if key.dtype == np.bool_ else key.astype(np.intp, copy=False)
             return self.take(at)
@@ -100,19 +103,32 @@ class Rows:
 
     def copy(self) -> Columns:
         """All rows as a structured array of its own."""
-        return self._structured(slice(None), len(self), self.dtype.names or ())
+        return self.take(np.arange(len(self)))
 
     def take(self, positions: NDArray[np.integer], *names: str) -> Columns:
         """A copy of the rows at these positions, in their shape; of these columns only, if some are named."""
-        return self._structured(positions, positions.shape, names or self.dtype.names or ())
-
-    def _structured(
-        self, at: NDArray[np.integer] | slice, shape: int | tuple[int, ...], names: Sequence[str]
-    ) -> Columns:
-        found: Columns = np.empty(shape, np.dtype([(name, self.dtype[name]) for name in names]))
-        for name in names:
-            found[name] = self[name][at]
+        names = names or self.dtype.names or ()
+        found: Columns = np.empty(positions.shape, np.dtype([(name, self.dtype[name]) for name in names]))
+        for name, values in zip(names, self._values(names, positions), strict=True):
+            found[name] = values
         return found
+
+    def values(self, name: str, positions: NDArray[np.integer]) -> _Column:
+        """A copy of one column at these positions, in their shape."""
+        return next(self._values([name], positions))
+
+    def _values(self, names: Sequence[str], positions: NDArray[np.integer]) -> Iterator[_Column]:
+        at = positions + self._begin
+        if positions.size and int(positions.min()) < 0:
+            at[positions < 0] += len(self)
+        last = int(at.max()) if at.size else -1
+        return (self._table.values(name, at, last) for name in names)
+
+    def put(self, name: str, positions: NDArray[np.integer], values: object) -> None:
+        """Writes a column at these positions (0 and above)."""
+        if len(positions):
+            end = self._begin + int(positions.max()) + 1
+            self._table.written(name, end)[self._begin : end][positions] = values
 
 
 AnyRows: TypeAlias = Columns | Rows
@@ -121,6 +137,8 @@ AnyRows: TypeAlias = Columns | Rows
 
 class Table:
     """Columns that grow at the end and are forgotten from the front.
+
+    What is not known yet takes no memory: a column ends behind the last row that something was written to there.
 
     Appending is amortised O(rows); ids are absolute (`first` is the id of the oldest row kept). A large table stays
     where it is: rows that are kept are moved to the front of it over those that were dropped, before memory is used
@@ -142,8 +160,10 @@ class Table:
         self._capacity = _FIRST_CAPACITY
         self._begin = 0
         self._end = 0
-        self._used = 0
-        """Rows from the front of the memory that were ever written to."""
+        self._written = dict.fromkeys(dtype.names or (), 0)
+        """Where each column ends: what rows behind have there is unknown."""
+        self._used = dict.fromkeys(dtype.names or (), 0)
+        """Values of each column, from the front of the memory, that were ever written to."""
         self.first = 0
 
     @property
@@ -154,7 +174,7 @@ class Table:
     @property
     def used_bytes(self) -> int:
         """The memory that was written to, for rows that are kept and others."""
-        return self._used * self.dtype.itemsize
+        return sum(used * self.dtype[name].itemsize for name, used in self._used.items())
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -162,24 +182,25 @@ class Table:
     @property
     def rows(self) -> Rows:
         """A view of all rows kept, oldest first; writing to it changes the table. Valid until the next append."""
-        return Rows(self.dtype, self._columns, self._begin, self._end)
+        return Rows(self, self._begin, self._end)
 
     def append(self, new: AnyRows | Mapping[str, _Column]) -> Ids:
         """Adds rows and returns their ids. Columns that they do not have are unknown."""
         given = list(new if isinstance(new, Mapping) else new.dtype.names or ())
         assert all(new[name].dtype == self.dtype[name] for name in given), "rows of another dtype cannot be appended"
+        assert self._unknown is not None or len(given) == len(self._columns), "without unknown values, columns are due"
         amount = len(new[given[0]])
         self._make_room(amount)
         end = self._end + amount
         for name in given:
-            self._columns[name][self._end : end] = new[name]
-        if len(given) < len(self._columns):
-            assert self._unknown is not None, "rows of a table without unknown values have all columns"
-            for name in self._columns.keys() - set(given):
-                self._columns[name][self._end : end] = self._unknown[name][0]
+            values = new[name]
+            if self._unknown is None or (values != self._unknown[name]).any():
+                self._write_up_to(name, self._end)
+                self._columns[name][self._end : end] = values
+                self._written[name] = end
+                self._used[name] = max(self._used[name], end)
         first_id = self.next_id
         self._end = end
-        self._used = max(self._used, end)
         return np.arange(first_id, first_id + amount, dtype=np.int64)
 
     def at(self, ids: Ids | NDArray[np.intp]) -> NDArray[np.intp]:
@@ -192,6 +213,24 @@ class Table:
         """A copy of these rows; of these columns only, if some are named."""
         return self.rows.take(self.at(ids), *names)
 
+    def written(self, name: str, end: int) -> _Column:
+        """The memory of a column, with a value for each row before `end` (in memory): for `Rows`."""
+        self._write_up_to(name, end)
+        return self._columns[name]
+
+    def values(self, name: str, at: NDArray[np.integer], last: int) -> _Column:
+        """A copy of the values at these places in memory, of which `last` is the largest: for `Rows`."""
+        column, written = self._columns[name], self._written[name]
+        if last < written:
+            known: _Column = column[at]
+            return known
+        assert self._unknown is not None
+        assert last < self._end, "a row was asked for that does not exist"
+        found: _Column = np.full(at.shape, self._unknown[name][0])
+        is_written = at < written
+        found[is_written] = column[at[is_written]]
+        return found
+
     def copy(self) -> Table:
         """A table of its own with the same rows and ids."""
         copied = self.compacted()
@@ -201,8 +240,10 @@ class Table:
     def compacted(self) -> Table:
         """The same rows, not copied, with no room to grow (for snapshots)."""
         compacted = Table(self.dtype, unknown=self._unknown, large_bytes=self._large_bytes)
-        compacted._columns = {name: column[self._begin : self._end] for name, column in self._columns.items()}
-        compacted._capacity = compacted._end = compacted._used = len(self)
+        for name, column in self._columns.items():
+            compacted._columns[name] = own = column[self._begin : max(self._begin, self._written[name])]
+            compacted._written[name] = compacted._used[name] = len(own)
+        compacted._capacity = compacted._end = len(self)
         compacted.first = self.first
         return compacted
 
@@ -212,14 +253,29 @@ class Table:
         self._begin += dropped
         self.first += dropped
 
+    def _write_up_to(self, name: str, end: int) -> None:
+        """Gives unknown values to rows before that place that have none yet."""
+        written = self._written[name]
+        if written >= end:
+            return
+        assert self._unknown is not None
+        if len(self._columns[name]) < end:  # of a table that was restored
+            grown = np.empty(self._capacity, self.dtype[name])
+            grown[:written] = self._columns[name]
+            self._columns[name] = grown
+        self._columns[name][max(written, self._begin) : end] = self._unknown[name][0]
+        self._written[name] = end
+        self._used[name] = max(self._used[name], end)
+
     def _make_room(self, amount: int) -> None:
         """Makes room for `amount` rows behind the last one."""
         needed = len(self) + amount
         is_much = self.used_bytes > max(self._large_bytes, _MOST_USED * needed * self.dtype.itemsize)
-        is_new = self._end + amount > self._used
+        is_new = self._end + amount > max(self._used.values())
         if (is_new or is_much) and self._begin and self._begin >= _DROPPED_TO_KEPT * len(self):
-            for column in self._columns.values():
-                _move_to_front(column, self._begin, self._end)
+            for name, column in self._columns.items():
+                _move_to_front(column, self._begin, self._written[name])
+                self._written[name] = max(0, self._written[name] - self._begin)
             self._begin, self._end = 0, len(self)
             if is_much:
                 self._give_back(needed)
@@ -231,8 +287,9 @@ class Table:
         if self._reserved is None:
             self._move(needed)
         else:
-            self._used = _MOST_USED * needed // 2
-            self._reserved.release_from(self._used)
+            most = _MOST_USED * needed // 2
+            self._used = {name: min(used, most) for name, used in self._used.items()}
+            self._reserved.release_from(most)
 
     def _move(self, needed: int) -> None:
         """Takes other memory, with room for more than is needed."""
@@ -243,9 +300,10 @@ class Table:
             self._reserved, self._capacity = None, max(_FIRST_CAPACITY, 2 * needed)
             moved = _columns(self.dtype, self._capacity)
         for name, column in self._columns.items():
-            moved[name][: len(self)] = column[self._begin : self._end]
+            own = column[self._begin : max(self._begin, self._written[name])]
+            moved[name][: len(own)] = own
+            self._written[name] = self._used[name] = len(own)
         self._columns, self._begin, self._end = moved, 0, len(self)
-        self._used = self._end
 
 
 class Reserved:
@@ -305,7 +363,7 @@ def _move_to_front(column: _Column, begin: int, end: int) -> None:
     """Moves the values from `begin` to `end` to the front, in the memory that the column has.
 
     If the target overlaps the source, numpy copies to new memory first: so no piece is longer than what lies before
-    the first row.
+    the first row. Nothing is moved of a column that ends before `begin`.
     """
     step = min(begin, _MOVED_AT_ONCE)
     for at in range(begin, end, step):

@@ -253,10 +253,10 @@ class TuningJoin:
         positions = self._store.operations.at(candidates[at[hit]])
         table = self._store.operations.rows
         for name in ("algorithm", "protocol", "channels"):
-            table[name][positions] = tunings[name][hit]
+            table.put(name, positions, tunings[name][hit])
         is_copied = speaks_of_copies(tunings[hit])
         if is_copied.any():
-            table["channels"][positions[is_copied]] = NO_CHANNELS
+            table.put("channels", positions[is_copied], NO_CHANNELS)
             self._copied.append(candidates[at[hit]][is_copied])
         return candidates[free]
 

@@ -304,6 +304,7 @@ def _by_seat(group: Iterable[Candidate]) -> tuple[int, ...]:
 
 _SEND: Final = OPERATION_CODES["Send"]
 _RECV: Final = OPERATION_CODES["Recv"]
+_OF_MEMBER: Final = ("member", "template", "coll_seq", "match", "confidence", "censored", "end_ns")
 _END_TOGETHER: Final = [OPERATION_CODES[name] for name in ("AllReduce", "AllGather", "ReduceScatter", "AlltoAll")]
 _ENDS_KEPT: Final = 4096
 """Ends of one member that are compared: the latest."""
@@ -449,8 +450,7 @@ class Identification:
         wanted = np.zeros(len(self._store.members) + 1, np.bool_)
         wanted[[member.index for member in members]] = True
         rows = self._store.operations.rows
-        chosen: Columns = rows[wanted[rows["member"]]]
-        return chosen
+        return rows.take(np.flatnonzero(wanted[rows["member"]]), *_OF_MEMBER)
 
     def _calls(
         self, rows: Columns, members: Mapping[int, Member]
@@ -472,7 +472,7 @@ class Identification:
     def _ends(self, rows: Columns) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """By member: (coll_seq, end in ns) of its latest N-to-N kernels that were seen whole."""
         known = (rows["match"] == Match.MATCHED) & (rows["confidence"] > _A_GUESS) & ~rows["censored"]
-        known &= (rows["coll_seq"] != NO_NUMBER) & np.isin(self._store.templates_of(rows)["op"], _END_TOGETHER)
+        known &= (rows["coll_seq"] != NO_NUMBER) & np.isin(self._store.templates_of(rows, "op")["op"], _END_TOGETHER)
         rows = rows[known]
         rows = rows[np.lexsort((rows["coll_seq"], rows["member"]))]
         cuts = np.flatnonzero(np.diff(rows["member"])) + 1

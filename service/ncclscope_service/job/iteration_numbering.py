@@ -329,30 +329,33 @@ class Periods:
 
     def _with_marks(self, is_asked: NDArray[np.bool_]) -> NDArray[np.intp]:
         """Those of these ranks of which an operation in memory is numbered by marks."""
-        numbered_by, all_lanes = self._store.operations.rows["iteration_by"], self._lanes_in_memory()
+        rows, all_lanes = self._store.operations.rows, self._lanes_in_memory()
         has_marks = np.zeros(len(self._lanes), np.bool_)
         for begin in range(0, len(all_lanes), _SCANNED_AT_ONCE):
             lanes = all_lanes[begin : begin + _SCANNED_AT_ONCE]
             at = np.flatnonzero(is_asked[lanes])
-            has_marks[lanes[at[numbered_by[begin + at] == IterationBy.MARKS]]] = True
+            has_marks[lanes[at[rows.values("iteration_by", begin + at) == IterationBy.MARKS]]] = True
         return np.flatnonzero(has_marks)
 
     def _agree(self, lane: int, operations: Ids) -> None:
         rows, at = self._store.operations.rows, self._store.operations.at(operations)
-        by_marks = rows["iteration_by"][at] == IterationBy.MARKS
+        by_marks = rows.values("iteration_by", at) == IterationBy.MARKS
         if not by_marks.any():  # they have left memory
             return
         of = self._lanes[lane : lane + 1].copy()
         of["iteration"], of["mark"] = 0, -1
         counted = self._counted(self._by_lane(operations), of)
-        shifts, amounts = np.unique(rows["iteration"][at[by_marks]] - counted.iterations[by_marks], return_counts=True)
+        shifts, amounts = np.unique(
+            rows.values("iteration", at[by_marks]) - counted.iterations[by_marks], return_counts=True
+        )
         others = at[~by_marks]
         if amounts.max() < _AGREES * amounts.sum():  # whatever recurs here is not the iteration
-            rows["iteration"][others], rows["iteration_by"][others] = NO_NUMBER, NO_NUMBER
+            rows.put("iteration", others, NO_NUMBER)
+            rows.put("iteration_by", others, NO_NUMBER)
             self._forget(lane)
             return
         shift = int(shifts[amounts.argmax()])
-        rows["iteration"][others] = counted.iterations[~by_marks] + shift
+        rows.put("iteration", others, counted.iterations[~by_marks] + shift)
         self._lanes["offset"][lane] = shift - (self._lanes["iteration"][lane] - counted.iteration[0])
         self._lanes["agrees"][lane] = True
 
@@ -430,9 +433,9 @@ class Periods:
     def _write(self, operations: Ids, numbers: Integers) -> None:
         table = self._store.operations
         at = table.at(operations)
-        unmarked = table.rows["iteration_by"][at] != IterationBy.MARKS
-        table.rows["iteration"][at[unmarked]] = numbers[unmarked]
-        table.rows["iteration_by"][at[unmarked]] = IterationBy.PERIOD
+        unmarked = table.rows.values("iteration_by", at) != IterationBy.MARKS
+        table.rows.put("iteration", at[unmarked], numbers[unmarked])
+        table.rows.put("iteration_by", at[unmarked], IterationBy.PERIOD)
 
     def _found(self, ranks: Sequence[Ids]) -> Iterator[_Learnt | None]:
         """The periods of ranks with these operations, and what their templates are in them."""

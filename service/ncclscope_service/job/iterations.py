@@ -143,9 +143,9 @@ class Iterations:
     def _write(self, positions: NDArray[np.intp], numbers: NDArray[np.int32], sure: NDArray[np.bool_]) -> None:
         """If only the length of an iteration says that it still lasts, the period knows better."""
         rows = self._store.operations.rows
-        rows["iteration_by"][positions[sure]] = IterationBy.MARKS
-        telling = sure | (rows["iteration_by"][positions] != IterationBy.PERIOD)
-        rows["iteration"][positions[telling]] = numbers[telling]
+        rows.put("iteration_by", positions[sure], IterationBy.MARKS)
+        telling = sure | (rows.values("iteration_by", positions) != IterationBy.PERIOD)
+        rows.put("iteration", positions[telling], numbers[telling])
 
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None without marks."""

@@ -104,10 +104,10 @@ class Inspection:
         """Operations whose kernels came: what Inspector measured gives way to them; durations stay to compare."""
         table = self._store.operations
         at = table.at(operations)
-        at = at[table.rows["inspected_ns"][at] != NO_TIME_NS]
+        at = at[table.rows.values("inspected_ns", at) != NO_TIME_NS]
         nothing = empty_operations(len(at))
         for name in _MEASURES:
-            table.rows[name][at] = nothing[name]
+            table.rows.put(name, at, nothing[name])
 
     # Communicators
 
@@ -229,8 +229,8 @@ class Inspection:
         told = lines.operations[lines.is_taken]
         table = self._store.operations
         at = table.at(told[told >= table.first])
-        confidence = table.rows["inspected_confidence"]
-        confidence[at] = np.where(confidence[at] > _BETWEEN, _LIKELY, A_GUESS)
+        confidence = table.rows.values("inspected_confidence", at)
+        table.rows.put("inspected_confidence", at, np.where(confidence > _BETWEEN, _LIKELY, A_GUESS))
 
     def _count(self, outcome: str, processes: NDArray[np.integer]) -> None:
         for process, amount in zip(*np.unique(processes, return_counts=True), strict=True):
@@ -242,11 +242,11 @@ class Inspection:
         table = self._store.operations
         at = table.at(operations)
         told = self._store.inspected.take(pairs.records[found])
-        table.rows["inspected_ns"][at] = told["duration_ns"]
+        table.rows.put("inspected_ns", at, told["duration_ns"])
         sure, unsure = (_LIKELY, A_GUESS) if is_lossy else (_SURE, _LIKELY)
-        table.rows["inspected_confidence"][at] = np.where(pairs.is_sure[found], sure, unsure)
+        table.rows.put("inspected_confidence", at, np.where(pairs.is_sure[found], sure, unsure))
         now_sure = pairs.now_sure[pairs.now_sure >= table.first]
-        table.rows["inspected_confidence"][table.at(now_sure)] = sure
+        table.rows.put("inspected_confidence", table.at(now_sure), sure)
         finished = table.rows["finished"][at] & (table.rows["match"][at] == Match.MATCHED)
         self._series.count_compared(operations[finished])
         self._write(operations, told)
@@ -264,13 +264,13 @@ class Inspection:
         free = ~has_kernel(table.rows.take(at, "match", "confidence"))
         at, told = at[free], told[free]
         factors = bandwidth.factor(told["op"], told["nranks"])
-        table.rows["busbw_apparent"][at] = bandwidth.busbw(told["message_bytes"], told["duration_ns"], factors)
+        table.rows.put("busbw_apparent", at, bandwidth.busbw(told["message_bytes"], told["duration_ns"], factors))
         joined = told["transfer_ns"] != NO_TIME_NS
         at, told, factors = at[joined], told[joined], factors[joined]
         for name in ("wait_ns", "transfer_ns", "ranks_seen"):
-            table.rows[name][at] = told[name]
-        table.rows["algbw"][at] = bandwidth.algbw(told["message_bytes"], told["transfer_ns"])
-        table.rows["busbw"][at] = bandwidth.busbw(told["message_bytes"], told["transfer_ns"], factors)
+            table.rows.put(name, at, told[name])
+        table.rows.put("algbw", at, bandwidth.algbw(told["message_bytes"], told["transfer_ns"]))
+        table.rows.put("busbw", at, bandwidth.busbw(told["message_bytes"], told["transfer_ns"], factors))
 
     # Measures
 
@@ -296,7 +296,7 @@ class Inspection:
         self._replays.count(told[counted], self._members_of(told[counted]))
         self._date(collectives, told, present, cells, known)
         own = is_new[:, None] & known
-        table.rows["inspected"][table.at(told["operation"][own])] = True
+        table.rows.put("inspected", table.at(told["operation"][own]), values=True)
         self._series.count_waits(told[is_new[:, None] & present])
         return collectives[is_new], told["operation"][own & ~has_kernel(cells)]
 

@@ -110,7 +110,7 @@ class Measuring:
             return np.zeros(len(part.present), bool)
         table = self._table
         counted = np.zeros(part.present.shape, bool)
-        counted[part.present] = table.rows["inspected"][table.at(part.joined.operations[part.present])]
+        counted[part.present] = table.rows.values("inspected", table.at(part.joined.operations[part.present]))
         by_collective: NDArray[np.bool_] = np.logical_or.reduce(counted, axis=1)
         return by_collective
 
@@ -151,7 +151,7 @@ class Measuring:
         )
         at = self._table.at(exchanges.operations)
         of = exchanges.launch_of
-        defined = ~np.isin(self._table.rows["launch"][at], np.asarray(sorted(mixed), np.int64))
+        defined = ~np.isin(self._table.rows.values("launch", at), np.asarray(sorted(mixed), np.int64))
         self._write(at, "wait_ns", _times(measures.wait_ns)[of])
         self._write(at, "transfer_ns", _times(measures.transfer_ns)[of])
         self._write(at, "algbw", np.where(defined, measures.busbw[of], np.nan))
@@ -249,7 +249,7 @@ class Measuring:
             self._write(at, name, np.broadcast_to(values[:, None], shape)[present])
 
     def _write(self, at: NDArray[np.intp], name: str, values: NDArray[np.generic]) -> None:
-        self._table.rows[name][at] = values
+        self._table.rows.put(name, at, values)
 
 
 def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, measures: ExchangeMeasures) -> Columns:

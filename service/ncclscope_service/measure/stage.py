@@ -187,7 +187,7 @@ class Replaying:
         replays = replays[replays["operation"] >= operations.first]
         at = operations.at(replays["operation"])
         for name in _MEASURES:
-            operations.rows[name][at] = replays[name]
+            operations.rows.put(name, at, replays[name])
         ids: Ids = replays["operation"]
         return ids
 
@@ -347,4 +347,4 @@ class MeasurementStage:
         limited["limit_reference"] = np.where(np.isnan(limited["limit"]), NO_NUMBER, LimitReference.BASELINE)
         self.limits.fill(limited)
         for name in ("limit", "limit_reference", "bottleneck"):
-            rows[name][at] = limited[name]
+            rows.put(name, at, limited[name])

@@ -272,7 +272,7 @@ class RecentSums:
             return
         rows = table.take(finished, *_FINISHED)
         at = table.at(finished)
-        before = table.rows["launch"][np.maximum(at - 1, 0)]
+        before = table.rows.values("launch", np.maximum(at - 1, 0))
         times = first_known(rows["start_true_ns"], rows["start_ns"])
         durations = rows["end_ns"] - rows["start_ns"]
         chosen = (rows["start_ns"] != NO_TIME_NS) & (rows["end_ns"] != NO_TIME_NS) & ~rows["censored"]

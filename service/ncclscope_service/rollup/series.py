@@ -255,17 +255,17 @@ class SeriesBook:
         """Operations of which a kernel and a record of NCCL Inspector are known: each exactly once."""
         if not self._store.inspected.next_id:
             return
-        told = self._store.operations.rows["inspected_ns"][self._store.operations.at(operations)]
+        told = self._store.operations.take(operations, "inspected_ns")["inspected_ns"]
         operations = operations[told != NO_TIME_NS]
         if not len(operations):
             return
         columns = (*_KEY, "launch", "start_ns", "end_ns", "censored", "inspected_ns")
         chosen = self._store.operations.take(operations, *columns)
         # A kernel that several operations share is longer than what Inspector prints of each. They stand together.
-        launches, at = self._store.operations.rows["launch"], self._store.operations.at(operations)
-        shared = launches[np.maximum(at - 1, 0)] == np.where(at > 0, chosen["launch"], NO_NUMBER)
-        last = len(launches) - 1
-        shared |= launches[np.minimum(at + 1, last)] == np.where(at < last, chosen["launch"], NO_NUMBER)
+        rows, at = self._store.operations.rows, self._store.operations.at(operations)
+        shared = rows.values("launch", np.maximum(at - 1, 0)) == np.where(at > 0, chosen["launch"], NO_NUMBER)
+        last = len(rows) - 1
+        shared |= rows.values("launch", np.minimum(at + 1, last)) == np.where(at < last, chosen["launch"], NO_NUMBER)
         chosen = chosen[
             ~shared & ~chosen["censored"] & (chosen["start_ns"] != NO_TIME_NS) & (chosen["inspected_ns"] != NO_TIME_NS)
         ]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import group_by
-from ncclscope_service.columns.table import Rows, Table
+from ncclscope_service.columns.table import Table
 from ncclscope_service.nccl.bandwidth import SIZE_CLASS_BOUNDS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -98,9 +98,15 @@ class RecentOperations:
     match: Int64s
 
 
+_SHOWN: Final = (
+    "process", "member", "template", "message_bytes", "logged_at_ns", "observed_at_ns", "match", "launch", "start_ns",
+    "end_ns", "censored", "start_true_ns", "wait_ns", "transfer_ns", "busbw",
+)  # fmt: skip
+
+
 def recent_operations(store: Store) -> RecentOperations:
     """The newest operations of the store, MAX_OPERATIONS at most."""
-    rows = _newest(store.operations, MAX_OPERATIONS)
+    rows = _newest(store.operations, MAX_OPERATIONS, *_SHOWN)
     templates = store.operation_templates.rows
     start, end = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
     has_kernel = (start != NO_TIME_NS) & (end != NO_TIME_NS) & ~rows["censored"]
@@ -131,7 +137,7 @@ def recent_operations(store: Store) -> RecentOperations:
 
 def recent_collectives(store: Store) -> Columns:
     """The newest joined collectives of the store, MAX_COLLECTIVES at most."""
-    return _newest(store.collectives, MAX_COLLECTIVES).copy()
+    return _newest(store.collectives, MAX_COLLECTIVES)
 
 
 def size_classes(message_bytes: NDArray[np.int64]) -> Int64s:
@@ -181,8 +187,8 @@ def ratio_by_bucket(
     return ratio.reshape(count, window.buckets)
 
 
-def _newest(table: Table, limit: int) -> Rows:
-    return table.rows[max(0, len(table) - limit) :]
+def _newest(table: Table, limit: int, *names: str) -> Columns:
+    return table.rows.take(np.arange(max(0, len(table) - limit), len(table)), *names)
 
 
 def _of_member(values: list[int], members: NDArray[np.int32]) -> Int64s:

@@ -254,7 +254,7 @@ class Captures:
         return replace(self, _kept=self._kept.copy())
 
 
-_BLOCK: Final = 4096
+REFERENCED_AT_ONCE: Final = 4096
 """Operations of which one first kernel is kept."""
 
 
@@ -266,7 +266,7 @@ class KernelReferences:
 
     def record(self, operations: NDArray[np.int64], kernels: NDArray[np.int64]) -> None:
         """Operations point at these kernels, one each, by row id."""
-        blocks, inverse = distinct(operations // _BLOCK)
+        blocks, inverse = distinct(operations // REFERENCED_AT_ONCE)
         first = np.full(len(blocks), np.iinfo(np.int64).max)
         np.minimum.at(first, inverse, kernels)
         for block, kernel in zip(blocks.tolist(), first.tolist(), strict=True):
@@ -277,9 +277,9 @@ class KernelReferences:
 
         `kernels`: those of these operations, NO_NUMBER for none; only those of the first block are looked at.
         """
-        self._first = {block: kernel for block, kernel in self._first.items() if block >= first // _BLOCK}
-        if (block := first // _BLOCK) in self._first:
-            own = kernels[: (block + 1) * _BLOCK - first]
+        self._first = {block: kernel for block, kernel in self._first.items() if block >= first // REFERENCED_AT_ONCE}
+        if (block := first // REFERENCED_AT_ONCE) in self._first:
+            own = kernels[: (block + 1) * REFERENCED_AT_ONCE - first]
             own = own[own != NO_NUMBER]
             if len(own):
                 self._first[block] = int(own.min())

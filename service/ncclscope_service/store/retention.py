@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
+from ncclscope_service.store.records import REFERENCED_AT_ONCE
 from ncclscope_service.store.settings import RETENTION_EVERY_NS, WATERMARKS_EVERY_NS
 from ncclscope_service.store.tables import Store, hosts_of
 
@@ -71,7 +74,9 @@ class Watermarks:
         Kernels stay while an operation points at them; of Inspector's records the newest `most_inspected` stay.
         """
         old = self.at(before_ns) or Watermark(at_ns=before_ns)
-        first_kernel = known.kernel_references.first_from(known.operations.first, known.operations.rows["kernel"])
+        operations = known.operations
+        oldest = np.arange(min(len(operations), REFERENCED_AT_ONCE))
+        first_kernel = known.kernel_references.first_from(operations.first, operations.rows.values("kernel", oldest))
         known.kernels.drop_before(old.kernels if first_kernel is None else min(old.kernels, first_kernel))
         known.replays.drop_before(old.replays)
         known.collectives.drop_before(old.collectives)

@@ -124,6 +124,21 @@ def test_a_slice_of_rows_is_a_view_and_rows_by_mask_or_position_are_copies() -> 
     assert (rows[1].item(), rows[["flag", "number"]].tolist()[0]) == ((9, 1.5, True), (False, 1))
 
 
+def test_columns_take_memory_up_to_the_last_row_that_was_written() -> None:
+    table = Table(_PAIR, unknown=np.array([(-1, np.nan, False)], _PAIR))
+    table.append({"number": np.arange(1000)})
+    bare = table.used_bytes
+    assert bare == 8000
+    table.rows.put("flag", np.array([99]), values=True)
+    table.append({"number": np.arange(3), "flag": np.zeros(3, bool)})
+    assert table.used_bytes == 8 * 1003 + 100
+    assert table.rows.values("flag", np.array([99, 1002, -1, 98])).tolist() == [True, False, False, False]
+    assert np.isnan(table.take(np.arange(1003), "rate")["rate"]).all()
+    assert table.used_bytes == 8 * 1003 + 100, "copies take no memory of the table"
+    assert np.isnan(table.rows[:10]["rate"]).all()
+    assert table.used_bytes == 8 * 1003 + 100 + 80
+
+
 def test_equal_strings_have_one_number_in_order_of_appearance() -> None:
     strings = Interner()
     assert [strings.index_of(text) for text in ("b", "a", "b", "")] == [0, 1, 0, 2]

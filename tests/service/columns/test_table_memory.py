@@ -15,13 +15,13 @@ from ncclscope_service.store import state
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 
-_ROW = np.dtype([("number", "<i8"), ("filler", "V24")])
+_ROW = np.dtype([("number", "<i8"), ("late", "<i8")])
 _LARGE = 40_000
 """Bytes: larger than what a table begins with, so that a few appends lead from one kind of memory to the other."""
 
 
 def _rows(begin: int, end: int) -> Columns:
-    rows = np.zeros(end - begin, _ROW)
+    rows = np.full(end - begin, -2, _ROW)
     rows["number"] = np.arange(begin, end)
     return rows
 
@@ -42,6 +42,7 @@ def _check(table: Table, begin: int, end: int) -> None:
 
 _STEPS = st.lists(
     st.one_of(
+        st.tuples(st.just("put"), st.floats(0, 0.999)),
         st.tuples(st.just("append"), st.integers(0, 1500)),
         st.tuples(st.just("drop"), st.floats(0, 1.1)),
         st.tuples(st.sampled_from(("copy", "restore")), st.just(0)),
@@ -52,7 +53,8 @@ _STEPS = st.lists(
 
 @given(_STEPS, st.sampled_from((0, _LARGE, 2**30)))
 def test_a_table_is_what_a_list_would_be(steps: list[tuple[str, float]], large_bytes: int) -> None:
-    table, begin, end = Table(_ROW, large_bytes=large_bytes), 0, 0
+    table, begin, end = Table(_ROW, unknown=np.array([(-1, -2)], _ROW), large_bytes=large_bytes), 0, 0
+    late = dict[int, int]()
     for step, amount in steps:
         if step == "append":
             ids = table.append(_rows(end, end + int(amount)))
@@ -61,6 +63,12 @@ def test_a_table_is_what_a_list_would_be(steps: list[tuple[str, float]], large_b
         elif step == "drop":
             begin = min(end, begin + int(amount * (end - begin)))
             table.drop_before(begin)
+        elif step == "put" and end > begin:
+            row = begin + int(amount * (end - begin))
+            table.rows.put("late", table.at(np.array([row])), row)
+            late[row] = row
+        elif step == "put":
+            continue
         elif step == "copy":
             before, table = table, table.copy()
             before.rows["number"] = -1
@@ -69,12 +77,15 @@ def test_a_table_is_what_a_list_would_be(steps: list[tuple[str, float]], large_b
             store.operations = table
             table = state.restore(state.snapshot(store), Store).operations
         _check(table, begin, end)
+        everything = np.arange(begin, end)
+        assert table.take(everything, "late")["late"].tolist() == [late.get(row, -2) for row in everything.tolist()]
+    assert table.rows["late"].tolist() == [late.get(row, -2) for row in range(begin, end)]
 
 
 def test_rows_stay_where_they_are_while_a_large_table_grows() -> None:
-    table = _table(2000)
+    table = _table(4000)
     first = table.rows["number"].ctypes.data
-    for begin in range(2000, 200_000, 2000):
+    for begin in range(4000, 200_000, 2000):
         table.append(_rows(begin, begin + 2000))
     assert table.rows["number"].ctypes.data == first
     _check(table, 0, 200_000)
@@ -111,7 +122,7 @@ def test_what_is_given_back_takes_no_memory() -> None:
     reserved = Reserved(_ROW, 3_000_000)
     numbers = reserved.columns["number"][:1_000_000]
     numbers[:] = 7
-    reserved.columns["filler"][:] = b"x"
+    reserved.columns["late"][:] = 7
     reserved.release_from(1000)
     assert numbers[:1000].tolist() == [7] * 1000
     assert (numbers[1000 + 4096 :] == 0).all()  # Linux gives pages without content where there were none
