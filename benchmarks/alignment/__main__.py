@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import benchmarks.alignment as _package
-from benchmarks.alignment import captures, counts, document, jobs, speed, tables
+from benchmarks.alignment import captures, counts, document, jobs, lost_lines, speed, tables
 from benchmarks.alignment.case import Case
 from benchmarks.alignment.methods import NEEDLEMAN_WUNSCH, OURS, SLIDING_WINDOW, Method, method, named_aligner
 from benchmarks.alignment.scenarios import KNOWLEDGE, LOSSES, MIXES, drawn_cases, equal_runs
@@ -86,6 +86,7 @@ def _tables(seeds: int, ours: Method, *, short: bool) -> dict[str, tuple[str, Ca
         "clean": ("Simulated jobs, clean captures: F1 of exact pairs", partial(captures.print_clean, short=short)),
         "lossy": ("Simulated jobs with rows lost", partial(captures.print_lossy, iterations=5 if short else 20)),
         "duty": ("Captures of 40 % of the time", partial(captures.print_duty, iterations=60 if short else 120)),
+        "numbers": ("Lost lines: numbers, measures and findings", partial(lost_lines.print_numbers, short=short)),
         "counts": ("The thesis's count tables", counts.print_counts),
         "speed": ("Operations aligned per second on one core", partial(speed.print_speed, short=short)),
     }

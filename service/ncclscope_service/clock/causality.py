@@ -36,6 +36,7 @@ VIOLATION_LIMIT: Final = 0.001
 
 _LEAST_OPERATIONS: Final = 100
 _LEAST_VIOLATIONS: Final = 3
+_MISJOINED_LIMIT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class ClockCheck:
     operations: int = 0
     violations: int = 0
     """Operations in which, on the corrected clocks, a rank ends before another has started, beyond 3 sigma."""
+    misjoined: int = 0
+    """Further operations whose ends do not coincide, each off by another time: numbers that slipped, and no clock."""
     suspects: tuple[int, ...] = ()
     """Hosts whose causality bounds contradict each other, worst first."""
 
@@ -63,7 +66,12 @@ class ClockCheck:
             and self.violations >= _LEAST_VIOLATIONS
             and ratio > VIOLATION_LIMIT
         )
-        return not is_violated and not self.suspects
+        return not is_violated and not self.suspects and not self.is_misjoined
+
+    @property
+    def is_misjoined(self) -> bool:
+        """Whether too many operations were joined wrongly for clocks to rest on the others."""
+        return self.operations >= _LEAST_OPERATIONS and self.misjoined > _MISJOINED_LIMIT * self.operations
 
 
 _Floats = NDArray[np.float64]
@@ -206,6 +214,11 @@ def _contradicting(bounds: _Floats) -> tuple[int, ...]:
 
 _OUTLIER_MADS: Final = 8.0
 _MISALIGNED_FLOOR_NS: Final = 20_000.0
+_FIFTH_OF_NORMAL: Final = 0.253
+"""Sigmas within which a fifth of a normal distribution lies."""
+_WIDEST_NS: Final = 100_000.0
+"""Ends that coincide never spread further, whatever their scatter says."""
+_OF_LEVEL: Final = 0.8
 _SIGMAS: Final = 3.0
 
 
@@ -222,7 +235,7 @@ def certify(
     bounds = Bounds(len(index))
     sigma = np.maximum(solution.offset_sigma, OTHER_HOST_SIGMA_NS)
     sigma[reference] = SAME_HOST_SIGMA_NS
-    operations = violations = 0
+    operations = violations = misjoined = 0
     for group in groups:
         members = np.array([index[host] for host in group.hosts], dtype=np.intp)
         if not solution.known[members].all():
@@ -231,17 +244,21 @@ def certify(
         earliest, _ = corrected(group.earliest_end, members, solution, origin)
         latest, _ = corrected(group.latest_start, members, solution, origin)
         checkable = (~np.isnan(earliest)).sum(axis=1) >= 2
+        off = _deviations(true_end)
+        aligned = _are_aligned(off)
+        is_of_clock = aligned | _is_one_level(off, aligned, group.end.max(axis=1))
         operations += int(checkable.sum())
-        violations += int((checkable & _violates(latest, earliest, sigma[members])).sum())
-        sound = checkable & _is_aligned(true_end)
+        violations += int((checkable & is_of_clock & _violates(latest, earliest, sigma[members])).sum())
+        misjoined += int((checkable & ~is_of_clock).sum())
+        sound = checkable & aligned
         slack = _SIGMAS * float(solution.rate_sigma[members].max()) * since
         bounds.add_collectives(members, latest[sound], earliest[sound], slack[sound])
     for (sender, receiver), way in ways.items():
-        _bound_messages(bounds, index[sender], index[receiver], way, solution, origin)
+        _bound_messages(bounds, index[sender], index[receiver], way, solution, sigma, origin)
     interval = bounds.solve(reference)
     hosts = list(index)
     suspects = tuple(hosts[position] for position in interval.inconsistent)
-    return interval, ClockCheck(operations=operations, violations=violations, suspects=suspects)
+    return interval, ClockCheck(operations=operations, violations=violations, misjoined=misjoined, suspects=suspects)
 
 
 def corrected(
@@ -267,26 +284,53 @@ def _violates(
 
 
 def _bound_messages(
-    bounds: Bounds, sender: int, receiver: int, way: HostMessages, solution: Solution, origin: int
+    bounds: Bounds, sender: int, receiver: int, way: HostMessages, solution: Solution, sigma: _Floats, origin: int
 ) -> None:
-    """No Recv ends before its Send began: a bound in one direction."""
+    """No Recv ends before its Send began: a bound in one direction.
+
+    Messages that contradict clocks which other operations agree on were joined wrongly.
+    """
     members = np.array([sender, receiver], np.intp)
     if not solution.known[members].all():
         return
     times, since = corrected(np.stack([way.sent, way.received], axis=1), members, solution, origin)
     slack = _SIGMAS * float(solution.rate_sigma[members].max()) * since
-    bounds.add_messages(sender, receiver, times[:, 0], times[:, 1] + slack)
+    sent, received = times[:, 0], times[:, 1] + slack
+    sound = received - sent >= -_SIGMAS * float(np.hypot(*sigma[members]))
+    bounds.add_messages(sender, receiver, sent[sound], received[sound])
 
 
-def _is_aligned(true_end: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """False for operations whose ends do not coincide: they were matched wrongly, and their bounds are worthless."""
+def _deviations(true_end: _Floats) -> _Floats:
+    """K x H: how far each host's end lies from the middle one, NaN if it was not seen."""
     count = (~np.isnan(true_end)).sum(axis=1)
     filled = np.sort(np.where(np.isnan(true_end), np.inf, true_end), axis=1)
     middle = filled[np.arange(len(filled)), np.maximum(count - 1, 0) // 2]
     with np.errstate(invalid="ignore"):
-        off = np.nan_to_num(np.abs(true_end - middle[:, None]), nan=0.0, posinf=0.0).max(axis=1, initial=0.0)
+        return np.asarray(true_end - middle[:, None], np.float64)
+
+
+def _are_aligned(deviations: _Floats) -> NDArray[np.bool_]:
+    """False for operations whose ends do not coincide: they were joined wrongly, and their bounds are worthless.
+
+    Ends spread as those do that coincide best: half of all operations may be joined wrongly.
+    """
+    off = np.nan_to_num(np.abs(deviations), nan=0.0, posinf=0.0).max(axis=1, initial=0.0)
     if not len(off):
         return np.zeros(0, dtype=np.bool_)
-    limit = _OUTLIER_MADS * 1.4826 * float(np.median(off)) + _MISALIGNED_FLOOR_NS
-    aligned: NDArray[np.bool_] = off <= limit
+    spread = min(float(np.percentile(off, 20)) / _FIFTH_OF_NORMAL, _WIDEST_NS)
+    aligned: NDArray[np.bool_] = off <= _OUTLIER_MADS * spread + _MISALIGNED_FLOOR_NS
     return aligned
+
+
+def _is_one_level(deviations: _Floats, aligned: NDArray[np.bool_], when: Times) -> NDArray[np.bool_]:
+    """The operations that are not aligned, if their hosts are off by as much from one to the next: a clock is wrong.
+
+    Numbers that slipped are off by the time between two calls, which varies.
+    """
+    others = np.flatnonzero(~aligned)
+    result = np.zeros(len(aligned), np.bool_)
+    if len(others) > _LEAST_VIOLATIONS:
+        in_order = deviations[others[np.argsort(when[others], kind="stable")]]
+        changes = np.nan_to_num(np.abs(np.diff(in_order, axis=0)), nan=0.0, posinf=0.0).max(axis=1)
+        result[others] = (changes <= _MISALIGNED_FLOOR_NS).mean() >= _OF_LEVEL
+    return result

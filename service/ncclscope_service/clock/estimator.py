@@ -38,6 +38,14 @@ Vote = tuple[int, tuple[int, ...]]
 _STEP_NS: Final = 1_000_000.0
 _PERSISTS: Final = 3
 _LEAST_RUN: Final = 0.1
+_PLACES: Final = 8
+"""At which a clock may have been set that are looked at, the largest changes first."""
+_NEAR: Final = 64
+"""Operations on either side by which it is decided."""
+_ALIGNED_NS: Final = 20_000.0
+_OF_LEVEL: Final = 0.9
+_MATURE: Final = 30
+"""Operations before a step of a clock without which it is the first correction of its estimate, and no step."""
 
 
 def find_steps(groups: Sequence[HostEnds], reference: int) -> dict[int, int]:
@@ -101,11 +109,27 @@ def _jumps(values: NDArray[np.float64]) -> list[tuple[int, int]]:
     least = _STEP_NS + 10 * 1.4826 * np.median(np.abs(np.diff(values, axis=0)), axis=0)
     found: list[tuple[int, int]] = []
     for column in np.flatnonzero(change.max(axis=0) > least).tolist():
-        at = int(change[:, column].argmax()) + _PERSISTS
-        before, after = float(np.median(values[:at, column])), float(np.median(values[at:, column]))
-        if abs(after - before) > least[column]:
+        largest = np.argsort(-change[:, column], kind="stable")[:_PLACES]
+        places = (int(at) + _PERSISTS for at in largest if change[at, column] > least[column])
+        at = next((at for at in places if _is_set(values[:, column], at, float(least[column]))), None)
+        if at is not None:
             found.append((column, at))
     return found
+
+
+def _is_set(values: NDArray[np.float64], at: int, least_ns: float) -> bool:
+    """Whether a column has one level before this row and another one from there on.
+
+    A clock that was set is off by as much in each operation. Collectives whose numbers slipped (a log line was lost)
+    are off by the time from one to the next, which differs from one to the next.
+    """
+    before, after = values[:at], values[at:]
+    step = float(np.median(after)) - float(np.median(before))
+    before, after = before[-_NEAR:], after[:_NEAR]
+    off = np.abs(before - np.median(before))
+    tolerance = _ALIGNED_NS + 8 * 1.4826 * float(np.median(off))
+    holds = (np.abs(after - np.median(after)) <= tolerance).mean()
+    return abs(step) > max(least_ns, 2 * tolerance) and min(holds, (off <= tolerance).mean()) >= _OF_LEVEL
 
 
 _GROUPS: Final = 4096
@@ -270,12 +294,24 @@ class ClockEstimator:
         for host, when in find_steps(list(self._groups.values()), reference).items():
             self.changes += 1
             known = self._steps.setdefault(host, [])
-            if not known or abs(known[-1] - when) > _SAME_STEP_NS:
+            if self._seen_before(host, when) >= _MATURE and (not known or abs(known[-1] - when) > _SAME_STEP_NS):
                 known.append(when)
                 self._kept[host] = when, self._rates
             for group in self._groups.values():
                 if host in group.hosts:
                     group.forget(group.hosts.index(host), when)
+            self._forget_messages(host, when)
+
+    def _forget_messages(self, host: int, when: int) -> None:
+        """Forgets messages from before the clock of a host was set."""
+        for (sender, receiver), way in list(self._ways.items()):
+            if host in {sender, receiver} and not way.forget_before(when, is_sender=host == sender):
+                del self._ways[sender, receiver]
+
+    def _seen_before(self, host: int, when: int) -> int:
+        """Operations of a host before a time of its clock."""
+        ends = (group.end[:, group.hosts.index(host)] for group in self._groups.values() if host in group.hosts)
+        return sum(int(np.count_nonzero((end != NO_TIME_NS) & (end < when))) for end in ends)
 
     def _rates_kept(self, group: HostEnds) -> dict[int, float]:
         """The rates from before a clock of the group was set; none once it was set longer ago than the window."""

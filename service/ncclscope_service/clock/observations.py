@@ -201,6 +201,12 @@ class HostMessages:
         kept = self.received > self.received.max() - span_ns
         self.sent, self.received = self.sent[kept], self.received[kept]
 
+    def forget_before(self, when: int, *, is_sender: bool) -> bool:
+        """Forgets messages from before this time of one of the hosts; gives whether any are left."""
+        kept = (self.sent if is_sender else self.received) >= when
+        self.sent, self.received = self.sent[kept], self.received[kept]
+        return bool(kept.any())
+
 
 def band(forward: HostMessages, backward: HostMessages, at_ns: int, window_ns: int) -> Band | None:
     """Where the second host's clock minus the first's lies at a time of the first; None if nothing can be said.

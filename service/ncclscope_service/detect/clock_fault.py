@@ -11,8 +11,6 @@ from ncclscope_service.store.records import Finding, FindingKind, HostClock, Sev
 
 _LASTS_NS: Final = 10_000_000_000
 """A first estimate from few operations may be contradicted by the next ones."""
-_MATURE_SAMPLES: Final = 100
-"""Operations after which a step of a clock is no first correction of its estimate."""
 
 
 class ClockFault:
@@ -22,21 +20,17 @@ class ClockFault:
         self._ledger = Ledger()
         self._since_ns: int | None = None
         self._reported: set[tuple[str, int]] = set()
-        self._samples: dict[str, int] = {}
 
     def report_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
         """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
-        With two hosts it is not known whose clock it was: both are named. Steps of a clock whose estimate rests on few
-        operations are not reported.
+        With two hosts it is not known whose clock it was: both are named.
         """
         for host, clock in clocks.items():
             new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
             self._reported.update((host, at_ns) for at_ns in new)
-            if self._samples.get(host, 0) >= _MATURE_SAMPLES:
-                for at_ns in new:
-                    self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
-            self._samples[host] = max(self._samples.get(host, 0), clock.samples)
+            for at_ns in new:
+                self._report_step(tuple(sorted(clocks)) if len(clocks) == 2 else (host,), at_ns, clock, context)
 
     def _report_step(self, hosts: tuple[str, ...], host_time_ns: int, clock: HostClock, context: Context) -> None:
         since_ns = host_time_ns - round(clock.offset_ns)
@@ -65,23 +59,29 @@ class ClockFault:
         if at_ns - self._since_ns < _LASTS_NS and not context.is_over:
             return
         ratio = check.violation_ratio or 0.0
-        what = (
-            f"causality bounds of {names_of_hosts(names)} contradict each other"
-            if names
-            else f"{100 * ratio:.2g} % of collectives end on one rank before they start on another"
-        )
+        kind, confidence = FindingKind.CLOCK_FAULT, 0.7
+        what = f"{100 * ratio:.2g} % of collectives end on one rank before they start on another"
+        cause = "a clock was stepped, or log lines were matched to wrong kernels"
+        if check.is_misjoined:
+            kind, confidence = FindingKind.BLIND, 0.9
+            what = f"{check.misjoined / check.operations:.0%} of collectives between hosts do not end together"
+            cause = "log lines were lost, and what their ranks called was joined wrongly"
+        elif names:
+            confidence = 0.9
+            what = f"causality bounds of {names_of_hosts(names)} contradict each other"
         self._ledger.update(
             "clock",
             Finding(
-                kind=FindingKind.CLOCK_FAULT,
+                kind=kind,
                 severity=Severity.WARNING,
                 job=context.job,
                 hosts=names,
                 since_ns=self._since_ns,
-                confidence=0.9 if names else 0.7,
-                summary=f"{what}: a clock was stepped, or log lines were matched to wrong kernels; no rank is named",
+                confidence=confidence,
+                summary=f"{what}: {cause}; no rank is named",
                 evidence={
                     "violations": check.violations,
+                    "misjoined": check.misjoined,
                     "operations": check.operations,
                     "violation_ratio": round(ratio, 6),
                 },

@@ -149,14 +149,28 @@ def test_clocks_that_contradict_what_was_seen_are_not_trusted() -> None:
     service = _Service()
     service.clocks.learn(service.kernels())
     disagreeing = service.kernels()
-    disagreeing.end_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
-    disagreeing.start_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
+    disagreeing.end_ns[:, 1] += 400_000
+    disagreeing.start_ns[:, 1] += 400_000
     service.clocks.learn(disagreeing)
     service.clocks.estimate(0)
     assert not service.clocks.is_trusted()
     assert (service.store.clock_violation_ratio or 0) > 0.1
     assert not service.store.clocks_are_trusted
     assert np.isinf(service.clocks.sigma_ns()).all()
+
+
+def test_collectives_that_are_each_off_by_another_time_were_joined_wrongly_and_doubt_no_clock() -> None:
+    service = _Service()
+    service.clocks.learn(service.kernels())
+    slipped = service.kernels()
+    slipped.end_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
+    slipped.start_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
+    service.clocks.learn(slipped)
+    service.clocks.estimate(0)
+    check = service.clocks.check()
+    assert check is not None
+    assert (check.violations, check.misjoined) == (0, _AMOUNT)
+    assert service.clocks.is_trusted()
 
 
 @pytest.mark.parametrize("cut", [1, 150])

@@ -51,15 +51,8 @@ def clock(*steps: int) -> HostClock:
     )  # fmt: skip
 
 
-def mature_clocks(*hosts: str) -> ClockFault:
-    """A detector that has seen these hosts' clocks rest on many operations."""
-    detector = ClockFault()
-    detector.report_steps({host: clock() for host in hosts}, CONTEXT)
-    return detector
-
-
 def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
-    detector = mature_clocks("node0", "node1", "node2")
+    detector = ClockFault()
     for _ in range(2):
         detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
     (finding,) = detector.findings()
@@ -69,15 +62,17 @@ def test_a_clock_that_was_set_is_told_once_and_closed() -> None:
     assert len(detector.findings()) == 2
 
 
-def test_a_step_in_the_first_operations_of_a_host_is_not_told() -> None:
+def test_collectives_that_were_joined_wrongly_are_our_blindness_and_no_fault_of_a_clock() -> None:
     detector = ClockFault()
-    for _ in range(2):
-        detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, CONTEXT)
-    assert detector.findings() == []
+    for at_ns in (0, 11 * SECOND):
+        detector.ingest_check(ClockCheck(operations=1000, misjoined=600), ["node0", "node1"], CONTEXT, at_ns)
+    (finding,) = detector.findings()
+    assert finding.kind is FindingKind.BLIND
+    assert finding.summary.startswith("60% of collectives between hosts do not end together: log lines were lost")
 
 
 def test_of_two_hosts_nothing_tells_whose_clock_was_set() -> None:
-    detector = mature_clocks("node0", "node1")
+    detector = ClockFault()
     detector.report_steps({"node1": clock(7 * SECOND), "node0": clock()}, CONTEXT)
     (finding,) = detector.findings()
     assert finding.hosts == ("node0", "node1")

@@ -1,0 +1,394 @@
+"""Jobs whose log lines were lost or torn: what is still numbered, measured and found as it truly was.
+
+Lines are taken out of the written logs by `damage`, whatever wrote them. A job is then followed as it would have come
+live, a second at a time, its exports at the end, and half a minute of silence after it; then everything is decided.
+Three jobs make a row: a healthy one; one whose clock is set and whose rank 5 later calls something else, at which it
+stands still; and one whose rank 5 hangs.
+
+Of the healthy job: the share of the collectives, and of Sends with their Recvs, whose kernels were all recorded whole
+that are measured on all their ranks; the share of those measured of which a transfer or wait is wrong by more than 5 %
+and 5 us, or that hold ranks of two; the share of the lines left whose `coll_seq` (`pair_seq`) is true, of ranks of
+communicators of two and more; and the findings that are false.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow.parquet as pq
+from benchmarks.alignment.jobs import Place, Row, simulated
+
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_agent.sources.nsys.export import read_export
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store.records import Finding, FindingKind
+from ncclscope_service.store.tables import Store
+from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.faults import Fault
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.records import Source, SourceKind
+from ncclscope_wire.terms import NO_NUMBER
+
+_SECOND_NS: Final = 1_000_000_000
+_SILENT_SECONDS: Final = 30
+_WRONG_SHARE: Final = 0.05
+_WRONG_NS: Final = 5_000
+_JUDGED: Final = (FindingKind.MISMATCH, FindingKind.HANG, FindingKind.CLOCK_FAULT, FindingKind.STOPPED_LOGGING)
+_CULPRIT: Final = 5
+_SET_NODE: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What happens to the operation lines of a job's logs."""
+
+    name: str
+    lost: float = 0.0
+    """Share of them that is missing, one by one at random."""
+    torn: float = 0.0
+    """Share of them whose end and line break are overwritten by the next line."""
+    bursts: float = 0.0
+    """Share of them that is missing in bursts of 100."""
+    silent_ns: int = 0
+    """How long nothing of rank 2 was written, in the middle of the job."""
+
+
+Lines: TypeAlias = dict[str, list[tuple[bytes, int]]]
+"""By log: each line with its number before the damage."""
+
+
+def damage(lines: Sequence[bytes], loss: Loss, seed: int, silent: range = range(0)) -> list[tuple[bytes, int]]:
+    """What is left of a log, with the number (from 1) that each line had; of two torn ones that of the second.
+
+    `silent`: numbers of the lines that were never written, in place of `loss.silent_ns`.
+    """
+    draw = np.random.default_rng(seed)
+    operations = np.flatnonzero([b" opCount " in line for line in lines])
+    gone = np.zeros(len(lines) + 1, np.bool_)
+    gone[operations[draw.random(len(operations)) < loss.lost]] = True
+    for begin in np.flatnonzero(draw.random(len(operations)) < loss.bursts / 100).tolist():
+        gone[operations[begin : begin + 100]] = True
+    gone[max(silent.start - 1, 0) : max(silent.stop - 1, 0)] = True
+    torn = set(operations[draw.random(len(operations)) < loss.torn].tolist())
+    left: list[tuple[bytes, int]] = []
+    before = b""
+    for nth, line in enumerate(lines):
+        if gone[nth]:
+            continue
+        if nth in torn and not before and nth + 1 < len(lines) and not gone[nth + 1]:
+            before = line[: int(draw.integers(len(line) // 3, len(line) - 8))]
+            continue
+        left.append((before + line, nth + 1))
+        before = b""
+    return left
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted of a healthy job."""
+
+    possible: int = 0
+    measured: int = 0
+    """Of the possible ones."""
+    judged: int = 0
+    """Those measured, and those of which ranks of two were joined."""
+    wrong: int = 0
+    lines: int = 0
+    numbered: int = 0
+    """Lines with their true number."""
+    findings: Counter[str] = field(default_factory=Counter[str])
+
+
+@dataclass(slots=True)
+class Followed:
+    """A job as it was followed, and all judged findings that were ever open."""
+
+    store: Store
+    findings: dict[tuple[object, ...], Finding] = field(default_factory=dict[tuple[object, ...], Finding])
+    lines: dict[Place, int] = field(default_factory=dict[Place, int])
+    """By log and line after the damage: the line before."""
+
+
+def follow(folder: Path, loss: Loss, rows: Sequence[Row]) -> Followed:
+    """Follows a job with such losses; `rows`: its truth."""
+    lines, times = _damaged(folder, loss, rows)
+    pipeline = Pipeline()
+    found = Followed(pipeline.store)
+    readers = {name: NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=name, key=name)) for name in sorted(lines)}
+    places = dict.fromkeys(readers, 0)
+    now = min(int(each[0]) for each in times.values())
+    end = max(int(each[-1]) for each in times.values()) + _SILENT_SECONDS * _SECOND_NS
+    exports = list(_exports(folder))
+    while now < end:
+        now += _SECOND_NS
+        for name, reader in readers.items():
+            until = int(np.searchsorted(times[name], now, "right"))
+            new = b"".join(line for line, _ in lines[name][places[name] : until])
+            places[name] = until
+            for batch in reader.ingest_bytes(new, now) if new else ():
+                pipeline.ingest_batch(batch, agent=name, session="s", job="job")
+        for host, ready_ns, batches in exports:
+            for batch in batches if ready_ns <= now < ready_ns + _SECOND_NS else ():
+                pipeline.ingest_batch(batch, agent=host, session="s", job="job")
+        pipeline.process_backlog(now)
+        _note(found, pipeline.store.findings)
+    pipeline.finish(now)
+    _note(found, pipeline.store.findings)
+    for name, left in lines.items():
+        found.lines |= {(name, nth): line for nth, (_, line) in enumerate(left, 1)}
+    return found
+
+
+def _exports(folder: Path) -> Iterator[tuple[str, int, list[Batch]]]:
+    """Host, the second in which it is finished, and batches of each export."""
+    for path in sorted((folder / "nsys").rglob("*.sqlite")):
+        batches = list(read_export(path, source=Source(kind=SourceKind.NSYS, name=path.name, key=str(path))))
+        yield path.parent.name, max(seen.end_ns for batch in batches for seen in batch.captures), batches
+
+
+def _damaged(folder: Path, loss: Loss, rows: Sequence[Row]) -> tuple[Lines, dict[str, np.ndarray[Any, Any]]]:
+    """The lines of each log, and when each was written."""
+    called: dict[str, dict[int, int]] = defaultdict(dict)
+    for row in rows:
+        if row["log_line"] is not None:
+            called[Path(row["log_file"]).name][row["log_line"]] = row["called_ns"]
+    start = min(row["called_ns"] for row in rows)
+    logs: Lines = {}
+    times: dict[str, np.ndarray[Any, Any]] = {}
+    for seed, log in enumerate(sorted((folder / "logs").iterdir())):
+        lines = log.read_bytes().splitlines(keepends=True)
+        own = called[log.name]
+        when = np.zeros(len(lines) + 1, np.int64)
+        when[list(own)] = list(own.values())
+        when = np.maximum.accumulate(np.maximum(when, start))
+        middle = int(when[0] + when[-1]) // 2
+        silent = np.flatnonzero((when > middle) & (when < middle + loss.silent_ns)) if seed == 2 else np.empty(0)
+        logs[log.name] = damage(
+            lines, loss, seed, range(int(silent[0]), int(silent[-1]) + 1) if len(silent) else range(0)
+        )
+        times[log.name] = when[[line for _, line in logs[log.name]]]
+    return logs, times
+
+
+def _note(found: Followed, findings: Sequence[Finding]) -> None:
+    for each in findings:
+        if each.kind in _JUDGED:
+            found.findings[each.kind, each.comm_id, each.since_ns] = each
+
+
+def tally(found: Followed, rows: Sequence[Row]) -> Tally:
+    """Counts a healthy job; `rows`: its truth."""
+    keys = _true_keys(rows)
+    counted = Tally(findings=Counter(each.kind.value for each in found.findings.values()))
+    whole = Counter(key for key, row in zip(keys, rows, strict=True) if _is_whole(row))
+    possible = {key for key, amount in whole.items() if amount == (key[1] or 2)}
+    measured: Counter[_Key] = Counter()
+    groups: dict[tuple[object, ...], list[tuple[_Key, bool]]] = defaultdict(list)
+    for place, number, group, transfer_ns, wait_ns in _found_rows(found, rows):
+        row, key = rows[place], keys[place]
+        if row["comm_size"] < 2:
+            continue
+        counted.lines += 1
+        counted.numbered += number == key[-1]
+        if transfer_ns >= 0:
+            measured[key] += 1
+            groups[group].append((key, _is_off(transfer_ns, row["transfer_ns"]) or _is_off(wait_ns, row["wait_ns"])))
+    counted.possible = len(possible)
+    counted.measured = sum(measured[key] == whole[key] for key in possible)
+    counted.judged = len(groups)
+    counted.wrong = sum(any(is_off for _, is_off in own) or len({key for key, _ in own}) > 1 for own in groups.values())
+    return counted
+
+
+_Key: TypeAlias = tuple[Any, ...]
+
+
+def _true_keys(rows: Sequence[Row]) -> list[_Key]:
+    """What each operation is one rank's part of: communicator, ranks (0: a pair), ordered pair, number."""
+    pairs: Counter[_Key] = Counter()
+    keys: list[_Key] = []
+    for row in rows:
+        if row["coll_seq"] is not None:
+            keys.append((row["comm_id"], row["comm_size"], None, row["coll_seq"]))
+            continue
+        own, peer = row["comm_rank"], row["peer"]
+        way = (own, peer) if row["op"] == "Send" else (peer, own)
+        side = (row["comm_id"], row["op"], *way)
+        keys.append((row["comm_id"], 0, way, pairs[side]))
+        pairs[side] += 1
+    return keys
+
+
+def _is_whole(row: Row) -> bool:
+    return row["comm_size"] > 1 and row["kernel_correlation_id"] is not None and not row["kernel_cut"]
+
+
+def _is_off(found_ns: int, true_ns: int | None) -> bool:
+    return true_ns is not None and found_ns >= 0 and abs(found_ns - true_ns) > max(_WRONG_NS, _WRONG_SHARE * true_ns)
+
+
+def _found_rows(found: Followed, rows: Sequence[Row]) -> Iterator[tuple[int, int, tuple[object, ...], int, int]]:
+    """Place in the truth, number, what it was joined to, transfer and wait of each row of the store."""
+    by_line = {(Path(row["log_file"]).name, row["log_line"]): nth for nth, row in enumerate(rows)}
+    by_kernel: dict[object, list[int]] = defaultdict(list)
+    logged = {by_line[name, line] for (name, _), line in found.lines.items() if (name, line) in by_line}
+    for nth, row in enumerate(rows):
+        if nth not in logged and row["kernel_correlation_id"] is not None:
+            by_kernel[row["host"], row["pid"], row["kernel_correlation_id"]].append(nth)
+    store = found.store
+    table = store.operations
+    ids = np.arange(table.first, table.next_id, dtype=np.int64)
+    own = table.take(ids, "source", "line", "process", "member", "coll_seq", "pair_seq", "kernel", "template")
+    times = table.take(ids, "transfer_ns", "wait_ns")
+    roots = store.templates_of(own, "root")["root"].tolist()
+    columns = (own[name].tolist() for name in ("source", "line", "process", "member", "coll_seq", "pair_seq", "kernel"))
+    found_times = zip(times["transfer_ns"].tolist(), times["wait_ns"].tolist(), strict=True)
+    kernels = store.kernels
+    for source, line, process, member, coll_seq, pair_seq, kernel, root, spans in zip(
+        *columns, roots, found_times, strict=True
+    ):
+        name = store.sources[source].source.name
+        place = by_line.get((name, found.lines.get((name, line), -1)))
+        if place is None and kernel != NO_NUMBER:
+            of = store.processes[process]
+            correlation = int(kernels.take(np.array([kernel]), "correlation_id")["correlation_id"][0])
+            free = by_kernel[of.host, of.pid, correlation]
+            place = free.pop(0) if free else None
+        if place is None:
+            continue
+        known = store.members[member]
+        ends = (known.rank, root) if rows[place]["op"] == "Send" else (root, known.rank)
+        is_pair = coll_seq == NO_NUMBER
+        number = pair_seq if is_pair else coll_seq
+        yield place, number, (known.communicator, ends if is_pair else None, number), *spans
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job and what happens to its logs."""
+
+    shape: str
+    loss: str
+    nccl: str = "2.28"
+    stamps: bool = True
+    capture: str = "full"
+
+    def config(self, *faults: Fault) -> SimulationConfig:
+        """The job with these faults."""
+        wanted = SHAPES[self.shape]
+        return SimulationConfig(
+            **wanted, **_JOB, nccl=self.nccl, timestamps=self.stamps, capture=self.capture, faults=faults
+        )
+
+
+LOSSES: Final = {
+    each.name: each
+    for each in (
+        Loss("none"),
+        Loss("0.1 %", lost=0.001),
+        Loss("1 %", lost=0.01),
+        Loss("5 %", lost=0.05),
+        Loss("20 %", lost=0.2),
+        Loss("1 % torn pairs", torn=0.01),
+        Loss("2 % in bursts", bursts=0.02),
+        Loss("10 s of a rank", silent_ns=10 * _SECOND_NS),
+    )
+}
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "TP4 DP2": {"tp": 4, "pp": 1, "dp": 2},
+    "TP2 PP2 DP2": {"tp": 2, "pp": 2, "dp": 2},
+    "FSDP8": {"tp": 1, "pp": 1, "dp": 8, "fsdp": True, "layers": 4},
+    "EP4 DP8": {"tp": 1, "pp": 1, "dp": 8, "ep": 4, "layers": 4},
+    "demo": {"nodes": 4, "gpus": 2, "order": "tp-pp-dp"},
+}
+"""All of 8 ranks, on 2 nodes but for that of `ncclscope demo`."""
+_JOB: Final[dict[str, Any]] = {"iterations": 30, "step_seconds": 1.0, "hang_seconds": 1.0}
+_SET_AND_MISMATCH: Final = (
+    Fault(kind="clock_step", node=_SET_NODE, ms=5.0, first=10),
+    Fault(kind="mismatch", rank=_CULPRIT, first=24),
+)
+_HANG: Final = (Fault(kind="hang", rank=_CULPRIT, first=24),)
+
+
+def _cases(*, short: bool) -> Iterator[Case]:
+    """Each condition varied on its own, from the job with stamps and a full capture; the hardest without stamps too."""
+    first = "TP4 DP2"
+    if short:
+        yield from (Case(first, "1 %"), Case(first, "1 %", stamps=False), Case(first, "1 %", capture="none"))
+        return
+    yield from (Case(first, loss) for loss in LOSSES)
+    yield from (Case(first, loss, stamps=False) for loss in LOSSES if loss != "none")
+    for stamps in (True, False):
+        yield from (Case(first, loss, stamps=stamps, capture="duty:0.4") for loss in ("none", "1 %", "5 %"))
+        logs = ("1 %", "5 %", "1 % torn pairs", "2 % in bursts", "10 s of a rank")
+        yield from (Case(first, loss, stamps=stamps, capture="none") for loss in logs)
+        for shape in list(SHAPES)[1:]:
+            yield from (Case(shape, loss, stamps=stamps) for loss in ("1 %", "5 %"))
+            yield Case(shape, "1 %", stamps=stamps, capture="none")
+    for nccl in ("2.18", "2.21"):
+        yield from (Case(first, loss, nccl, stamps=False) for loss in ("1 %", "5 %"))
+        yield Case("TP2 PP2 DP2", "1 %", nccl, stamps=False)
+
+
+def print_numbers(*, short: bool = False) -> None:
+    """What lost lines cost."""
+    print(
+        "| job | NCCL | stamps | capture | lost | measured | wrong | numbers true | false findings"
+        " | mismatch | hang | clock set |"
+    )
+    print("|---|---|---|---|---|---:|---:|---:|---|---|---|---|")
+    jobs: dict[Case, list[Case]] = defaultdict(list)
+    for case in _cases(short=short):
+        jobs[replace(case, loss="none")].append(case)
+    for plain, cases in jobs.items():
+        with ExitStack() as stack:
+            folders = [
+                stack.enter_context(simulated(plain.config(*faults))) for faults in ((), _SET_AND_MISMATCH, _HANG)
+            ]
+            truths = [_truth(folder) for folder in folders]
+            for case in cases:
+                followed = [
+                    follow(folder, LOSSES[case.loss], rows) for folder, rows in zip(folders, truths, strict=True)
+                ]
+                print(_line(case, tally(followed[0], truths[0]), *followed[1:]), flush=True)
+
+
+def _truth(folder: Path) -> list[Row]:
+    rows: list[Row] = pq.read_table(folder / "truth" / "operations.parquet").to_pylist()
+    return rows
+
+
+def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
+    false = ", ".join(f"{amount} {kind}" for kind, amount in sorted(healthy.findings.items())) or "none"
+    ranks = {
+        kind: [each.ranks for each in job.findings.values() if each.kind is kind]
+        for kind, job in ((FindingKind.MISMATCH, faulty), (FindingKind.HANG, hung))
+    }
+    set_hosts = {
+        host
+        for each in faulty.findings.values()
+        if each.kind is FindingKind.CLOCK_FAULT and "host_time_ns" in each.evidence
+        for host in each.hosts
+    }
+    is_set = "-" if case.capture == "none" else _found("node02" in set_hosts)
+    return (
+        f"| {case.shape} | {case.nccl} | {'yes' if case.stamps else 'no'} | {case.capture} | {case.loss}"
+        f" | {_share(healthy.measured, healthy.possible)} | {_share(healthy.wrong, healthy.judged)}"
+        f" | {_share(healthy.numbered, healthy.lines)} | {false}"
+        f" | {_found(any(_CULPRIT in each for each in ranks[FindingKind.MISMATCH]))}"
+        f" | {_found(any(each == (_CULPRIT,) for each in ranks[FindingKind.HANG]))} | {is_set} |"
+    )
+
+
+def _found(is_found: bool) -> str:
+    return "found" if is_found else "**missed**"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "-"
