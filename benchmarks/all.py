@@ -24,7 +24,7 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Measures against truth", "-m benchmarks.measures", ["--iterations", "4"]),
     ("Join, clocks and measures as ranks grow", "scale.py", []),
     ("A scrape of /metrics", "-m benchmarks.scrape", []),
-    ("Output files", "-m benchmarks.export_files", []),
+    ("From files to files", "-m benchmarks.analyze", []),
 )
 
 

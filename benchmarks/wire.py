@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,16 +23,6 @@ from ncclscope_wire.records import Counts, Source, SourceKind
 SIZES = (10, 30, 100, 300, 1000, 10_000)
 OPERATIONS = 300_000
 REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the table."""
-
-    operations_in_batch: int
-    bytes_of_operation: float
-    encoded_per_second: float
-    received_per_second: float
 
 
 def batches(size: int) -> list[Batch]:
@@ -106,16 +95,12 @@ def seconds(work: Callable[[], object]) -> float:
     return min(once() for _ in range(REPEATS))
 
 
-def measure(size: int) -> Row:
+def measure(size: int) -> str:
     """One line of the table."""
     known = batches(size)
     frames = encoded(known)
-    return Row(
-        operations_in_batch=size,
-        bytes_of_operation=sum(map(len, frames)) / OPERATIONS,
-        encoded_per_second=OPERATIONS / seconds(lambda: encoded(known)),
-        received_per_second=OPERATIONS / seconds(lambda: receive(frames)),
-    )
+    rates = [OPERATIONS / seconds(work) / 1e6 for work in (lambda: encoded(known), lambda: receive(frames))]
+    return f"| {size} | {sum(map(len, frames)) / OPERATIONS:.1f} | {rates[0]:.2f} | {rates[1]:.2f} |"
 
 
 def main() -> None:
@@ -123,11 +108,7 @@ def main() -> None:
     print("| operations in a batch | bytes of an operation | encoded, M/s/core | received, M/s/core |")
     print("|---:|---:|---:|---:|")
     for size in SIZES:
-        row = measure(size)
-        print(
-            f"| {row.operations_in_batch} | {row.bytes_of_operation:.1f} "
-            f"| {row.encoded_per_second / 1e6:.2f} | {row.received_per_second / 1e6:.2f} |"
-        )
+        print(measure(size))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import distinct_together, first_positions, group_by
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.iterations_file import selected_iterations
@@ -216,8 +216,8 @@ def totals(selection: Selection) -> Totals:
 def first_of_launch(launches: NDArray[np.number]) -> NDArray[np.bool_]:
     """Whether a row is the first of its launch in this order; rows without a launch are not."""
     is_first = np.zeros(len(launches), dtype=np.bool_)
-    distinct, first = np.unique(launches, return_index=True)
-    is_first[first[distinct >= 0]] = True
+    has_launch = np.flatnonzero(launches >= 0)
+    is_first[has_launch[first_positions(launches[has_launch].astype(np.int64))]] = True
     return is_first
 
 
@@ -225,12 +225,9 @@ def _slice_totals(view: OperationView, is_first: NDArray[np.bool_]) -> Iterable[
     ops = operation_column(view, "op")
     words: tuple[str, ...] = ops.words or ()
     columns = (view.communicators(), np.where(ops.is_known, ops.values, -1), view.rows["process"])
-    keys, codes = np.unique(
-        np.stack([column.astype(np.int64) for column in columns], axis=1), axis=0, return_inverse=True
-    )
-    codes = codes.reshape(-1)
-    sums = {name: _sums(codes, len(keys), values) for name, values in _addends(view, is_first).items()}
-    for index, (communicator, op, process) in enumerate(keys.tolist()):
+    keys, codes = distinct_together(*(column.astype(np.int64) for column in columns))
+    sums = {name: _sums(codes, len(keys[0]), values) for name, values in _addends(view, is_first).items()}
+    for index, (communicator, op, process) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
         group = Group(communicator, words[int(op)] if op >= 0 else "", process)
         yield group, Total(**{name: int(values[index]) for name, values in sums.items()})
 

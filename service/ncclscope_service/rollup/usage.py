@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct_together, group_by
+from ncclscope_service.columns.group_by import distinct, distinct_together, group_by
 from ncclscope_service.columns.intervals import Integers, Spans, union
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store.records import Communicator
@@ -110,7 +110,7 @@ def signature_of(traffic: Traffic) -> Signature:
 
 
 def _mix(traffic: Traffic) -> tuple[tuple[int, int, int], ...]:
-    codes, place = np.unique(traffic.op, return_inverse=True)
+    codes, place = distinct(traffic.op)
     moved = np.zeros(len(codes), np.int64)
     np.add.at(moved, place, np.maximum(traffic.message_bytes, 0))
     amounts = np.bincount(place, minlength=len(codes))
@@ -120,9 +120,7 @@ def _mix(traffic: Traffic) -> tuple[tuple[int, int, int], ...]:
 
 def _groups(traffic: Traffic, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
     """(rank, iteration) of these operations as one number each."""
-    pairs = np.stack([traffic.rank[chosen], traffic.iteration[chosen]], axis=1)
-    place: NDArray[np.intp] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-    return place
+    return distinct_together(traffic.rank[chosen], traffic.iteration[chosen])[1]
 
 
 def _per_iteration(traffic: Traffic) -> tuple[Integers, Integers]:
@@ -166,7 +164,7 @@ def _active_ratio(traffic: Traffic) -> float | None:
     spans = _running(traffic)
     if not len(spans.group):
         return None
-    ranks, place = np.unique(spans.group, return_inverse=True)
+    ranks, place = distinct(spans.group)
     begin, end = np.full(len(ranks), np.iinfo(np.int64).max), np.zeros(len(ranks), np.int64)
     np.minimum.at(begin, place, spans.start)
     np.maximum.at(end, place, spans.end)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.group_by import distinct_together, first_positions
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
@@ -38,22 +39,22 @@ def write_efficiency(selection: Selection, path: Path) -> None:
 
 
 def _tables(selection: Selection) -> Iterator[pa.Table]:
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for rows in selection.operations.slices():
         view = OperationView(selection.store, _once_each(selection.store, rows, seen))
         yield from (table for table in _tables_of(view) if len(table))
 
 
-def _once_each(store: Store, rows: AnyRows, seen: set[int]) -> Columns:
+def _once_each(store: Store, rows: AnyRows, seen: set[tuple[int, int]]) -> Columns:
     """The measured rows with each collective once, whichever rank comes first; pairs by their Send."""
     measured: Columns = rows[np.isfinite(rows["busbw"])]
     view = OperationView(store, measured)
     is_collective = view.is_op(IS_COLLECTIVE) & (measured["coll_seq"] >= 0)
-    key = view.communicators().astype(np.int64) << 40 | measured["coll_seq"] & (1 << 40) - 1
-    distinct, first = np.unique(key[is_collective], return_index=True)
-    is_new = np.array([value not in seen for value in distinct.tolist()], dtype=np.bool_)
-    seen.update(distinct.tolist())
-    chosen = np.nonzero(is_collective)[0][first[is_new]]
+    found, (communicators, sequences) = np.flatnonzero(is_collective), (view.communicators(), measured["coll_seq"])
+    first = found[first_positions(distinct_together(communicators[found], sequences[found])[1])]
+    keys = list(zip(communicators[first].tolist(), sequences[first].tolist(), strict=True))
+    chosen = first[np.array([key not in seen for key in keys], dtype=np.bool_)]
+    seen.update(keys)
     sends = np.nonzero(view.is_op(IS_SEND))[0]
     once: Columns = measured[np.sort(np.concatenate([chosen, sends]))]
     return once

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import OperationView
@@ -188,11 +189,10 @@ class _Measuring:
             peer = np.where(other[0].is_known, other[0].values, np.where(other[1].is_known, other[1].values, -1))
             is_known = ops.is_known & (rows["member"] >= 0) & (rows["message_bytes"] > 0)
             columns = (rows["member"], ops.values, algorithms.algorithms_of(rows), peer)
-            table = np.stack([column[is_known].astype(np.int64) for column in columns], axis=1)
-            keys, codes = np.unique(table, axis=0, return_inverse=True)
-            found = np.zeros(len(keys), dtype=np.int64)
-            np.add.at(found, codes.reshape(-1), rows["message_bytes"][is_known])
-            for (member, op, algorithm, root), amount in zip(keys.tolist(), found.tolist(), strict=True):
+            keys, codes = distinct_together(*(column[is_known].astype(np.int64) for column in columns))
+            found = np.zeros(len(keys[0]), dtype=np.int64)
+            np.add.at(found, codes, rows["message_bytes"][is_known])
+            for member, op, algorithm, root, amount in zip(*(key.tolist() for key in (*keys, found)), strict=True):
                 key = (member, words[int(op)], algorithm, root)
                 sums[key] = sums.get(key, 0) + amount
         for (member, op, algorithm, root), amount in sums.items():
