@@ -206,6 +206,7 @@ class Pipeline:
             return
         self._looked_at_ns = now_ns
         measured = self._detection_backlog.drain(now_ns, is_whole=not is_busy, final=final)
+        self._detection.ingest_steps(self._grouping.drain_steps())
         step_ns, clocks = self._grouping.step_ns(), self._measurement.clocks
         self._detection.process_collectives(
             measured, now_ns, clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final
@@ -307,6 +308,7 @@ class Pipeline:
         self._intake.evict_processes(gone.processes)
         self._alignment.evict_processes(gone.processes)
         self._measurement.joins.evict_communicators(gone.communicators)
+        self._grouping.evict(gone)
         self._detection.evict(gone)
 
     # State

@@ -174,6 +174,7 @@ _KINDS: Final = {
             FindingKind.LATE_RANK,
             FindingKind.BANDWIDTH_DROP,
             FindingKind.BELOW_LIMIT,
+            FindingKind.SLOW_STEPS,
             FindingKind.MISCONFIGURATION,
             FindingKind.SLOW_DRIFT,
             FindingKind.CLOCK_FAULT,

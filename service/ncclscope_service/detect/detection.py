@@ -31,8 +31,10 @@ from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
 from ncclscope_service.detect.reported import LoggedFact, Reported
+from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.job.iteration_numbering import Periods
+from ncclscope_service.job.step_times import STEP
 from ncclscope_service.store import rows
 from ncclscope_service.store.errors import InternalErrors
 from ncclscope_service.store.records import Finding, HostClock
@@ -56,6 +58,7 @@ class Detectors:
         self._stopped_logging = StoppedLogging()
         self._reported = Reported()
         self._misconfiguration = Misconfiguration()
+        self._slow_steps = SlowSteps()
         self._clock_fault = ClockFault()
         self._blind = Blind()
 
@@ -79,6 +82,10 @@ class Detectors:
         """Log lines other than operations, as they are read."""
         self._reported.ingest_facts(logged, context)
         self._misconfiguration.ingest_facts(logged)
+
+    def ingest_steps(self, steps: Columns, context: Context) -> None:
+        """Steps of the job (`step_times.STEP`), as they end."""
+        self._slow_steps.ingest_steps(steps, context)
 
     def ingest_versions(self, versions: Mapping[ProcessKey, str], at_ns: int) -> None:
         """NCCL version of each process that printed its own."""
@@ -120,13 +127,12 @@ class Detectors:
         hangs = self._hang.findings(
             now_ns if silence_at_ns is None else silence_at_ns, open_ones, self._mismatch.with_losses
         )
+        causes = [*self._late_rank.findings(), *slow, *hangs, *mismatches]
         return by_urgency(
             [
-                *self._late_rank.findings(),
-                *slow,
+                *causes,
+                *self._slow_steps.findings(causes),
                 *self._below_limit.findings(self._bandwidth_drop.slow_communicators),
-                *hangs,
-                *mismatches,
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns),
                 *self._misconfiguration.findings(),
@@ -221,6 +227,8 @@ class _Job:
     progress: ProgressTable = field(default_factory=ProgressTable)
     has_calls: bool = False
     """Whether the detectors have seen calls, and with the first ones their groups."""
+    steps: list[Columns] = field(default_factory=list[Columns])
+    """Steps (`step_times.STEP`) since the last pass."""
     findings: list[Finding] = field(default_factory=list[Finding])
     """Those of the last pass."""
     versions_seen: int = 0
@@ -296,6 +304,11 @@ class Detection:
         self._resting.ingest_operations(operations, times)
         self._ingest_calls(operations, times)
 
+    def ingest_steps(self, steps: Mapping[str, Columns]) -> None:
+        """Takes steps (`step_times.STEP`) of each job, as they end."""
+        for name, ended in steps.items():
+            self._jobs[name].steps.append(ended)
+
     def ingest_facts(self, facts: Iterable[Fact], *, job: str, source: str, observed_at_ns: int | None) -> None:
         """Takes what a log says beside operations."""
         self._facts[job] += [
@@ -350,6 +363,9 @@ class Detection:
                 detectors.findings(int(part["end_true_ns"].max()))
         if len(job.progress):
             detectors.ingest_progress(job.progress.rows, self._groups.without_ended(context))
+        for steps in (*job.steps, np.empty(0, STEP)):
+            detectors.ingest_steps(steps, context)
+        job.steps = []
         facts = self._facts.pop(context.job, [])
         if facts:
             detectors.ingest_facts(list(self._with_ranks(facts, now_ns)), context)

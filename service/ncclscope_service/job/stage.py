@@ -16,7 +16,9 @@ from ncclscope_service.job import parallelism, ranks
 from ncclscope_service.job.identification import Identification
 from ncclscope_service.job.iteration_numbering import Periods
 from ncclscope_service.job.iterations import Iterations, Numbered
+from ncclscope_service.job.step_times import StepTimes
 from ncclscope_service.measure.limits import Limits
+from ncclscope_service.store.retention import Evicted
 from ncclscope_service.store.settings import (
     LONGEST_PAUSE_NS,
     MARKS_WITHIN_NS,
@@ -24,6 +26,7 @@ from ncclscope_service.store.settings import (
     PipelineSettings,
 )
 from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
 
 _MORE: Final = 1.2
 """Parallelism of all jobs is assigned again when operations have grown by this factor."""
@@ -48,6 +51,7 @@ class GroupingStage:
         self._intake = intake
         self._limits = limits
         self._iterations = Iterations(known)
+        self._step_times = StepTimes(known)
         self._numbered = Numbered()
         self._identification = Identification(
             known, intake.series, settle_ns=settings.settle_ns, gpus_per_node=settings.gpus_per_node
@@ -100,6 +104,14 @@ class GroupingStage:
     def is_open(self) -> NDArray[np.bool_]:
         """By member: whether its communicator may still prove to be another."""
         return self._identification.is_open()
+
+    def drain_steps(self) -> dict[str, Columns]:
+        """Steps (`step_times.STEP`) of each job that have ended since the last call."""
+        return self._step_times.drain(self.periods.settled_before)
+
+    def evict(self, gone: Evicted) -> None:
+        """Forgets jobs that are gone."""
+        self._step_times.evict(gone)
 
     def step_ns(self) -> int | None:
         """Duration of a step, by marks or else by periods."""

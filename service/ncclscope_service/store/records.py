@@ -119,6 +119,7 @@ class FindingKind(StrEnum):
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"
     MISCONFIGURATION = "misconfiguration"
+    SLOW_STEPS = "slow_steps"
 
 
 class Severity(StrEnum):

@@ -1,0 +1,154 @@
+"""How long each step of a job took, as its operations are numbered: from logs alone, as long as lines have times.
+
+A step begins on a rank with its first operation, and lasts until the first of the next step, on the host's own clock:
+no clocks are compared. A step of the job lasts as long as the median of its processes says. It is given when all
+processes that began it have begun the next one, or when the job is `_WAITED_STEPS` further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.columns.group_by import distinct, group_by
+from ncclscope_service.columns.intervals import Integers
+from ncclscope_service.store.retention import Evicted
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+_WAITED_STEPS: Final = 10
+"""Ranks enqueue ahead of each other by a step or two; one that is further behind has stopped, or lost its log."""
+_READ_AT_ONCE: Final = 262_144
+"""Operations that are looked at in one go."""
+
+STEP: Final = np.dtype(
+    [
+        ("iteration", "<i8"),
+        ("started_ns", "<i8"),  # clock of one of the hosts
+        ("duration_ns", "<i8"),
+        ("operations", "<f8"),  # per process
+        ("bytes", "<f8"),  # per process, nccl-tests' S of those whose size is known
+    ]
+)
+"""One step of a job."""
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """One step that has not been given yet."""
+
+    first_ns: Integers
+    """When each process began it; NO_TIME_NS."""
+    operations: int = 0
+    bytes: int = 0
+
+    def record(self, columns: NDArray[np.intp], times: Integers, sizes: Integers) -> None:
+        """Operations of processes at these columns."""
+        missing = int(columns.max()) + 1 - len(self.first_ns)
+        if missing > 0:
+            self.first_ns = np.concatenate([self.first_ns, np.full(missing, NO_TIME_NS, np.int64)])
+        earliest = np.where(self.first_ns == NO_TIME_NS, np.iinfo(np.int64).max, self.first_ns)
+        np.minimum.at(earliest, columns, times)
+        self.first_ns = np.where(earliest == np.iinfo(np.int64).max, NO_TIME_NS, earliest)
+        self.operations += len(columns)
+        self.bytes += int(sizes.sum())
+
+
+@dataclass(slots=True)
+class _JobSteps:
+    """The steps of one job that have not been given yet."""
+
+    columns: dict[int, int] = field(default_factory=dict[int, int])
+    """By process."""
+    open: dict[int, _OpenStep] = field(default_factory=dict[int, _OpenStep])
+    """By number."""
+    given_before: int = 0
+    """Steps with a smaller number were given."""
+
+    def columns_of(self, processes: Integers) -> NDArray[np.intp]:
+        """The column of each process, made if it has none."""
+        found, inverse = distinct(processes)
+        places = [self.columns.setdefault(process, len(self.columns)) for process in found.tolist()]
+        return np.asarray(places, np.intp)[inverse]
+
+    def record(self, iteration: int, columns: NDArray[np.intp], times: Integers, sizes: Integers) -> None:
+        """Operations of one step; those of a step that was given are too late."""
+        if iteration < self.given_before:
+            return
+        if iteration not in self.open:
+            self.open[iteration] = _OpenStep(np.empty(0, np.int64))
+        self.open[iteration].record(columns, times, sizes)
+
+    def drain(self) -> list[tuple[int, int, int, float, float]]:
+        """Rows of STEP that are complete, in order."""
+        found: list[tuple[int, int, int, float, float]] = []
+        newest = max(self.open, default=0)
+        for number in sorted(self.open):
+            step, after = self.open[number], self.open.get(number + 1)
+            if number == newest:
+                break
+            if after is not None:
+                width = max(len(step.first_ns), len(after.first_ns))
+                begins, ends = (_padded(each.first_ns, width) for each in (step, after))
+                begun = begins != NO_TIME_NS
+                both = begun & (ends != NO_TIME_NS)
+                if (begun != both).any() and newest < number + _WAITED_STEPS:
+                    break
+                if both.any():
+                    amount = int(np.count_nonzero(begun))
+                    duration_ns = int(np.median(ends[both] - begins[both]))
+                    started_ns = int(begins[both].min())
+                    found.append((number, started_ns, duration_ns, step.operations / amount, step.bytes / amount))
+            del self.open[number]
+            self.given_before = number + 1
+        return found
+
+
+def _padded(times: Integers, width: int) -> Integers:
+    return np.concatenate([times, np.full(width - len(times), NO_TIME_NS, np.int64)])
+
+
+class StepTimes:
+    """The steps of all jobs of a store."""
+
+    def __init__(self, known: Store) -> None:
+        self._store = known
+        self._jobs: dict[str, _JobSteps] = {}
+        self._read_before = 0
+        """Operations with a smaller id were looked at."""
+
+    def drain(self, numbered_before: int) -> dict[str, Columns]:
+        """Steps (STEP) of each job that have ended, in order; `numbered_before`: operations up to here are numbered."""
+        table = self._store.operations
+        begin = max(self._read_before, table.first)
+        for at in range(begin, numbered_before, _READ_AT_ONCE):
+            self._read(at - table.first, min(at + _READ_AT_ONCE, numbered_before) - table.first)
+        self._read_before = max(begin, numbered_before)
+        ended = {name: job.drain() for name, job in self._jobs.items()}
+        return {name: np.array(steps, STEP) for name, steps in ended.items() if steps}
+
+    def evict(self, gone: Evicted) -> None:
+        """Forgets jobs that are gone."""
+        for name in gone.jobs:
+            self._jobs.pop(name, None)
+
+    def _read(self, begin: int, end: int) -> None:
+        rows = self._store.operations.rows[begin:end]
+        logged_ns, observed_ns = rows["logged_at_ns"], rows["observed_at_ns"]
+        times = np.where(logged_ns == NO_TIME_NS, observed_ns, logged_ns)
+        at = np.flatnonzero((rows["iteration"] >= 0) & (times != NO_TIME_NS))
+        if not len(at):
+            return
+        processes, iterations = rows["process"][at], rows["iteration"][at].astype(np.int64)
+        times, sizes = times[at], np.maximum(rows["message_bytes"][at], 0)
+        found, inverse = distinct(processes)
+        names, of_process = np.unique([self._store.process_job[each] for each in found.tolist()], return_inverse=True)
+        for job, mine in group_by(of_process[inverse]):
+            steps = self._jobs.setdefault(str(names[job]), _JobSteps())
+            columns = steps.columns_of(processes[mine].astype(np.int64))
+            for iteration, of in group_by(iterations[mine]):
+                steps.record(iteration, columns[of], times[mine[of]], sizes[mine[of]])

@@ -1,0 +1,82 @@
+"""Durations of steps from numbered operations."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ncclscope_service.job.step_times import StepTimes
+from ncclscope_service.store.records import Process
+from ncclscope_service.store.rows import OPERATION
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+_STEP_NS = 1000
+
+
+def operations(process: int, numbers: range, *, late_ns: int = 0) -> Columns:
+    """Two operations a step."""
+    rows = np.zeros(2 * len(numbers), OPERATION)
+    rows["process"] = process
+    rows["iteration"] = np.repeat(np.asarray(numbers), 2)
+    rows["logged_at_ns"] = 50 + late_ns + rows["iteration"] * _STEP_NS + np.tile([0, 300], len(numbers))
+    rows["observed_at_ns"] = NO_TIME_NS
+    rows["message_bytes"] = 8
+    return rows
+
+
+def a_store() -> Store:
+    store = Store()
+    for pid in range(2):
+        store.processes.append(Process(host="node01", pid=pid))
+        store.process_job.append("job")
+    return store
+
+
+def drained(store: Store, times: StepTimes) -> list[tuple[int, int]]:
+    steps = times.drain(store.operations.next_id)
+    return [(number, took) for each in steps.values() for number, _, took, _, _ in each.tolist()]
+
+
+def test_a_step_lasts_until_the_next_one_begins_on_each_rank() -> None:
+    store = a_store()
+    times = StepTimes(store)
+    store.operations.append(operations(0, range(5)))
+    store.operations.append(operations(1, range(5), late_ns=77))
+    steps = times.drain(store.operations.next_id)["job"]
+    assert steps["iteration"].tolist() == [0, 1, 2, 3]
+    assert set(steps["duration_ns"].tolist()) == {_STEP_NS}
+    assert set(steps["operations"].tolist()) == {2.0}
+    assert set(steps["bytes"].tolist()) == {16.0}
+
+
+def test_a_rank_that_lags_is_waited_for_and_one_that_stopped_is_not() -> None:
+    store = a_store()
+    times = StepTimes(store)
+    store.operations.append(operations(0, range(8)))
+    store.operations.append(operations(1, range(3)))
+    assert [number for number, _ in drained(store, times)] == [0, 1]
+    store.operations.append(operations(0, range(8, 20)))
+    assert [number for number, _ in drained(store, times)] == list(range(2, 19))
+
+
+@given(st.lists(st.integers(0, 40), max_size=6))
+def test_portions_give_what_comes_at_once(cuts: list[int]) -> None:
+    rows = np.concatenate([operations(process, range(10)) for process in range(2)])
+    rows = rows[np.argsort(rows["logged_at_ns"], kind="stable")]
+    store = a_store()
+    times, found = StepTimes(store), list[tuple[int, int]]()
+    for part in np.split(rows, sorted(min(cut, len(rows)) for cut in cuts)):
+        store.operations.append(part)
+        found += drained(store, times)
+    assert found == [(number, _STEP_NS) for number in range(9)]
+
+
+def test_lines_without_any_time_give_no_steps() -> None:
+    store = a_store()
+    rows = operations(0, range(5))
+    rows["logged_at_ns"] = NO_TIME_NS
+    store.operations.append(rows)
+    assert not drained(store, StepTimes(store))
