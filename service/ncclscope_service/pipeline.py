@@ -77,6 +77,8 @@ class Pipeline:
             known,
             self._intake.communicators,
             self._intake.series,
+            self._intake.contents,
+            self._intake.patterns,
             self.recent,
             clock_estimator,
             settle_ns=own.settle_ns,

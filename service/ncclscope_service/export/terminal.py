@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from html import unescape
 
 from ncclscope_service.export.report.data import communicator_rows
-from ncclscope_service.export.report.tables import bandwidth_text, bytes_text, count_text, ratio_text, span_text
+from ncclscope_service.export.report.tables import (
+    bandwidth_text,
+    bytes_text,
+    count_text,
+    measures_of,
+    ratio_text,
+    span_text,
+)
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
@@ -73,6 +80,9 @@ def _read(selection: Selection) -> Iterator[str]:
 def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
     everything = sums.all()
     size = bytes_text(everything.bytes if everything.sized else None)
+    if not everything.operations and (document := inspector_document(selection)) is not None:
+        yield f"No operations of logs: {document['records']:,} records of NCCL Inspector tell of them"
+        return
     yield f"{_plain(count_text(everything.operations))} operations, {_plain(size)}"
     verdicts = ((match.name.lower().replace("_", " "), sums.match[match]) for match in Match)
     yield f"  became      {_counts([pair for pair in verdicts if pair[1]])}"
@@ -96,10 +106,8 @@ def _inspector(selection: Selection) -> Iterator[str]:
     yield f"{document['records']:,} records of NCCL Inspector"
     yield f"  operations  {document['with_operation']:,} of them are of a logged operation"
     ratio = document["busbw_ratio"]
-    told = (
-        NOT_RECORDED if ratio is None else f"{ratio_text(ratio)} of the kernels', over {document['compared']:,} of both"
-    )
-    yield f"  busbw       {told}"
+    if ratio is not None:
+        yield f"  busbw       {ratio_text(ratio)} of the kernels', over {document['compared']:,} of both"
     yield ""
 
 
@@ -130,10 +138,8 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
             str(row["parallelism"] or "-"),
             str(row["size"]),
             str(row["operations"]),
-            bytes_text(row["bytes"]),
-            bandwidth_text(row["busbw"]),
-            bandwidth_text(row["limit"]),
-            ratio_text(row["wait_ratio"]),
+            *measures_of(row, ("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text)),
+            *measures_of(row, ("wait_ratio", ratio_text)),
         )
         for row in found[:_MAX_COMMUNICATORS]
     ]

@@ -251,7 +251,7 @@ def _addends(view: OperationView, is_first: NDArray[np.bool_]) -> dict[str, NDAr
     return {
         "operations": np.ones(len(rows), dtype=np.int64),
         "sized": size.is_known.astype(np.int64),
-        "bytes": np.where(size.is_known, size.values, 0),
+        "bytes": view.moved_bytes(),
         "matched": (rows["match"] == Match.MATCHED).astype(np.int64),
         "timed": duration.is_known.astype(np.int64),
         "duration_ns": np.where(duration.is_known, duration.values, 0),

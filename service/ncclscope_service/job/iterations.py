@@ -251,6 +251,7 @@ def iteration_times(store: Store, operations: AnyRows) -> Columns:
         [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], np.int32
     )
     ranks = rank_of[taken["member"]] if len(rank_of) else np.empty(0, np.int32)
+    communicator_of = np.asarray([*(each.communicator for each in store.members), NO_NUMBER], np.int64)
     keys, place = distinct_together(taken["process"], ranks, taken["iteration"])
     found: Columns = np.zeros(len(keys[0]), ITERATION)
     for name, key in zip(("process", "rank", "iteration"), keys, strict=True):
@@ -259,7 +260,7 @@ def iteration_times(store: Store, operations: AnyRows) -> Columns:
     matched = (taken["match"] == Match.MATCHED) & (taken["kernel"] >= store.kernels.first)
     for name, amount in (
         ("operations", np.ones(len(known), np.int64)),
-        ("bytes", np.maximum(taken["message_bytes"], 0)),
+        ("bytes", store.moved_bytes(communicator_of[taken["member"]], taken["message_bytes"])),
         ("launching", (taken["match"] != Match.NO_KERNEL).astype(np.int64)),
         ("matched", matched.astype(np.int64)),
     ):

@@ -14,6 +14,9 @@ have the same ranks are distinguished by how much they carry. Then, in this orde
 5. Activations among ranks that reduce gradients together are not TP, since those ranks hold different data: gathered
    and scattered in turns, EP; several gathered at once, CP. All others: TP.
 
+All this needs ground to stand on: several groups, or calls of two kinds (a benchmark has one), or iterations in which
+tensors of several sizes or a scalar beside them recur. Without it, and without sizes that are given, nothing is said.
+
 Sizes that a user gives (`--tp 2 --dp 4`) win: they say which kinds a size and stride can be.
 
 Every answer has a confidence; if nothing decides, the answer is None. The rules are explained in
@@ -57,6 +60,9 @@ _ONE_BUFFER: Final = 1.5
 _ONCE: Final = 1.0
 _ROUGHLY: Final = 0.5
 _ONE_SIZE: Final = 1.5
+_LEAST_CALLS: Final = 4
+"""Calls of one rank, below which nothing is concluded: greetings and barriers."""
+_LEAST_ITERATIONS: Final = 3
 _FEW_SIZES: Final = 2.5
 
 
@@ -217,9 +223,12 @@ class _Job:
         }
         self._most_bytes = max((float(each.carried["bytes"]) for each in self._families), default=0.0)
         self._alone = len(self._families) == 1
+        self._has_ground = not sizes.is_empty() or self._shows_training()
 
     def decide(self) -> None:
-        """Sets kind and confidence of every family."""
+        """Sets kind and confidence of every family; nothing is set if nothing shows that the job trains."""
+        if not self._has_ground:
+            return
         reducing = [each for each in self._families if not each.exchanges]
         tensors = [each for each in reducing if not self._is_next_to_nothing(each)]
         busy = _first_of_each_on(tensors)
@@ -229,8 +238,8 @@ class _Job:
             self._judge_world(family, tensors, smaller)
         reduced = [each for each in tensors if each.kind is None and odds[id(each)] > 0]
         gradients = _Groups(reduced)
-        # One buffer alone is an embedding's, which the ends of a pipeline share.
-        model = _Groups([each for each in reduced if each.carried["calls"] > _ONE_BUFFER])
+        # One buffer alone is an embedding's, which the ends of a pipeline share. NCCL Inspector tells of no buffers.
+        model = _Groups([each for each in reduced if _buffers(each) > _ONE_BUFFER])
         for family in [each for each in self._families if each.exchanges]:
             self._judge_exchanges(family, gradients, model)
         stages = _stages(self._families)
@@ -239,6 +248,21 @@ class _Job:
                 self._judge_reductions(family, gradients, odds, stages)
         for family in self._families:
             self._obey(family)
+
+    def _shows_training(self) -> bool:
+        """Whether there are several groups, or calls of several kinds, or steps that are not one and the same call."""
+        used = [each.carried for each in self._families if each.carried["operations"] >= _LEAST_CALLS]
+        kinds = ("exchanged", "all_to_all", "all_reduced", "all_gathered", "reduce_scattered", "integers")
+        if sum(any(each[kind] > 0 for each in used) for kind in kinds) > 1:
+            return True
+        if len(self._families) > 1 and sum(each.carried["operations"] for each in self._families) >= _LEAST_CALLS:
+            return True
+        is_mixed = any(
+            carried["reduced_sizes"] + carried["gathered_sizes"] > _ONE_SIZE
+            or 0 < carried["tensors"] < carried["operations"]
+            for carried in used
+        )
+        return is_mixed and (self._iterations or 0) >= _LEAST_ITERATIONS
 
     def _is_next_to_nothing(self, family: _Family) -> bool:
         moved = float(family.carried["bytes"])
@@ -386,6 +410,11 @@ class _Groups:
             )
             for ranks in family.ranks
         )
+
+
+def _buffers(family: _Family) -> float:
+    """How many a rank has at least."""
+    return float(max(family.carried["calls"], family.carried["reduced_sizes"]))
 
 
 def _first_of_each_on(families: Sequence[_Family]) -> dict[int, list[_Family]]:

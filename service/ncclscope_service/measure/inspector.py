@@ -22,6 +22,7 @@ from ncclscope_service.measure.inspector_join import InspectedReplays, Inspector
 from ncclscope_service.measure.inspector_pairing import Key, LineBook, Pairing, Pairs
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.rollup.series import SeriesBook
+from ncclscope_service.rollup.usage import Patterns, UsageCounts
 from ncclscope_service.store import rows
 from ncclscope_service.store.rows import A_GUESS, Match, empty_operations, has_kernel
 from ncclscope_service.store.tables import Store
@@ -41,11 +42,21 @@ class Inspection:
     """Follows the records of all ranks in one store."""
 
     def __init__(
-        self, known: Store, communicators: Communicators, series: SeriesBook, *, settle_ns: int, patience_ns: int
+        self,
+        known: Store,
+        communicators: Communicators,
+        series: SeriesBook,
+        usage: UsageCounts,
+        patterns: Patterns,
+        *,
+        settle_ns: int,
+        patience_ns: int,
     ) -> None:
         self._store = known
         self._communicators = communicators
         self._series = series
+        self._usage = usage
+        self._patterns = patterns
         self._settle_ns = settle_ns
         self._join = InspectorJoin(known, settle_ns=settle_ns, patience_ns=patience_ns)
         self._lines = LineBook(known)
@@ -165,12 +176,8 @@ class Inspection:
         numbers = told["sequence"].copy()
         for at in np.flatnonzero(told["peer"] != NO_NUMBER).tolist():
             numbers[at] = self._number_of_pair(told[at])
-        members = np.full(len(told), NO_NUMBER, np.int64)
-        for communicator, rank, process in set(
-            zip(told["communicator"].tolist(), told["rank"].tolist(), told["process"].tolist(), strict=True)
-        ):
-            mine = (told["communicator"] == communicator) & (told["rank"] == rank) & (told["process"] == process)
-            members[mine] = self._member(communicator, rank, process)
+        members = self._members_of(told)
+        self._count_unlogged(told, members)
         timed = is_usable(told)
         is_paired = timed & (members >= 0) & (numbers >= 0)
         self._count("not_gpu_timed", told["process"][~timed])
@@ -184,6 +191,15 @@ class Inspection:
             pairing.waiting.add(
                 placed[chosen], numbers[chosen], told["message_bytes"][chosen], told["dumped_at_ns"][chosen]
             )
+
+    def _count_unlogged(self, told: Columns, members: NDArray[np.int64]) -> None:
+        """Counts what processes carry whose lines are not read: nothing else tells what their groups are for."""
+        processes, place = distinct_together(told["process"])
+        has_log = [process in self._store.process_source for process in processes[0].tolist()]
+        chosen = np.flatnonzero(~np.asarray(has_log, np.bool_)[place] & (members >= 0)) if has_log else place
+        if len(chosen):
+            self._usage.count_inspected(told[chosen])
+            self._patterns.count_logged(members[chosen], told["op"][chosen], told["peer"][chosen])
 
     def _member(self, communicator: int, rank: int, process: int) -> int:
         member = (self._store.communicators[communicator].members or {}).get(rank, NO_NUMBER)

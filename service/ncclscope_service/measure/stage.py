@@ -30,6 +30,7 @@ from ncclscope_service.measure.limits import Limits
 from ncclscope_service.measure.measured_rows import Measuring
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import SeriesBook
+from ncclscope_service.rollup.usage import Patterns, UsageCounts
 from ncclscope_service.store.rows import COLLECTIVE, LimitReference, Match, has_kernel
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
@@ -212,6 +213,8 @@ class MeasurementStage:
         known: Store,
         communicators: Communicators,
         series: SeriesBook,
+        usage: UsageCounts,
+        patterns: Patterns,
         recent: RecentSums,
         clock_estimator: ClockEstimator | None,
         *,
@@ -223,7 +226,7 @@ class MeasurementStage:
         self.joins = JoinStage(known, **waits)
         self.clocks = Clocks(known, hosts, clock_estimator)
         self.limits = Limits(known)
-        self.inspection = Inspection(known, communicators, series, **waits)
+        self.inspection = Inspection(known, communicators, series, usage, patterns, **waits)
         self.replaying = Replaying(known, hosts, self.clocks, series, **waits)
         self._store = known
         self._series = series

@@ -246,7 +246,7 @@ class RecentSums:
         communicator_of = np.asarray([*(each.communicator for each in self._store.members), NO_NUMBER], np.int64)
         communicators = communicator_of[np.maximum(rows["member"][inside], -1)]
         known = communicators >= 0
-        sizes = np.maximum(rows["message_bytes"][inside], 0)
+        sizes = self._store.moved_bytes(communicators, rows["message_bytes"][inside])
         self.bytes.add(times[known], communicators[known], sizes[known])
 
     def _count_states(self, operations: Ids) -> None:

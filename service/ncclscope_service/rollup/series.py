@@ -188,7 +188,7 @@ class SeriesBook:
         series = self._series_of(chosen)
         table = self._store.series.rows
         _add(table["operations"], series, np.ones(len(series), np.int64))
-        _add(table["bytes"], series, np.maximum(chosen["message_bytes"], 0))
+        _add(table["bytes"], series, self._store.moved_bytes(table["communicator"][series], chosen["message_bytes"]))
 
     def expected(self, operations: Columns, amounts: NDArray[np.int64]) -> Columns:
         """`Store.series` as it will be when `amounts` more operations like each of these (with the columns `_KEY`) are
@@ -200,7 +200,8 @@ class SeriesBook:
         known = places != NO_NUMBER
         places, amounts = places[known], amounts[known]
         _add(expected["operations"], places, amounts)
-        _add(expected["bytes"], places, amounts * np.maximum(operations["message_bytes"][known], 0))
+        moved = self._store.moved_bytes(expected["communicator"][places], operations["message_bytes"][known])
+        _add(expected["bytes"], places, amounts * moved)
         return expected
 
     def count_measured(self, operations: Ids) -> None:

@@ -13,7 +13,7 @@ addition. Templates are put together only when somebody asks.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -357,6 +357,8 @@ class UsageCounts:
         self._store = known
         self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
         self._members: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._inspected: Counter[tuple[int, int, int]] = Counter()
+        """By (communicator, operation code, message size): records of NCCL Inspector."""
         self.operations = 0
         """Number of operations that were counted."""
 
@@ -368,8 +370,27 @@ class UsageCounts:
         self._members[rows["template"]] = rows["member"]
         self.operations += len(rows)
 
+    def count_inspected(self, records: Columns) -> None:
+        """Records (rows.INSPECTED) whose communicator is known, of processes whose lines are not read."""
+        columns = (records["communicator"], records["op"], records["message_bytes"])
+        keys, inverse = distinct_together(*columns)
+        amounts = np.bincount(inverse, minlength=len(keys[0])).tolist()
+        for *key, amount in zip(*(column.tolist() for column in keys), amounts, strict=True):
+            self._inspected[key[0], key[1], key[2]] += amount
+        self.operations += len(records)
+
     def table(self) -> Columns:
-        """The counts as USAGE rows."""
+        """The counts as USAGE rows; those of NCCL Inspector have no type, no reduction and no templates."""
+        if not self._inspected:
+            return self._logged()
+        told: Columns = np.zeros(len(self._inspected), USAGE)
+        told["data_type"] = told["reduction"] = NO_NUMBER
+        for row, (key, amount) in enumerate(self._inspected.items()):
+            told["communicator"][row], told["op"][row], told["message_bytes"][row] = key
+            told["operations"][row] = amount
+        return np.concatenate([self._logged(), told])
+
+    def _logged(self) -> Columns:
         used = np.flatnonzero(self._counts)
         communicator_of = np.asarray([member.communicator for member in self._store.members], np.int32)
         templates = self._store.operation_templates.take(
@@ -413,6 +434,9 @@ USAGE_PER_RANK: Final = np.dtype(
         ("largest", "<f8"),  # bytes of the largest message
         ("exchanged", "<f8"),  # Sends and Recvs
         ("all_to_all", "<f8"),
+        ("all_reduced", "<f8"),  # AllReduces of any size; all_gathered and reduce_scattered likewise
+        ("all_gathered", "<f8"),
+        ("reduce_scattered", "<f8"),
         ("reduced", "<f8"),  # AllReduce and Reduce of more than SMALL_BYTES
         ("gathered", "<f8"),  # AllGather of more than SMALL_BYTES
         ("scattered", "<f8"),  # ReduceScatter of more than SMALL_BYTES
@@ -464,6 +488,9 @@ def usage_per_rank(contents: Columns, ranks: NDArray[np.int64]) -> Columns:
         "bytes": moved,
         "exchanged": amount * np.isin(op, _codes("Send", "Recv")),
         "all_to_all": amount * (op == OPERATION_CODES["AlltoAll"]),
+        "all_reduced": amount * (op == OPERATION_CODES["AllReduce"]),
+        "all_gathered": amount * gathers,
+        "reduce_scattered": amount * scatters,
         "reduced": amount * (reducing & ~scatters & is_tensor),
         "gathered": amount * (gathers & is_tensor),
         "scattered": amount * (scatters & is_tensor),

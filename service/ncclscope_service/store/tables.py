@@ -193,6 +193,14 @@ class Store:
         """All communicators but those that were absorbed by another."""
         return [each for each in self.communicators if each.absorbed_by is None]
 
+    def moved_bytes(self, communicators: NDArray[np.integer], message_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes that go to another rank, as message sizes; 0 in a communicator of one rank, and where it is not known.
+
+        `communicators`: by index, of each size; NO_NUMBER where it is not known.
+        """
+        is_alone = np.asarray([*(each.size == 1 for each in self.communicators), False], np.bool_)
+        return np.where(is_alone[communicators], 0, np.maximum(message_bytes, 0))
+
     def finish(self, at: NDArray[np.intp]) -> None:
         """Nothing more will be learned of the operations at these places, each of which is finished once."""
         table = self.operations.rows

@@ -45,6 +45,7 @@ def _gradients(amount: int, buffers: int = 10) -> _Calls:
 
 
 _NORM = {"AllReduce": _Calls(1, size=_SCALAR, dtype="float32")}
+_GREETED = _NORM | {"Broadcast": _Calls(4, size=_SCALAR, dtype="int64")}
 
 
 @dataclass
@@ -146,9 +147,37 @@ def test_all_ranks_are_the_world_where_smaller_groups_carry_more() -> None:
 
 def test_a_job_that_has_moved_scalars_only_is_not_judged_further() -> None:
     job = _Job(8)
-    job.add(range(8), _NORM)
+    job.add(range(8), _GREETED)
     assert job.kinds() == ["WORLD"]
     assert job.confidences() == [0.6]
+
+
+@pytest.mark.parametrize(
+    ("traffic", "iterations"),
+    [
+        ({"AllReduce": _Calls(1, size=_SCALAR)}, None),
+        ({"AllReduce": _gradients(1000)}, None),
+        ({"AllReduce": _gradients(1000)}, 1000),
+        ({"Send": 300, "Recv": 300}, None),
+        ({"AlltoAll": 300}, None),
+    ],
+)
+def test_what_only_one_group_does_over_and_over_may_be_a_benchmark(
+    traffic: Mapping[str, int | _Calls], iterations: int | None
+) -> None:
+    job = _Job(8)
+    job.add(range(8), traffic, goes="everybody")
+    assert job.kinds(iterations=iterations) == [None]
+    assert job.confidences() == [0.0]
+
+
+def test_iterations_of_several_calls_are_training_and_those_of_one_call_are_not() -> None:
+    job = _Job(8)
+    job.add(range(8), {"AllReduce": _gradients(10)})
+    assert job.kinds(iterations=10) == [None]
+    job.carry(0, "AllReduce", _Calls(10, size=_SCALAR, dtype="float32"), 8)
+    assert job.kinds(iterations=2) == [None]
+    assert job.kinds(iterations=10) == ["DP"]
 
 
 def test_given_sizes_name_the_only_communicator() -> None:
@@ -309,7 +338,7 @@ def test_a_pipeline_of_pairs_is_one_pipeline() -> None:
 @pytest.mark.parametrize("traffic", [{}, {"AllReduce": 9}])
 def test_one_rank_is_no_parallelism(traffic: Mapping[str, int]) -> None:
     job = _Job(8)
-    job.add(range(8), _NORM)
+    job.add(range(8), _GREETED)
     job.add((3,), traffic)
     assert job.kinds() == ["WORLD", None]
     assert job.store.communicators[1].parallelism_confidence == 0.0
@@ -317,7 +346,7 @@ def test_one_rank_is_no_parallelism(traffic: Mapping[str, int]) -> None:
 
 def test_a_communicator_that_has_carried_nothing_is_not_told() -> None:
     job = _Job(8)
-    job.add(range(8), _NORM)
+    job.add(range(8), _GREETED)
     job.add((0, 1), {})
     assert job.kinds() == ["WORLD", None]
 
@@ -333,7 +362,7 @@ def test_the_answer_follows_the_traffic() -> None:
 
 def test_jobs_are_judged_each_by_itself() -> None:
     small = _Job(2)
-    small.add((0, 1), _NORM)
+    small.add((0, 1), _GREETED)
     large = _Job(4, name="other", store=small.store, contents=small.contents, patterns=small.patterns)
-    large.add(range(4), _NORM)
+    large.add(range(4), _GREETED)
     assert large.kinds() == ["WORLD", "WORLD"]

@@ -103,12 +103,16 @@ def report_data(selection: Selection, sums: Totals, traffic: Traffic) -> dict[st
 
 
 def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, object]]:
-    """Rows of the table of communicators, most bytes first; None in a row means not recorded."""
+    """Rows of the table of communicators, most bytes first; None in a row means not recorded.
+
+    Where no line of a communicator was read, its operations are the records of NCCL Inspector.
+    """
     by_communicator = sums.by(lambda group: group.communicator)
     busbw = _median_busbw(selection)
     of_records = _median_busbw_of_collectives(selection)
     waits = _wait_ratios(selection)
     names = names_of(selection.store.communicators, selection.store.members)
+    records = _inspected(selection)
     rows: list[dict[str, object]] = []
     for communicator in selection.communicators:
         total = by_communicator.get(communicator.index, Total())
@@ -121,7 +125,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
                 "parallelism": communicator.parallelism,
                 "size": communicator.size,
                 "hosts": len(hosts_of(selection.store, communicator)),
-                "operations": total.operations,
+                "operations": total.operations or records.get(communicator.index, 0),
                 "bytes": total.bytes if total.sized else None,
                 "busbw": rate,
                 "limit": limit,
@@ -154,6 +158,13 @@ def _median_busbw_of_collectives(selection: Selection) -> dict[int, float]:
     communicator, busbw = selection.collectives.column("communicator"), selection.collectives.column("busbw")
     found = np.unique(communicator[np.isfinite(busbw)]).tolist()
     return {index: float(np.nanmedian(busbw[communicator == index])) for index in found}
+
+
+def _inspected(selection: Selection) -> dict[int, int]:
+    """Records of NCCL Inspector by communicator."""
+    series = selection.store.series.rows
+    counts = np.bincount(np.maximum(series["communicator"], 0), weights=series["inspected"]).astype(np.int64)
+    return {index: count for index, count in enumerate(counts.tolist()) if count}
 
 
 def _wait_ratios(selection: Selection) -> dict[int, float]:

@@ -144,7 +144,8 @@ def per_iteration(selection: Selection) -> dict[str, object] | None:
     bins = Bins(known)
     counts: dict[str, NDArray[np.int64]] = {}
     for rows in selection.operations.slices():
-        ops = operation_column(OperationView(selection.store, rows), "op")
+        view = OperationView(selection.store, rows)
+        ops, moved = operation_column(view, "op"), view.moved_bytes()
         words: tuple[str, ...] = ops.words or ()
         inside = ops.is_known & (rows["iteration"] >= 0)
         place = bins.of(rows["iteration"])
@@ -152,7 +153,7 @@ def per_iteration(selection: Selection) -> dict[str, object] | None:
             mine = inside & (ops.values == code)
             found = counts.setdefault(words[int(code)], np.zeros((2, bins.count), dtype=np.int64))
             np.add.at(found[0], place[mine], 1)
-            np.add.at(found[1], place[mine], np.maximum(0, rows["message_bytes"][mine]))
+            np.add.at(found[1], place[mine], moved[mine])
     return {
         "first": bins.first,
         "per_bin": bins.per_bin,

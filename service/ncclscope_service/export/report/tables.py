@@ -5,7 +5,7 @@ Those of communicators show what they are, how fast they are, and how they commu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
 from typing import Final
@@ -276,6 +276,15 @@ def _family(members: list[dict[str, object]]) -> tuple[str, ...]:
     )
 
 
+NONE: Final = "none"
+"""One rank moves nothing and waits for nobody: that is known, not unrecorded."""
+
+
+def measures_of(row: Mapping[str, object], *shown: tuple[str, Callable[[object], str]]) -> Iterator[str]:
+    """Cells of a communicator's row, each by the name of its number and how that is written."""
+    return (NONE if row["size"] == 1 else write(row[name]) for name, write in shown)
+
+
 def communicators_table(found: Sequence[Mapping[str, object]]) -> str:
     """The communicators that moved most."""
     rows = (
@@ -285,11 +294,8 @@ def communicators_table(found: Sequence[Mapping[str, object]]) -> str:
             cell(row["size"]),
             cell(row["hosts"]),
             count_text(row["operations"]),
-            bytes_text(row["bytes"]),
-            bandwidth_text(row["busbw"]),
-            bandwidth_text(row["limit"]),
-            ratio_text(row["efficiency"]),
-            ratio_text(row["wait_ratio"]),
+            *measures_of(row, ("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text)),
+            *measures_of(row, ("efficiency", ratio_text), ("wait_ratio", ratio_text)),
         )
         for row in found[:MAX_TABLE_ROWS]
     )

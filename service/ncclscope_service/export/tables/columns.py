@@ -172,6 +172,10 @@ class OperationView:
         is_known = (member >= 0) & (member < len(self.store.members))
         return table[np.where(is_known, member, len(table) - 1)]
 
+    def moved_bytes(self) -> NDArray[np.int64]:
+        """Message bytes that go to another rank; 0 where they are not known."""
+        return self.store.moved_bytes(self.communicators(), self.rows["message_bytes"])
+
     def of_kernel(self, name: str) -> Column:
         """A column of the first kernel of the row's launch; unknown if there is none or it was dropped."""
         kernels, is_known = self.kernels()

@@ -39,7 +39,7 @@ class Activity:
 
     operations: NDArray[np.int64]
     bytes: NDArray[np.int64]
-    """Sum of the message bytes that are known."""
+    """Sum of the message bytes that are known, and go to another rank."""
     first_ns: NDArray[np.int64]
     """NO_TIME_NS if no operation has any time."""
     last_ns: NDArray[np.int64]
@@ -54,11 +54,12 @@ def activity(selection: Selection) -> Activity:
     operations, moved = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     first, last = np.full(size, _NEVER), np.full(size, NO_TIME_NS)
     for rows in selection.operations.slices():
-        communicator = OperationView(selection.store, rows).communicators()
-        known = rows[communicator >= 0]
+        view = OperationView(selection.store, rows)
+        communicator, moves = view.communicators(), view.moved_bytes()
+        known, moves = rows[communicator >= 0], moves[communicator >= 0]
         communicator = communicator[communicator >= 0]
         operations += np.bincount(communicator, minlength=size)
-        np.add.at(moved, communicator, np.maximum(known["message_bytes"], 0))
+        np.add.at(moved, communicator, moves)
         begin, end = _begin_end(selection.store, known)
         np.minimum.at(first, communicator, np.where(begin == NO_TIME_NS, _NEVER, begin))
         np.maximum.at(last, communicator, end)
