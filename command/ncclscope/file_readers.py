@@ -20,7 +20,7 @@ from ncclscope.discover import FoundFile
 from ncclscope_agent.files.recognise import FileKind
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
-from ncclscope_agent.sources.nsys.export import broken_export, describe_export, read_export, recorded_host_of
+from ncclscope_agent.sources.nsys.export import FOREIGN, broken_export, describe_export, read_export, recorded_host_of
 from ncclscope_agent.sources.nsys.report import export_report
 from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
 from ncclscope_wire.batch import Batch
@@ -132,7 +132,8 @@ def _read_export(task: FileTask) -> Iterator[Part]:
             return
         yield from read_export(path, source=source, host=host or _host_of_export(path, found, task.hosts or {}))
     except SourceError as error:
-        yield broken_export(source, error)
+        if error.reason != FOREIGN:
+            yield broken_export(source, error)
         end = FileEnd(is_read=False, skipped=error.reason)
     yield found.size_bytes
     yield end

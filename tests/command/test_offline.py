@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from ncclscope.file_readers import FileEnd, FileTask, Part
 from ncclscope.offline import OfflineRun, run_offline
 from ncclscope_service.export.directory import content_of, write_content
 from ncclscope_service.export.selection import select
+from ncclscope_service.export.summary import capture_notes
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.errors import ConfigError, SourceError
@@ -199,6 +202,27 @@ def test_a_process_that_dies_while_it_reads_is_an_error_that_names_the_file(
     monkeypatch.setattr(file_readers, "read_file", killed)
     with pytest.raises(SourceError, match=r"b\.log.*--jobs 1"):
         run_offline([tmp_path], job="j", settings=PipelineSettings(), jobs=2)
+
+
+def test_a_database_of_another_program_is_a_file_of_another_kind_and_no_loss(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log")
+    with closing(sqlite3.connect(tmp_path / "tracker.sqlite")) as database:
+        database.execute("CREATE TABLE experiments (name)")
+        database.commit()
+    run = _run(tmp_path)
+    assert run.pipeline.store.skipped["file_not_nsys"] == 1
+    assert run.files_read == len(run.pipeline.store.sources) == 1
+    assert not any(run.pipeline.store.gaps.values())
+    assert run.pipeline.store.findings == []
+
+
+def test_an_export_without_kernels_says_which_option_records_them(tmp_path: Path) -> None:
+    _log(tmp_path / "nccl.log")
+    made = MadeExport()
+    made.session(host="node1")
+    made.write(tmp_path / "empty.sqlite", without=("CUPTI_ACTIVITY_KIND_KERNEL",))
+    [note, *_] = capture_notes(select(_run(tmp_path).pipeline.store))
+    assert note == "1 export without CUDA kernels: record with --trace=cuda,nvtx"
 
 
 def test_nothing_to_read_is_a_run_without_files(tmp_path: Path) -> None:

@@ -177,6 +177,10 @@ LEVELS: Final = {
 
 _OLDER: Final = "older ones: only their number is kept"
 
+_KERNELS: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
+_RANGES: Final = "NVTX_EVENTS"
+"""Tables of an export. *Source:* nsys's schema, `docs/nsys.md`."""
+
 MAX_NODE_PAIRS: Final = 4096
 """Pairs of nodes that are listed, most bytes first; `traffic.parquet` has all."""
 
@@ -195,6 +199,7 @@ def summary_document(
         "hosts": hosts,
         "processes": len(selection.processes()),
         "ranks": len(seen_ranks(selection)) or None,
+        "ranks_inferred": inferred_ranks(selection),
         "versions": _versions(selection),
         "read": _read(selection),
         "sources": [_source(index, state, selection) for index, state in enumerate(store.sources)],
@@ -236,6 +241,14 @@ def seen_ranks(selection: Selection) -> list[int]:
     return sorted(rank for rank in ranks if rank is not None)
 
 
+def inferred_ranks(selection: Selection) -> int:
+    """How many of these ranks no line prints."""
+    ours = set(selection.processes())
+    members = [member for member in selection.store.members if member.process in ours]
+    printed = {member.global_rank for member in members if not member.global_rank_is_inferred}
+    return len(set(seen_ranks(selection)) - printed)
+
+
 def match_counts(sums: Totals) -> dict[str, int]:
     """Operations by what became of them."""
     return {match.name.lower(): sums.match[match] for match in Match}
@@ -268,6 +281,29 @@ def graphs_note(selection: Selection) -> str | None:
     if not launches:
         return None
     return f"{launches:,} graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+
+
+def capture_notes(selection: Selection) -> list[str]:
+    """What captures lack, and the option of nsys that records it; one sentence each."""
+    captures = [capture for _, capture in selection.store.captures]
+    without_cuda = sum(_KERNELS in capture.missing for capture in captures)
+    silent = sum(_KERNELS not in capture.missing and not capture.nccl_kernels for capture in captures)
+    without_nvtx = sum(_RANGES in capture.missing for capture in captures)
+    graphs = graphs_note(selection)
+    notes = [] if graphs is None else [graphs]
+    if without_cuda:
+        notes.append(f"{_exports(without_cuda)} without CUDA kernels: record with --trace=cuda,nvtx")
+    if silent and graphs is None:
+        notes.append(f"{_exports(silent)} without NCCL kernels: none ran, or nsys followed other processes")
+    if without_nvtx:
+        notes.append(
+            f"{_exports(without_nvtx)} without NVTX ranges: --trace=cuda,nvtx tells iterations and exact calls"
+        )
+    return notes
+
+
+def _exports(amount: int) -> str:
+    return f"{amount:,} export{'' if amount == 1 else 's'}"
 
 
 def gaps(selection: Selection) -> list[dict[str, object]]:
@@ -341,6 +377,7 @@ def _captured(selection: Selection, sums: Totals) -> dict[str, object]:
         "seconds": captured_seconds(selection) or None,
         "graph_launches": selection.store.captures.graph_launches if captures else None,
         "graphs_note": graphs_note(selection),
+        "notes": capture_notes(selection),
         "missing": sorted({name for capture in captures for name in capture.missing}),
         "warnings": sorted({text for capture in captures for text in capture.warnings}),
     }

@@ -18,10 +18,11 @@ from ncclscope_service.export.report.tables import (
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
+    capture_notes,
     captured_ratio,
     gaps,
-    graphs_note,
     has_kernels,
+    inferred_ranks,
     inspector_document,
     level,
     matched_ratio,
@@ -61,10 +62,11 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
 def _read(selection: Selection) -> Iterator[str]:
     store = selection.store
     hosts = {store.processes[index].host for index in selection.processes()}
-    ranks = len(seen_ranks(selection))
+    ranks, inferred = len(seen_ranks(selection)), inferred_ranks(selection)
+    flagged = f", {inferred:,} of them inferred" if inferred else ""
     yield (
         f"Read {len(store.sources)} files ({level(selection)}): {len(hosts)} hosts, "
-        f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks"
+        f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks{flagged}"
     )
     yield f"  understood  {_counts(store.understood.most_common())}"
     yield f"  skipped     {_counts(store.skipped.most_common())}"
@@ -82,15 +84,15 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
     size = bytes_text(everything.bytes if everything.sized else None)
     if not everything.operations and (document := inspector_document(selection)) is not None:
         yield f"No operations of logs: {document['records']:,} records of NCCL Inspector tell of them"
+        yield from (f"  exports     {note}" for note in capture_notes(selection))
         return
     yield f"{_plain(count_text(everything.operations))} operations, {_plain(size)}"
     verdicts = ((match.name.lower().replace("_", " "), sums.match[match]) for match in Match)
     yield f"  became      {_counts([pair for pair in verdicts if pair[1]])}"
     yield f"  matched     {_share(matched_ratio(sums), 'of those inside a capture')}"
     yield f"  captured    {_share(captured_ratio(selection, sums), 'of the operations')}"
-    note = graphs_note(selection)
-    if note is not None:
-        yield f"  graphs      {note}"
+    for note in capture_notes(selection):
+        yield f"  exports     {note}"
     yield f"  waiting     {_share(everything.wait_ratio, 'of the kernel time')}"
     for op, total in list(sums.by(lambda group: group.op).items())[:_MAX_LINES]:
         duration = span_text(total.duration_ns if total.timed else None)

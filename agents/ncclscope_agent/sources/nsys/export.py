@@ -120,10 +120,19 @@ def recorded_host_of(path: Path) -> str | None:
         raise fault_of(path, error) from error
 
 
+FOREIGN: Final = "not_nsys"
+"""Reason of a SourceError: a SQLite database of another program, as profilers and experiment trackers keep them."""
+
+
 def broken_export(source: Source, error: SourceError) -> Batch:
-    """The batch that says that an export could not be read. Its source is not the export's own: that may come yet."""
-    gap = SourceGap(reason=error.reason, amount=1, unit="files", detail=str(error))
+    """The batch that says that an export could not be read. Its source is not the export's own: that may come yet.
+
+    A database of another program is no export that was lost: it is counted, and leaves no gap.
+    """
     report = Source(kind=source.kind, name=source.name, key=f"{source.key}!{error.reason}")
+    if error.reason == FOREIGN:
+        return Batch(source=report, begin=0, end=1, is_last=True, counts=Counts(skipped={"file_not_nsys": 1}))
+    gap = SourceGap(reason=error.reason, amount=1, unit="files", detail=str(error))
     return Batch(source=report, begin=0, end=1, is_last=True, gaps=(gap,))
 
 

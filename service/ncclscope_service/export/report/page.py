@@ -38,8 +38,11 @@ from ncclscope_service.export.report.tables import (
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
+    capture_notes,
     captured_ratio,
     has_inspector,
+    inferred_ranks,
+    inspector_document,
     iterations_document,
     level,
     matched_ratio,
@@ -262,10 +265,13 @@ def _header(selection: Selection, sums: Totals) -> str:
     hosts = {selection.store.processes[index].host for index in selection.processes()}
     versions = sorted({version_of(selection.store, index) or "" for index in selection.processes()} - {""})
     iteration = _only_iteration(selection, sums)
+    inferred, records = inferred_ranks(selection), inspector_document(selection)
+    ranks = count_text(len(seen_ranks(selection)) or None)
+    flagged = f"({count_text(inferred)} inferred) " if inferred else ""
     facts = (
-        ("Ranks", f"{count_text(len(seen_ranks(selection)) or None)} <small>on {_hosts_text(len(hosts))}</small>"),
+        ("Ranks", f"{ranks} <small>{flagged}on {_hosts_text(len(hosts))}</small>"),
         ("NCCL", _listed(versions) if versions else cell(None)),
-        ("Operations", count_text(everything.operations)),
+        ("Operations", count_text(everything.operations or (0 if records is None else records["records"]))),
         ("Message bytes", bytes_text(everything.bytes if everything.sized else None)),
         ("Iteration, median", span_text(iteration.get("median_ns"))),
         ("Communication share", ratio_text(iteration.get("communication_ratio"))),
@@ -276,9 +282,10 @@ def _header(selection: Selection, sums: Totals) -> str:
     )
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     name = level(selection)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in capture_notes(selection))
     return (
         f'<h1>{escape(_title(selection))}</h1><p class="lead">{escape(name[0].upper() + name[1:])}. '
-        f'{escape(_LEVELS[name])}</p><dl class="facts">{listed}</dl>'
+        f'{escape(_LEVELS[name])}</p><dl class="facts">{listed}</dl>{notes}'
     )
 
 

@@ -490,6 +490,11 @@ def test_a_report_of_a_broken_export_is_a_source_of_its_own(tmp_path: Path) -> N
     assert [(gap.reason, gap.amount, gap.unit) for gap in batch.gaps] == [("incomplete", 1, "files")]
 
 
+def test_a_database_of_another_program_is_counted_and_no_loss() -> None:
+    batch = export.broken_export(SOURCE, SourceError("not_nsys", "e is a SQLite file"))
+    assert (batch.counts.skipped, batch.gaps) == ({"file_not_nsys": 1}, ())
+
+
 def test_the_key_of_an_export_survives_renaming_and_not_rewriting(tmp_path: Path) -> None:
     path = nccl_export().write(tmp_path / "a.sqlite")
     key = export.export_key(path)
