@@ -111,7 +111,8 @@ def operation_column(view: OperationView, name: str) -> Column:
 def collective_ids(view: OperationView) -> pa.Array:
     """`<comm_id>:<coll_seq>`; for Send and Recv `<comm_id>:<sender>><receiver>:<k>` in communicator ranks."""
     comm_id = _comm_id(view).arrow(pa.string()).cast(pa.string())
-    collective = pc.binary_join_element_wise(comm_id, _text(numbers(view.rows["coll_seq"])), ":")
+    colon, arrow = pa.scalar(":", pa.string()), pa.scalar(">", pa.string())  # arrow is slow to guess the type
+    collective = pc.binary_join_element_wise(comm_id, _text(numbers(view.rows["coll_seq"])), colon)
     is_pair = view.is_op(IS_PAIR)
     if not is_pair.any():
         return collective
@@ -120,8 +121,8 @@ def collective_ids(view: OperationView) -> pa.Array:
     is_known = own.is_known & peer.is_known & is_pair
     sender = Column(np.where(is_send, own.values, peer.values), is_known)
     receiver = Column(np.where(is_send, peer.values, own.values), is_known)
-    ranks = pc.binary_join_element_wise(_text(sender), _text(receiver), ">")
-    pair = pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), ":")
+    ranks = pc.binary_join_element_wise(_text(sender), _text(receiver), arrow)
+    pair = pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), colon)
     return pc.if_else(pa.array(is_pair), pair, collective)
 
 
