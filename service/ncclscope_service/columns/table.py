@@ -15,7 +15,7 @@ as a whole, which takes less time of the processor, but on a machine whose memor
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
@@ -43,12 +43,16 @@ _SHARE: Final = 4
 """No more is reserved than a share of what the system would give: a limit on address space counts for all tables, and
 for everything else."""
 _LEAST_ROOM: Final = 1.25
+_PACKED: Final = np.dtype(np.int32)
+_LEAST_PACKED: Final = int(np.iinfo(_PACKED).min)
+_MOST_PACKED: Final = int(np.iinfo(_PACKED).max)
 _MOVED_AT_ONCE: Final = 2**17
 """Values that are moved in one go: they are still in the cache when the next piece follows."""
 
 
 class Rows:
-    """A view of consecutive rows of a table: its columns by name, to read and to write.
+    """A view of consecutive rows of a table: its columns by name, to read and (but packed ones) to write. Rows that are
+    dropped shift it.
 
     Positions, masks and slices as for a structured array; a mask or positions give a copy of whole rows, which costs
     one pass for each column: better to `take` some columns.
@@ -84,7 +88,7 @@ class Rows:
     ) -> _Column | Rows | np.void:
         """A column; a view of a slice; a copy of one row; or a copy of some columns, or of rows by position or mask."""
         if isinstance(key, str):
-            return self._table.written(key, self._end)[self._begin : self._end]
+            return self._table.column(key, self._begin, self._end)
         if isinstance(key, slice):
             begin, end, step = key.indices(len(self))
             assert step == 1, "rows are viewed in order, one after the other"
@@ -99,7 +103,7 @@ class Rows:
 
     def __setitem__(self, name: str, values: object) -> None:
         """Writes a whole column."""
-        self[name][:] = values
+        self.put(name, np.arange(len(self)), values)
 
     def copy(self) -> Columns:
         """All rows as a structured array of its own."""
@@ -127,8 +131,7 @@ class Rows:
     def put(self, name: str, positions: NDArray[np.integer], values: object) -> None:
         """Writes a column at these positions (0 and above)."""
         if len(positions):
-            end = self._begin + int(positions.max()) + 1
-            self._table.written(name, end)[self._begin : end][positions] = values
+            self._table.put(name, positions + self._begin, np.asarray(values))
 
 
 AnyRows: TypeAlias = Columns | Rows
@@ -146,15 +149,23 @@ class Table:
     """
 
     def __init__(
-        self, dtype: np.dtype[np.void], *, unknown: Columns | None = None, large_bytes: int = LARGE_BYTES
+        self,
+        dtype: np.dtype[np.void],
+        *,
+        unknown: Columns | None = None,
+        packed: Collection[str] = (),
+        large_bytes: int = LARGE_BYTES,
     ) -> None:
-        """`unknown`: a row with what columns hold that are not appended; `large_bytes`: what the table may take before
-        it reserves much more than it needs.
+        """`unknown`: a row with what columns hold that are not appended; `packed`: columns of integers that take four
+        bytes a value until one needs more, and are written by `append` and `put` alone; `large_bytes`: what the table
+        may take before it reserves much more than it needs.
         """
         self.dtype = dtype
         self._unknown = unknown
         self._large_bytes = large_bytes
-        self._columns = _columns(dtype, _FIRST_CAPACITY)
+        self._stored = _with_types(dtype, dict.fromkeys(packed, _PACKED))
+        """The columns as they are in memory."""
+        self._columns = _columns(self._stored, _FIRST_CAPACITY)
         self._reserved: Reserved | None = None
         """The memory of `_columns`, of a large table."""
         self._capacity = _FIRST_CAPACITY
@@ -174,7 +185,7 @@ class Table:
     @property
     def used_bytes(self) -> int:
         """The memory that was written to, for rows that are kept and others."""
-        return sum(used * self.dtype[name].itemsize for name, used in self._used.items())
+        return sum(used * self._stored[name].itemsize for name, used in self._used.items())
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -182,13 +193,15 @@ class Table:
     @property
     def rows(self) -> Rows:
         """A view of all rows kept, oldest first; writing to it changes the table. Valid until the next append."""
-        return Rows(self, self._begin, self._end)
+        return Rows(self, 0, len(self))
 
     def append(self, new: AnyRows | Mapping[str, _Column]) -> Ids:
         """Adds rows and returns their ids. Columns that they do not have are unknown."""
         given = list(new if isinstance(new, Mapping) else new.dtype.names or ())
         assert all(new[name].dtype == self.dtype[name] for name in given), "rows of another dtype cannot be appended"
         assert self._unknown is not None or len(given) == len(self._columns), "without unknown values, columns are due"
+        for name in given:
+            self._fit(name, new[name])
         amount = len(new[given[0]])
         self._make_room(amount)
         end = self._end + amount
@@ -213,19 +226,24 @@ class Table:
         """A copy of these rows; of these columns only, if some are named."""
         return self.rows.take(self.at(ids), *names)
 
-    def written(self, name: str, end: int) -> _Column:
-        """The memory of a column, with a value for each row before `end` (in memory): for `Rows`."""
-        self._write_up_to(name, end)
-        return self._columns[name]
+    def column(self, name: str, begin: int, end: int) -> _Column:
+        """A column between these positions; of a packed column a copy that cannot be written to."""
+        self._write_up_to(name, self._begin + end)
+        column = self._columns[name][self._begin + begin : self._begin + end]
+        if column.dtype == self.dtype[name]:
+            return column
+        whole = column.astype(self.dtype[name])
+        whole.flags.writeable = False
+        return whole
 
     def values(self, name: str, at: NDArray[np.integer], last: int) -> _Column:
-        """A copy of the values at these places in memory, of which `last` is the largest: for `Rows`."""
-        column, written = self._columns[name], self._written[name]
+        """A copy of a column at these positions, of which `last` is the largest."""
+        column, written = self._columns[name][self._begin :], self._written[name] - self._begin
         if last < written:
-            known: _Column = column[at]
+            known: _Column = column[at].astype(self.dtype[name], copy=False)
             return known
         assert self._unknown is not None
-        assert last < self._end, "a row was asked for that does not exist"
+        assert last < len(self), "a row was asked for that does not exist"
         found: _Column = np.full(at.shape, self._unknown[name][0])
         is_written = at < written
         found[is_written] = column[at[is_written]]
@@ -240,6 +258,7 @@ class Table:
     def compacted(self) -> Table:
         """The same rows, not copied, with no room to grow (for snapshots)."""
         compacted = Table(self.dtype, unknown=self._unknown, large_bytes=self._large_bytes)
+        compacted._stored = self._stored
         for name, column in self._columns.items():
             compacted._columns[name] = own = column[self._begin : max(self._begin, self._written[name])]
             compacted._written[name] = compacted._used[name] = len(own)
@@ -253,6 +272,19 @@ class Table:
         self._begin += dropped
         self.first += dropped
 
+    def put(self, name: str, at: NDArray[np.integer], values: _Column) -> None:
+        """Writes a column at these positions."""
+        self._fit(name, values)
+        self._write_up_to(name, self._begin + int(at.max()) + 1)
+        self._columns[name][self._begin :][at] = values
+
+    def _fit(self, name: str, values: _Column) -> None:
+        """Sees to it that a packed column can hold these values."""
+        packed, full = self._stored[name], self.dtype[name]
+        if packed != full and values.size and (values.min() < _LEAST_PACKED or values.max() > _MOST_PACKED):
+            self._stored = _with_types(self._stored, {name: full})
+            self._move(len(self))
+
     def _write_up_to(self, name: str, end: int) -> None:
         """Gives unknown values to rows before that place that have none yet."""
         written = self._written[name]
@@ -260,7 +292,7 @@ class Table:
             return
         assert self._unknown is not None
         if len(self._columns[name]) < end:  # of a table that was restored
-            grown = np.empty(self._capacity, self.dtype[name])
+            grown = np.empty(self._capacity, self._stored[name])
             grown[:written] = self._columns[name]
             self._columns[name] = grown
         self._columns[name][max(written, self._begin) : end] = self._unknown[name][0]
@@ -294,11 +326,11 @@ class Table:
     def _move(self, needed: int) -> None:
         """Takes other memory, with room for more than is needed."""
         if needed * self.dtype.itemsize >= self._large_bytes:
-            self._reserved = reserve(self.dtype, needed)
+            self._reserved = reserve(self._stored, needed)
             self._capacity, moved = self._reserved.capacity, self._reserved.columns
         else:
             self._reserved, self._capacity = None, max(_FIRST_CAPACITY, 2 * needed)
-            moved = _columns(self.dtype, self._capacity)
+            moved = _columns(self._stored, self._capacity)
         for name, column in self._columns.items():
             own = column[self._begin : max(self._begin, self._written[name])]
             moved[name][: len(own)] = own
@@ -353,6 +385,10 @@ def reserve(dtype: np.dtype[np.void], needed: int) -> Reserved:
 
 def _columns(dtype: np.dtype[np.void], capacity: int) -> dict[str, _Column]:
     return {name: np.empty(capacity, dtype[name]) for name in dtype.names or ()}
+
+
+def _with_types(dtype: np.dtype[np.void], types: Mapping[str, np.dtype[Any]]) -> np.dtype[np.void]:
+    return np.dtype([(name, types.get(name, dtype[name])) for name in dtype.names or ()])
 
 
 def _whole_pages(size: int) -> int:

@@ -139,6 +139,10 @@ UNKNOWN_OPERATION: Final = _unknown_operation()
 """An operation of which nothing is known yet."""
 
 
+PACKED: Final = ("line", "op_count", "seq", "coll_seq", "pair_seq", "kind_seq", "message_bytes", "group")
+"""Columns of operations whose values are seldom beyond four bytes."""
+
+
 def empty_operations(amount: int) -> Columns:
     """Operation rows of which nothing is known yet."""
     return np.repeat(UNKNOWN_OPERATION, amount)

@@ -111,7 +111,9 @@ class Store:
 
     operation_templates: Table = field(default_factory=lambda: Table(rows.OPERATION_TEMPLATE))
     kernel_templates: Table = field(default_factory=lambda: Table(rows.KERNEL_TEMPLATE))
-    operations: Table = field(default_factory=lambda: Table(rows.OPERATION, unknown=rows.UNKNOWN_OPERATION))
+    operations: Table = field(
+        default_factory=lambda: Table(rows.OPERATION, unknown=rows.UNKNOWN_OPERATION, packed=rows.PACKED)
+    )
     kernels: Table = field(default_factory=lambda: Table(rows.KERNEL))
     kernel_references: KernelReferences = field(default_factory=KernelReferences)
     """Recorded by whoever writes `kernel` of an operation."""

@@ -139,6 +139,23 @@ def test_columns_take_memory_up_to_the_last_row_that_was_written() -> None:
     assert table.used_bytes == 8 * 1003 + 100 + 80
 
 
+def test_packed_columns_take_four_bytes_until_a_value_needs_more() -> None:
+    table = Table(_PAIR, unknown=np.array([(-1, np.nan, False)], _PAIR), packed=["number"])
+    table.append({"number": np.arange(1000)})
+    assert table.used_bytes == 4000
+    table.drop_before(10)
+    assert table.rows["number"].dtype == table.take(np.array([10]))["number"].dtype == np.int64
+    with pytest.raises(ValueError, match="read-only"):
+        table.rows["number"][0] = 1
+    rows = table.rows[1:]
+    rows.put("number", np.array([0]), 2**40)
+    rows.put("number", np.array([1]), -7)
+    assert table.rows["number"].tolist() == [10, 2**40, -7, *range(13, 1000)]
+    table.append({"number": np.array([2**50])})
+    assert table.take(np.array([1000]))["number"].tolist() == [2**50]
+    assert table.used_bytes == 8 * 991
+
+
 def test_equal_strings_have_one_number_in_order_of_appearance() -> None:
     strings = Interner()
     assert [strings.index_of(text) for text in ("b", "a", "b", "")] == [0, 1, 0, 2]

@@ -200,7 +200,7 @@ def test_the_traffic_of_a_ring_goes_to_the_next_rank() -> None:
     tp = next(each.index for each in store.communicators if each.parallelism == "TP")
     of_tp = {member.index for member in store.members if member.communicator == tp}
     rows = store.operations.rows
-    rows["message_bytes"][~np.isin(rows["member"], list(of_tp))] = NO_NUMBER
+    rows.put("message_bytes", np.flatnonzero(~np.isin(rows["member"], list(of_tp))), NO_NUMBER)
     view = traffic_of(store)
     assert (view.by, view.places) == ("rank", ("0", "1", "2", "3"))
     calls = 5 * 6
