@@ -13,6 +13,7 @@ from typing import Final
 
 from ncclscope.discover import Discovery, FoundFile, discover
 from ncclscope.file_readers import FileTask, Part, read_files
+from ncclscope.job_split import jobs_of_files
 from ncclscope_agent.config import zone_offset_ns
 from ncclscope_agent.files.recognise import FileKind
 from ncclscope_service.pipeline import Pipeline
@@ -90,8 +91,11 @@ class _Reading:
     ) -> None:
         self._run = run
         self._job = job
+        self._strings: dict[Path, list[str]] = {}
+        """Of each export whose job is not known yet."""
         self._make_task = make_task
         self._lines = discovery.of_kind(FileKind.NCCL_LOG) + discovery.of_kind(FileKind.INSPECTOR)
+        self._jobs = jobs_of_files(self._lines, job=job)
         self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
         self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
         self._progress = progress
@@ -112,6 +116,23 @@ class _Reading:
             self._read_with_hosts([self._make_task(found) for found in self._topologies], jobs=1)
         self._read_with_hosts(later, jobs=jobs)
 
+    def _job_of(self, task: FileTask, batch: Batch) -> str:
+        """The job of a log or dump by its traces, of an export by the first of its processes that a log names."""
+        path = task.found.path
+        job = self._jobs.get(path, self._job if len(set(self._jobs.values())) < 2 else None)
+        if job is not None:
+            return job
+        strings = self._strings.setdefault(path, [])
+        strings += batch.strings
+        store = self._run.pipeline.store
+        jobs = {(of.host, of.pid): name for of, name in zip(store.processes, store.process_job, strict=True)}
+        for table in (batch.kernel_templates, batch.range_templates):
+            for host, pid in zip(table["host"].tolist(), table["pid"].tolist(), strict=True):
+                if (strings[host], pid) in jobs:
+                    self._jobs[path] = jobs[strings[host], pid]
+                    return self._jobs[path]
+        return self._job
+
     def _read_with_hosts(self, tasks: Sequence[FileTask], *, jobs: int) -> None:
         """Files whose host may have to come from the logs, which are read."""
         hosts: dict[int, set[str]] = {}
@@ -122,7 +143,7 @@ class _Reading:
 
     def _ingest(self, task: FileTask, part: Part, later: list[FileTask]) -> None:
         if isinstance(part, Batch):
-            self._run.pipeline.ingest_batch(part, agent=_AGENT, session=_SESSION, job=self._job)
+            self._run.pipeline.ingest_batch(part, agent=_AGENT, session=_SESSION, job=self._job_of(task, part))
         elif isinstance(part, int):
             self._done_bytes += part
             if self._progress is not None:

@@ -68,6 +68,8 @@ def _read(selection: Selection) -> Iterator[str]:
         f"Read {len(store.sources)} files ({level(selection)}): {len(hosts)} hosts, "
         f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks{flagged}"
     )
+    if len(selection.jobs) > 1:
+        yield f"  jobs        {_printable(_jobs(selection))}"
     yield f"  understood  {_counts(store.understood.most_common())}"
     yield f"  skipped     {_counts(store.skipped.most_common())}"
     lost = gaps(selection)
@@ -77,6 +79,15 @@ def _read(selection: Selection) -> Iterator[str]:
         )
     if len(lost) > _MAX_LINES:
         yield f"  lost        and {len(lost) - _MAX_LINES} more, see summary.json"
+
+
+def _jobs(selection: Selection) -> str:
+    store, words = selection.store, list[str]()
+    for job in selection.jobs:
+        processes = [index for index in selection.processes() if store.process_job[index] == job]
+        hosts = {store.processes[index].host for index in processes}
+        words.append(f"{job} ({len(processes):,} processes on {len(hosts):,} host{'' if len(hosts) == 1 else 's'})")
+    return ", ".join(words)
 
 
 def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
