@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.detect.comparable_groups import (
+    BLOCK,
+    BLOCKS,
     Levels,
     Links,
-    Sample,
+    RecentWindows,
     Shape,
     SharedWires,
     Siblings,
@@ -28,7 +31,7 @@ from ncclscope_service.detect.comparable_groups import (
 )
 from ncclscope_service.detect.context import Context, Group, Ledger, name_of_groups
 from ncclscope_service.detect.slow_link import Located, SlowGroup, locate_slow_groups, slow_link_finding
-from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, Drop, DropWatch
+from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, Drop, DropWatch, medians
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
@@ -100,8 +103,11 @@ class BandwidthDrop:
     def __init__(self) -> None:
         self._links = Links()
         self._levels = Levels()
+        self.recent = RecentWindows()
+        """By number of `shapes`."""
         self._siblings = Siblings()
-        self._series: dict[Shape, _Series] = {}
+        self._series: list[_Series] = []
+        """By shape."""
         self._wires = SharedWires()
         self._together: dict[Wires, _Series] = {}
         self._ledger = Ledger()
@@ -117,28 +123,44 @@ class BandwidthDrop:
         """Communicators, and links as the windows number them, that are slow now, by their past or their siblings."""
         return frozenset(self._slow)
 
-    def with_links(self, context: Context) -> Context:
-        """The job with the links that the windows speak of among its groups."""
-        return self._links.context_with_links(context)
+    @property
+    def shapes(self) -> Sequence[Shape]:
+        """The shapes of the windows so far, by number."""
+        return self._levels.shapes
 
-    def ingest_collectives(self, collectives: Columns, context: Context) -> list[Sample]:
-        """Takes joined collectives (`rows.COLLECTIVE`) of one job, and gives the windows that they closed.
+    @property
+    def context(self) -> Context | None:
+        """The job with the links that the windows speak of among its groups; None as long as nothing came."""
+        return self._context
 
-        FindingChange that is late by seconds is left out.
-        """
+    def ingest_collectives(self, collectives: Columns, context: Context) -> None:
+        """Takes joined collectives (`rows.COLLECTIVE`) of one job. What is late by seconds is left out."""
         self._context = context = self._links.context_with_links(context)
-        fresh = self._levels.ingest_collectives(self._links.with_link_numbers(collectives))
-        samples = [sample for sample in fresh if sample.shape.communicator in context.groups]
-        self._siblings.ingest_samples(samples)
-        for sample in samples:
-            self._newest_ns = max(self._newest_ns, sample.at_ns)
-            self._series.setdefault(sample.shape, _Series()).ingest_window(sample.at_ns, sample.level)
-            if sample.worst_seq != NO_NUMBER:
-                recent = self._worst.setdefault(sample.shape.communicator, deque(maxlen=_WINDOWS_SHOWN))
-                recent.append((sample.level, sample.worst_seq))
-        for shared in self._wires.ingest_samples(samples, context):
+        closed = self._levels.ingest_collectives(self._links.with_link_numbers(collectives))
+        shapes = self._levels.shapes
+        is_known = [shapes[number].communicator in context.groups for number in closed.shape.tolist()]
+        windows = closed if all(is_known) else closed.filter(np.asarray(is_known))
+        self.recent.ingest_windows(windows, len(shapes))
+        self._series += [_Series() for _ in range(len(shapes) - len(self._series))]
+        self._newest_ns = max(self._newest_ns, int(windows.at_ns.max(initial=0)))
+        columns = (windows.shape, windows.at_ns, windows.level, windows.worst_seq)
+        for number, at_ns, level, worst_seq in zip(*(each.tolist() for each in columns), strict=True):
+            self._series[number].ingest_window(at_ns, level)
+            if worst_seq != NO_NUMBER:
+                recent = self._worst.setdefault(shapes[number].communicator, deque(maxlen=_WINDOWS_SHOWN))
+                recent.append((level, worst_seq))
+        for shared in self._wires.ingest_windows(windows, shapes, context):
             self._together.setdefault(shared.wires, _Series()).ingest_window(shared.at_ns, shared.level)
-        return samples
+
+    def evict_communicators(self, communicators: Set[int]) -> None:
+        """Forgets these communicators."""
+        stays = [number for number, shape in enumerate(self.shapes) if shape.communicator not in communicators]
+        if len(stays) < len(self.shapes):
+            self._levels.evict(np.asarray(stays, np.int64))
+            self.recent.evict(np.asarray(stays, np.int64))
+            self._series = [self._series[number] for number in stays]
+            for communicator in communicators:
+                self._worst.pop(communicator, None)
 
     def findings(self) -> list[Finding]:
         """All findings so far."""
@@ -182,7 +204,7 @@ class BandwidthDrop:
     def _drifts(self, context: Context) -> dict[Hashable, Finding]:
         """Slow drifts of communicators that are not slow otherwise."""
         worst: dict[int, Drop] = {}
-        for shape, series in self._series.items():
+        for shape, series in zip(self.shapes, self._series, strict=True):
             drift = series.drift.drift
             if drift is not None and shape.communicator in context.groups.keys() - self._slow:
                 known = worst.get(shape.communicator)
@@ -197,7 +219,7 @@ class BandwidthDrop:
     def _drops(self, context: Context) -> dict[int, Drop]:
         """The worst drop of each communicator."""
         drops: dict[int, Drop] = {}
-        own = ((shape.communicator, series.drop) for shape, series in self._series.items())
+        own = ((shape.communicator, series.drop) for shape, series in zip(self.shapes, self._series, strict=True))
         shared = (
             (communicator, series.drop)
             for wires, series in self._together.items()
@@ -226,7 +248,7 @@ class BandwidthDrop:
             for communicator, found in drops.items()
         }
         healthy = self._healthy() - drops.keys()
-        for verdict in self._siblings.verdicts(context):
+        for verdict in self._siblings.verdicts(self.recent, self.shapes, context):
             if not verdict.is_slow:
                 if verdict.communicator not in drops:
                     healthy.add(verdict.communicator)
@@ -249,7 +271,7 @@ class BandwidthDrop:
             for communicator in self._wires.members(wires):
                 shared[communicator] = series.is_healthy and shared.get(communicator, True)
         own: dict[int, bool] = {}
-        for shape, series in self._series.items():
+        for shape, series in zip(self.shapes, self._series, strict=True):
             together = shared.get(shape.communicator)
             calm = series.is_healthy if together is None else series.is_unsuspicious and together
             own[shape.communicator] = calm and own.get(shape.communicator, True)
@@ -348,11 +370,6 @@ def _sentence(names: list[str], found: SlowGroup, group: Group) -> str:
 
 _LEAST_SECONDS: Final = 150e-6
 """Least time of a message at the limit."""
-_WINDOWS: Final = 12
-_BLOCKS: Final = 3
-"""Number of blocks in which the last windows are judged: all must be slow."""
-_EARLY: Final = 3
-"""First windows of a shape: warm-up."""
 _BELOW: Final = 0.5
 """Share of the limit below which a group is slow."""
 _HEALED: Final = 0.6
@@ -362,100 +379,84 @@ _CONFIDENCE: Final = 0.7
 
 
 class BelowLimit:
-    """Groups of one job below their limit, from closed windows."""
+    """Groups of one job below their limit, from closed windows: all of the last blocks of them must be slow."""
 
     def __init__(self) -> None:
-        self._recent: dict[Shape, deque[Sample]] = {}
-        self._early: dict[Shape, int] = defaultdict(int)
         self._below: set[int] = set()
         self._ledger = Ledger()
-        self._context: Context | None = None
-        self._newest_ns = 0
 
-    def ingest_samples(self, samples: Iterable[Sample], context: Context) -> None:
-        """Takes windows, oldest first."""
-        self._context = context
-        for sample in samples:
-            group = context.groups.get(sample.shape.communicator)
-            self._newest_ns = max(self._newest_ns, sample.at_ns)
-            if group is None or not group.limit or bytes_of(sample.shape) / group.limit < _LEAST_SECONDS:
-                continue
-            self._early[sample.shape] += 1
-            if self._early[sample.shape] > _EARLY:
-                self._recent.setdefault(sample.shape, deque(maxlen=_WINDOWS)).append(sample)
-
-    def evict_communicators(self, communicators: Set[int]) -> None:
-        """Forgets these communicators."""
-        for shape in [shape for shape in self._early if shape.communicator in communicators]:
-            del self._early[shape]
-            self._recent.pop(shape, None)
-
-    def findings(self, explained: frozenset[int]) -> list[Finding]:
-        """All findings so far; `explained`: communicators that another finding reports as slow."""
-        context = self._context
+    def findings(
+        self, recent: RecentWindows, shapes: Sequence[Shape], context: Context | None, explained: frozenset[int]
+    ) -> list[Finding]:
+        """All findings so far, by the last windows of each of `shapes`; `explained`: communicators that another finding
+        reports as slow.
+        """
         if context is None:
             return []
-        slow = self._slow(context) if context.clock_is_trusted else {}
+        slow = self._slow(recent, shapes, context) if context.clock_is_trusted else {}
         self._below = set(slow)
-        by_parallelism: dict[str | None, list[Shape]] = defaultdict(list)
-        for communicator, shape in slow.items():
+        by_parallelism: dict[str | None, list[int]] = defaultdict(list)
+        for communicator, number in slow.items():
             if communicator not in explained:
-                by_parallelism[context.groups[communicator].parallelism].append(shape)
-        for parallelism, shapes in by_parallelism.items():
-            self._ledger.update(parallelism, self._finding(shapes, context))
+                by_parallelism[context.groups[communicator].parallelism].append(number)
+        for parallelism, numbers in by_parallelism.items():
+            self._ledger.update(parallelism, _below_limit(numbers, recent, shapes, context))
         for key in self._ledger.open_keys():
             if key not in by_parallelism:
-                self._ledger.close(key, self._newest_ns)
+                self._ledger.close(key, recent.newest_ns)
         return self._ledger.findings()
 
-    def _slow(self, context: Context) -> dict[int, Shape]:
+    def _slow(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> dict[int, int]:
         """By communicator below its limit, the shape that shows it most."""
-        worst: dict[int, tuple[float, Shape]] = {}
-        for shape, samples in self._recent.items():
-            group = context.groups.get(shape.communicator)
-            if group is None or not group.limit or len(samples) < _WINDOWS:
-                continue
-            levels = np.array([sample.level for sample in samples]).reshape(_BLOCKS, -1)
-            efficiency = np.exp(np.median(levels, axis=1)) / group.limit
-            bar = _HEALED if shape.communicator in self._below else _BELOW
-            if (efficiency < bar).all():
-                known = worst.get(shape.communicator)
-                found = float(np.median(efficiency))
-                if known is None or found < known[0]:
-                    worst[shape.communicator] = (found, shape)
-        return {communicator: shape for communicator, (_, shape) in worst.items()}
-
-    def _finding(self, shapes: list[Shape], context: Context) -> Finding:
-        groups = {shape: context.groups[shape.communicator] for shape in shapes}
-        reached = {shape: math.exp(np.median([sample.level for sample in self._recent[shape]])) for shape in shapes}
-        worst = min(shapes, key=lambda shape: reached[shape] / (groups[shape].limit or math.inf))
-        group, limit = groups[worst], groups[worst].limit or math.nan
-        who = name_of_groups([groups[shape].name for shape in shapes], group.parallelism)
-        reach = "reaches" if len(shapes) == 1 else "reach"
-        return Finding(
-            kind=FindingKind.BELOW_LIMIT,
-            severity=Severity.WARNING,
-            job=context.job,
-            comm_id=group.comm_id if len(shapes) == 1 else None,
-            parallelism=group.parallelism,
-            since_ns=min(self._recent[shape][0].at_ns for shape in shapes),
-            confidence=_CONFIDENCE,
-            summary=(
-                f"{who} {reach} {reached[worst] / 1e9:.3g} GB/s of bus bandwidth, {100 * reached[worst] / limit:.0f} % "
-                f"of the {limit / 1e9:.3g} GB/s that {group.limit_name or 'the links'} can carry"
-            ),
-            evidence={
-                "efficiency_ratio": round(reached[worst] / limit, 4),
-                "busbw_bytes_per_second": round(reached[worst]),
-                "limit_bytes_per_second": round(limit),
-                "bottleneck": group.limit_name,
-                "message_bytes": bytes_of(worst),
-                "groups": sorted({each.comm_id for each in groups.values()}),
-                "collectives": _collectives(groups, worst, self._recent[worst]),
-            },
-        )
+        limits = {
+            number: group.limit
+            for number in recent.full().tolist()
+            if (group := context.groups.get(shapes[number].communicator)) is not None
+            and group.limit
+            and bytes_of(shapes[number]) / group.limit >= _LEAST_SECONDS
+        }
+        if not limits:
+            return {}
+        levels = medians(recent.level[list(limits)].reshape(len(limits), BLOCKS, BLOCK))
+        efficiency = np.exp(levels) / np.array(list(limits.values()))[:, None]
+        bars = [_HEALED if shapes[number].communicator in self._below else _BELOW for number in limits]
+        is_slow: NDArray[np.bool_] = np.logical_and.reduce(efficiency < np.array(bars)[:, None], axis=1)
+        worst: dict[int, tuple[float, int]] = {}
+        for number, found, slow in zip(limits, medians(efficiency).tolist(), is_slow.tolist(), strict=True):
+            known = worst.get(shapes[number].communicator)
+            if slow and (known is None or found < known[0]):
+                worst[shapes[number].communicator] = (found, number)
+        return {communicator: number for communicator, (_, number) in worst.items()}
 
 
-def _collectives(groups: dict[Shape, Group], worst: Shape, samples: Iterable[Sample]) -> list[str]:
-    known = [sample for sample in samples if sample.worst_seq != NO_NUMBER]
-    return [f"{groups[worst].comm_id}:{sample.worst_seq}" for sample in known[-_COLLECTIVES_SHOWN:]]
+def _below_limit(numbers: list[int], recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> Finding:
+    groups = {number: context.groups[shapes[number].communicator] for number in numbers}
+    levels = zip(numbers, medians(recent.level[numbers]).tolist(), strict=True)
+    reached = {number: math.exp(level) for number, level in levels}
+    worst = min(numbers, key=lambda number: reached[number] / (groups[number].limit or math.inf))
+    group, limit = groups[worst], groups[worst].limit or math.nan
+    who = name_of_groups([groups[number].name for number in numbers], group.parallelism)
+    reach = "reaches" if len(numbers) == 1 else "reach"
+    known = [seq for seq in recent.worst_seq[worst].tolist() if seq != NO_NUMBER]
+    return Finding(
+        kind=FindingKind.BELOW_LIMIT,
+        severity=Severity.WARNING,
+        job=context.job,
+        comm_id=group.comm_id if len(numbers) == 1 else None,
+        parallelism=group.parallelism,
+        since_ns=int(recent.at_ns[numbers, 0].min()),
+        confidence=_CONFIDENCE,
+        summary=(
+            f"{who} {reach} {reached[worst] / 1e9:.3g} GB/s of bus bandwidth, {100 * reached[worst] / limit:.0f} % "
+            f"of the {limit / 1e9:.3g} GB/s that {group.limit_name or 'the links'} can carry"
+        ),
+        evidence={
+            "efficiency_ratio": round(reached[worst] / limit, 4),
+            "busbw_bytes_per_second": round(reached[worst]),
+            "limit_bytes_per_second": round(limit),
+            "bottleneck": group.limit_name,
+            "message_bytes": bytes_of(shapes[worst]),
+            "groups": sorted({each.comm_id for each in groups.values()}),
+            "collectives": [f"{group.comm_id}:{seq}" for seq in known[-_COLLECTIVES_SHOWN:]],
+        },
+    )

@@ -19,16 +19,19 @@ is their upper quartile: it moves only when most of them do.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct_together
+from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.detect.context import Context, Group, group_name
+from ncclscope_service.detect.statistics import medians
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -37,6 +40,8 @@ LEAST_BYTES: Final = 64 * 1024
 """Below, time is latency and busbw says nothing about the wires."""
 _BUCKETS_PER_OCTAVE: Final = 8
 _SHAPES_PER_COMMUNICATOR: Final = 12
+_GROUPS_CACHED: Final = 65_536
+"""Distributions of a group's ranks over hosts that are remembered."""
 _LATE_WINDOWS: Final = 2
 """Windows that stay open for late collectives."""
 
@@ -55,86 +60,154 @@ def bytes_of(shape: Shape) -> int:
     return round(2 ** (shape.bucket / _BUCKETS_PER_OCTAVE))
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One window of one shape."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Windows of one second, oldest first."""
 
-    shape: Shape
-    at_ns: int
-    level: float
+    shape: NDArray[np.int64]
+    """Number of the shape of each."""
+    at_ns: NDArray[np.int64]
+    level: NDArray[np.float64]
     """Natural logarithm of busbw in bytes per second."""
-    operations: int
-    worst_seq: int
-    """Number of the slowest of them on its communicator; NO_NUMBER for Send and Recv."""
+    worst_seq: NDArray[np.int64]
+    """Number of its slowest collective on its communicator; NO_NUMBER for Send and Recv."""
+
+    def filter(self, mask: NDArray[np.bool_]) -> Windows:
+        """Those where the mask is true."""
+        return Windows(
+            shape=self.shape[mask], at_ns=self.at_ns[mask], level=self.level[mask], worst_seq=self.worst_seq[mask]
+        )
 
 
-class _Window(NamedTuple):
-    levels: list[float]
-    seqs: list[int]
+_OPEN: Final = np.dtype([("shape", "<i8"), ("window", "<i8"), ("level", "<f8"), ("coll_seq", "<i8")])
 
 
-_Open: TypeAlias = dict[int, _Window]
-
-
-@dataclass(slots=True)
 class Levels:
     """Windows of each shape; they close when data two windows younger has come."""
 
-    _open: dict[Shape, _Open] = field(default_factory=dict[Shape, _Open])
-    _shapes: dict[int, int] = field(default_factory=dict[int, int])
-    _newest: int = 0
-    _closed_before: int = 0
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+        """By number."""
+        self._numbers: dict[Shape, int] = {}
+        self._amounts: Counter[int] = Counter()
+        """Shapes, by communicator."""
+        self._open: Columns = np.empty(0, _OPEN)
+        """Collectives of open windows."""
+        self._newest = 0
+        self._closed_before = 0
 
-    def ingest_collectives(self, collectives: Columns) -> list[Sample]:
-        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows that closed, oldest first."""
+    def ingest_collectives(self, collectives: Columns) -> Windows:
+        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows that closed."""
         usable = (
             (collectives["busbw"] > 0)
             & (collectives["message_bytes"] >= LEAST_BYTES)
             & (collectives["end_true_ns"] // WINDOW_NS >= self._closed_before)
         )
-        for shape, window, values in _segments(collectives[usable]):
-            if shape not in self._open and not self._admit(shape):
-                continue
-            known = self._open.setdefault(shape, {}).setdefault(window, _Window([], []))
-            known.levels.extend(values.levels)
-            known.seqs.extend(values.seqs)
-            self._newest = max(self._newest, window)
+        new = self._numbered(collectives[usable])
+        self._newest = max(self._newest, int(new["window"].max(initial=0)))
         self._closed_before = max(self._closed_before, self._newest - _LATE_WINDOWS + 1)
-        return self._close()
+        waiting = np.concatenate([self._open, new])
+        is_closed = waiting["window"] < self._closed_before
+        self._open = waiting[~is_closed]
+        return _closed(waiting[is_closed])
 
-    def _admit(self, shape: Shape) -> bool:
-        known = self._shapes.get(shape.communicator, 0)
-        if known >= _SHAPES_PER_COMMUNICATOR:
-            return False
-        self._shapes[shape.communicator] = known + 1
-        return True
+    def evict(self, numbers: NDArray[np.int64]) -> None:
+        """Forgets all shapes but these, which get new numbers in their order."""
+        new = np.full(len(self.shapes), NO_NUMBER)
+        new[numbers] = np.arange(len(numbers))
+        self.shapes = [self.shapes[number] for number in numbers.tolist()]
+        self._numbers = {shape: number for number, shape in enumerate(self.shapes)}
+        self._amounts = Counter(shape.communicator for shape in self.shapes)
+        self._open = self._open[new[self._open["shape"]] != NO_NUMBER]
+        self._open["shape"] = new[self._open["shape"]]
 
-    def _close(self) -> list[Sample]:
-        closed: list[Sample] = []
-        for shape, windows in self._open.items():
-            for window in [window for window in windows if window < self._closed_before]:
-                levels, seqs = windows.pop(window)
-                worst = seqs[levels.index(min(levels))]
-                closed.append(Sample(shape, window * WINDOW_NS, float(np.median(levels)), len(levels), worst))
-        return sorted(closed, key=lambda sample: sample.at_ns)
+    def _numbered(self, collectives: Columns) -> Columns:
+        """These collectives by the numbers of their shapes, without those of too many shapes."""
+        found = np.empty(len(collectives), _OPEN)
+        buckets = np.log2(collectives["message_bytes"].astype(np.float64)) * _BUCKETS_PER_OCTAVE
+        columns, inverse = distinct_together(
+            collectives["communicator"], collectives["op"], np.rint(buckets).astype(np.int64)
+        )
+        numbers = [self._number(Shape(*key)) for key in zip(*(each.tolist() for each in columns), strict=True)]
+        found["shape"] = np.asarray(numbers, np.int64)[inverse]
+        found["window"] = collectives["end_true_ns"] // WINDOW_NS
+        found["level"] = np.log(collectives["busbw"])
+        found["coll_seq"] = collectives["coll_seq"]
+        admitted: Columns = found[found["shape"] != NO_NUMBER]
+        return admitted
+
+    def _number(self, shape: Shape) -> int:
+        number = self._numbers.get(shape)
+        if number is None:
+            if self._amounts[shape.communicator] >= _SHAPES_PER_COMMUNICATOR:
+                return NO_NUMBER
+            self._amounts[shape.communicator] += 1
+            number = self._numbers[shape] = len(self.shapes)
+            self.shapes.append(shape)
+        return number
 
 
-def _segments(rows: Columns) -> Iterator[tuple[Shape, int, _Window]]:
-    if not len(rows):
-        return
-    buckets = np.rint(np.log2(rows["message_bytes"].astype(np.float64)) * _BUCKETS_PER_OCTAVE).astype(np.int64)
-    windows = rows["end_true_ns"] // WINDOW_NS
-    order = np.lexsort((windows, buckets, rows["op"], rows["communicator"]))
-    rows, buckets, windows = rows[order], buckets[order], windows[order]
-    values = np.log(rows["busbw"])
-    changes = np.zeros(len(rows), dtype=np.bool_)
-    for column in (rows["communicator"], rows["op"], buckets, windows):
-        changes[1:] |= column[1:] != column[:-1]
-    begins = np.concatenate([[0], np.flatnonzero(changes)])
-    ends = np.append(begins[1:], len(rows))
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        shape = Shape(int(rows["communicator"][begin]), int(rows["op"][begin]), int(buckets[begin]))
-        yield shape, int(windows[begin]), _Window(values[begin:end].tolist(), rows["coll_seq"][begin:end].tolist())
+def _closed(collectives: Columns) -> Windows:
+    """The windows of these collectives, all of which have come."""
+    order = np.lexsort((collectives["level"], collectives["shape"], collectives["window"]))
+    shape, window, level, seq = (collectives[name][order] for name in ("shape", "window", "level", "coll_seq"))
+    begins = np.flatnonzero((np.diff(shape, prepend=NO_NUMBER) != 0) | (np.diff(window, prepend=-1) != 0))
+    sizes = np.diff(begins, append=len(order))
+    return Windows(
+        shape=shape[begins],
+        at_ns=window[begins] * WINDOW_NS,
+        level=(level[begins + (sizes - 1) // 2] + level[begins + sizes // 2]) / 2,
+        worst_seq=seq[begins],
+    )
+
+
+BLOCK: Final = 4
+BLOCKS: Final = 3
+"""A group must be slow in this many blocks of this many windows."""
+_EARLY: Final = 3
+"""First windows of a shape: warm-up."""
+
+
+class RecentWindows:
+    """The last dozen windows of every shape, oldest first."""
+
+    def __init__(self) -> None:
+        self._seen: NDArray[np.int64] = np.empty(0, np.int64)
+        self.at_ns: NDArray[np.int64] = np.empty((0, BLOCK * BLOCKS), np.int64)
+        """Shape by window, as the others."""
+        self.level: NDArray[np.float64] = np.empty((0, BLOCK * BLOCKS))
+        self.worst_seq: NDArray[np.int64] = np.empty((0, BLOCK * BLOCKS), np.int64)
+        self.newest_ns = 0
+
+    def ingest_windows(self, windows: Windows, shapes: int) -> None:
+        """Takes closed windows of so many shapes. The first of a shape are warm-up and left out."""
+        if shapes > len(self._seen):
+            more = max(shapes, 2 * len(self._seen)) - len(self._seen)
+            self._seen = np.append(self._seen, np.zeros(more, np.int64))
+            empty = np.zeros((more, BLOCK * BLOCKS), np.int64)
+            self.at_ns, self.worst_seq = (np.concatenate([each, empty]) for each in (self.at_ns, self.worst_seq))
+            self.level = np.concatenate([self.level, empty.astype(np.float64)])
+        self.newest_ns = max(self.newest_ns, int(windows.at_ns.max(initial=0)))
+        for _, mine in group_by(windows.at_ns // WINDOW_NS):  # in each of them a shape is there once
+            self._seen[windows.shape[mine]] += 1
+            late = mine[self._seen[windows.shape[mine]] > _EARLY]
+            shape = windows.shape[late]
+            for kept, new in (
+                (self.at_ns, windows.at_ns),
+                (self.level, windows.level),
+                (self.worst_seq, windows.worst_seq),
+            ):
+                kept[shape, :-1] = kept[shape, 1:]
+                kept[shape, -1] = new[late]
+
+    def full(self) -> NDArray[np.intp]:
+        """The shapes of which a dozen windows were seen."""
+        return np.flatnonzero(self._seen >= _EARLY + BLOCK * BLOCKS)
+
+    def evict(self, numbers: NDArray[np.int64]) -> None:
+        """Forgets all shapes but these, which get new numbers in their order."""
+        self._seen, self.at_ns = self._seen[numbers], self.at_ns[numbers]
+        self.level, self.worst_seq = self.level[numbers], self.worst_seq[numbers]
 
 
 _FIRST_NUMBER: Final = -2
@@ -204,13 +277,8 @@ def _link(group: Group, low: int, high: int) -> Link:
     )
 
 
-BLOCK: Final = 4
-BLOCKS: Final = 3
-"""A group must be slow in this many blocks of this many windows."""
 _OLD_NS: Final = 60_000_000_000
 """Older windows of a group are not compared with its siblings' present ones."""
-_EARLY: Final = 3
-"""First windows of a shape: warm-up."""
 SLOW: Final = 0.20
 """In log busbw: 18 % slower than its siblings."""
 _STILL_SLOW: Final = 0.12
@@ -240,40 +308,28 @@ class Verdict:
     healthy_siblings: int
 
 
-@dataclass(slots=True)
-class _Recent:
-    samples: deque[Sample] = field(default_factory=lambda: deque[Sample](maxlen=BLOCK * BLOCKS))
-
-
 class Siblings:
-    """The last dozen windows of every shape."""
+    """Compares the last dozen windows of shapes of groups that do the same work."""
 
     def __init__(self) -> None:
-        self._recent: dict[Shape, _Recent] = {}
-        self._seen: Counter[Shape] = Counter()
-        self._newest_ns = 0
         self._slow: set[int] = set()
 
-    def ingest_samples(self, samples: Iterable[Sample]) -> None:
-        """Takes closed windows, oldest first. The first of a shape are warm-up and left out."""
-        for sample in samples:
-            self._seen[sample.shape] += 1
-            self._newest_ns = max(self._newest_ns, sample.at_ns)
-            if self._seen[sample.shape] > _EARLY:
-                self._recent.setdefault(sample.shape, _Recent()).samples.append(sample)
-
-    def verdicts(self, context: Context) -> list[Verdict]:
+    def verdicts(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> list[Verdict]:
         """Slow and healthy communicators, at most one verdict each: slow in any shape is slow."""
-        families: dict[Hashable, list[tuple[Shape, list[Sample]]]] = defaultdict(list)
-        for shape, recent in self._recent.items():
-            samples = list(recent.samples)
+        full = recent.full()
+        full = full[recent.at_ns[full, 0] >= recent.newest_ns - _OLD_NS]
+        families: dict[Hashable, list[int]] = defaultdict(list)
+        for number in full.tolist():
+            shape = shapes[number]
             group = context.groups.get(shape.communicator)
-            if group is None or len(samples) < BLOCK * BLOCKS or samples[0].at_ns < self._newest_ns - _OLD_NS:
-                continue
-            families[(shape.op, shape.bucket, *_likeness(group))].append((shape, samples))
+            if group is not None:
+                families[(shape.op, shape.bucket, *_likeness(group))].append(number)
         by_communicator: dict[int, Verdict] = {}
         for family in families.values():
-            for verdict in _compare(family, self._slow):
+            if len(family) < _LEAST_GROUPS:
+                continue
+            communicators = [shapes[number].communicator for number in family]
+            for verdict in _compare(communicators, recent.level[family], recent.at_ns[family, 0], self._slow):
                 known = by_communicator.get(verdict.communicator)
                 if known is None or (verdict.is_slow, verdict.loss) > (known.is_slow, known.loss):
                     by_communicator[verdict.communicator] = verdict
@@ -283,42 +339,47 @@ class Siblings:
 
 def _likeness(group: Group) -> tuple[Hashable, ...]:
     """Groups with equal likeness cross the same kinds of wires."""
-    per_host = tuple(sorted(Counter(group.hosts).values()))
-    return (group.parallelism, len(group.global_ranks), per_host)
+    return (group.parallelism, len(group.global_ranks), _sizes_by_host(group.hosts))
+
+
+@lru_cache(maxsize=_GROUPS_CACHED)
+def _sizes_by_host(hosts: tuple[str, ...]) -> tuple[int, ...]:
+    return tuple(sorted(Counter(hosts).values()))
 
 
 def scatter_of(levels: NDArray[np.float64]) -> float:
     """How much the windows of a family (group by window) scatter, each group around its own median."""
-    return 1.4826 * float(np.median(np.abs(levels - np.median(levels, axis=1, keepdims=True))))
+    return 1.4826 * float(medians(np.abs(levels - medians(levels)[:, None]).ravel()))
 
 
-def _compare(family: list[tuple[Shape, list[Sample]]], already_slow: set[int]) -> list[Verdict]:
-    if len(family) < _LEAST_GROUPS:
-        return []
-    levels = np.array([[sample.level for sample in samples] for _, samples in family])
-    blocks = np.median(levels.reshape(len(family), BLOCKS, BLOCK), axis=2)
-    best = np.sort(blocks, axis=0)[-max(LEAST_HEALTHY, len(family) // 3) :]
-    reference = np.median(best, axis=0)
-    spread = 1.4826 * np.median(np.abs(best - reference), axis=0)
+def _compare(
+    communicators: list[int], levels: NDArray[np.float64], since_ns: NDArray[np.int64], already_slow: set[int]
+) -> list[Verdict]:
+    """Verdicts on groups that do the same work, by their levels (group by window)."""
+    blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
+    best = np.sort(blocks, axis=0)[-max(LEAST_HEALTHY, len(levels) // 3) :].T
+    reference = medians(best)
+    spread = 1.4826 * medians(np.abs(best - reference[:, None]))
     behind = reference - blocks
+    middles = medians(behind)
     slow = (behind > np.maximum(np.maximum(SLOW, SPREADS * spread), NOISES * scatter_of(levels))).all(axis=1)
-    was_slow = np.array([shape.communicator in already_slow for shape, _ in family])
-    slow |= was_slow & (np.median(behind, axis=1) > _STILL_SLOW)
-    healthy = (behind < _HEALTHY).sum(axis=1) > blocks.shape[1] / 2
-    if healthy.sum() < LEAST_HEALTHY:
+    slow |= np.array([communicator in already_slow for communicator in communicators]) & (middles > _STILL_SLOW)
+    healthy = (behind < _HEALTHY).sum(axis=1) > BLOCKS / 2
+    amount = int(healthy.sum())
+    if amount < LEAST_HEALTHY:
         return []
+    own, middle = medians(blocks), float(medians(reference))
     return [
         Verdict(
-            communicator=shape.communicator,
+            communicator=communicators[place],
             is_slow=bool(slow[place]),
-            loss=1.0 - float(np.exp(-np.median(behind[place]))),
-            level=float(np.median(blocks[place])),
-            reference=float(np.median(reference)),
-            since_ns=samples[0].at_ns,
-            healthy_siblings=int(healthy.sum()),
+            loss=1.0 - math.exp(-middles[place]),
+            level=float(own[place]),
+            reference=middle,
+            since_ns=int(since_ns[place]),
+            healthy_siblings=amount,
         )
-        for place, (shape, samples) in enumerate(family)
-        if slow[place] or healthy[place]
+        for place in np.flatnonzero(slow | healthy).tolist()
     ]
 
 
@@ -356,20 +417,20 @@ class SharedWires:
     _members: dict[Wires, dict[int, int]] = field(default_factory=dict[Wires, "dict[int, int]"])
     """Communicators, and when each was last seen."""
 
-    def ingest_samples(self, samples: Iterable[Sample], context: Context) -> Iterator[Level]:
+    def ingest_windows(self, windows: Windows, shapes: Sequence[Shape], context: Context) -> Iterator[Level]:
         """Takes closed windows, and gives the common level of groups that share wires, oldest first."""
         levels: defaultdict[tuple[int, Wires], list[float]] = defaultdict(list)
-        for sample in samples:
-            wires = Wires(
-                sample.shape.op, sample.shape.bucket, _ranks_of_hosts(context.groups[sample.shape.communicator])
-            )
+        columns = windows.shape.tolist(), windows.at_ns.tolist(), windows.level.tolist()
+        for number, at_ns, level in zip(*columns, strict=True):
+            shape = shapes[number]
+            wires = Wires(shape.op, shape.bucket, _ranks_of_hosts(context.groups[shape.communicator].hosts))
             seen = self._members.setdefault(wires, {})
-            seen[sample.shape.communicator] = max(sample.at_ns, seen.get(sample.shape.communicator, 0))
-            levels[sample.at_ns, wires].append(sample.level)
+            seen[shape.communicator] = max(at_ns, seen.get(shape.communicator, 0))
+            levels[at_ns, wires].append(level)
         for (at_ns, wires), values in levels.items():
             self._forget(wires, at_ns)
             if len(values) >= max(_LEAST_MEMBERS, _SHARE_PRESENT * len(self._members[wires])):
-                yield Level(wires, at_ns, float(np.percentile(values, QUANTILE)))
+                yield Level(wires, at_ns, _quantile(values))
 
     def members(self, wires: Wires) -> frozenset[int]:
         """The communicators that cross them."""
@@ -381,5 +442,15 @@ class SharedWires:
             self._members[wires] = {one: last_ns for one, last_ns in seen.items() if last_ns >= at_ns - _GONE_NS}
 
 
-def _ranks_of_hosts(group: Group) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(Counter(group.hosts).items()))
+def _quantile(values: list[float]) -> float:
+    """As `numpy.percentile` with QUANTILE, for a few values."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * QUANTILE / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+@lru_cache(maxsize=_GROUPS_CACHED)
+def _ranks_of_hosts(hosts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(hosts).items()))

@@ -65,8 +65,7 @@ class Detectors:
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
         self._late_rank.ingest_collectives(collectives, context)
-        windows = self._bandwidth_drop.ingest_collectives(collectives, context)
-        self._below_limit.ingest_samples(windows, self._bandwidth_drop.with_links(context))
+        self._bandwidth_drop.ingest_collectives(collectives, context)
 
     def ingest_progress(self, progress: Columns, context: Context) -> None:
         """How far each rank has come (`progress.PROGRESS`), about once a second."""
@@ -113,7 +112,7 @@ class Detectors:
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators, which nobody will use again; findings stay."""
         self._late_rank.evict_communicators(communicators)
-        self._below_limit.evict_communicators(communicators)
+        self._bandwidth_drop.evict_communicators(communicators)
         self._mismatch.evict_communicators(communicators)
 
     def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
@@ -123,7 +122,11 @@ class Detectors:
         """
         mismatches = self._mismatch.findings(now_ns)
         open_ones = {finding.comm_id: finding for finding in mismatches if finding.until_ns is None}
-        slow = self._bandwidth_drop.findings()
+        bandwidth = self._bandwidth_drop
+        slow = bandwidth.findings()
+        below = self._below_limit.findings(
+            bandwidth.recent, bandwidth.shapes, bandwidth.context, bandwidth.slow_communicators
+        )
         hangs = self._hang.findings(
             now_ns if silence_at_ns is None else silence_at_ns, open_ones, self._mismatch.with_losses
         )
@@ -132,7 +135,7 @@ class Detectors:
             [
                 *causes,
                 *self._slow_steps.findings(causes),
-                *self._below_limit.findings(self._bandwidth_drop.slow_communicators),
+                *below,
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns),
                 *self._misconfiguration.findings(),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from ncclscope_service.detect.comparable_groups import Level, Sample, Shape, SharedWires
+import numpy as np
+
+from ncclscope_service.detect.comparable_groups import Level, Shape, SharedWires, Windows
 from ncclscope_service.detect.context import Context, Group
 
 SECOND = 1_000_000_000
@@ -13,16 +15,18 @@ CONTEXT = Context(
 )
 
 
-def windows(communicators: range, seconds: range) -> list[Sample]:
-    return [
-        Sample(Shape(index, 3, 160), second * SECOND, 23.0 + index, 8, 0)
-        for second in seconds
-        for index in communicators
-    ]
+SHAPES = [Shape(index, 3, 160) for index in CONTEXT.groups]
+
+
+def windows(communicators: range, seconds: range) -> Windows:
+    numbers, times = np.tile(communicators, len(seconds)), np.repeat(seconds, len(communicators))
+    return Windows(
+        shape=numbers, at_ns=times * SECOND, level=23.0 + numbers, worst_seq=np.zeros(len(numbers), np.int64)
+    )
 
 
 def levels(shared: SharedWires, communicators: range, seconds: range) -> list[Level]:
-    return list(shared.ingest_samples(windows(communicators, seconds), CONTEXT))
+    return list(shared.ingest_windows(windows(communicators, seconds), SHAPES, CONTEXT))
 
 
 def test_windows_of_groups_that_share_wires_are_summed_up_where_most_of_them_are_there() -> None:
