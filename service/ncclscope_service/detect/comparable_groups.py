@@ -355,7 +355,7 @@ def scatter_of(levels: NDArray[np.float64]) -> float:
 def _compare(
     communicators: list[int], levels: NDArray[np.float64], since_ns: NDArray[np.int64], already_slow: set[int]
 ) -> list[Verdict]:
-    """Verdicts on groups that do the same work, by their levels (group by window)."""
+    """Compares groups that do the same work, by their levels (group by window)."""
     blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
     best = np.sort(blocks, axis=0)[-max(LEAST_HEALTHY, len(levels) // 3) :].T
     reference = medians(best)
