@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.detect.context import Context, Group, group_name
 from ncclscope_service.detect.statistics import medians
@@ -46,8 +47,7 @@ _LATE_WINDOWS: Final = 2
 """Windows that stay open for late collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Operations that are compared over time."""
 
     communicator: int
@@ -103,13 +103,13 @@ class Levels:
             & (collectives["message_bytes"] >= LEAST_BYTES)
             & (collectives["end_true_ns"] // WINDOW_NS >= self._closed_before)
         )
-        new = self._numbered(collectives[usable])
+        new = self._numbered(row_ops.filter_rows(collectives, usable))
         self._newest = max(self._newest, int(new["window"].max(initial=0)))
         self._closed_before = max(self._closed_before, self._newest - _LATE_WINDOWS + 1)
-        waiting = np.concatenate([self._open, new])
+        waiting = row_ops.concat([self._open, new])
         is_closed = waiting["window"] < self._closed_before
-        self._open = waiting[~is_closed]
-        return _closed(waiting[is_closed])
+        self._open = row_ops.filter_rows(waiting, ~is_closed)
+        return _closed(row_ops.filter_rows(waiting, is_closed))
 
     def evict(self, numbers: NDArray[np.int64]) -> None:
         """Forgets all shapes but these, which get new numbers in their order."""
@@ -133,8 +133,7 @@ class Levels:
         found["window"] = collectives["end_true_ns"] // WINDOW_NS
         found["level"] = np.log(collectives["busbw"])
         found["coll_seq"] = collectives["coll_seq"]
-        admitted: Columns = found[found["shape"] != NO_NUMBER]
-        return admitted
+        return row_ops.filter_rows(found, found["shape"] != NO_NUMBER)
 
     def _number(self, shape: Shape) -> int:
         number = self._numbers.get(shape)
@@ -233,6 +232,8 @@ class Links:
 
     _numbers: dict[tuple[int, int, int], int] = field(default_factory=dict[tuple[int, int, int], int])
     """By communicator and its two ranks, the lower one first."""
+    _with_links: tuple[Context, int, Context] | None = None
+    """A job, the number of links, and the job with them, as they were asked for last."""
 
     def with_link_numbers(self, collectives: Columns) -> Columns:
         """The same joined collectives (`rows.COLLECTIVE`), those between two ranks under the number of their link."""
@@ -240,8 +241,8 @@ class Links:
         between &= collectives["rank"] != collectives["peer"]
         if not between.any():
             return collectives
-        numbered = collectives.copy()
-        mine = collectives[between]
+        numbered = row_ops.copy(collectives)
+        mine = row_ops.filter_rows(collectives, between)
         pairs = np.sort([mine["rank"], mine["peer"]], axis=0)
         found, inverse = distinct_together(mine["communicator"], pairs[0], pairs[1])
         numbers = [self._number(key) for key in zip(*(each.tolist() for each in found), strict=True)]
@@ -250,12 +251,17 @@ class Links:
 
     def context_with_links(self, context: Context) -> Context:
         """The job with its links among the groups, each as a group of two ranks."""
+        known = self._with_links
+        if known is not None and known[0] is context and known[1] == len(self._numbers):
+            return known[2]
         links = {
             number: _link(group, low, high)
             for (communicator, low, high), number in self._numbers.items()
             if (group := context.groups.get(communicator)) is not None and high < len(group.global_ranks)
         }
-        return replace(context, groups={**context.groups, **links}) if links else context
+        found = replace(context, groups={**context.groups, **links}) if links else context
+        self._with_links = context, len(self._numbers), found
+        return found
 
     def _number(self, key: tuple[int, int, int]) -> int:
         number = self._numbers.get(key)

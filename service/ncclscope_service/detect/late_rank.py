@@ -23,6 +23,8 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.detect.context import Context, Group, Ledger
 from ncclscope_service.detect.late_rank_case import (
     MID_STEP_GROUPS,
@@ -84,15 +86,16 @@ class LateRank:
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job, in any order."""
         self._context = context
-        known = (collectives["confidence"] >= _LEAST_CONFIDENCE) & np.isin(
-            collectives["communicator"], np.array(sorted(context.groups), dtype=np.int64)
-        )
+        found, inverse = distinct(collectives["communicator"])
+        is_group = np.array([communicator in context.groups for communicator in found.tolist()], np.bool_)
+        known = (collectives["confidence"] >= _LEAST_CONFIDENCE) & is_group[inverse]
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
         self._update_step_length(context)
         keep = WINDOWS * steps_per_window(context) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
-        self._exchange_times.ingest_exchanges(collectives[known & (collectives["rank"] >= 0)], self._step_ns, keep)
-        self._blames.ingest_collectives(collectives[usable], self._step_ns, context, remembered)
+        exchanges = row_ops.filter_rows(collectives, known & (collectives["rank"] >= 0))
+        self._exchange_times.ingest_exchanges(exchanges, self._step_ns, keep)
+        self._blames.ingest_collectives(row_ops.filter_rows(collectives, usable), self._step_ns, context, remembered)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators."""

@@ -73,6 +73,8 @@ class Located:
 def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
     """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none."""
     located: list[Located] = []
+    if not slow:
+        return located
     for is_between in (True, False):
         suspects = {c: context.groups[c].host_set() for c in slow if _is_between(context.groups[c]) == is_between}
         innocents = [context.groups[c].host_set() for c in healthy if _is_between(context.groups[c]) == is_between]

@@ -23,7 +23,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import Integers, distinct, distinct_together
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import Integers, distinct, distinct_together, first_positions
 from ncclscope_service.detect.context import Context
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -88,10 +89,10 @@ class _Grid:
                 grown[: len(values), : values.shape[1]] = values
                 self._columns[name] = grown
 
-    def reset(self, rows: slice | int, slot: int) -> None:
-        """Empties one slot of some rows."""
+    def reset(self, rows: Integers, slots: Integers) -> None:
+        """Empties one slot of each of these rows."""
         for name, values in self._columns.items():
-            values[rows, slot] = self._empty[name]
+            values[rows, slots] = self._empty[name]
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Drops all rows but these."""
@@ -110,7 +111,7 @@ class StepBlames:
         self._begins: list[int] = []
         """The lane of its rank 0, by group."""
         self._last_op: list[int] = []
-        self._made: list[int] = []
+        self._made: NDArray[np.int64] = np.empty(0, np.int64)
         """Number of its steps so far."""
         self._op_begins: list[dict[int, int]] = []
         """By group: the lane of its rank 0 for each kind of operation."""
@@ -138,7 +139,7 @@ class StepBlames:
         group = np.asarray(rows, np.int64)[inverse]
         rank = collectives["last_rank"].astype(np.int64)
         if not (fits := rank < np.asarray(self._sizes, np.int64)[group]).all():
-            collectives, group, rank = collectives[fits], group[fits], rank[fits]
+            collectives, group, rank = row_ops.filter_rows(collectives, fits), group[fits], rank[fits]
         if not len(collectives):
             return
         steps = collectives["end_true_ns"] // step_ns
@@ -146,7 +147,7 @@ class StepBlames:
         slots = self._slots(groups, numbers * step_ns, most)
         if (slots < 0).any():
             stays = slots[step] >= 0
-            self.ingest_collectives(collectives[stays], step_ns, context, most)
+            self.ingest_collectives(row_ops.filter_rows(collectives, stays), step_ns, context, most)
             return
         self._add_steps(groups, slots, step, collectives)
         self._add_blames(group, rank, slots[step], collectives)
@@ -167,7 +168,7 @@ class StepBlames:
         self._op_begins = [{op: next(op_begins) for op in self._op_begins[group]} for group in stays]
         self._group_of = {each: new[group] for each, group in self._group_of.items() if group in new}
         self._sizes = [self._sizes[group] for group in stays]
-        self._made = [self._made[group] for group in stays]
+        self._made = self._made[stays]
         self._last_op = [self._last_op[group] for group in stays]
         self._begins = (np.cumsum(self._sizes) - self._sizes).tolist()
 
@@ -297,7 +298,7 @@ class StepBlames:
             self._begins.append(self._largest.rows)
             self._op_begins.append({})
             self._last_op.append(0)
-            self._made.append(0)
+            self._made = np.append(self._made, 0)
             self._steps.resize(group + 1, self._steps.slots)
             self._largest.resize(self._largest.rows + size, self._steps.slots)
         return group
@@ -323,28 +324,46 @@ class StepBlames:
             self._make_slots(_FIRST_SLOTS)
         same = self._steps["at_ns"][groups] == at_ns[:, None]
         slots: NDArray[np.int64] = same.argmax(axis=1)
-        for place in np.flatnonzero(~same[np.arange(len(slots)), slots]).tolist():
-            slots[place] = self._new_slot(int(groups[place]), int(at_ns[place]), most)
+        missing = np.flatnonzero(~same[np.arange(len(slots)), slots])
+        while len(missing):  # of each group one after the other
+            first = first_positions(groups[missing])
+            now = missing[first]
+            slots[now] = self._new_slots(groups[now], at_ns[now], most)
+            missing = np.delete(missing, first)
         slots[self._steps["at_ns"][groups, slots] != at_ns] = -1
         return slots
 
-    def _new_slot(self, group: int, at_ns: int, most: int) -> int:
-        times = self._steps["at_ns"][group]
-        slot = int(times.argmin())  # unused ones are older than all
-        if times[slot] != NO_TIME_NS and len(times) < most:
-            slot = len(times)
-            self._make_slots(min(most, 2 * len(times)))
-        elif times[slot] > at_ns:
-            return slot
-        size, begin = self._sizes[group], self._begins[group]
-        self._steps.reset(group, slot)
-        self._largest.reset(slice(begin, begin + size), slot)
-        for begin in self._op_begins[group].values():
-            self._ops.reset(slice(begin, begin + size), slot)
-        self._steps["at_ns"][group, slot] = at_ns
-        self._steps["is_early"][group, slot] = self._made[group] < _EARLY
-        self._made[group] += 1
-        return slot
+    def _new_slots(self, groups: Integers, at_ns: Integers, most: int) -> NDArray[np.intp]:
+        """Makes a step of each of these groups, each of which is there once, unless it is older than all remembered."""
+        times = self._steps["at_ns"][groups]
+        slots: NDArray[np.intp] = times.argmin(axis=1)  # unused ones are older than all
+        oldest = times[np.arange(len(slots)), slots]
+        is_full = oldest != NO_TIME_NS
+        if is_full.any() and self._steps.slots < most:
+            self._make_slots(min(most, 2 * self._steps.slots))
+            return self._new_slots(groups, at_ns, most)
+        is_made = oldest <= at_ns
+        self._empty(groups[is_made & is_full], slots[is_made & is_full])
+        made = groups[is_made], slots[is_made]
+        self._steps["at_ns"][made] = at_ns[is_made]
+        self._steps["is_early"][made] = self._made[groups[is_made]] < _EARLY
+        self._made[groups[is_made]] += 1
+        return slots
+
+    def _empty(self, groups: Integers, slots: NDArray[np.intp]) -> None:
+        """Forgets one step of each of these groups."""
+        if not len(groups):
+            return
+        own, of_ops = [], []
+        for group, slot in zip(groups.tolist(), slots.tolist(), strict=True):
+            own.append((self._begins[group], self._sizes[group], slot))
+            of_ops += [(begin, self._sizes[group], slot) for begin in self._op_begins[group].values()]
+        self._steps.reset(groups, slots)
+        for grid, lanes in ((self._largest, own), (self._ops, of_ops)):
+            begins, sizes, at = np.asarray(lanes, np.int64).T
+            grid.reset(
+                np.repeat(begins - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()), np.repeat(at, sizes)
+            )
 
     def _add_steps(
         self, groups: Integers, slots: NDArray[np.int64], step: NDArray[np.intp], collectives: Columns
