@@ -161,6 +161,8 @@ class Periods:
         """Whether `_step_ns` is what `_ends_ns` tell."""
         self._is_behind = False
         """Whether ranks were left out that were to be looked at."""
+        self._final_before = 0
+        """All ranks were looked at for the last time when operations with a smaller id had been read."""
         self._apart: NDArray[np.intp] = np.empty(0, np.intp)
         """Ranks that were left out whose numbers are not yet those of their marks."""
         self._templates_seen = 0
@@ -242,7 +244,11 @@ class Periods:
         return int(median(median(np.diff(self._ends_ns[lane]).tolist()) for lane in lanes)) if lanes else None
 
     def _look(self, *, final: bool) -> None:
-        """Looks for periods, in a bounded number of operations; of all ranks when `final`."""
+        """Looks for periods, in a bounded number of operations; of all ranks when `final`, once."""
+        if final:
+            if self._final_before == self.settled_before:
+                return
+            self._final_before = self.settled_before
         due = self._due(anew=final and self._store.operations.first == 0)
         if not final:
             evidence = self._lanes["seen"][due]
