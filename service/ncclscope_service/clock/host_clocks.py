@@ -85,6 +85,7 @@ _ALL_TO_ALL: Final = np.array(
         for code in range(256)
     ]
 )
+_NO_HOST: Final = np.iinfo(np.int32).max
 _ESTIMATE_EVERY_NS: Final = 1_000_000_000
 _HOSTS_A_SECOND: Final = 128
 """An estimate of more hosts takes longer, and is renewed as much less often."""
@@ -126,21 +127,23 @@ class Clocks:
 
     def learn(self, kernels: KernelMatrix) -> None:
         """Takes the N-to-N collectives of these that were seen whole on two hosts or more."""
-        ranks = np.flatnonzero(kernels.hosts >= 0)
-        if (kernels.hosts[ranks] == kernels.hosts[ranks[:1]]).all():
+        known = kernels.hosts >= 0
+        spans = np.where(known, kernels.hosts, -1).max(axis=1) != np.where(known, kernels.hosts, _NO_HOST).min(axis=1)
+        spans &= known.any(axis=1)
+        if not spans.any():
             return
         first_of_launch = np.zeros(len(kernels.launch), bool)
         first_of_launch[first_positions(kernels.launch)] = True
         sound = kernels.agrees & kernels.overlap_on_each_host()
-        chosen = np.flatnonzero(_ALL_TO_ALL[kernels.op] & first_of_launch & sound)
-        if not len(chosen):
-            return
-        cells = np.ix_(chosen, ranks)
-        whole = kernels.present[cells] & ~kernels.censored[cells]
-        starts = np.where(whole, kernels.start_ns[cells], NO_TIME_NS)
-        ends = np.where(whole, kernels.end_ns[cells], NO_TIME_NS)
-        durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max)
-        self._estimator.add(kernels.hosts[ranks].tolist(), starts, ends, durations.min(axis=1))
+        chosen = np.flatnonzero(_ALL_TO_ALL[kernels.op] & first_of_launch & sound & spans[kernels.group])
+        whole = kernels.present[chosen] & ~kernels.censored[chosen]
+        starts = np.where(whole, kernels.start_ns[chosen], NO_TIME_NS)
+        ends = np.where(whole, kernels.end_ns[chosen], NO_TIME_NS)
+        durations = np.where(whole, ends - np.where(whole, starts, 0), np.iinfo(np.int64).max).min(axis=1)
+        for group, mine in group_by(kernels.group[chosen]):
+            ranks = np.flatnonzero(known[group])
+            cells = np.ix_(mine, ranks)
+            self._estimator.add(kernels.hosts[group, ranks].tolist(), starts[cells], ends[cells], durations[mine])
 
     def learn_messages(self, sends: Ids, receives: Ids) -> None:
         """Takes messages between hosts: operations of each Send, and of its Recv."""
@@ -337,10 +340,12 @@ class Unclocked:
         given: list[KernelMatrix] = []
         left: list[tuple[int, KernelMatrix]] = []
         for since_ns, each in self._collectives:
-            if is_over or is_told[each.hosts[each.hosts >= 0]].all() or now_ns - since_ns >= CLOCKS_WITHIN_NS:
-                given.append(_known(each, first))
-            else:
-                left.append((since_ns, each))
+            are_told = np.logical_and.reduce(is_told[each.hosts] | (each.hosts < 0), axis=1)
+            is_given = are_told[each.group] | is_over | (now_ns - since_ns >= CLOCKS_WITHIN_NS)
+            if is_given.any():
+                given.append(_known(each.take(np.flatnonzero(is_given)), first))
+            if not is_given.all():
+                left.append((since_ns, each.take(np.flatnonzero(~is_given))))
         pairs = self._pairs
         is_given = is_told[pairs["sender"]] & is_told[pairs["receiver"]]
         is_given |= is_over | (now_ns - pairs["since_ns"] >= CLOCKS_WITHIN_NS)

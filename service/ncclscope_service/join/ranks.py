@@ -4,11 +4,13 @@ Collectives of one communicator are numbered alike on all of its ranks (MPI sema
 the k-th of one rank is the k-th of every other while nothing of the log was lost. Sends and receives are
 numbered per (communicator, sender, receiver), for the same reason.
 
-The kernels of joined collectives become matrices: one row per collective, one column per rank.
+The kernels of joined collectives become matrices: one row per collective, one column per rank. Collectives of all
+communicators of a size are in one matrix.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -17,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_values
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
 from ncclscope_service.store.tables import Store
@@ -43,12 +44,21 @@ PAIR_SIDE: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedCollectives:
-    """Collectives of one communicator, each seen on all ranks that could be waited for."""
+    """Collectives of communicators of one size, each seen on all ranks that could be waited for."""
 
-    communicator: int
+    communicator: NDArray[np.int64]
+    """K, by index; those of a communicator follow each other."""
     coll_seq: NDArray[np.int64]
     operations: Ids
     """K x R: operation row of each rank, by communicator rank; NO_NUMBER if a rank has no kernel for it."""
+
+    def take(self, chosen: NDArray[np.intp]) -> JoinedCollectives:
+        """These collectives only."""
+        return JoinedCollectives(
+            communicator=self.communicator[chosen],
+            coll_seq=self.coll_seq[chosen],
+            operations=self.operations[chosen],
+        )
 
 
 @dataclass(slots=True)
@@ -141,12 +151,12 @@ class CollectiveJoin:
     def take_ready(
         self, *, members_seen: dict[int, int], now_ns: int, final: bool = False, most: int | None = None
     ) -> list[JoinedCollectives]:
-        """The collectives that are complete, or that have been waited for long enough, in order.
+        """The collectives that are complete, or that have been waited for long enough, of a communicator in order.
 
-        A collective is given once, and never before the ones with smaller numbers. As many as have `most` operations;
-        `has_more` tells whether some are left, which come first the next time.
+        A collective is given once, and never before the ones of its communicator with smaller numbers. As many as have
+        `most` operations; `has_more` tells whether some are left, which come first the next time.
         """
-        ready: list[JoinedCollectives] = []
+        ready: defaultdict[int, list[tuple[int, NDArray[np.int64], Ids]]] = defaultdict(list)
         self.has_more = False
         begin, self._next = self._next, 0
         for place, communicator in _from(begin, list(self._buffers)):
@@ -168,13 +178,9 @@ class CollectiveJoin:
             seen = (operations != NO_NUMBER).any(axis=1)
             if seen.any():
                 numbers = buffer.base + np.flatnonzero(seen)
-                ready.append(
-                    JoinedCollectives(
-                        communicator=communicator, coll_seq=numbers.astype(np.int64), operations=operations[seen]
-                    )
-                )
+                ready[buffer.size].append((communicator, numbers.astype(np.int64), operations[seen]))
             buffer.drop(rows)
-        return ready
+        return [_joined(parts) for parts in ready.values()]
 
     def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
         if final:
@@ -197,6 +203,16 @@ class CollectiveJoin:
             return 0
         blocked = np.flatnonzero(~complete & ((reports > 0) | is_awaited))
         return int(min(blocked[0], later_complete[-1] + 1)) if len(blocked) else int(later_complete[-1]) + 1
+
+
+def _joined(parts: list[tuple[int, NDArray[np.int64], Ids]]) -> JoinedCollectives:
+    """Communicators of one size, with numbers and operations of their collectives."""
+    communicators, numbers, operations = zip(*parts, strict=True)
+    return JoinedCollectives(
+        communicator=np.repeat(communicators, list(map(len, numbers))),
+        coll_seq=np.concatenate(numbers),
+        operations=np.concatenate(operations),
+    )
 
 
 def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:
@@ -246,6 +262,8 @@ class PairJoin:
 
 
 Times = NDArray[np.int64]
+_EARLIEST: Final = np.iinfo(np.int64).min // 2
+_LATEST: Final = np.iinfo(np.int64).max // 2
 _Number = TypeVar("_Number", bound=np.generic)
 _GATHERED: Final = (
     "template", "message_bytes", "start_ns", "end_ns", "start_true_ns", "end_true_ns", "censored", "confidence",
@@ -255,11 +273,13 @@ _GATHERED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMatrix:
-    """Kernels of K collectives on the R ranks of their communicator."""
+    """Kernels of K collectives on the R ranks of their communicators."""
 
     joined: JoinedCollectives
+    group: NDArray[np.intp]
+    """K: the row of its communicator in `hosts`."""
     hosts: NDArray[np.int32]
-    """R: index of each rank's host; NO_NUMBER if the rank was never seen."""
+    """C x R: index of each rank's host, by communicator; NO_NUMBER if the rank was never seen."""
     present: NDArray[np.bool_]
     """K x R: the rank has a kernel for it."""
     start_ns: Times
@@ -291,12 +311,18 @@ class KernelMatrix:
 
     def overlap_on_each_host(self) -> NDArray[np.bool_]:
         """K: kernels that share a host's clock overlap, which needs no other clock. Cut ends say nothing."""
-        overlap = np.ones(len(self.present), bool)
-        ends = np.where(self.censored, NO_TIME_NS, self.end_ns)
-        for host in distinct_values(self.hosts[self.hosts >= 0]):
-            ranks = np.flatnonzero(self.hosts == host)
-            if len(ranks) > 1:
-                overlap &= overlaps(self.start_ns[:, ranks], ends[:, ranks], SAME_HOST_SIGMA_NS)
+        ranks = np.argsort(self.hosts, axis=1, kind="stable")
+        hosts = np.take_along_axis(self.hosts, ranks, axis=1)
+        is_first = np.diff(hosts, axis=1, prepend=np.int32(NO_NUMBER - 1)) != 0
+        begins = np.flatnonzero(is_first[self.group])
+        starts = np.take_along_axis(self.start_ns, ranks[self.group], axis=1).ravel()
+        ends = np.take_along_axis(np.where(self.censored, NO_TIME_NS, self.end_ns), ranks[self.group], axis=1).ravel()
+        known = (starts != NO_TIME_NS) & (ends != NO_TIME_NS) & (hosts >= 0)[self.group].ravel()
+        latest = np.maximum.reduceat(np.where(known, starts, _EARLIEST), begins)
+        earliest = np.minimum.reduceat(np.where(known, ends, _LATEST), begins)
+        apart = (np.add.reduceat(known, begins, dtype=np.int64) > 1) & (latest - earliest > SAME_HOST_SIGMA_NS)
+        overlap = np.ones(len(self.present), np.bool_)
+        overlap[begins[apart] // self.hosts.shape[1]] = False
         return overlap
 
     def take(self, chosen: NDArray[np.intp]) -> KernelMatrix:
@@ -304,11 +330,8 @@ class KernelMatrix:
         if len(chosen) == len(self.present):
             return self
         return KernelMatrix(
-            joined=JoinedCollectives(
-                communicator=self.joined.communicator,
-                coll_seq=self.joined.coll_seq[chosen],
-                operations=self.joined.operations[chosen],
-            ),
+            joined=self.joined.take(chosen),
+            group=self.group[chosen],
             hosts=self.hosts,
             present=self.present[chosen],
             start_ns=self.start_ns[chosen],
@@ -325,8 +348,10 @@ class KernelMatrix:
         )
 
 
-def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], table: Table) -> KernelMatrix:
-    """The kernels of joined collectives. `hosts`: index of each rank's host; `table`: what their ids are of."""
+def gather(
+    known: Store, joined: JoinedCollectives, group: NDArray[np.intp], hosts: NDArray[np.int32], table: Table
+) -> KernelMatrix:
+    """The kernels of joined collectives. `group`, `hosts`: as in `KernelMatrix`; `table`: what their ids are of."""
     present = joined.operations != NO_NUMBER
     rows = table.take(joined.operations[present], *_GATHERED)
     templates = known.operation_templates.take(rows["template"], "op", "root")
@@ -337,6 +362,7 @@ def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], ta
     agree = (op == op[every, first][:, None]) & (message_bytes == message_bytes[every, first][:, None])
     return KernelMatrix(
         joined=joined,
+        group=group,
         hosts=hosts,
         present=present,
         start_ns=_matrix(present, rows["start_ns"], np.int64(NO_TIME_NS)),
@@ -353,14 +379,14 @@ def gather(known: Store, joined: JoinedCollectives, hosts: NDArray[np.int32], ta
     )
 
 
-def overlaps(starts_ns: Times, ends_ns: Times, slack_ns: float) -> NDArray[np.bool_]:
-    """K: no rank ended before another started, within `slack_ns`; true if fewer than two times are known.
+def overlaps(starts_ns: Times, ends_ns: Times, slack_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """K: no rank ended before another started, within `slack_ns` (K); true if fewer than two times are known.
 
     In an N-to-N collective every output needs every input, so kernels that do not overlap are not of one.
     """
     known = (starts_ns != NO_TIME_NS) & (ends_ns != NO_TIME_NS)
-    latest = np.where(known, starts_ns, np.iinfo(np.int64).min // 2).max(axis=1)
-    earliest = np.where(known, ends_ns, np.iinfo(np.int64).max // 2).min(axis=1)
+    latest = np.where(known, starts_ns, _EARLIEST).max(axis=1)
+    earliest = np.where(known, ends_ns, _LATEST).min(axis=1)
     overlap: NDArray[np.bool_] = (known.sum(axis=1) < 2) | (latest - earliest <= slack_ns)
     return overlap
 

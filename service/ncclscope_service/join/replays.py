@@ -160,5 +160,9 @@ def _collectives(rows: Columns, replay: NDArray[np.int64]) -> list[JoinedCollect
         )
         operations = np.full((len(first), int(mine["size"][0])), NO_NUMBER, np.int64)
         operations[place, mine["side"]] = mine["id"]
-        joined.append(JoinedCollectives(communicator=communicator, coll_seq=mine["seq"][first], operations=operations))
+        joined.append(
+            JoinedCollectives(
+                communicator=np.full(len(first), communicator), coll_seq=mine["seq"][first], operations=operations
+            )
+        )
     return joined

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.clock.host_clocks import Clocked, Clocks
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct, distinct_values, first_positions
+from ncclscope_service.columns.group_by import distinct, first_positions
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.join import ranks
 from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
@@ -52,11 +52,14 @@ class Measuring:
         """The kernels of joined collectives."""
         known = self._store
         host_of = self._hosts.of_processes()
-        hosts = np.full(joined.operations.shape[1], NO_NUMBER, np.int32)
-        for rank, member in (known.communicators[joined.communicator].members or {}).items():
-            if 0 <= rank < len(hosts):
-                hosts[rank] = host_of[known.members[member].process]
-        return ranks.gather(known, joined, hosts, self._table)
+        communicators, group = distinct(joined.communicator)
+        size = joined.operations.shape[1]
+        hosts = np.full((len(communicators), size), NO_NUMBER, np.int32)
+        for of, communicator in zip(hosts, communicators.tolist(), strict=True):
+            for rank, member in (known.communicators[communicator].members or {}).items():
+                if 0 <= rank < size:
+                    of[rank] = host_of[known.members[member].process]
+        return ranks.gather(known, joined, group, hosts, self._table)
 
     def measure_joined(
         self, joined: Clocked, book: ExchangeBook, clocks: Clocks, mixed: set[int]
@@ -180,9 +183,9 @@ class Measuring:
         """
         rooted = _ROOTED[kernels.op]
         overlaps = kernels.overlap_on_each_host()
-        slack = _SKEW_NS + float(np.max(slack_ns[kernels.hosts[kernels.hosts >= 0]], initial=0.0))
+        slack = _SKEW_NS + np.where(kernels.hosts >= 0, slack_ns[kernels.hosts], 0.0).max(axis=1)
         ends = np.where(kernels.censored, NO_TIME_NS, kernels.end_true_ns)
-        overlaps &= ranks.overlaps(kernels.start_true_ns, ends, slack)
+        overlaps &= ranks.overlaps(kernels.start_true_ns, ends, slack[kernels.group])
         believable = kernels.agrees & (overlaps | rooted)
         if believable.all():
             return kernels
@@ -193,8 +196,7 @@ class Measuring:
         self, kernels: KernelMatrix, mixed: set[int]
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]:
         """Per collective: is it the first of its launch, and the launch's sum of S and of S x factor."""
-        size = self._store.communicators[kernels.joined.communicator].size
-        factors = bandwidth.factor(kernels.op, np.full(len(kernels.op), size, np.int32))
+        factors = bandwidth.factor(kernels.op, np.full(len(kernels.op), kernels.hosts.shape[1], np.int32))
         moved = kernels.message_bytes
         weighted = np.where(moved >= 0, moved * factors, np.nan)
         launches, inverse = distinct(kernels.launch)
@@ -216,7 +218,8 @@ class Measuring:
         sigma_ns: NDArray[np.float64],
     ) -> Measures:
         # Ranks of one host share its clock: no other is needed.
-        starts = part.start_ns if len(distinct_values(part.hosts)) == 1 else part.start_true_ns
+        is_one_host = (part.hosts == part.hosts[:, :1]).all(axis=1)[part.group]
+        starts = np.where(is_one_host[:, None], part.start_ns, part.start_true_ns)
         # If the clock of one rank is not known, the others may not be who was last.
         incomplete = (part.present & (starts == NO_TIME_NS)).any(axis=1)
         starts = np.where(incomplete[:, None], NO_TIME_NS, starts)
@@ -228,8 +231,8 @@ class Measuring:
             part.censored,
             part.root,
             _ROOT_SENDS[part.op],
-            part.hosts,
-            np.where(part.hosts >= 0, sigma_ns[part.hosts], np.inf),
+            part.hosts[part.group],
+            np.where(part.hosts >= 0, sigma_ns[part.hosts], np.inf)[part.group],
             moved,
             weighted,
         )

@@ -126,7 +126,7 @@ def measure_rooted(
     """Measures of rooted collectives from times on the reference clock.
 
     `root_sends` is True for Broadcast and Scatter, False for Reduce and Gather; `hosts` and `sigma_ns` (the
-    uncertainty of each rank's clock) are per rank. Only waits for data are known: a receiver waits for the root, a
+    uncertainty of each rank's clock) are K x R too. Only waits for data are known: a receiver waits for the root, a
     gathering root for the last sender; a sender may leave early or be held back by full buffers, so its wait is null.
     So is a wait that the clocks make longer than the kernel, or where they know less than that it lay in the kernel.
     transfer = the shortest duration - wait of those whose wait is known, null unless it exceeds the uncertainty between
@@ -141,7 +141,8 @@ def measure_rooted(
     enough = ranks_seen >= 2
     latest = np.where(enough, starts[launches, last], 0)
     root = np.clip(roots, 0, max(0, starts.shape[1] - 1))
-    against_root = pair_uncertainty(hosts[root][:, None], hosts[None, :], sigma_ns[root][:, None], sigma_ns[None, :])
+    of_root = launches[:, None], root[:, None]
+    against_root = pair_uncertainty(hosts[of_root], hosts, sigma_ns[of_root], sigma_ns)
     wait = _waits_for_data(start_true_ns, seen, np.asarray(roots), np.asarray(root_sends)[:, None])
     wait = np.where((wait <= duration) & (against_root < duration), wait, np.int64(NO_NUMBER))
     moving = np.where(seen & (wait >= 0), duration - wait, _FAR)
@@ -151,7 +152,10 @@ def measure_rooted(
     transfer = np.where(is_known, transfer, np.int64(NO_NUMBER))
     second = np.argsort(starts, axis=1, kind="stable")[:, -2] if starts.shape[1] > 1 else last
     blame = np.where(enough, latest - np.where(enough, starts[launches, second], 0), np.int64(NO_NUMBER))
-    is_certain = enough & (blame > 3 * pair_uncertainty(hosts[last], hosts[second], sigma_ns[last], sigma_ns[second]))
+    unsure = pair_uncertainty(
+        hosts[launches, last], hosts[launches, second], sigma_ns[launches, last], sigma_ns[launches, second]
+    )
+    is_certain = enough & (blame > 3 * unsure)
     return Measures(
         duration_ns=duration,
         wait_ns=np.where(enough[:, None], wait, np.int64(NO_NUMBER)),

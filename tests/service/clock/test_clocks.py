@@ -47,7 +47,7 @@ class _Service:
 
     def kernels(self, *, first: int = 0) -> KernelMatrix:
         joined = JoinedCollectives(
-            communicator=0,
+            communicator=np.zeros(_AMOUNT - first, np.int64),
             coll_seq=np.arange(first, _AMOUNT),
             operations=np.stack([np.arange(first, _AMOUNT), _AMOUNT + np.arange(first, _AMOUNT)], axis=1),
         )

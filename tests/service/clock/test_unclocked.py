@@ -25,9 +25,10 @@ def _collectives(hosts: list[int], *operations: list[int]) -> KernelMatrix:
     none = np.zeros(of.shape, np.int64)
     every = np.zeros(len(of), np.int64)
     return KernelMatrix(
-        joined=JoinedCollectives(communicator=0, coll_seq=every, operations=of),
-        hosts=np.array(hosts, np.int32), present=of != NO_NUMBER, start_ns=none, end_ns=none, start_true_ns=none,
-        end_true_ns=none, censored=none != 0, confidence=none.astype(np.float32), op=every.astype(np.uint8),
+        joined=JoinedCollectives(communicator=every, coll_seq=every, operations=of),
+        group=every, hosts=np.array([hosts], np.int32), present=of != NO_NUMBER, start_ns=none, end_ns=none,
+        start_true_ns=none, end_true_ns=none, censored=none != 0, confidence=none.astype(np.float32),
+        op=every.astype(np.uint8),
         root=every.astype(np.int32), launch=every, message_bytes=every, agrees=every == 0,
     )  # fmt: skip
 

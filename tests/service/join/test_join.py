@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin
+from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, KernelMatrix, PairJoin
+from ncclscope_wire.terms import NO_NUMBER
 
 _SETTLE, _PATIENCE = 10, 100
 
 
-def _report(join: CollectiveJoin, rank: int, seqs: list[int], ids: list[int], now: int = 0, size: int = 2) -> None:
+def _report(
+    join: CollectiveJoin, rank: int, seqs: list[int], ids: list[int], now: int = 0, size: int = 2, communicator: int = 0
+) -> None:
     join.report(
-        0,
+        communicator,
         size,
         rank,
         coll_seq=np.asarray(seqs, np.int64),
@@ -35,6 +38,33 @@ def test_a_collective_is_given_once_all_ranks_reported_it() -> None:
     ready = join.take_ready(members_seen={0: 2}, now_ns=0)
     assert _ids(ready) == [[11, 21]]
     assert ready[0].coll_seq.tolist() == [1]
+
+
+def test_collectives_of_all_communicators_of_a_size_are_given_together() -> None:
+    join = CollectiveJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    for communicator, size in ((0, 2), (1, 3), (2, 2)):
+        for rank in range(size):
+            _report(join, rank, [0, 1], [10 * communicator + rank, 5], size=size, communicator=communicator)
+    pairs, triples = join.take_ready(members_seen={0: 2, 1: 3, 2: 2}, now_ns=0)
+    assert (pairs.communicator.tolist(), pairs.coll_seq.tolist()) == ([0, 0, 2, 2], [0, 1, 0, 1])
+    assert pairs.operations.tolist() == [[0, 1], [5, 5], [20, 21], [5, 5]]
+    assert (triples.communicator.tolist(), triples.operations[0].tolist()) == ([1, 1], [10, 11, 12])
+
+
+def test_kernels_are_compared_only_with_those_of_their_host() -> None:
+    hosts = np.array([[4, 9, 4], [9, 9, 4], [NO_NUMBER, 4, NO_NUMBER]], np.int32)
+    group = np.array([0, 0, 1, 1, 2])
+    starts = np.array([[0, 10**6, 5], [0, 0, 10**6], [0, 10**6, 0], [0, 5, 10**6], [0, 10**6, 10**6]])
+    none, every = np.zeros(starts.shape, np.int64), np.zeros(len(group), np.int64)
+    kernels = KernelMatrix(
+        joined=JoinedCollectives(communicator=group, coll_seq=every, operations=none),
+        group=group, hosts=hosts, present=none == 0, start_ns=starts, end_ns=starts + 1000, start_true_ns=none,
+        end_true_ns=none, censored=none != 0, confidence=none.astype(np.float32), op=every.astype(np.uint8),
+        root=every.astype(np.int32), launch=every, message_bytes=every, agrees=every == 0,
+    )  # fmt: skip
+    assert kernels.overlap_on_each_host().tolist() == [True, False, False, True, True]
+    kernels.censored[1, 0] = True
+    assert kernels.overlap_on_each_host().tolist() == [True, True, False, True, True]
 
 
 def test_a_rank_without_a_kernel_does_not_hold_up_the_others() -> None:

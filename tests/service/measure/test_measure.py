@@ -61,7 +61,7 @@ def rooted(starts: list[int], ends: list[int], root_sends: bool, root: int = 0) 
     ranks = len(starts)
     return measure_rooted(
         np.array([starts], np.int64), np.array([ends], np.int64), np.zeros((1, ranks), np.bool_),
-        np.array([root], np.int32), np.array([root_sends]), HOSTS[:ranks], SIGMA[:ranks],
+        np.array([root], np.int32), np.array([root_sends]), HOSTS[None, :ranks], SIGMA[None, :ranks],
         np.array([10**6], np.int64), np.array([1e6]),
     )  # fmt: skip
 
