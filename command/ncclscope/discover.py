@@ -48,7 +48,7 @@ READ_KINDS: Final = frozenset(FileKind) - {FileKind.NCCL_TESTS, FileKind.EMPTY, 
 def discover(paths: Sequence[Path]) -> Discovery:
     """Everything readable under these paths, and a count of the rest by reason."""
     discovery = Discovery()
-    digests: set[tuple[int, bytes]] = set()
+    contents: dict[int, _Contents] = {}
     for path, name in _walk_all(paths):
         try:
             with path.open("rb") as stream:
@@ -61,11 +61,9 @@ def discover(paths: Sequence[Path]) -> Discovery:
         if kind not in READ_KINDS:
             discovery.skipped[f"not_read_{kind.value}"] += 1
             continue
-        digest = (size, _digest(path))
-        if digest in digests:
+        if contents.setdefault(size, _Contents()).has(path):
             discovery.skipped["duplicate"] += 1
             continue
-        digests.add(digest)
         discovery.files.append(FoundFile(path=path, name=name, kind=kind, size_bytes=size))
     _leave_to_exports(discovery)
     return discovery
@@ -101,6 +99,25 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from _walk(entry)
         elif entry.is_file():
             yield entry
+
+
+class _Contents:
+    """Different files of one size; they are only read once there are two."""
+
+    def __init__(self) -> None:
+        self._first: Path | None = None
+        self._digests: set[bytes] = set()
+
+    def has(self, path: Path) -> bool:
+        """Whether a file that was asked about before has the content of this one."""
+        if self._first is None:
+            self._first = path
+            return False
+        if not self._digests:
+            self._digests.add(_digest(self._first))
+        before = len(self._digests)
+        self._digests.add(_digest(path))
+        return len(self._digests) == before
 
 
 def _digest(path: Path) -> bytes:
