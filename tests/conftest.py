@@ -34,3 +34,12 @@ def corpus() -> Path:
             "set NCCLSCOPE_CORPUS to where it lies"
         )
     return folder
+
+
+@pytest.fixture(scope="session")
+def corpora(corpus: Path) -> list[Path]:
+    """The corpus, and the second one beside it; skipped where one of them is not there."""
+    second = corpus.with_name("corpus2")
+    if not second.is_dir():
+        pytest.skip(f"needs the second corpus of real logs, and {second} is not a folder")
+    return [corpus, second]

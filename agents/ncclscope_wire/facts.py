@@ -1,8 +1,8 @@
 """Facts: what NCCL's log says beside operations. One record per line, one type per family of lines.
 
-The service uses three groups. Channels (rings and trees) give the traffic over each link. Settings are compared
-between the ranks of a job. Troubles become findings. The agent counts all other lines by family and sends nothing of
-them.
+The service uses four groups. Channels (rings and trees) give the traffic over each link. Settings are compared
+between the ranks of a job. Troubles become findings. Groups name communicators. The agent counts all other lines by
+family and sends nothing of them.
 
 Every field is checked against its bounds where the line is read and again where a batch is received. None means that
 this version of NCCL does not print it. `docs/formats.md` says which line gives which record.
@@ -390,6 +390,61 @@ class MemoryFailure(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PathNotUsed(Fact):
+    """A faster path that was asked for could not be set up; NCCL goes on without it, and slower."""
+
+    path: Name
+    """CollNet: reductions in the switches (SHARP)."""
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherWarning(Fact):
+    """A warning of NCCL or of a plug-in that has no record of its own, as printed."""
+
+    text: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchGroup(Fact):
+    """A process group of PyTorch, as one of its ranks was set up. *Source:* ProcessGroupNCCL.cpp, with
+    TORCH_CPP_LOG_LEVEL=INFO.
+
+    The line names no host and no pid; `tid` is the thread that logged, if PyTorch was built with glog.
+    """
+
+    rank: Rank
+    """In the group."""
+    size: Number
+    global_rank: Rank | None = None
+    group: Name | None = None
+    """Description, which is the name that frameworks give: default_pg, TENSOR_MODEL_PARALLEL_GROUP."""
+    group_id: Name | None = None
+    """Number of the group in its process."""
+    group_uid: Name | None = None
+    """Name of the group that is equal on all its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchCommunicator(Fact):
+    """A communicator that a process group of PyTorch created. *Source:* as of `TorchGroup`.
+
+    `communicator` is the pointer that NCCL's own lines of that process name.
+    """
+
+    communicator: Word
+    rank: Rank
+    """In the group, which is the rank of the communicator."""
+    global_rank: Rank | None = None
+    """From the `[rankN]:` in front of the line, if it is there."""
+    device: Number | None = None
+    """CUDA ordinal."""
+    group: Name | None = None
+    group_id: Name | None = None
+    group_uid: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTimeout(Fact):
     """PyTorch's watchdog found a collective that took too long. *Source:* ProcessGroupNCCL.cpp."""
 
@@ -401,8 +456,10 @@ class TorchTimeout(Fact):
     elements_out: Size | None = None
     timeout_ms: Size
     ran_ms: Size
+    global_rank: Rank | None = None
     group: Name | None = None
     group_id: Name | None = None
+    group_uid: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +470,10 @@ class TorchProgress(Fact):
     rank: Rank
     last_enqueued: Signed
     last_completed: Signed
+    global_rank: Rank | None = None
     group: Name | None = None
+    group_id: Name | None = None
+    group_uid: Name | None = None
     failed_at: Signed | None = None
     from_rank: Rank | None = None
 
@@ -440,6 +500,7 @@ SETTINGS: Final[tuple[type[Fact], ...]] = (
     NvlsSupport,
     MultiNodeNvlink,
     CpuAffinity,
+    PathNotUsed,
 )
 """Environment, configuration, build and machine: a job wants them equal on its ranks."""
 TROUBLES: Final[tuple[type[Fact], ...]] = (
@@ -452,12 +513,18 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
     CommunicatorTrouble,
     Misuse,
     MemoryFailure,
+    OtherWarning,
     TorchTimeout,
     TorchProgress,
 )
 """Failures that NCCL, its plug-ins and PyTorch report."""
+GROUPS: Final[tuple[type[Fact], ...]] = (
+    TorchGroup,
+    TorchCommunicator,
+)
+"""Names that PyTorch gives to the communicators of NCCL's lines."""
 
 FACT_TYPES: Final[Mapping[str, type[Fact]]] = MappingProxyType(
-    {record.__name__: record for record in (*CHANNELS, *SETTINGS, *TROUBLES)}
+    {record.__name__: record for record in (*CHANNELS, *SETTINGS, *TROUBLES, *GROUPS)}
 )
 """Every record by its name on the wire."""

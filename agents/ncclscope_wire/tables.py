@@ -37,7 +37,7 @@ OPERATION_TEMPLATE: Final = np.dtype(
         ("send_buffer", "<u8"),  # 0 = (nil)
         ("recv_buffer", "<u8"),
         ("communicator", "<u8"),  # pointer, of this process only
-        ("stream", "<u8"),  # 0 = (nil), the legacy default stream
+        ("stream", "<u8"),  # 0 = (nil), the legacy default stream; NO_POINTER if it was cut off
         ("global_rank", "<i4"),  # RCCL's suffix; NO_NUMBER with NCCL
     ]
 )

@@ -17,6 +17,9 @@ NO_TIME_NS: Final = -(2**63)
 NO_NUMBER: Final = -1
 """Stands in an integer column that cannot be negative for "not known"; null in every file."""
 
+NO_POINTER: Final = 2**64 - 1
+"""Stands in a column of pointers for "not known"; 0 is NCCL's (nil)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

@@ -28,7 +28,7 @@ def findings_of(path: Path) -> list[Finding]:
 
 def test_a_log_gives_findings_where_it_reports_a_failure_and_only_there(corpus: Path) -> None:
     troubled = []
-    for path in logs_of(corpus):
+    for path in logs_of([corpus]):
         if path.suffix in {".md", ".rst"}:
             continue  # pages that quote logs
         found = findings_of(path)

@@ -22,14 +22,20 @@ _INTACT = re.compile(
 _FOLDERS = ("nccl_logs", "nccl_tests", "inspector")
 
 
-def logs_of(corpus: Path) -> list[Path]:
-    files = [path for folder in _FOLDERS for path in sorted((corpus / folder).rglob("*")) if path.is_file()]
+def logs_of(corpora: list[Path]) -> list[Path]:
+    files = [
+        path
+        for corpus in corpora
+        for folder in _FOLDERS
+        for path in sorted((corpus / folder).rglob("*"))
+        if path.is_file()
+    ]
     return [path for path in files if recognise(path.read_bytes()[:ENOUGH_BYTES], path.name) is FileKind.NCCL_LOG]
 
 
-def test_each_log_gives_one_row_per_intact_operation_line(corpus: Path) -> None:
+def test_each_log_gives_one_row_per_intact_operation_line(corpora: list[Path]) -> None:
     total = 0
-    for path in logs_of(corpus):
+    for path in logs_of(corpora):
         data = path.read_bytes()
         log = read_log(data, [len(data) // 3])
         intact = [
@@ -43,8 +49,8 @@ def test_each_log_gives_one_row_per_intact_operation_line(corpus: Path) -> None:
     assert total > 20_000
 
 
-def test_each_log_is_counted_line_by_line(corpus: Path) -> None:
-    for path in logs_of(corpus):
+def test_each_log_is_counted_line_by_line(corpora: list[Path]) -> None:
+    for path in logs_of(corpora):
         data = path.read_bytes()
         log = read_log(data)
         physical = data.count(b"\n") + (not data.endswith(b"\n"))
@@ -64,8 +70,8 @@ def test_torn_lines_of_a_shared_file_are_counted_and_whole_records_recovered(cor
     assert log.skipped["torn"] > 0
 
 
-def test_a_communicator_of_each_generation_is_read(corpus: Path) -> None:
-    events = [event for path in logs_of(corpus) for event in read_log(path.read_bytes()).communicators]
+def test_a_communicator_of_each_generation_is_read(corpora: list[Path]) -> None:
+    events = [event for path in logs_of(corpora) for event in read_log(path.read_bytes()).communicators]
     assert any(event.comm_id is None and event.bus_id is not None for event in events)  # up to 2.15
     assert any(event.comm_id is None and event.bus_id is None for event in events)  # 2.4
     assert any(event.parent is not None and event.split_count is not None for event in events)  # splits, 2.24 on

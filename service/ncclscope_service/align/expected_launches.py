@@ -39,7 +39,7 @@ from ncclscope_service.nccl.launch_rules import (
     operation_class,
 )
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_POINTER, OPERATION_CODES
 
 Positions = NDArray[np.intp]
 
@@ -237,8 +237,10 @@ class Translator:
             data_type = NO_NUMBER
         if not classes:
             return NO_NUMBER, 0, data_type, op, False, False, False
-        stream = 0 if self.rules.internal_stream else int(row["stream"])
-        lane = self._lanes.setdefault((stream, int(row["member"])), len(self._lanes))
+        stream, member = 0 if self.rules.internal_stream else int(row["stream"]), int(row["member"])
+        if stream == NO_POINTER:  # the newest of its communicator
+            stream = next((known for known, of in reversed(self._lanes) if of == member), stream)
+        lane = self._lanes.setdefault((stream, member), len(self._lanes))
         if lane == len(self._lane_devices):
             self._lane_devices.append(int(row["device"]))
         is_p2p = op in SENDS_AND_RECVS or op in _LOWERED

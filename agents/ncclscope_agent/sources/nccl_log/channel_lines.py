@@ -113,6 +113,13 @@ FAMILIES: Final[tuple[Family, ...]] = (
         finish=_ring_order,
     ),
     form(
+        "ring_order",
+        facts.RingOrder,
+        "Channel ",
+        r"Channel (?P<channel>\d+)/(?P<channels>\d+)(?P<padding>  )(?P<order>(?: +\d+)+)",  # RCCL
+        finish=_ring_order,
+    ),
+    form(
         "ring",
         facts.RingNeighbours,
         "Ring ",

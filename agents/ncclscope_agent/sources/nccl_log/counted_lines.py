@@ -61,7 +61,7 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"Threads per block : <n>(?:/<n>)*(?: \| <n>(?:/<n>)*)*",
         ),
         "nvls": (
-            r"NVLS comm <hex> headRank <n> nHeads <n> nvlsRanks <n> buffSize <n> nvlsPerRankSize <n> nvlsTotalSize <n>",
+            r"NVLS comm <hex> headRank <n> nHeads <n> (?:nvlsRanks <n> )?buffSize <n> nvlsPerRankSize <n> nvlsTotalSize <n>",
             r"NVLS Creat(?:ing|ed) Multicast group (?:<hex> )?nranks <n> size <n> on rank <n>",
             r"NVLS rank <n> \(dev <n>\) alloc done, ucptr <hex> ucgran <n> mcptr <hex> mcgran <n> ucsize <n> mcsize <n> \(inputsize <n>\)",
         ),
@@ -83,7 +83,14 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"NET/IB ?: (?:NCCL Dev <n> IbDev <n>|Dev <n>) Port <n> qpn <n> mtu <n>"
             r" (?:LID <n>(?: subnet-prefix <n>)?(?:  ?FLID <n>)?|(?:query_ece=\{[^{}]{0,200}\} )?GID <n> \([0-9A-F/]{1,40}\))(?: fifoRkey=<hex> fifoLkey=<hex>)?",
         ),
-        "nic": (r"ncclTopoPopulateNics : Filled <path> in topo with pciPath=<path> keep=\d(?: coll=\S{1,20})?",),
+        "collnet": (
+            r"Communicator has <n> nodes which is less than CollNet node threshold <n>, disabling CollNet",
+            r"Sharp rank <n>/<n> initialized on <text>",
+        ),
+        "nic": (
+            r"NET/IB ?: Unable to open device <word>",
+            r"ncclTopoPopulateNics : Filled <path> in topo with pciPath=<path> keep=\d(?: coll=\S{1,20})?",
+        ),
         "machine": (
             r"Loading topology file <path>",
             r"Loading \w{1,64} topology",
@@ -118,6 +125,8 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"Queuing opId=<hex> respBuff=<hex> respSize=<n>",
             r"Received and initiated operation=\w{1,40} res=<n>",
             r"ProxyCall UDS comm <hex> rank <n> tpRank <n>\(<hex>\) reqSize <n> respSize <n> respFd <hex> opId <hex>(?: - DONE)?",
+            r"socketProgressOpt: abort called",
+            r"PXN Disabled as plugin is v<n>",
             r"UDS: Creating service thread comm <hex> rank <n>",
             r"UDS: ClientGetFd handle <hex> tpRank <n> returned fd <n> sameProcess \d",
             r"UDS converted handle <hex> to fd <n> on remote peer <n>",
@@ -158,6 +167,14 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"RAS trying to reconnect with <address> \(experiencingDelays \d, startRetryTime <s>s\)",
         ),
         "call_stack": (r"<at> (?:\([\w:~]{1,80}\) )?-> <n>(?: \[[\w ]{1,40}\])?",),
+        "rccl": (
+            r"\[node_id = <n>; gpu_id = <n>; unique_id = <n>; location_id = <n>; bdf = <n>; domain = <n>; partition = <n>\],?",
+            r"initialized internal alternative rsmi functionality",
+            r"(?:Kernel version: |ROCr version |HIP version ?: |ROCm version ?: |Hostname ?: |Librccl path ?: )<text>",
+            r"Enabled GDRCopy equivalent memory allocation on <word>",
+            r"Dmabuf feature disabled without NCCL_DMABUF_ENABLE=1",
+            r"MSCCL\+\+: (?:Cannot enable MSCCL\+\+|Feature not enabled)<text>",
+        ),
         "fork_msccl": (
             r"Link <n>: ID = <n>, Bandwidth = <s>",
             r"Node Type: [A-Z]{2,4}, ID: [0-9a-f:.]{1,32}",
@@ -193,6 +210,19 @@ def _counted(name: str, row: str) -> Family:
 
 
 COUNTED: Final[tuple[Family, ...]] = tuple(_counted(name, row) for name, rows in _ROWS.items() for row in rows)
+REMARKS: Final[tuple[Family, ...]] = tuple(
+    _counted("remark", row)
+    for row in (
+        r"(?:NET|COLLNET|TUNER|PROFILER|ENV|GIN|RMA)/<word>(?: ?: ?| )<text>",
+        r"(?:RCCL|MSCCL|MSCCL\+\+|mscclpp|rsmi|ROCr)(?: ?: ?| )<text>",
+        r"(?:NVLS|MNNVL|CollNet|SHARP|Sharp|PXN|DMA-BUF|GDRCOPY|P2P|SHM|CE|PAT|TOPO|Topology|Bootstrap|bootstrap|CollTrace)\b[ :]<text>",
+    )
+)
+"""Remarks that a part of NCCL or a plug-in makes under its name, in forms of which nothing is used.
+
+Plug-ins have forms of their own in every version. Only what is printed as INFO is a remark: a warning in a form that
+is not known is passed on.
+"""
 CALLS: Final[tuple[Family, ...]] = (_counted("call", _CALL),)
 TRACE: Final = _counted("trace", "")
 """Lines of builds with TRACE=1: `NCCL TRACE` and any text."""

@@ -11,10 +11,11 @@ import re
 from typing import Final
 
 from ncclscope_agent.sources.nccl_log import channel_lines, setting_lines, trouble_lines
-from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, TRACE
+from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, REMARKS, TRACE
 from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, FamilyIndex, FamilyRead
 from ncclscope_agent.sources.nccl_log.prefix import LogRecord, RecordEnd, Writer
 from ncclscope_agent.sources.nccl_log.setting_lines import MATRIX_ROW
+from ncclscope_wire.facts import OtherWarning
 
 FAMILIES: Final[tuple[Family, ...]] = (
     *channel_lines.FAMILIES,
@@ -26,16 +27,23 @@ FAMILIES: Final[tuple[Family, ...]] = (
 
 _FRAME: Final = re.compile(rb"[\w/.-]{1,100}\.(?:cc|h|cu|c):\d{1,6} ")
 """Source file and line, which calls, allocations and downgraded warnings put in front of their message."""
-_TRACE_LOCATION: Final = re.compile(rb"\d{1,15}\.\d{6} [\w:~]{1,80}:\d{1,6} ?")
-"""The part between `[dev]` and `NCCL TRACE`: milliseconds since start, function, line."""
+_COMMUNICATOR_BEHIND: Final = re.compile(
+    rb"(?::|,)? comm 0x[0-9a-f]{1,16} n[Rr]anks \d{1,10}(?: busId [0-9a-f]{1,16})?\s*\Z"
+)
+"""RCCL says whose line it is behind lines that are NCCL's otherwise."""
 
 _INDEX: Final = FamilyIndex(FAMILIES)
 _TORCH: Final = FamilyIndex(trouble_lines.TORCH)
+_REMARKS: Final = FamilyIndex(REMARKS)
 _CALLS: Final = FamilyIndex(CALLS)
 _MATRIX: Final = FamilyIndex([MATRIX_ROW])
 
 _LOCATION: Final = re.compile(rb"([\w/.-]{1,100}\.(?:cc|h|cu|c)):(\d{1,6})(?: \([\w:~]{1,80}\))?")
-_TORCH_AT: Final = re.compile(rb"ProcessGroupNCCL\.cpp:\d{1,6}\] |what\(\):  ")
+_TORCH_AT: Final = re.compile(rb"(?: (\d{1,10}) )?ProcessGroupNCCL\.cpp:\d{1,6}\] |what\(\):  ")
+"""With the thread in front if PyTorch was built with glog."""
+_TORCH_RANK: Final = re.compile(rb"\[rank(\d{1,9})\]:")
+_LONGEST_WARNING: Final = 1024
+"""NCCL's own limit of a message up to 2.28."""
 MATRIX_TITLE: Final = b"Enabled NCCL Func/Proto/Algo Matrix:"
 
 
@@ -51,11 +59,15 @@ def read_record(record: LogRecord, line: int, logged_at_ns: int | None) -> Famil
     location = _LOCATION.fullmatch(record.location)
     if location is not None:
         about.update(file=location[1].decode(), file_line=int(location[2]))
-    found = _INDEX.read(message, about)
+    behind = _COMMUNICATOR_BEHIND.search(message) if b" comm 0x" in message else None
+    found = None if behind is None else _INDEX.read(message[: behind.start()], about)
+    found = found or _INDEX.read(message, about)
     if found is None and (frame := _FRAME.match(message)) is not None:
         # NCCL prints the warning of a failure that it expects as INFO, with file and line in the message.
         name, _, number = frame[0].decode().strip().rpartition(":")
         found = _INDEX.read(message[frame.end() :], {**about, "file": name, "file_line": int(number)})
+    if found is None and record.level == b"INFO":
+        found = _REMARKS.read(message, about)
     if found is None or record.end is RecordEnd.LINE:
         return found
     is_exact = record.end is RecordEnd.RECORD and not message[-1:].isspace()
@@ -70,14 +82,39 @@ def _about(writer: Writer, line: int, logged_at_ns: int | None) -> dict[str, obj
 
 
 def _trace(record: LogRecord) -> FamilyRead | None:
-    is_trace = record.end is RecordEnd.LINE and _TRACE_LOCATION.fullmatch(record.location) is not None
-    return FamilyRead(TRACE, None) if is_trace else None
+    return FamilyRead(TRACE, None) if record.end is RecordEnd.LINE else None
+
+
+def other_warning(record: LogRecord, line: int, logged_at_ns: int | None) -> OtherWarning:
+    """A warning that is of no family; what is not printable in it is replaced."""
+    location = _LOCATION.fullmatch(record.location)
+    text = record.message.decode("utf-8", "replace").strip()
+    return OtherWarning(
+        line=line,
+        host=record.writer.host,
+        pid=record.writer.pid,
+        tid=record.writer.tid,
+        logged_at_ns=logged_at_ns,
+        file=None if location is None else location[1].decode(),
+        file_line=None if location is None else int(location[2]),
+        text="".join(letter if letter.isprintable() else "?" for letter in text)[:_LONGEST_WARNING],
+    )
 
 
 def read_torch(text: bytes, line: int) -> FamilyRead | None:
     """A line of PyTorch's watchdog, behind any launcher's tag; None if it is none that is known."""
+    if b"ProcessGroupNCCL.cpp:" not in text and b"what():" not in text:
+        return None
     at = _TORCH_AT.search(text)
-    return None if at is None else _TORCH.read(text[at.end() :], {"line": line})
+    if at is None:
+        return None
+    about: dict[str, object] = {"line": line}
+    if at[1] is not None:
+        about["tid"] = int(at[1])
+    rank = _TORCH_RANK.search(text, 0, at.start())
+    if rank is not None:
+        about["global_rank"] = int(rank[1])
+    return _TORCH.read(text[at.end() :], about)
 
 
 def read_matrix_row(text: bytes, writer: Writer, line: int) -> FamilyRead | None:

@@ -19,25 +19,39 @@ from typing import Final
 
 from ncclscope_agent.sources.nccl_log.prefix import RecordEnd, Writer
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind, VersionSeen
-from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, OPERATION_CODES, PROTOCOLS, UNKNOWN_OPERATION
+from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, NO_POINTER, OPERATION_CODES, PROTOCOLS, UNKNOWN_OPERATION
 
 _POINTER = rb"0x[0-9a-f]{1,16}|\(nil\)"
 
 OPERATION_HEAD: Final = re.compile(rb"(\w{1,64}): opCount ([0-9a-f]{1,16}) ")
 
-OPERATION_TAIL: Final = re.compile(
+_FIELDS = (
     rb"sendbuff (" + _POINTER + rb") recvbuff (" + _POINTER + rb")"
     rb"(?: acc (?:" + _POINTER + rb"))?"  # one fork
     rb" count (\d{1,20}) datatype (-?\d{1,5}) op (-?\d{1,10}) root (-?\d{1,10})"
-    rb" comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,10})\] stream (" + _POINTER + rb")"
+    rb" comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,10})\]"
+)
+OPERATION_FIELDS: Final = re.compile(_FIELDS)
+"""All that says what the operation is: it is whole, whatever became of the stream behind it."""
+OPERATION_TAIL: Final = re.compile(
+    _FIELDS + rb" stream (" + _POINTER + rb")"
     rb"(?: task -?\d{1,10} globalrank (-?\d{1,10}))?"  # RCCL
 )
 """The part behind `opCount N `, which recurs and which templates are made of."""
 
 
+_FRAGMENT: Final = re.compile(
+    rb": opCount [0-9a-f]|[a-z]buff (?:0x[0-9a-f]{1,16}|\(nil\)) (?:recvbuff|count)|[ndv]buff (?:0x[0-9a-f]{0,16})? ?\Z"
+    rb"| \[nranks=\d| datatype \d{1,2} op "
+)
+
+
 def has_fragment(text: bytes) -> bool:
-    """Whether a piece of an operation line stands here: only operation lines hold these words."""
-    return b": opCount " in text or b"buff 0x" in text or b"buff (nil)" in text or b" [nranks=" in text
+    """Whether a piece of an operation line stands here: words in an order that only operation lines have.
+
+    A pointer behind `buff` alone is none: lines of TRACE builds and of applications have that too.
+    """
+    return _FRAGMENT.search(text) is not None
 
 
 TUNING: Final = re.compile(
@@ -57,15 +71,16 @@ INIT: Final = re.compile(
     rb"(?: nvmlDev (-?\d{1,10}))?(?: busId ([0-9a-f]{1,16}))?"
     rb"(?: parent (0x[0-9a-f]{1,16})(?: (?:split|child)Count (-?\d{1,10}))? color (-?\d{1,10}) key (-?\d{1,10}))?"
     rb"(?: commId 0x([0-9a-f]{1,16}))?"
+    rb"(?: localSize (?: ?-?\w{1,32}){1,12})?"  # RCCL: memory of the thread
     rb" ?- (Init START|Init COMPLETE|Destroy COMPLETE|Abort START|Abort COMPLETE)"
 )
 """The life of a communicator: with and without commId, nvmlDev, busId, parent and entry point."""
 
 VERSION: Final = re.compile(
-    rb"NCCL version (\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-.]\w{1,32}(?::\w{1,40})?)?)"
-    rb"(?:\+cuda([\w.]{1,32}?))?(?=\s|$|NCCL version )"
+    rb"[NR]CCL version (?:: )?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-.]\w{1,32}(?::\w{1,40})?)?)"
+    rb"(?:\+cuda([\w.]{1,32}?)|\+hip[\w.]{1,32}(?: [\w./-]{1,40}:\w{1,40}\+?)?)?(?=\s|$|[NR]CCL version )"
 )
-"""`NCCL version 2.28.3+cuda12.9`: bare up to 2.21, a message of an INFO line later."""
+"""`NCCL version 2.28.3+cuda12.9`: bare up to 2.21, a message of an INFO line later. RCCL puts its commit behind it."""
 
 PACK_TEMPLATE: Final = struct.Struct("<IhBIhqiiQQQQQi").pack
 """One row of OPERATION_TEMPLATE; struct also refuses numbers that do not fit their column."""
@@ -102,6 +117,8 @@ _PROTOCOL_INDEX: Final = {
 class OperationHead:
     """Thread and operation: the part of a template that stands in front of opCount."""
 
+    process: tuple[str, int]
+    """Host and pid."""
     thread: int
     device: int
     op: int
@@ -113,9 +130,13 @@ def operation_code(name: bytes) -> int:
     return OPERATION_CODES.get(name.decode("ascii", "replace"), UNKNOWN_OPERATION)
 
 
-def pack_template(head: OperationHead, tail: re.Match[bytes]) -> bytes | None:
-    """One row of OPERATION_TEMPLATE; None if a number is larger than any that NCCL prints."""
-    send, receive, count, data_type, reduction, root, communicator, nranks, stream, rank = tail.groups()
+def pack_template(head: OperationHead, tail: re.Match[bytes], cut_stream: int = NO_POINTER) -> bytes | None:
+    """One row of OPERATION_TEMPLATE; None if a number is larger than any that NCCL prints.
+
+    `tail` is a match of OPERATION_TAIL, or of OPERATION_FIELDS with `cut_stream` for the stream.
+    """
+    send, receive, count, data_type, reduction, root, communicator, nranks, *behind = tail.groups()
+    stream, rank = behind or (None, None)
     try:
         return PACK_TEMPLATE(
             head.thread,
@@ -130,11 +151,38 @@ def pack_template(head: OperationHead, tail: re.Match[bytes]) -> bytes | None:
             _pointer(send),
             _pointer(receive),
             int(communicator, 16),
-            _pointer(stream),
+            cut_stream if stream is None else _pointer(stream),
             NO_NUMBER if rank is None else int(rank),
         )
     except struct.error:
         return None
+
+
+class StreamsOfProcesses:
+    """The streams that operations of each process and communicator are on; what is remembered is bounded."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._only: dict[tuple[str, int, bytes], bytes | None] = {}
+        """By process and communicator, and by process alone; None where there are several."""
+
+    def add(self, process: tuple[str, int], tail: re.Match[bytes]) -> None:
+        """Notes the stream of a whole operation, by its match of OPERATION_TAIL."""
+        if len(self._only) >= self._limit:
+            self._only.clear()
+        stream: bytes = tail[9]
+        for communicator in (tail[7], b""):
+            if self._only.setdefault((*process, communicator), stream) != stream:
+                self._only[*process, communicator] = None
+
+    def only_one(self, process: tuple[str, int], fields: re.Match[bytes]) -> int:
+        """The only stream of this operation's communicator so far, or of its process; NO_POINTER if it is not known.
+
+        `fields` is a match of OPERATION_FIELDS.
+        """
+        of_process = self._only.get((*process, b""))
+        stream = self._only.get((*process, fields[7]), of_process)
+        return NO_POINTER if stream is None else _pointer(stream)
 
 
 def _pointer(text: bytes) -> int:

@@ -154,6 +154,8 @@ class CutLine:
     records: Sequence[LogRecord]
     lost: int
     """NCCL markers whose host, pid and tid are missing or uncertain."""
+    torn: int
+    """Those of them in front of which a part of these stands, or all of them behind an uncertain beginning."""
     rest: bytes
     """The text in front of the first record, or the whole line if there is none."""
 
@@ -207,6 +209,10 @@ class KnownHosts:
             self._by_pid[pid] = (*hosts[-7:], host)
             self._all[host] = None
 
+    def is_known(self, host: bytes) -> bool:
+        """Whether a process of this file runs on this host."""
+        return host in self._all
+
     def host_of_process(self, token: bytes, pid: int) -> bytes | None:
         """The known host of that process with which the token ends; None if there is none."""
         known = _longest_end(token, self._by_pid.get(pid, ()))
@@ -242,10 +248,14 @@ class _Prefix:
     location: bytes
 
 
+_PREFIX_END: Final = re.compile(rb"(?:\d \[-?\d{1,5}|:\d{1,10}|\A\d{1,5})\] \Z")
+"""What is left in front of `NCCL` of a prefix that was torn; `[0] ` alone may be a quotation that left out the rest."""
+
+
 def cut_line(line: bytes, hosts: KnownHosts, end: RecordEnd = RecordEnd.LINE) -> CutLine:
     """The records of one physical line, in their order, and what is left over; `end` is the line's own."""
     records: list[LogRecord] = []
-    lost = 0
+    lost = torn = 0
     message_end = len(line)
     # From the last to the first: where a record ends is known when the next one's begin is.
     prefixes = _prefixes(line)
@@ -254,18 +264,20 @@ def cut_line(line: bytes, hosts: KnownHosts, end: RecordEnd = RecordEnd.LINE) ->
         prefix = prefixes[index]
         if isinstance(prefix, int):
             lost += 1
+            torn += _PREFIX_END.search(line, max(0, prefix - _PREFIX_WINDOW), prefix) is not None
             message_end, end = prefix, RecordEnd.UNSURE
             continue
         host = known if index == 0 else _certain_host(prefix, hosts)
         if host is None:
             lost += 1
+            torn += 1
             message_end, end = prefix.token_at, RecordEnd.UNSURE
             continue
         record = _record(line, prefix, host, message_end, end, is_first=index == 0)
         records.append(record)
         message_end, end = record.begin, RecordEnd.RECORD
     records.reverse()
-    return CutLine(records=records, lost=lost, rest=line[: records[0].begin] if records else line)
+    return CutLine(records=records, lost=lost, torn=torn, rest=line[: records[0].begin] if records else line)
 
 
 def _prefixes(line: bytes) -> list[_Prefix | int]:
@@ -314,9 +326,25 @@ def _learn_from_first(line: bytes, prefixes: Sequence[_Prefix | int], hosts: Kno
     if known is not None:
         return known
     stamp = _stamp_before(line, first.token_at)
-    if _is_clean(line[: stamp.start() if stamp else first.token_at]):
+    before = line[: stamp.start() if stamp else first.token_at]
+    if _is_clean(before) and not _is_torn_prefix(before, hosts):
         return first.token if hosts.learn_if_certain(first.token, first.pid) else None
     return hosts.host_of_file(first.token) or _after_text(line, first)
+
+
+_HOST_AND_PID: Final = re.compile(rb"([\w<>-]{1,64}):(\d{1,10}:)?\Z")
+
+
+def _is_torn_prefix(before: bytes, hosts: KnownHosts) -> bool:
+    """Whether the text directly in front of a host is no tag but another record's prefix, up to its pid or tid."""
+    found = _HOST_AND_PID.search(before)
+    return found is not None and (found[2] is not None or hosts.is_known(found[1]))
+
+
+_RESULT_ROW: Final = re.compile(
+    rb"\s*\d{1,20}\s+\d{1,20}\s+[a-z]\w{2,10}\s+(?:sum|prod|max|min|avg|mulsum|none)(?: {1,10}-1)?"
+)
+"""The begin of a result row of nccl-tests, behind which NCCL may print. *Source:* nccl-tests `src/common.cu`."""
 
 
 def _after_text(line: bytes, prefix: _Prefix) -> bytes | None:
@@ -325,6 +353,9 @@ def _after_text(line: bytes, prefix: _Prefix) -> bytes | None:
     A host has no dot, so digits behind one end a number. Digits behind anything else, and letters behind a
     sign such as the slash of `12.3it/s`, may be the text's or the host's: None.
     """
+    row = _RESULT_ROW.match(line)
+    if row is not None and prefix.token_at < row.end() < prefix.host_end:
+        return line[row.end() : prefix.host_end]
     token, before = prefix.token, line[prefix.token_at - 1 : prefix.token_at]
     if before == b".":
         return token.lstrip(b"0123456789") or None

@@ -259,7 +259,7 @@ class NcclLogReader(LineReader):
             return
         text = text.lstrip(b"\0")
         line = _trimmed(text)
-        if b"NCCL " not in line:
+        if b"CCL " not in line:
             self._skip_text(line)
         elif prefix.MARKER.search(line) is None:
             self._read_bare(line)
@@ -335,7 +335,9 @@ class NcclLogReader(LineReader):
             self._records.tear(self._line)
             self._hosts.has_tears |= bool(cut.records)  # else it may be a host that is not certain yet
         if cut.lost:
-            self._records.gathered.skipped["torn" if operation_lines.has_fragment(line) else "no_prefix"] += cut.lost
+            torn = cut.lost if operation_lines.has_fragment(line) else cut.torn
+            lost = {"torn": torn, "no_prefix": cut.lost - torn}
+            self._records.gathered.add_skipped({reason: amount for reason, amount in lost.items() if amount})
         elif operation_lines.has_fragment(cut.rest):
             self._records.gathered.skipped["torn"] += 1
         records = cut.records
@@ -365,7 +367,7 @@ class NcclLogReader(LineReader):
 
     def _read_bare(self, line: bytes, *, is_whole: bool = True) -> None:
         """Reads a line without a prefix: a version line of NCCL up to 2.21, or text."""
-        at = line.find(b"NCCL version ")
+        at = line.find(b"CCL version ") - 1
         before = line[: max(at, 0)]
         stamp = stamps.in_front(before, len(before)) or stamps.in_other_form(before, len(before))
         if stamp is not None:

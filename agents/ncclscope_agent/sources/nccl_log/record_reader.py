@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ncclscope_agent.sources.dictionaries import Strings, Templates, Threads
+from ncclscope_agent.sources.dictionaries import LOOKUP_LIMIT, Strings, Templates, Threads
 from ncclscope_agent.sources.nccl_log import line_families, operation_lines, stamps
 from ncclscope_agent.sources.nccl_log.batches import Gathered
 from ncclscope_agent.sources.nccl_log.known_lines import KnownHead, KnownLines
@@ -48,7 +48,7 @@ class OtherRecords:
             return
         found = line_families.read_record(record, line, logged_at_ns)
         if found is None:
-            self._skip(record, gathered)
+            self._skip(record, line, logged_at_ns, gathered)
         else:
             _add(found, gathered)
 
@@ -84,14 +84,18 @@ class OtherRecords:
         _add(found, gathered)
         return True
 
-    def _skip(self, record: LogRecord, gathered: Gathered) -> None:
+    def _skip(self, record: LogRecord, line: int, logged_at_ns: int | None, gathered: Gathered) -> None:
         if _is_torn(record):
             gathered.skipped["torn"] += 1
             return
         if not record.message.strip():
             gathered.skipped["empty"] += 1
             return
-        gathered.skipped["other_nccl"] += 1
+        if record.level == b"WARN":
+            gathered.skipped["other_warning"] += 1
+            gathered.facts.append(line_families.other_warning(record, line, logged_at_ns))
+        else:
+            gathered.skipped["other_nccl"] += 1
         if self.on_unknown is not None:
             self.on_unknown(record.level + b" " + record.message)
 
@@ -149,6 +153,7 @@ class RecordReader:
         self.others = OtherRecords()
         self.stamp_length = 0
         """Bytes of the stamp with which the latest operation lines began."""
+        self._streams = operation_lines.StreamsOfProcesses(LOOKUP_LIMIT)
         self._calling: set[tuple[str, int]] = set()
         """Processes of which CALL lines were read."""
         self._known = known
@@ -196,8 +201,9 @@ class RecordReader:
         else:
             found = operation_lines.OPERATION_TAIL.fullmatch(tail)
             packed = None if found is None else operation_lines.pack_template(head.operation, found)
-            if packed is None:
+            if found is None or packed is None:
                 return None
+            self._streams.add(head.operation.process, found)
             index = self.templates.add(packed)
             self._known.add_row(head, rest, packed)
         self._known.add_template(head, tail, index)
@@ -221,12 +227,21 @@ class RecordReader:
         message = record.message
         head = operation_lines.OPERATION_HEAD.match(message)
         tail = operation_lines.OPERATION_TAIL.match(message, head.end()) if head else None
-        if head is None or tail is None or not operation_lines.is_whole_operation(tail, message, record.end):
-            self.gathered.skipped["torn"] += 1
+        is_whole = tail is not None and operation_lines.is_whole_operation(tail, message, record.end)
+        if head is not None and not is_whole:
+            tail = operation_lines.OPERATION_FIELDS.match(message, head.end())
+        if not is_whole:
             self.tear(line)
+        if head is None or tail is None:
+            self.gathered.skipped["torn"] += 1
             return
         operation_head = self._operation_head(record.writer, head[1])
-        packed = operation_lines.pack_template(operation_head, tail)
+        if is_whole:
+            self._streams.add(operation_head.process, tail)
+            packed = operation_lines.pack_template(operation_head, tail)
+        else:
+            stream = self._streams.only_one(operation_head.process, tail)
+            packed = operation_lines.pack_template(operation_head, tail, stream)
         if packed is None:
             self.gathered.skipped["out_of_range"] += 1
             return
@@ -234,11 +249,12 @@ class RecordReader:
         time_ns = self._time_ns(record)
         self.gathered.settle_times()
         self.gathered.add_operation(template, line, head[2], NO_TIME_NS if time_ns is None else time_ns)
-        if record.is_clean and record.end is RecordEnd.LINE and is_lookup_form(record):
+        if is_whole and record.is_clean and record.end is RecordEnd.LINE and is_lookup_form(record):
             self._remember_operation(text, record, operation_head, template)
 
     def _operation_head(self, writer: Writer, name: bytes) -> OperationHead:
         return OperationHead(
+            process=(writer.host, writer.pid),
             thread=self.threads.index(writer.host, writer.pid, writer.tid),
             device=NO_NUMBER if writer.device is None else writer.device,
             op=operation_lines.operation_code(name),
@@ -293,7 +309,7 @@ class RecordReader:
         return time_ns
 
     def _read_version(self, record: LogRecord, line: int) -> bool:
-        if record.end is not RecordEnd.LINE or not record.message.startswith(b"NCCL version "):
+        if record.end is not RecordEnd.LINE or not record.message.startswith((b"NCCL version ", b"RCCL version ")):
             return False
         seen = operation_lines.versions(record.message, line, record.writer)
         self.gathered.versions += seen

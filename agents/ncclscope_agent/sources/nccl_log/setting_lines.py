@@ -4,7 +4,8 @@
 *Source:* NCCL `src/misc/param.cc` and `src/param/` (environment), `src/init.cc` (versions, configuration),
 `src/transport/net_ib.cc`,
 `src/transport/net_socket.cc`, `src/net.cc` and `src/plugin/*.cc` (plugins), `src/graph/paths.cc` (GPUDirect),
-`src/graph/topo.cc` (affinity, NICs), `src/transport/nvls.cc`, `src/bootstrap.cc`; aws-ofi-nccl prints the `NET/OFI` lines.
+`src/graph/topo.cc` (affinity, NICs), `src/transport/nvls.cc`, `src/bootstrap.cc`, `src/transport.cc` (CollNet);
+aws-ofi-nccl prints the `NET/OFI` lines, `sharp_plugin.c` of nccl-rdma-sharp-plugins those about SHARP.
 """
 
 from __future__ import annotations
@@ -255,7 +256,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "plugin",
         facts.PluginSeen,
         ("NET/", "TUNER/", "PROFILER/"),
-        _PLUGIN_KIND + r"No plugin found(?: \((?P<library>[\w.-]{1,100})\))?(?:\.|, using internal implementation)",
+        _PLUGIN_KIND
+        + rf"(?:dlerror={_TEXT}{{1,400}}? )?"
+        + r"No plugin found(?: \((?P<library>[\w.-]{1,100})\))?(?:\.|, using internal implementation)",
         fixed={"event": "not_found"},
         is_closed=True,
     ),
@@ -296,7 +299,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "plugin",
         facts.PluginSeen,
         ("TUNER/", "PROFILER/", "ENV/", "NET/"),
-        _PLUGIN_KIND + r"Closing (?:tuner: |env plugin |profiler plugin |net plugin )(?P<name>[\w' .-]{1,100})",
+        _PLUGIN_KIND + r"Closing (?:tuner: |(?:env|profiler|net|collnet|gin|rma) plugin )(?P<name>[\w' .-]{1,100})",
         fixed={"event": "closed"},
         finish=lambda fields: {**fields, "name": str(fields["name"]).strip("'")},
     ),
@@ -366,8 +369,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "comm_config",
         facts.CommunicatorSetting,
         "Check P2P",
-        r"Check P2P Type is(?P<name>AllDirectP2p) (?P<value>\d+) directMode (?P<second_value>\d+)"
-        r"(?: isAllCudaP2p \d+)?",
+        r"Check P2P Type (?:is)?(?P<name>[A-Za-z]\w{1,40}) (?P<value>\d+) directMode (?P<second_value>\d+)(?: \w{1,40} \d+)?",
     ),
     form(
         "comm_config",
@@ -435,6 +437,21 @@ FAMILIES: Final[tuple[Family, ...]] = (
         facts.CommunicatorSetting,
         "",
         r"(?P<function>\w{1,40}): (?P<name>tuner chunk size) (?P<value>\d+) exceeds buffer max (?P<second_value>\d+), clamping",
+        is_closed=True,
+    ),
+    form(
+        "path_not_used",
+        facts.PathNotUsed,
+        "NET/",
+        rf"NET/\w{{1,20}} ?: ?(?P<reason>SHARP (?:coll )?init error: {_TEXT}{{1,300}})",
+        fixed={"path": "CollNet"},
+    ),
+    form(
+        "path_not_used",
+        facts.PathNotUsed,
+        "Cannot init",
+        r"(?P<reason>Cannot initialize CollNet, using point-to-point network instead)",
+        fixed={"path": "CollNet"},
         is_closed=True,
     ),
     # The machine

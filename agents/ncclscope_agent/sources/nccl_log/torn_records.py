@@ -80,7 +80,7 @@ class TornRecords:
         if cut.lost or not 1 <= len(cut.records) <= 2 or cut.records[-1].end is not RecordEnd.LINE:
             return False
         whole = cut.records[-1]
-        if len(cut.records) == 2 and _is_of(whole, cut.records[0]):
+        if len(cut.records) == 2 and (_is_of(whole, cut.records[0]) or _is_operation(cut.records[0])):
             return False
         tag = _TAG.match(line)
         if tag is not None:
@@ -152,6 +152,12 @@ class TornRecords:
             return True
         found = line_families.read_record(record, 0, None)
         return found is not None and found.is_in_bounds and found.family.is_closed
+
+
+def _is_operation(record: LogRecord) -> bool:
+    """Whether all that says what the operation is stands there: it has a row without its tail."""
+    head = operation_lines.OPERATION_HEAD.match(record.message)
+    return head is not None and operation_lines.OPERATION_FIELDS.match(record.message, head.end()) is not None
 
 
 def _is_of(record: LogRecord, other: LogRecord) -> bool:

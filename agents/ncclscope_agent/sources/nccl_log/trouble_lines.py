@@ -286,8 +286,10 @@ FAILURES: Final[tuple[Family, ...]] = (
 )
 
 _GROUP: Final = (
-    r"\[PG (?:ID )?(?P<group_id>\d+)(?: PG GUID \w{1,64})?(?: ?\((?P<group>[^()]{1,100})\))? Rank (?P<rank>\d+)\]"
+    r"\[PG (?:ID )?(?P<group_id>[\w.:-]{1,64})(?: PG GUID (?P<group_uid>[\w.:-]{1,64}))?"
+    r"(?: ?\((?P<group>[^()]{1,100})\))? Rank (?P<rank>\d+)\]"
 )
+"""2.2: the group's number; 2.3: its name for all ranks and its description; 2.4 on: number, name and description."""
 _WORK: Final = (
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w{1,40}),"
     r" (?:NumelIn=(?P<elements_in>\d+), NumelOut=(?P<elements_out>\d+)|TensorShape=\[[\d, ]{0,200}\]), Timeout\(ms\)=(?P<timeout_ms>\d+)\)"
@@ -295,6 +297,22 @@ _WORK: Final = (
 )
 
 TORCH: Final[tuple[Family, ...]] = (
+    form(
+        "torch_group",
+        facts.TorchGroup,
+        "",
+        _GROUP
+        + rf" ProcessGroupNCCL initialization options: (?:NCCL version: [\w.+-]{{1,40}}, )?size: (?P<size>\d+), global rank: (?P<global_rank>\d+),{_TEXT}{{0,1000}}",
+    ),
+    form(
+        "torch_group",
+        facts.TorchCommunicator,
+        "",
+        # Up to 2.4 the device is printed as one byte of that value.
+        _GROUP
+        + rf" ProcessGroupNCCL created ncclComm_ (?P<communicator_hex>{_HEX}) on CUDA device:(?: (?P<device>\d{{1,4}})|[\x00-\x20]{{0,3}})",
+        is_closed=True,
+    ),
     form("torch_timeout", facts.TorchTimeout, "", r"\[Rank (?P<rank>\d+)\] " + _WORK),
     form(
         "torch_timeout",
@@ -308,6 +326,15 @@ TORCH: Final[tuple[Family, ...]] = (
         "",
         _GROUP + r"  ?(?P<what>failure) detected by watchdog at work sequence id: (?P<failed_at>-?\d+)"
         r" PG status: last enqueued work: (?P<last_enqueued>-?\d+), last completed work: (?P<last_completed>-?\d+)",
+    ),
+    form(
+        "torch_progress",
+        facts.TorchProgress,
+        "",
+        _GROUP + r" Timeout at NCCL work: (?P<failed_at>\d+), last enqueued NCCL work: (?P<last_enqueued>-?\d+),"
+        r" last completed NCCL work: (?P<last_completed>-?\d+)\.",
+        fixed={"what": "failure"},
+        is_closed=True,
     ),
     form(
         "torch_progress",

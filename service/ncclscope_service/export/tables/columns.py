@@ -21,7 +21,7 @@ from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_POINTER, NO_TIME_NS
 
 Values: TypeAlias = NDArray[np.number]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -112,9 +112,12 @@ def optional_numbers_at(indices: Values, table: Sequence[int | None], kind: type
 
 
 def pointers(values: Values) -> Column:
-    """Addresses as lower-case hexadecimal text ("0x7f21c0a00000"); 0 is NCCL's (nil) and stays "0x0"."""
+    """Addresses as lower-case hexadecimal text ("0x7f21c0a00000"); 0 is NCCL's (nil) and stays "0x0".
+
+    NO_POINTER is null.
+    """
     addresses, indices = np.unique(values, return_inverse=True)
-    return Column(indices, np.ones(len(values), dtype=np.bool_), tuple(map(hex, addresses.tolist())))
+    return Column(indices, values != np.uint64(NO_POINTER), tuple(map(hex, addresses.tolist())))
 
 
 def spread(column: Column, rows: NDArray[np.intp]) -> Column:

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
+from ncclscope_wire.terms import NO_POINTER
 
 POINTERS = st.sampled_from(["(nil)", "0x0", "0x7f2a40000000", "0xffffffffffffffff", "0x00000001", "0X1", "0x1g", "nil"])
 COUNTS = st.sampled_from(["0", "7", "007", "9" * 18, "9" * 19, str(2**64 - 1), str(2**64), "9" * 20, "-1", "", "1 2"])
@@ -23,6 +24,11 @@ def line(tail: Tail, stamp: str = "") -> bytes:
         f"{stamp}{NODE}Broadcast: opCount 1f sendbuff {send} recvbuff {receive}{fork} count {count} datatype 7 op 0 "
         f"root {root} comm 0x55d0c8b3e2a0 [nranks=4] stream 0x55d0c7f01b10{ending}\n"
     ).encode()
+
+
+def _but_cut_streams(row: dict[str, object]) -> dict[str, object]:
+    """Without the stream, if it is the only one that these lines have: one that was cut off may be it or not known."""
+    return {name: value for name, value in row.items() if value not in {NO_POINTER, 0x55D0C7F01B10}}
 
 
 def read_each_alone(lines: list[bytes]) -> ReadLog:
@@ -44,7 +50,7 @@ def test_lines_read_together_say_what_each_alone_says(tails: list[Tail], limit: 
     alone = read_each_alone(lines)
     for reader in (NcclLogReader(SOURCE), NcclLogReader(SOURCE, max_templates=limit)):
         together = read_log(b"".join(lines), reader=reader)
-        assert together.operations == alone.operations
+        assert list(map(_but_cut_streams, together.operations)) == list(map(_but_cut_streams, alone.operations))
         assert (together.understood, together.skipped) == (alone.understood, alone.skipped)
 
 

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
-from ncclscope_wire import tables
+from ncclscope_wire import facts, tables
+from ncclscope_wire.terms import NO_POINTER
 
 INIT = f"{NODE}comm 0x55d0c8b3e2a0 rank 2 nranks 4 cudaDev 2 busId 81000 - Init COMPLETE"
 TUNING = f"{NODE}AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{{Lo..Hi}}={{0..23}}"
@@ -96,19 +97,50 @@ SEND = operation_line("Send", stream="0x55d0c7f01b10")
 @pytest.mark.parametrize("cut_at", range(1, len(SEND)))
 def test_no_cut_of_a_record_in_front_of_another_gives_an_invented_one(cut_at: int) -> None:
     log = read_log(lines(INIT, SEND[:cut_at] + operation_line(prefix=OTHER)))
-    assert [(operation["op_name"], operation["pid"], operation["host"]) for operation in log.operations] in (
-        [],
-        [("AllReduce", 41820, "node17")],
-    )
-    assert log.operations or log.skipped
+    found = [(operation["op_name"], operation["pid"], operation["host"]) for operation in log.operations]
+    if cut_at >= SEND.index(" stream"):
+        assert found == [("Send", 41822, "node17"), ("AllReduce", 41820, "node17")]
+        assert log.operations[0]["stream"] == NO_POINTER
+    else:
+        assert found in ([], [("AllReduce", 41820, "node17")])
+        assert log.operations or log.skipped
 
 
 @pytest.mark.parametrize("host", ["node17", "c17", "abc"])
 def test_a_pointer_cut_in_front_of_another_record_is_not_taken_for_whole(host: str) -> None:
     second = operation_line(prefix=f"{host}:41820:41901 [0] NCCL INFO ")
     log = read_log(lines(INIT, second, operation_line("Send", stream="0x55d0") + second))
-    assert [operation["op_name"] for operation in log.operations] == ["AllReduce", "AllReduce"]
-    assert log.skipped == {"torn": 1}
+    assert [(operation["op_name"], operation["stream"]) for operation in log.operations] == [
+        ("AllReduce", 0x55D0C7F01B10),
+        ("Send", NO_POINTER),
+        ("AllReduce", 0x55D0C7F01B10),
+    ]
+    assert not log.skipped
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "",
+        " strea",
+        " stream 0x55d0:41820:4",
+        " stream 0x55d0c7f01b10step 5",
+        f" str{OTHER}AllRed",
+        "00000 count 5 data",
+    ],
+)
+def test_an_operation_whose_stream_was_overwritten_keeps_its_row(tail: str) -> None:
+    """On the only stream of its communicator, else of its process; without one if there are several."""
+    cut = operation_line("Send", count=7).partition(" stream")[0] + tail
+    streams = []
+    for before in ([], [operation_line()], [operation_line(), operation_line(stream="0x55d0c7f01b20")]):
+        log = read_log(lines(*before, cut, operation_line()))
+        [send] = [operation for operation in log.operations if operation["op_name"] == "Send"]
+        assert (send["count"], send["communicator"], send["nranks"]) == (7, 0x55D0C8B3E2A0, 4)
+        streams.append(send["stream"])
+    assert streams == [NO_POINTER, 0x55D0C7F01B10, NO_POINTER]
+    elsewhere = cut.replace("comm 0x55d0c8b3e2a0", "comm 0x55d0c8b3e2b0")
+    assert read_log(lines(operation_line(), elsewhere)).operations[1]["stream"] == 0x55D0C7F01B10
 
 
 @pytest.mark.parametrize("stream", ["(nil)", "0x55d0c7f01b10"])
@@ -136,8 +168,7 @@ def test_init_and_tuning_records_with_a_record_glued_to_their_end_are_read() -> 
         operation_line()[60:],
         operation_line(prefix=""),
         "1] NCCL INFO AllReduce: opCount 0 sendbuff 0x1",
-        operation_line() + "step 5",
-        operation_line()[:-20],
+        operation_line()[:-29],
         operation_line(count=2**64),
         operation_line().replace("opCount 1f", "opCount 1g"),
         operation_line().replace("opCount 1f", "opCount "),
@@ -174,7 +205,8 @@ def test_carriage_returns_and_zeros_of_a_hole_are_passed_over() -> None:
 def test_a_last_line_without_newline_is_read_if_it_is_whole(stream: str) -> None:
     data = lines(INIT) + operation_line(stream=stream).encode()
     log = read_log(data)
-    assert (len(log.operations), log.end, log.end_line) == (int(stream == "(nil)"), len(data), 2)
+    assert (log.end, log.end_line) == (len(data), 2)
+    assert [operation["stream"] for operation in log.operations] == [0 if stream == "(nil)" else NO_POINTER]
     again = read_log(lines(operation_line(stream=stream)) + operation_line(stream=stream, op_count="20").encode())
     assert len(again.operations) == 2
 
@@ -383,3 +415,97 @@ def test_a_torn_line_among_call_lines_is_marked() -> None:
         (4, tables.CALLS_TORN),
         (5, tables.GROUP_END),
     ]
+
+
+# What is torn, and what only looks so
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "node17:41822:41903 [2] 1523.114000 ncclProxySend:88 NCCL TRACE posted, sendbuff 0x7f2a40000000 size 4096",
+        "node17:41822:41903 [2] 1523.114000 netSend:9 NCCL TRACE req 0x7f2a40000000, buff 0x7f2a44000000 tag 3",
+        "node17:41822:41903 [2] enqueue.cc:88 NCCL TRACE buff 0x7f2a44000000",
+    ],
+)
+def test_a_line_of_a_trace_build_is_not_torn_for_a_buffer_in_it(text: str) -> None:
+    log = read_log(lines(operation_line(), text))
+    assert log.understood == {"operation": 1, "trace": 1}
+    assert not log.skipped
+
+
+def test_text_of_an_application_that_names_a_buffer_is_no_torn_line() -> None:
+    log = read_log(lines(operation_line(), "copy to recvbuff 0x7f2a44000000 took 3 us", "buff 0x1"))
+    assert log.skipped == {"not_nccl": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("3] NCCL INFO Using network IB", "torn"),
+        ("41822:41903 [2] NCCL INFO Using network IB", "torn"),
+        ("903 [2] NCCL INFO Using network IB", "torn"),
+        ("node18:419] NCCL INFO Using network IB", "torn"),
+        ("see the line NCCL INFO Using network IB", "no_prefix"),
+        ("[2] NCCL INFO Using network IB", "no_prefix"),
+    ],
+)
+def test_a_part_of_a_prefix_is_told_from_a_quotation(text: str, reason: str) -> None:
+    assert read_log(lines(operation_line(), text)).skipped == {reason: 1}
+
+
+# Hosts that nobody has
+
+
+@pytest.mark.parametrize("row", ["   65536    16384   float     sum", "  8  2  bfloat16     avg      -1"])
+def test_a_result_row_of_nccl_tests_in_front_of_the_first_record_is_no_part_of_its_host(row: str) -> None:
+    [operation] = read_log(lines(row + operation_line())).operations
+    assert operation["host"] == "node17"
+
+
+def test_a_prefix_that_another_record_cut_off_is_no_launchers_tag() -> None:
+    """Where `name:` in front of a record is a host of the file, or is followed by a number, it was torn."""
+    other = "node18:7:7 [0] NCCL INFO "
+    log = read_log(
+        lines(
+            "node17:41822:41903" + operation_line(prefix=other),
+            operation_line(),
+            "node17:418" + operation_line(prefix=other),
+            operation_line(prefix=other),
+        )
+    )
+    assert [operation["host"] for operation in log.operations] == ["node17", "node18"]
+    assert log.skipped == {"torn": 2}
+
+
+# Warnings
+
+
+def test_a_warning_that_no_family_reads_is_passed_on_with_its_text() -> None:
+    text = "node17:41822:41903 [2] misc/new.cc:12 NCCL WARN Something new happened to 0x7f00 after 3 s\n"
+    [batch] = [batch for batch in NcclLogReader(SOURCE).ingest_bytes(text.encode()) if batch.facts]
+    assert batch.facts == (
+        facts.OtherWarning(
+            line=1,
+            host="node17",
+            pid=41822,
+            tid=41903,
+            file="misc/new.cc",
+            file_line=12,
+            text="Something new happened to 0x7f00 after 3 s",
+        ),
+    )
+    assert batch.counts.skipped == {"other_warning": 1}
+
+
+def test_remarks_of_plug_ins_are_counted_and_their_warnings_are_not_lost() -> None:
+    remark = "NET/OFI NIC group 0 has a line of its own in every version"
+    log = read_log(lines(NODE + remark, NODE.replace("NCCL INFO", "nic.c:7 NCCL WARN") + remark))
+    assert (log.understood, log.skipped) == ({"remark": 1}, {"other_warning": 1})
+
+
+def test_a_head_with_all_its_fields_is_a_row_whether_its_tail_comes_or_not() -> None:
+    cut = operation_line().index(" stream") + 9
+    torn = f"[1,0]<stdout>:{operation_line()[:cut]}[1,1]<stdout>:{operation_line('Send', prefix=OTHER)}"
+    log = read_log(lines(torn, f"[1,0]<stdout>:{operation_line()[cut:]}"))
+    assert [operation["op_name"] for operation in log.operations] == ["AllReduce", "Send"]
