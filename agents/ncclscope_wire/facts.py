@@ -349,6 +349,8 @@ class ProxyTrouble(Fact):
     """A proxy or service thread failed, or was asked to stop."""
 
     what: Name
+    text: Text | None = None
+    """The whole message."""
     device: Number | None = None
     operation: Name | None = None
     rank: Rank | None = None

@@ -150,7 +150,7 @@ def prepare(
         must_change.setdefault("NCCL_DEBUG_FILE", "--log-file was given")
     result, changed = dict(environment), list[str]()
     for name, value in wanted.items():
-        if given.get(name, value) != value and (keep or name not in must_change):
+        if environment.get(name, value) != value and (keep or name not in must_change):
             continue
         if name in given and given[name] != value:
             changed.append(f"{name}={given[name]} is replaced by {value}: {must_change[name]}")

@@ -56,6 +56,12 @@ def test_space_is_given_back_of_logs_in_a_folder_that_was_made_for_the_job_alone
     assert not prepare({"NCCL_DEBUG_FILE": "/logs/n.%h.%p"}, _VERSION, log_file=None, calls=False, keep=True).is_own_log
 
 
+def test_pytorch_names_its_groups_unless_it_was_told_otherwise() -> None:
+    for given, level in (({}, "INFO"), ({"TORCH_CPP_LOG_LEVEL": "ERROR"}, "ERROR")):
+        prepared = prepare(given, _VERSION, log_file=None, calls=False, keep=False)
+        assert prepared.environment["TORCH_CPP_LOG_LEVEL"] == level
+
+
 def test_with_keep_nothing_that_is_set_is_replaced() -> None:
     prepared = prepare({"NCCL_DEBUG": "WARN"}, _VERSION, log_file=None, calls=False, keep=True)
     assert prepared.environment["NCCL_DEBUG"] == "WARN"

@@ -20,6 +20,11 @@ _SERVES_ALL: Final = NcclVersion(2, 26, 3)
 the end of communicators is not printed."""
 
 
+_PYTORCH: Final = {"TORCH_CPP_LOG_LEVEL": "INFO"}
+"""PyTorch prints names and communicators of its process groups to stderr. *Source:* ProcessGroupNCCL.cpp,
+c10/util/Logging.cpp."""
+
+
 class Form(StrEnum):
     """How the variables are written."""
 
@@ -36,8 +41,11 @@ class Form(StrEnum):
 
 
 def preset(version: NcclVersion | None, *, log_file: str = DEFAULT_LOG_FILE, calls: bool = False) -> dict[str, str]:
-    """The variables for a version, in order; None: those that serve all versions."""
-    return wanted(version or _SERVES_ALL, log_file=log_file, calls=calls)
+    """The variables for a version, in order; None: those that serve all versions.
+
+    PyTorch's is among them: without it its process groups have no names.
+    """
+    return {**wanted(version or _SERVES_ALL, log_file=log_file, calls=calls), **_PYTORCH}
 
 
 def written(variables: Mapping[str, str], form: Form) -> str:

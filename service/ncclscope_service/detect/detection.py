@@ -26,11 +26,11 @@ from ncclscope_service.detect.clock_fault import ClockFault
 from ncclscope_service.detect.context import Context, GroupsOfStore, by_urgency, group_from_communicator
 from ncclscope_service.detect.hang import Hang
 from ncclscope_service.detect.late_rank import LateRank
-from ncclscope_service.detect.misconfiguration import Misconfiguration, ProcessKey, WorldOfProcess
+from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
-from ncclscope_service.detect.reported import LoggedFact, Reported
+from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
 from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.job.iteration_numbering import Periods
@@ -86,6 +86,10 @@ class Detectors:
         """Steps of the job (`step_times.STEP`), as they end."""
         self._slow_steps.ingest_steps(steps, context)
 
+    def ingest_newest_lines(self, lines: Mapping[ProcessKey, int]) -> None:
+        """By process: the line of its newest operation, if it has logged any."""
+        self._reported.ingest_newest_lines(lines)
+
     def ingest_versions(self, versions: Mapping[ProcessKey, str], at_ns: int) -> None:
         """NCCL version of each process that printed its own."""
         self._misconfiguration.ingest_versions(versions, at_ns)
@@ -137,7 +141,7 @@ class Detectors:
                 *self._slow_steps.findings(causes),
                 *below,
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
-                *self._reported.findings(now_ns),
+                *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),
                 *self._misconfiguration.findings(),
                 *self._clock_fault.findings(),
                 *self._blind.findings(),
@@ -282,6 +286,8 @@ class Detection:
         self._facts: defaultdict[str, list[_UnplacedFact]] = defaultdict(list[_UnplacedFact])
         """By job: those since the last pass."""
         self._newest_log_ns = NO_TIME_NS
+        self._newest_lines: dict[ProcessKey, int] = {}
+        """By process: the line of its newest operation."""
         self._silence_clock = SilenceClock()
 
     def forget_groups(self, communicators: Iterable[int]) -> None:
@@ -305,6 +311,7 @@ class Detection:
         timed = times != NO_TIME_NS
         self._update_progress(row_ops.filter_rows(operations, timed), times[timed])
         self._resting.ingest_operations(operations, times)
+        self._update_newest_lines(operations)
         self._ingest_calls(operations, times)
 
     def ingest_steps(self, steps: Mapping[str, Columns]) -> None:
@@ -372,6 +379,7 @@ class Detection:
         facts = self._facts.pop(context.job, [])
         if facts:
             detectors.ingest_facts(list(self._with_ranks(facts, now_ns)), context)
+        detectors.ingest_newest_lines(self._newest_lines)
         if len(self._store.process_version) != job.versions_seen:
             job.versions_seen = len(self._store.process_version)
             detectors.ingest_versions(self._versions(context.job), now_ns)
@@ -396,7 +404,9 @@ class Detection:
             fact = each.fact
             own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
             rank = next(iter(own)) if len(own) == 1 else None
-            yield LoggedFact(fact, each.source, rank, now_ns if each.at_ns == NO_TIME_NS else each.at_ns)
+            at_ns = now_ns if each.at_ns == NO_TIME_NS else each.at_ns
+            is_behind = self._newest_lines.get((fact.host or "", fact.pid or 0), 0) > 0
+            yield LoggedFact(fact, each.source, rank, at_ns, is_behind)
 
     def _versions(self, job: str) -> dict[ProcessKey, str]:
         """NCCL version of each process of a job that printed its own."""
@@ -446,6 +456,15 @@ class Detection:
         counts, processes = progress_of_operations(self._store, operations, times)
         for job, mine in self._by_job(processes):
             self._jobs[job].progress.update(row_ops.take(counts, mine))
+
+    def _update_newest_lines(self, operations: Columns) -> None:
+        found, inverse = distinct(operations["process"])
+        newest = np.zeros(len(found), np.int64)
+        np.maximum.at(newest, inverse, operations["line"])
+        for process, line in zip(found.tolist(), newest.tolist(), strict=True):
+            known = self._store.processes[process]
+            key = (known.host, known.pid)
+            self._newest_lines[key] = max(line, self._newest_lines.get(key, 0))
 
     def _ingest_calls(self, operations: Columns, times: NDArray[np.int64]) -> None:
         collective = operations["coll_seq"] != NO_NUMBER

@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
-from ncclscope_service.detect.reported import LoggedFact
+from ncclscope_service.detect.reported import LoggedFact, ProcessKey
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire import facts
 from ncclscope_wire.facts import Fact
-
-ProcessKey: TypeAlias = tuple[str, int]
-"""Host and pid."""
 
 _OWN_TO_EACH: Final = ("_FILE", "_IFNAME", "_HCA", "_HOSTID", "_COMM_ID", "_PATH", "_DEBUG", "_DEBUG_SUBSYS")
 """Ends of variables that may well differ: files, names of NICs, how much is logged."""

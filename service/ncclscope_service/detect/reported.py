@@ -1,12 +1,15 @@
 """Failures that NCCL and PyTorch report themselves: watchdog time-outs, failed calls, memory that ran out.
 
-A log line is evidence enough: what it names is passed on, once for all lines that say the same. Messages that healthy
-jobs print too are left out: optional libraries that are missing, calls that have a fallback, communicators that are
-aborted at the end of a job.
+A log line is evidence enough: what it names is passed on, once for all lines that say the same. A warning of a form
+that nobody knows is passed on too, once for each shape. Messages that healthy jobs print too are left out: optional
+libraries that are missing, calls that have a fallback, and what is said after a process's last operation because others
+exit (their sockets are closed, their communicators aborted). This is reported only if the process goes on, or if
+something else failed: by itself it says that a job has ended.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
@@ -22,6 +25,18 @@ _REPORTS_KEPT: Final = 64
 _LINES_SHOWN: Final = 8
 _SEVERE_EVENTS: Final = frozenset({"fatal", "error"})
 _OUT_OF_MEMORY: Final = "out of memory"
+_SHUTTING_DOWN: Final = "shutting down"
+_VARIES: Final = re.compile(r"(?:0x)?[0-9a-f]*\d[0-9a-f]*|\S*[/.:<>@]\S*\d\S*")
+"""Numbers, pointers, addresses and names with them in a message: what is left is its shape."""
+_LAST_WORDS: Final = frozenset({"Accept failed", "Could not receive type from localRank"})
+_LAST_REQUESTS: Final = frozenset({"Close", "Stop"})
+"""What NCCL's proxy says and is asked when processes exit without destroying their communicators.
+
+*Source:* NCCL `src/proxy.cc:ncclProxyService`, 2.22 to 2.28.
+"""
+
+ProcessKey: TypeAlias = tuple[str, int]
+"""Host and pid."""
 
 
 class LoggedFact(NamedTuple):
@@ -33,18 +48,27 @@ class LoggedFact(NamedTuple):
     """Global rank of the process that wrote it, if it has one."""
     at_ns: int
     """Logged, else observed; the job's newest time if neither is known."""
+    is_behind_operations: bool = False
+    """Whether its process logged operations in front of it."""
 
 
 @dataclass(slots=True)
 class _Report:
     text: str
+    kind: FindingKind
     severity: Severity
+    is_minor: bool
+    """Whether the job goes on: nothing else becomes a failure by it."""
+    may_be_exit: bool
+    """Whether its lines are what processes say when others exit."""
     since_ns: int
     newest_ns: int
     lines: int = 0
     shown: list[str] = field(default_factory=list[str])
     ranks: set[int] = field(default_factory=set[int])
     hosts: set[str] = field(default_factory=set[str])
+    first_lines: dict[ProcessKey, int] = field(default_factory=dict[ProcessKey, int])
+    """By process: its first line that says this."""
     facts: list[Fact] = field(default_factory=list[Fact])
     """A few of them."""
 
@@ -57,6 +81,12 @@ class Reported:
         self._ledger = Ledger()
         self._context: Context | None = None
 
+    def ingest_newest_lines(self, lines: Mapping[ProcessKey, int]) -> None:
+        """By process of the job: the line of the newest operation, if it has any."""
+        for report in self._reports.values():
+            if report.may_be_exit and any(lines.get(process, 0) > line for process, line in report.first_lines.items()):
+                report.may_be_exit = False
+
     def ingest_facts(self, logged: Iterable[LoggedFact], context: Context) -> None:
         """Takes facts as they come."""
         self._context = context
@@ -66,12 +96,15 @@ class Reported:
             if trouble is not None and key is not None:
                 self._record(key, one, trouble)
 
-    def findings(self, now_ns: int) -> list[Finding]:
-        """All findings so far."""
+    def findings(self, now_ns: int, *, is_stuck: bool = False) -> list[Finding]:
+        """All findings so far. `is_stuck`: another detector says that the job stands still or goes wrong."""
         context = self._context
         if context is None:
             return []
+        failed = is_stuck or any(not (report.may_be_exit or report.is_minor) for report in self._reports.values())
         for key, report in self._reports.items():
+            if report.may_be_exit and not failed:
+                continue
             if now_ns - report.newest_ns <= _FORGOTTEN_NS:
                 self._ledger.update(key, _finding(report, context))
             else:
@@ -83,8 +116,15 @@ class Reported:
         if report is None:
             if len(self._reports) >= _REPORTS_KEPT:
                 return
-            text = trouble.text(logged.fact)
-            report = self._reports[key] = _Report(text, trouble.severity, logged.at_ns, logged.at_ns)
+            report = self._reports[key] = _Report(
+                text=trouble.text(logged.fact),
+                kind=trouble.kind,
+                severity=trouble.severity,
+                is_minor=trouble.is_minor,
+                may_be_exit=_may_be_exit(logged),
+                since_ns=logged.at_ns,
+                newest_ns=logged.at_ns,
+            )
         report.since_ns, report.newest_ns = min(report.since_ns, logged.at_ns), max(report.newest_ns, logged.at_ns)
         report.lines += 1
         if len(report.shown) < _LINES_SHOWN:
@@ -93,6 +133,7 @@ class Reported:
             report.facts.append(logged.fact)
         if logged.fact.host:
             report.hosts.add(logged.fact.host)
+            report.first_lines.setdefault((logged.fact.host, logged.fact.pid or 0), logged.fact.line)
         if logged.rank is not None:
             report.ranks.add(logged.rank)
 
@@ -109,6 +150,8 @@ class _Trouble(NamedTuple):
     """Equal for lines of the same report; None for lines that report no failure."""
     text: Callable[[Any], str]
     """Text of what a line reports."""
+    kind: FindingKind = FindingKind.REPORTED_FAILURE
+    is_minor: bool = False
 
 
 def _with(name: str, value: object) -> str:
@@ -146,8 +189,30 @@ def _of(
     severity: Severity,
     key: Callable[[FactType], Hashable | None],
     text: Callable[[FactType], str],
+    *,
+    finding: FindingKind = FindingKind.REPORTED_FAILURE,
+    is_minor: bool = False,
 ) -> tuple[type[Fact], _Trouble]:
-    return kind, _Trouble(severity, key, text)
+    return kind, _Trouble(severity, key, text, finding, is_minor)
+
+
+def _may_be_exit(logged: LoggedFact) -> bool:
+    """Whether processes say this when others exit, and it is no failure by itself."""
+    fact = logged.fact
+    if isinstance(fact, facts.ProxyTrouble):
+        return fact.what in _LAST_WORDS or fact.operation in _LAST_REQUESTS
+    if isinstance(fact, facts.ConnectionTrouble):
+        return fact.what == "closed"
+    if isinstance(fact, facts.CudaFailure):
+        return _SHUTTING_DOWN in fact.error
+    if isinstance(fact, facts.OtherWarning):
+        return logged.is_behind_operations
+    return isinstance(fact, facts.CommunicatorTrouble) and fact.what == "abort"
+
+
+def _shape(text: str) -> str:
+    """A message without what differs between lines that say the same."""
+    return _VARIES.sub("#", text)
 
 
 _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
@@ -197,7 +262,22 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             facts.ProxyTrouble,
             Severity.WARNING,
             _what,
-            lambda fact: f"an NCCL proxy thread failed: {fact.what}{_with('', fact.operation)}",
+            lambda fact: f"an NCCL proxy thread failed: {fact.text or fact.what + _with('', fact.operation)}",
+        ),
+        _of(
+            facts.OtherWarning,
+            Severity.WARNING,
+            lambda fact: ("warning", _shape(fact.text)),
+            lambda fact: f"NCCL warned: {fact.text}",
+            is_minor=True,
+        ),
+        _of(
+            facts.PathNotUsed,
+            Severity.WARNING,
+            lambda fact: ("path", fact.path),
+            lambda fact: f"{fact.path} could not be used, and NCCL goes on with a slower path: {fact.reason}",
+            finding=FindingKind.MISCONFIGURATION,
+            is_minor=True,
         ),
         _of(
             facts.CommunicatorTrouble,
@@ -222,7 +302,7 @@ def _finding(report: _Report, context: Context) -> Finding:
     who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "an unknown process"
     times = "once" if report.lines == 1 else f"{report.lines} times"
     return Finding(
-        kind=FindingKind.REPORTED_FAILURE,
+        kind=report.kind,
         severity=report.severity,
         job=context.job,
         ranks=ranks,
@@ -233,6 +313,7 @@ def _finding(report: _Report, context: Context) -> Finding:
         evidence={
             "lines": report.lines,
             "where": list(report.shown),
+            "processes": len(report.first_lines),
             "out_of_memory": _OUT_OF_MEMORY in report.text or isinstance(report.facts[0], facts.MemoryFailure),
             **evidence,
         },
@@ -245,6 +326,8 @@ def _torch(report: _Report) -> tuple[str, dict[str, object]]:
     progress = [fact for fact in report.facts if isinstance(fact, facts.TorchProgress)]
     both: list[TorchFact] = [*timeouts, *progress]
     group = next((fact.group for fact in both if fact.group), None)
+    number = next((fact.group_id for fact in both if fact.group_id), None)
+    name = group or (f"process group {number}" if number else "a process group")
     sequence = timeouts[0].sequence if timeouts else progress[0].failed_at
     behind = sorted(
         {fact.rank for fact in progress if fact.failed_at is not None and fact.last_enqueued < fact.failed_at}
@@ -252,7 +335,7 @@ def _torch(report: _Report) -> tuple[str, dict[str, object]]:
     what = f"{timeouts[0].operation} {sequence}" if timeouts else f"collective {sequence}"
     after = f" after {timeouts[0].timeout_ms / 1000:.0f} s" if timeouts else ""
     missing = f"; {names_of_ranks(behind)} of the group had not enqueued it" if behind else ""
-    text = f"PyTorch's watchdog gave up on {what} of {group or 'a process group'}{after}{missing}"
+    text = f"PyTorch's watchdog gave up on {what} of {name}{after}{missing}"
     return text, {
         "operation": timeouts[0].operation if timeouts else None,
         "sequence": sequence,

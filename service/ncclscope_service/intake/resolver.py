@@ -26,6 +26,7 @@ from ncclscope_service.store.retention import SourceSlots
 from ncclscope_service.store.tables import Store
 from ncclscope_wire import tables
 from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
+from ncclscope_wire.facts import TROUBLES
 from ncclscope_wire.records import CommunicatorEvent, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 from ncclscope_wire.topology import NodeKind, TopologySeen
@@ -292,6 +293,9 @@ class BatchResolver:
             known.torn_lines[source] += torn
         if batch.gaps:
             known.gaps[source].extend(batch.gaps)
+        for fact in batch.facts:
+            if isinstance(fact, TROUBLES) and fact.host is not None and fact.pid is not None:
+                self.process(job, fact.host, fact.pid)
         for capture in batch.captures:
             known.captures.append((source, capture))
         for version in batch.versions:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.misconfiguration import Misconfiguration, ProcessKey, WorldOfProcess
-from ncclscope_service.detect.reported import LoggedFact
+from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
+from ncclscope_service.detect.reported import LoggedFact, ProcessKey
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.facts import EnvironmentSetting, Fact, GpuDirect, PluginSeen
 

@@ -67,9 +67,97 @@ def test_what_healthy_jobs_print_is_no_failure() -> None:
 
 def test_a_report_closes_when_nothing_says_it_any_more() -> None:
     detector = Reported()
-    detector.ingest_facts([said(facts.ConnectionTrouble(line=1, what="closed", peer="10.0.0.1<80>"), 0)], CONTEXT)
+    detector.ingest_facts([said(facts.ConnectionTrouble(line=1, what="retries", peer="10.0.0.1<80>"), 0)], CONTEXT)
     assert [finding.until_ns for finding in detector.findings(2 * SECOND)] == [None]
     assert [finding.until_ns for finding in detector.findings(1000 * SECOND)] == [SECOND]
+
+
+# What processes say while others exit
+
+
+ACCEPT = "Accept failed Resource temporarily unavailable"
+
+
+def exiting(line: int = 9) -> list[LoggedFact]:
+    last_words = [
+        facts.ProxyTrouble(line=line, host="node1", pid=1, what="Accept failed", text=ACCEPT),
+        facts.ProxyTrouble(line=line + 1, host="node1", pid=1, what="Could not receive type from localRank"),
+        facts.ProxyTrouble(
+            line=line + 2, host="node2", pid=2, what="Failed to execute operation", operation="Close", result=3
+        ),
+        facts.ConnectionTrouble(line=line + 3, host="node2", pid=2, what="closed"),
+        facts.CommunicatorTrouble(line=line + 4, host="node2", pid=2, what="abort"),
+        facts.OtherWarning(line=line + 5, host="node2", pid=2, text="one went away"),
+    ]
+    return [said(fact)._replace(is_behind_operations=True) for fact in last_words]
+
+
+def test_what_is_said_while_processes_exit_is_no_failure() -> None:
+    detector = Reported()
+    detector.ingest_facts(exiting(), CONTEXT)
+    detector.ingest_newest_lines({("node1", 1): 8, ("node2", 2): 8})
+    assert detector.findings(SECOND) == []
+
+
+def test_it_is_one_where_the_process_goes_on_where_something_else_failed_and_where_the_job_stands_still() -> None:
+    failure = said(facts.CudaFailure(line=3, host="node1", pid=1, error="an illegal memory access was encountered"))
+    for case in ("goes on", "something failed", "stands still"):
+        detector = Reported()
+        detector.ingest_facts([*([failure] if case == "something failed" else []), *exiting()], CONTEXT)
+        detector.ingest_newest_lines({("node1", 1): 12 if case == "goes on" else 8, ("node2", 2): 8})
+        summaries = [finding.summary for finding in detector.findings(SECOND, is_stuck=case == "stands still")]
+        assert f"an NCCL proxy thread failed: {ACCEPT} (reported once by host node1)" in summaries
+
+
+def test_a_request_that_fails_before_the_end_is_a_failure() -> None:
+    detector = Reported()
+    failed = facts.ProxyTrouble(line=1, host="node1", pid=1, what="Failed to execute operation", operation="Setup")
+    detector.ingest_facts([said(failed)], CONTEXT)
+    [finding] = detector.findings(SECOND)
+    assert (finding.hosts, finding.evidence["processes"]) == (("node1",), 1)
+
+
+# Warnings that nobody knows
+
+
+def test_unknown_warnings_are_one_finding_for_each_shape() -> None:
+    detector = Reported()
+    detector.ingest_facts(
+        [
+            said(facts.OtherWarning(line=line, host=f"node{line % 3}", pid=line, text=text))
+            for line, text in enumerate(
+                [*(f"peer 10.0.0.{n}<4{n}> lost {n} credits at 0x7f{n}0" for n in range(6)), "link mlx5_0:1 is slow"]
+            )
+        ],
+        CONTEXT,
+    )
+    first, second = detector.findings(SECOND)
+    assert {finding.kind for finding in (first, second)} == {FindingKind.REPORTED_FAILURE}
+    assert {finding.severity for finding in (first, second)} == {Severity.WARNING}
+    lines = {finding.evidence["lines"]: finding for finding in (first, second)}
+    assert lines[6].hosts == ("node0", "node1", "node2")
+    assert lines[1].summary == "NCCL warned: link mlx5_0:1 is slow (reported once by host node0)"
+
+
+def test_a_warning_in_front_of_the_first_operation_is_reported_at_once() -> None:
+    detector = Reported()
+    detector.ingest_facts([said(facts.OtherWarning(line=3, host="node1", pid=1, text="new"))], CONTEXT)
+    assert len(detector.findings(SECOND)) == 1
+
+
+def test_a_faster_path_that_could_not_be_used_is_a_misconfiguration() -> None:
+    detector = Reported()
+    reasons = ("SHARP coll init error: Cannot create SHArP job(-11)", "Cannot initialize CollNet")
+    detector.ingest_facts(
+        [said(facts.PathNotUsed(line=n, host="node1", pid=1, path="CollNet", reason=reasons[n])) for n in (0, 1)],
+        CONTEXT,
+    )
+    [finding] = detector.findings(SECOND)
+    assert (finding.kind, finding.severity) == (FindingKind.MISCONFIGURATION, Severity.WARNING)
+    assert finding.summary == (
+        "CollNet could not be used, and NCCL goes on with a slower path: "
+        "SHARP coll init error: Cannot create SHArP job(-11) (reported 2 times by host node1)"
+    )
 
 
 def test_reports_are_bounded() -> None:

@@ -174,15 +174,20 @@ FAILURES: Final[tuple[Family, ...]] = (
         "proxy_failure",
         facts.ProxyTrouble,
         "[Proxy Service",
-        r"\[Proxy Service(?: UDS)? (?P<device>\d+)\] (?P<what>Failed to execute operation) (?P<operation>\w{1,40})"
-        r" from rank (?P<rank>-?\d+), retcode (?P<result>-?\d+)",
+        r"\[Proxy Service(?: UDS)? (?P<device>\d+)\] (?P<text>(?P<what>Failed to execute operation) (?P<operation>\w{1,40})"
+        r" from rank (?P<rank>-?\d+), retcode (?P<result>-?\d+))",
     ),
     form(
         "proxy_failure",
         facts.ProxyTrouble,
         "[Service thread]",
-        rf"\[Service thread\] (?P<what>Accept failed|Error encountered progressing operation|Could not receive type from localRank)"
-        rf"(?:[ =:]*(?P<operation>[A-Z]\w{{1,20}}))?{_TEXT}{{0,120}}",
+        rf"\[Service thread\] (?P<text>(?P<what>Accept failed|Error encountered progressing operation|Could not receive type from localRank)"
+        rf"(?:[ =:]{{1,3}}(?P<operation>[A-Z]\w{{1,20}})(?=[ ,]))?{_TEXT}{{0,400}})",
+        finish=lambda fields: (
+            fields
+            if fields.get("what") == "Error encountered progressing operation"
+            else {name: value for name, value in fields.items() if name != "operation"}
+        ),
     ),
     form(
         "comm_failure",
