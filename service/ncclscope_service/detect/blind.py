@@ -206,9 +206,15 @@ class HostCounters:
         return gaps
 
     def _torn_by_host(self) -> Counter[str]:
-        """Torn lines in the logs of each host; a log of several processes counts once."""
+        """Torn lines in the logs of each host; a log of several processes counts once.
+
+        Whose the pieces in a file of several hosts were cannot be told: each host gets the share of them that it has
+        of the operations, so that the file's rate is the rate of each.
+        """
         torn = self._store.retired.torn_lines.copy()
         for source, lines in self._store.torn_lines.items():
-            for host in self._store.source_hosts.get(source, ()) if lines else ():
-                torn[host] += lines
+            hosts = sorted(self._store.source_hosts.get(source, ())) if lines else []
+            operations = [self._counters[host].operations if len(hosts) > 1 else 1 for host in hosts]
+            for host, amount in zip(hosts, operations, strict=True):
+                torn[host] += lines * amount // max(1, sum(operations))
         return torn

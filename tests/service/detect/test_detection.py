@@ -11,12 +11,13 @@ from service.log_batches import BASE_NS, Line, Reading, init, log_batch
 
 from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns.table import Ids
+from ncclscope_service.detect.blind import HostCounters
 from ncclscope_service.detect.detection import Detection, SilenceClock
 from ncclscope_service.job.ranks import assign_ranks
 from ncclscope_service.store import rows
-from ncclscope_service.store.records import FindingKind
+from ncclscope_service.store.records import FindingKind, Process
 from ncclscope_service.store.rows import Match
-from ncclscope_service.store.tables import Hosts
+from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CommunicatorEventKind, Counts, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_TIME_NS
@@ -268,6 +269,19 @@ def test_torn_lines_make_a_host_blind() -> None:
     service.feed(torn)
     service.advance(120)
     assert [(finding.kind, finding.hosts) for finding in service.store.findings] == [(FindingKind.BLIND, ("node1",))]
+
+
+def test_torn_lines_of_a_file_of_two_hosts_are_not_counted_twice() -> None:
+    store = Store()
+    store.processes += [Process(host="node1", pid=1), Process(host="node2", pid=2)]
+    store.source_hosts[0] = {"node1", "node2"}
+    store.torn_lines[0] = 40
+    counters = HostCounters(store)
+    counters.count_operations(np.repeat(np.array([0, 1], np.int32), [3000, 1000]))
+    assert {each.host: each.torn_lines for each in counters.visibility(["node1", "node2"])} == {
+        "node1": 30,
+        "node2": 10,
+    }
 
 
 def _collectives(busbw: Sequence[float], *, last_rank: int = 0, blame_ns: int = 0) -> Columns:

@@ -93,7 +93,8 @@ def _devices(first: str, second: str) -> Fields:
 
 
 _ENDS: Final = (
-    r"(?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]+)\])? -> (?P<to_rank>\d+)(?:\[(?P<to_bracket>[0-9a-f]+)\])?"
+    r"(?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]{1,16})\])?"
+    r" -> (?P<to_rank>\d+)(?:\[(?P<to_bracket>[0-9a-f]{1,16})\])?"
     r"(?: \[(?P<direction>send|receive)\])? via (?P<via>[\x20-\x7e]{1,120})"
 )
 
@@ -152,7 +153,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
         "channel_link",
         facts.ChannelLink,
         "CollNet ",
-        r"CollNet (?P<channel>\d+)(?:/(?P<connection>\d+))? : (?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]+)\])?"
+        r"CollNet (?P<channel>\d+)(?:/(?P<connection>\d+))? : (?P<from_rank>\d+)"
+        r"(?:\[(?P<from_bracket>[0-9a-f]{1,16})\])?"
         r" \[(?P<direction>send|receive)\] via (?P<via>[\x20-\x7e]{1,120})",
         finish=lambda fields: _link({name: value for name, value in fields.items() if name != "from_bracket"}),
     ),

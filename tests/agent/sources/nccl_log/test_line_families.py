@@ -59,6 +59,11 @@ def test_a_number_that_nccl_cannot_print_makes_no_record(text: str) -> None:
     assert not log.understood
 
 
+def test_a_bus_id_of_more_than_64_bits_makes_no_record() -> None:
+    log = read_log(lines(f"{NODE}Channel 00 : 2[81{'0' * 30}] -> 3[c1000] via P2P/IPC"))
+    assert log.skipped == {"other_nccl": 1}
+
+
 @pytest.mark.parametrize(
     "text",
     [
