@@ -113,6 +113,7 @@ _LAYERS = {
         "auth",
         "intake",
         "align",
+        "number",
         "join",
         "clock",
         "measure",

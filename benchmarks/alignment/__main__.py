@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -87,9 +88,15 @@ def _tables(seeds: int, ours: Method, *, short: bool) -> dict[str, tuple[str, Ca
         "lossy": ("Simulated jobs with rows lost", partial(captures.print_lossy, iterations=5 if short else 20)),
         "duty": ("Captures of 40 % of the time", partial(captures.print_duty, iterations=60 if short else 120)),
         "numbers": ("Lost lines: numbers, measures and findings", partial(lost_lines.print_numbers, short=short)),
+        "torn": ("Recorded logs: where ranks end", partial(lost_lines.print_torn, _corpora())),
         "counts": ("The thesis's count tables", counts.print_counts),
         "speed": ("Operations aligned per second on one core", partial(speed.print_speed, short=short)),
     }
+
+
+def _corpora() -> list[Path]:
+    """Folders of recorded files, by NCCLSCOPE_CORPUS."""
+    return [Path(each) for each in os.environ.get("NCCLSCOPE_CORPUS", "").split(os.pathsep) if each]
 
 
 def _cases(seeds: int) -> Iterator[Case]:

@@ -24,10 +24,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from benchmarks.alignment.jobs import Place, Row, simulated
 
+from ncclscope.offline import run_offline
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Finding, FindingKind
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_service.store.tables import Store
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.faults import Fault
@@ -392,3 +394,27 @@ def _found(is_found: bool) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f} %" if whole else "-"
+
+
+def print_torn(corpora: Sequence[Path]) -> None:
+    """Recorded logs: communicators of which not all ranks that were seen end at the same number.
+
+    `corpora`: folders with `nccl_logs/JOB`. A rank of a job that was killed may rightly be ahead.
+    """
+    print("| logs | torn lines | shared communicators | of which end at different numbers | most apart |")
+    print("|---|---:|---:|---:|---:|")
+    for folder in sorted(path for corpus in corpora for path in (corpus / "nccl_logs").iterdir()):
+        store = run_offline([folder], job="torn", settings=PipelineSettings()).pipeline.store
+        ends: dict[int, dict[int, int]] = defaultdict(dict)
+        table = store.operations
+        own = table.take(np.arange(table.first, table.next_id, dtype=np.int64), "member", "coll_seq")
+        for member, number in zip(own["member"].tolist(), own["coll_seq"].tolist(), strict=True):
+            of = ends[store.members[member].communicator]
+            of[member] = max(number + 1, of.get(member, 0))
+        shared = [list(of.values()) for of in ends.values() if len(of) > 1 and max(of.values())]
+        apart = [max(of) - min(of) for of in shared if max(of) != min(of)]
+        torn = store.torn_lines.total() + store.retired.torn_lines.total()
+        if apart or torn:
+            print(
+                f"| {folder.name} | {torn:,} | {len(shared)} | {len(apart)} | {max(apart, default=0):,} |", flush=True
+            )

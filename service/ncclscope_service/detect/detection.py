@@ -132,7 +132,10 @@ class Detectors:
             bandwidth.recent, bandwidth.shapes, bandwidth.context, bandwidth.slow_communicators
         )
         hangs = self._hang.findings(
-            now_ns if silence_at_ns is None else silence_at_ns, open_ones, self._mismatch.with_losses
+            now_ns if silence_at_ns is None else silence_at_ns,
+            open_ones,
+            self._mismatch.with_losses,
+            self._mismatch.enqueued(),
         )
         causes = [*self._late_rank.findings(), *slow, *hangs, *mismatches]
         return by_urgency(

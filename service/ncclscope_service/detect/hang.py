@@ -271,6 +271,8 @@ class Hang:
         """By global rank: time of its newest log line."""
         self._last_on: dict[int, int] = {}
         """By global rank: the communicator of that line."""
+        self._enqueued: Mapping[int, Mapping[int, int]] = {}
+        """By communicator of which lines were lost: collectives that each rank has enqueued."""
         self._ledger = Ledger()
         self._reported: _LastReport | None = None
         self._context: Context | None = None
@@ -307,17 +309,19 @@ class Hang:
         now_ns: int,
         mismatches: Mapping[str | None, Finding] | None = None,
         with_losses: frozenset[int] = frozenset(),
+        enqueued: Mapping[int, Mapping[int, int]] | None = None,
     ) -> list[Finding]:
         """All findings so far. `now_ns` is the clock that `last_ns` was read from, or the newest time known of it.
 
         `mismatches`: findings about communicators whose ranks call different operations, by comm_id; `with_losses`:
-        communicators whose log lines were lost.
+        communicators whose log lines were lost; `enqueued`: of those of which it is known all the same, how many
+        collectives each rank has enqueued.
         """
+        self._enqueued = enqueued or {}
         context = self._context
         if context is None:
             return []
-        groups = [context.groups[communicator] for communicator in with_losses & context.groups.keys()]
-        doubted = frozenset(rank for group in groups for rank in group.global_ranks)
+        doubted = with_losses
         stuck = self._all_stuck(now_ns, context, doubted)
         missing = _missing(stuck)
         excused = self._waiting_for_resting(now_ns, context)
@@ -327,7 +331,11 @@ class Hang:
             stuck = self._all_stuck(now_ns, context, doubted, others_are_stuck=True)
             missing = _missing(stuck)
             culprits = blame.roots(missing) - excused
-        if (missing or excused) and not culprits:
+        if (told := self._mismatched(stuck, mismatches or {})) is not None:
+            one, wrong = told
+            since = self._since(one.since_ns)
+            self._renew(inside_finding(one, stuck, now_ns - since, since, context, wrong), one, now_ns)
+        elif (missing or excused) and not culprits:
             self._renew(None, None, now_ns)  # who is to blame still has time
         elif (inside := self._inside(culprits, stuck, now_ns, context)) is not None:
             since = self._since(inside.since_ns)
@@ -341,6 +349,19 @@ class Hang:
             self._renew(unclear, doubtful, now_ns)
         return self._ledger.findings()
 
+    def _mismatched(
+        self, stuck: list[StuckChannel], mismatches: Mapping[str | None, Finding]
+    ) -> tuple[StuckChannel, Finding] | None:
+        """Where lines were lost: the operation that all ranks have enqueued and that is known not to be the same one.
+
+        Counts that lost lines spoil elsewhere are then of no account.
+        """
+        for one in stuck if self._enqueued else ():
+            mismatch = mismatches.get(one.group.comm_id)
+            if mismatch is not None and not one.missing and mismatch.evidence["coll_seq"] == one.operations - 1:
+                return one, mismatch
+        return None
+
     def _name(
         self, culprits: set[int], waiting: Set[int], uneven: list[StuckChannel], now_ns: int, context: Context
     ) -> None:
@@ -348,6 +369,8 @@ class Hang:
         first = self._first(guilty)
         since = self._since(min(one.since_ns for one in guilty))
         made = missing_finding(tuple(sorted(culprits)), waiting, first, uneven, now_ns - since, since, context)
+        if self._enqueued:  # the last line of a rank may be lost, too
+            made = replace(made, confidence=_UNSURE)
         self._renew(made, first, now_ns)
 
     def _renew(self, finding: Finding | None, first: StuckChannel | None, now_ns: int) -> None:
@@ -379,13 +402,13 @@ class Hang:
             ),
         )
 
-    def _channel_waits(self, now_ns: int, context: Context, doubted: frozenset[int]) -> Iterator[ChannelWaits]:
+    def _channel_waits(self, now_ns: int, context: Context, doubted: Set[int]) -> Iterator[ChannelWaits]:
         """Waits of silent ranks on all channels, whether their patience is over or not."""
         for channel, state in self._channels.items():
             group = context.groups.get(channel.communicator)
-            if group is None or state.ranks < 2 or not doubted.isdisjoint(group.global_ranks):
+            if group is None or state.ranks < 2 or self._is_doubted(channel, doubted):
                 continue
-            front, behind = self._board.standing(state.begin, state.ranks)
+            front, behind = self._standing(channel, state)
             if front < _LEAST_OPERATIONS:
                 continue
             furthest = _furthest(behind)
@@ -396,6 +419,19 @@ class Hang:
                 behind=self._named(furthest, group),
                 newest_here=frozenset(self._named(self._whose_newest_is_here(state, group), group)),
             )
+
+    def _standing(self, channel: Channel, state: ChannelSilence) -> tuple[int, dict[int, int]]:
+        """The count of the first rank of a channel, and how many operations each rank is behind it."""
+        counts = self._enqueued.get(channel.communicator) if channel.sender == NO_NUMBER else None
+        if not counts:
+            return self._board.standing(state.begin, state.ranks)
+        front = max(counts.values())
+        return front, {rank: front - count for rank, count in counts.items()}
+
+    def _is_doubted(self, channel: Channel, doubted: Set[int]) -> bool:
+        """Whether lost lines hide how far the ranks of a channel have come: nothing tells of Sends and Receives."""
+        is_told = channel.sender == NO_NUMBER and channel.communicator in self._enqueued
+        return bool(doubted or self._enqueued) and not is_told
 
     def _whose_newest_is_here(self, state: ChannelSilence, group: Group) -> list[int]:
         """Ranks whose newest operation of all is on this channel."""
@@ -418,13 +454,13 @@ class Hang:
                 self._active_ns[name], self._last_on[name] = last, communicator
 
     def _all_stuck(
-        self, now_ns: int, context: Context, doubted: frozenset[int], *, others_are_stuck: bool = False
+        self, now_ns: int, context: Context, doubted: Set[int], *, others_are_stuck: bool = False
     ) -> list[StuckChannel]:
         found = (self._stuck(channel, now_ns, context, doubted, others_are_stuck) for channel in self._channels)
         return [one for one in found if one is not None]
 
     def _stuck(
-        self, channel: Channel, now_ns: int, context: Context, doubted: frozenset[int], others_are_stuck: bool
+        self, channel: Channel, now_ns: int, context: Context, doubted: Set[int], others_are_stuck: bool
     ) -> StuckChannel | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
         if now_ns - state.last_ns <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
@@ -432,10 +468,10 @@ class Hang:
         patience = state.patience_ns(others_are_stuck=others_are_stuck)
         if now_ns - state.last_ns <= patience:
             return None
-        front, behind = self._board.standing(state.begin, state.ranks)
+        front, behind = self._standing(channel, state)
         if front < _LEAST_OPERATIONS:
             return None
-        is_doubted = not doubted.isdisjoint(group.global_ranks)
+        is_doubted = self._is_doubted(channel, doubted)
         is_even = is_doubted or max(behind.values()) == 0
         furthest = [] if is_even else _furthest(behind)
         foremost = [rank for rank, lag in behind.items() if lag == 0 or is_doubted]
@@ -455,7 +491,7 @@ class Hang:
             group, silence = context.groups.get(channel.communicator), now_ns - state.last_ns
             if group is None or not state.is_resting or not LEAST_SILENCE_NS < silence <= state.patience_ns():
                 continue
-            _, behind = self._board.standing(state.begin, state.ranks)
+            _, behind = self._standing(channel, state)
             if max(behind.values()) > 0:
                 excused.update(self._named([rank for rank, lag in behind.items() if lag == 0], group))
         return excused

@@ -2,14 +2,15 @@
 
 NCCL does not check it: the job hangs or computes garbage. A lost log line looks alike, so ranks on hosts whose input
 was lost prove nothing; and if the following calls agree better when shifted by some places, a line was lost without
-notice, and the communicator is no longer judged.
+notice. From then on the calls of the job are aligned across ranks (`lossy_calls`), and a wrong call is one at which the
+job stands still.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
+from ncclscope_service.detect.lossy_calls import Difference, LossyCalls
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -31,6 +33,8 @@ CALL: Final = np.dtype(
         ("op", "<u1"),
         ("message_bytes", "<i8"),
         ("logged_ns", "<i8"),  # logged, or observed if lines have no stamp
+        ("stamp_ns", "<i8"),  # logged; NO_TIME_NS
+        ("op_count", "<u8"),
     ]
 )
 """One collective as one rank called it."""
@@ -50,6 +54,8 @@ _SILENCE_NS: Final = 5_000_000_000
 """Ranks that called different operations usually make no further calls."""
 _CODES: Final = 256
 """A call is a number: bytes times this, plus the code of the operation."""
+_AMONG_LOSSES: Final = 0.7
+"""Confidence, at most, where lines were lost."""
 _CONTEXT: Final = 12
 """Calls that identify a place of a sequence that repeats itself."""
 
@@ -104,7 +110,9 @@ class _Sequence:
     """Among those of `places`."""
     disputes: dict[int, _Dispute] = field(default_factory=dict[int, _Dispute])
     has_losses: bool = False
-    """Lines were lost: places of different ranks are not the same collectives."""
+    """Lines were lost, by calls that cannot be compared any more; the next ones go to `lossy`."""
+    lossy: LossyCalls | None = None
+    """Its calls since lines were lost: places of different ranks are not the same collectives."""
 
     @property
     def calls(self) -> NDArray[np.int64]:
@@ -139,6 +147,8 @@ class Mismatch:
         self._sequences: dict[int, _Sequence] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
+        self._is_lossy = False
+        """Whether lines of the job are known to be lost."""
 
     def ingest_calls(self, calls: Columns, context: Context) -> None:
         """Takes collectives as they were called (`CALL`), of each rank in order."""
@@ -146,6 +156,8 @@ class Mismatch:
             self._context = context
         communicators, inverse = distinct(calls["communicator"])
         sequences = [self._sequence(communicator) for communicator in communicators.tolist()]
+        if self._is_lossy:
+            self._align(communicators.tolist(), context)
         is_taken = _agree(self._places, sequences, inverse, calls)
         if is_taken.all():
             return
@@ -153,6 +165,10 @@ class Mismatch:
             if communicator == NO_NUMBER:
                 continue
             rows = row_ops.take(calls, mine)
+            lossy = self._sequences[communicator].lossy
+            if lossy is not None:
+                lossy.ingest(rows, _codes(rows))
+                continue
             for _, own in group_by(rows["rank"]):
                 self._compare(row_ops.take(rows, own))
 
@@ -161,6 +177,14 @@ class Mismatch:
         if sequence is None:
             sequence = self._sequences[communicator] = _Sequence(self._places, self._places.add())
         return sequence
+
+    def _align(self, communicators: list[int], context: Context) -> None:
+        """Lines of the job were lost: the next calls of these communicators are aligned across their ranks."""
+        for communicator in communicators:
+            sequence, group = self._sequences[communicator], context.groups.get(communicator)
+            group = group or (self._context.groups.get(communicator) if self._context else None)
+            if sequence.lossy is None and group is not None and not sequence.disputes:
+                sequence.lossy = LossyCalls(len(group.hosts), int(sequence.seqs.max()) + 1)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators, except those with an open finding."""
@@ -173,7 +197,10 @@ class Mismatch:
         self._context = context
 
     def findings(self, now_ns: int) -> list[Finding]:
-        """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives."""
+        """All findings so far. A mismatch does not heal: its finding stays open while the communicator lives.
+
+        Where lines were lost it is one only while the job stands still at it.
+        """
         context = self._context
         if context is None:
             return []
@@ -181,16 +208,40 @@ class Mismatch:
             group = context.groups.get(communicator)
             if group is None:
                 self._ledger.close(communicator, now_ns)
-            elif sequence.disputes and not self._ledger.is_open(communicator):
-                finding = _finding(sequence, group, context)
-                if finding is not None and _is_settled(sequence, now_ns, context):
+            elif sequence.lossy is not None or not self._ledger.is_open(communicator):
+                finding = self._found(sequence, group, context, now_ns)
+                if finding is not None:
                     self._ledger.update(communicator, finding)
+                elif sequence.lossy is not None and self._ledger.is_open(communicator):
+                    self._ledger.close(communicator, now_ns)  # the job goes on
         return self._ledger.findings()
+
+    def _found(self, sequence: _Sequence, group: Group, context: Context, now_ns: int) -> Finding | None:
+        if sequence.lossy is not None:
+            lossy = sequence.lossy
+            if context.is_over or now_ns - lossy.newest_ns >= _SILENCE_NS:
+                lossy.place(is_end=True)
+            return _finding_of_difference(sequence, lossy, group, context) if lossy.is_placed else None
+        if not sequence.disputes or not _is_settled(sequence, now_ns, context, is_lossy=self._is_lossy):
+            self._is_lossy |= sequence.has_losses
+            return None
+        return _finding_of_dispute(sequence, group, context)
 
     @property
     def with_losses(self) -> frozenset[int]:
-        """Communicators whose log lines were lost: the counts of their ranks are not known."""
-        return frozenset(communicator for communicator, known in self._sequences.items() if known.has_losses)
+        """Communicators whose log lines were lost, and of which it is not known how far their ranks have come."""
+        return frozenset(
+            communicator
+            for communicator, known in self._sequences.items()
+            if (known.has_losses if known.lossy is None else not known.lossy.is_placed)
+        )
+
+    def enqueued(self) -> dict[int, dict[int, int]]:
+        """By communicator whose log lines were lost: how many collectives each rank has enqueued, lost lines
+        included; those of `with_losses` are left out.
+        """
+        lossy = ((communicator, known.lossy) for communicator, known in self._sequences.items())
+        return {communicator: own.enqueued() for communicator, own in lossy if own is not None and own.is_placed}
 
     def _compare(self, rows: Columns) -> None:
         rows = row_ops.filter_rows(rows, rows["message_bytes"] >= 0)
@@ -201,7 +252,7 @@ class Mismatch:
         if sequence.has_losses:
             return
         rank, seqs = int(rows["rank"][0]), rows["coll_seq"]
-        calls = rows["message_bytes"] * _CODES + rows["op"]
+        calls = _codes(rows)
         places = seqs % _WINDOW
         is_new = sequence.seqs[places] < seqs
         fresh = places[is_new]
@@ -239,6 +290,12 @@ class Mismatch:
         dispute.ranks_by_call[call].add(rank)
 
 
+def _codes(rows: Columns) -> NDArray[np.int64]:
+    """What is called, as one number."""
+    codes: NDArray[np.int64] = rows["message_bytes"] * _CODES + rows["op"]
+    return codes
+
+
 def calls_of_operations(store: Store, operations: Columns, times: NDArray[np.int64]) -> Columns:
     """Collectives as the logs name them (`CALL`), from operations that are collectives."""
     calls = np.zeros(len(operations), CALL)
@@ -250,7 +307,8 @@ def calls_of_operations(store: Store, operations: Columns, times: NDArray[np.int
     calls["coll_seq"] = operations["coll_seq"]
     calls["op"] = store.templates_of(operations, "op")["op"]
     calls["message_bytes"] = operations["message_bytes"]
-    calls["logged_ns"] = times
+    calls["logged_ns"], calls["stamp_ns"] = times, operations["logged_at_ns"]
+    calls["op_count"] = operations["op_count"]
     return calls
 
 
@@ -266,7 +324,7 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
     newest, oldest = np.full(len(sequences), np.iinfo(np.int64).min), np.full(len(sequences), np.iinfo(np.int64).max)
     np.maximum.at(newest, inverse, seqs)
     np.minimum.at(oldest, inverse, seqs)
-    is_taken = np.asarray([not (of.disputes or of.has_losses) for of in sequences])
+    is_taken = np.asarray([not (of.disputes or of.has_losses or of.lossy) for of in sequences])
     is_taken &= newest - oldest < _WINDOW
     is_taken[inverse[calls["message_bytes"] < 0]] = False
     numbers = np.asarray([of.number for of in sequences], np.int64)
@@ -277,7 +335,7 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
     begins = np.flatnonzero(np.diff(place[order], prepend=-1))
     if not len(begins):
         return is_taken
-    called = (calls["message_bytes"] * _CODES + calls["op"])[order]
+    called = _codes(calls)[order]
     own, own_seq = place[order[begins]], seqs[order[begins]]
     known_seq = places.seqs.reshape(-1)[own]
     is_new, is_known = known_seq < own_seq, known_seq == own_seq
@@ -303,8 +361,11 @@ def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, 
     return {first: since, rank: {}}
 
 
-def _is_settled(sequence: _Sequence, now_ns: int, context: Context) -> bool:
-    """Whether enough has followed to tell a wrong call from a lost line, and it is no lost line."""
+def _is_settled(sequence: _Sequence, now_ns: int, context: Context, *, is_lossy: bool) -> bool:
+    """Whether enough has followed to tell a wrong call from a lost line, and it is no lost line.
+
+    `is_lossy`: lines of the job are known to be lost; what few calls may show is taken for another one.
+    """
     dispute = sequence.disputes[min(sequence.disputes)]
     one, other = (dispute.streams[rank] for rank in list(dispute.streams)[:2])
     compared = one.keys() & other.keys()
@@ -320,7 +381,8 @@ def _is_settled(sequence: _Sequence, now_ns: int, context: Context) -> bool:
     differing = sum(one[seq] != other[seq] for seq in compared)
     other_kinds = sum(one[seq] % _CODES != other[seq] % _CODES for seq in compared)
     # a job that calls different operations time and again stands still: one that goes on has lost lines
-    if (best and differing >= _SHIFTED) or other_kinds >= _SHIFTED:
+    is_lossy |= not all(context.is_fully_observed(host) for group in context.groups.values() for host in group.hosts)
+    if (best and (is_lossy or differing >= _SHIFTED)) or other_kinds >= _SHIFTED:
         sequence.has_losses = True
         sequence.disputes.clear()
         return False
@@ -339,7 +401,7 @@ def _explains(one: dict[int, int], other: dict[int, int], first: int, shift: int
     return at_one in one and at_other in other and one[at_one] == other[at_other]
 
 
-def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | None:
+def _finding_of_dispute(sequence: _Sequence, group: Group, context: Context) -> Finding | None:
     seq = min(sequence.disputes)
     dispute = sequence.disputes[seq]
     lost = {rank for rank, host in enumerate(group.hosts) if not context.is_fully_observed(host)}
@@ -347,12 +409,29 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
     calls = {call: set(ranks) for call, ranks in dispute.ranks_by_call.items()}
     _add_early_ranks(sequence, place, calls, len(group.global_ranks))
     calls = {call: ranks - lost for call, ranks in calls.items() if ranks - lost}
-    if len(calls) < 2 or all(group.global_ranks[rank] < 0 for ranks in calls.values() for rank in ranks):
-        return None
     support = {call: len(ranks) for call, ranks in calls.items()}
     if sequence.seqs[place] == seq and int(sequence.calls[place]) in support:
         first = int(sequence.calls[place])
         support[first] = max(support[first], int(sequence.agreeing[place]))
+    return _finding(sequence, Difference(seq, dispute.at_ns, calls), support, group, context)
+
+
+def _finding_of_difference(sequence: _Sequence, lossy: LossyCalls, group: Group, context: Context) -> Finding | None:
+    found = lossy.difference()
+    if found is None:
+        return None
+    support = {call: len(ranks) for call, ranks in found.ranks_by_call.items()}
+    made = _finding(sequence, found, support, group, context)
+    return None if made is None else replace(made, confidence=min(made.confidence, _AMONG_LOSSES))
+
+
+def _finding(
+    sequence: _Sequence, found: Difference, support: dict[int, int], group: Group, context: Context
+) -> Finding | None:
+    """`support`: by call, how many ranks made it, those included that are not named."""
+    seq, calls = found.coll_seq, found.ranks_by_call
+    if len(calls) < 2 or all(group.global_ranks[rank] < 0 for ranks in calls.values() for rank in ranks):
+        return None
     usual = max(support, key=lambda call: support[call])
     is_clear = sum(count == support[usual] for count in support.values()) == 1
     minority = {rank for call, ranks in calls.items() if call != usual or not is_clear for rank in ranks}
@@ -377,7 +456,7 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
         parallelism=group.parallelism,
         ranks=ranks,
         hosts=hosts,
-        since_ns=dispute.at_ns,
+        since_ns=found.at_ns,
         confidence=0.9 if is_clear else 0.5,
         summary=f"{calls_text}{order if differs_in == 'order' else ''}",
         evidence={
@@ -387,7 +466,7 @@ def _finding(sequence: _Sequence, group: Group, context: Context) -> Finding | N
             "calls": {
                 _call_text(call): sorted(group.global_ranks[rank] for rank in ranks) for call, ranks in calls.items()
             },
-            "disputed_collectives": len(sequence.disputes),
+            "disputed_collectives": max(1, len(sequence.disputes)),
         },
     )
 

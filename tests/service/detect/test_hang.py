@@ -290,6 +290,25 @@ def test_counts_prove_nothing_where_lines_were_lost() -> None:
     assert "log lines were lost" in finding.summary
 
 
+def test_counts_with_lost_lines_put_in_name_who_is_missing_with_less_confidence() -> None:
+    """Lines of all but the rank that stops were lost, so that they seem to be behind it."""
+    detector, counters = Hang(), Counters({5: 60.0})
+    true: Columns = counters.at(0.0)
+    for second in range(1, 90):
+        true = counters.at(float(second))
+        logged = true.copy()
+        logged["operations"] -= np.where(logged["rank"] == 0, second // 10, 0)
+        detector.ingest_progress(logged, CONTEXT)
+    enqueued = {
+        index: {int(row["rank"]): int(row["operations"]) for row in true[true["communicator"] == index]}
+        for index in GROUPS
+        if (true["communicator"] == index).any()
+    }
+    (finding,) = detector.findings(90 * SECOND, enqueued=enqueued)
+    assert (finding.ranks, finding.confidence) == ((5,), 0.6)
+    assert detector.findings(90 * SECOND)[0].ranks != (5,)
+
+
 def standing(ahead: tuple[int, ...], behind: tuple[int, ...], newest_here: tuple[int, ...] = ()) -> ChannelWaits:
     return ChannelWaits(ahead=ahead, behind=behind, newest_here=frozenset(newest_here))
 

@@ -130,16 +130,50 @@ def test_a_rank_that_calls_what_never_comes_here_calls_another_operation() -> No
     assert finding.evidence["differs_in"] == "operation"
 
 
+def with_a_lost_line(rank: int, count: int) -> Columns:
+    """The same, but one line of rank 2 is missing: all that follows has a number too low."""
+    made = repeating(rank, count)
+    if rank == 2:
+        made = np.delete(made, 50)
+        made["coll_seq"][50:] -= 1
+    made["stamp_ns"] = made["logged_ns"]
+    return made
+
+
 def test_a_communicator_with_lost_lines_is_told_as_such() -> None:
     detector = Mismatch()
     for rank in range(4):
-        made = repeating(rank, 200)
-        if rank == 2:  # one line is missing: all that follows has a number too low
-            made = np.delete(made, 50)
-            made["coll_seq"][50:] -= 1
-        detector.ingest_calls(made, CONTEXT)
+        detector.ingest_calls(with_a_lost_line(rank, 200), CONTEXT)
     assert detector.findings(0) == []
     assert detector.with_losses == frozenset({0})
+    assert detector.enqueued() == {}
+
+
+def test_after_a_lost_line_it_is_known_again_how_far_ranks_have_come() -> None:
+    detector = Mismatch()
+    for begin, end in ((0, 200), (200, 400)):
+        for rank in range(4):
+            detector.ingest_calls(with_a_lost_line(rank, 400)[begin : end - (rank == 2)], CONTEXT)
+        detector.findings(0)
+    detector.findings(20 * 1_000_000_000)
+    assert detector.findings(20 * 1_000_000_000) == []
+    assert detector.with_losses == frozenset()
+    (counts,) = detector.enqueued().values()
+    assert len(set(counts.values())) == 1
+
+
+def test_a_wrong_call_at_which_the_job_stands_still_is_found_after_lost_lines() -> None:
+    detector = Mismatch()
+    for begin, end in ((0, 200), (200, 400)):
+        for rank in range(4):
+            made = with_a_lost_line(rank, 400)
+            if rank == 3:
+                made["message_bytes"][-1] = 512
+            detector.ingest_calls(made[begin : end - (rank == 2)], CONTEXT)
+        detector.findings(0)
+    (finding,) = detector.findings(20 * 1_000_000_000)
+    assert (finding.ranks, finding.confidence) == ((13,), 0.7)
+    assert "of 512 bytes" in finding.summary
 
 
 def test_calls_of_all_ranks_at_once_give_what_they_give_one_by_one() -> None:

@@ -1,0 +1,1 @@
+"""Numbers of operations that are true although lines were lost."""

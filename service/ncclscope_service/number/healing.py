@@ -1,0 +1,79 @@
+"""Collectives of several ranks' calls: straight while they agree, aligned where lines were lost, straight again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.number.across_ranks import Matrix, align_ranks, first_violation
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+_STRAIGHT: Final = 4096
+_CELLS: Final = 1_000_000
+_SHORTEST: Final = 32
+_LONGEST: Final = 160
+
+
+def window(ranks: int) -> int:
+    """Calls of each rank that are aligned at once: what is far from a loss says little about it."""
+    return min(max(int((_CELLS / max(1, ranks)) ** 0.5), _SHORTEST), _LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """Collectives that were found."""
+
+    places: Matrix
+    """K x R: place of the call of each rank; NO_NUMBER if its line was lost."""
+    offsets_ns: NDArray[np.float64]
+    """As `across_ranks.Aligned`."""
+    lost: Counter[str]
+    """Lines that were found to be lost, by what showed it."""
+
+
+def heal(
+    calls: Sequence[Columns],
+    offsets_ns: NDArray[np.float64],
+    hosts: NDArray[np.int32],
+    *,
+    is_forced: bool,
+    is_end: bool,
+) -> Healed:
+    """Finds the collectives of ranks whose first calls (across_ranks.CALL) do not agree.
+
+    Stops where a rank has too few calls left to tell, unless `is_forced`; `is_end`: these are all that there will be.
+    """
+    at = np.zeros(len(calls), np.int64)
+    lengths = np.asarray([len(of) for of in calls], np.int64)
+    size = window(len(calls))
+    blocks = [np.empty((0, len(calls)), np.int64)]
+    lost = Counter[str]()
+    is_dirty = True
+    while True:
+        left = lengths - at
+        live = np.flatnonzero(left > 0)
+        if not len(live) or (not is_forced and int(left.min()) < (size if is_dirty else 1)):
+            break
+        if is_dirty:
+            parts = [of[begin : begin + size] for of, begin in zip(calls, at.tolist(), strict=True)]
+            aligned = align_ranks(parts, offsets_ns, is_end=is_end and bool((left <= size).all()))
+            block, offsets_ns, is_dirty = aligned.places, aligned.offsets_ns, False
+            lost[aligned.shown_by] += aligned.lost
+        else:
+            length = min(int(left[live].min()), _STRAIGHT)
+            matrix = np.stack([calls[rank][at[rank] : at[rank] + length] for rank in live.tolist()], axis=1)
+            count, offsets = first_violation(matrix, offsets_ns[live], hosts[live])
+            block = np.full((count, len(calls)), NO_NUMBER, np.int64)
+            block[:, live] = np.arange(count)[:, None]
+            offsets_ns = offsets_ns.copy()
+            offsets_ns[live] = offsets
+            is_dirty = count < length
+        blocks.append(np.where(block >= 0, block + at, NO_NUMBER))
+        at = at + block.max(axis=0, initial=NO_NUMBER) + 1
+    return Healed(np.concatenate(blocks), offsets_ns, lost)

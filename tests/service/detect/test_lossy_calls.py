@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ncclscope_service.detect.lossy_calls import LossyCalls
+from ncclscope_service.detect.mismatch import CALL
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_TIME_NS
+
+RANKS = 4
+PROGRAM = np.array([8, 8, 8, 3, 8, 8, 5, 5, 1])
+"""Calls of a step, which repeats itself."""
+
+
+def calls(rank: int, amount: int, random: np.random.Generator, *, lost: float, is_stamped: bool = True) -> Columns:
+    """What is left of a rank's lines."""
+    made = np.zeros(amount, CALL)
+    made["rank"], made["coll_seq"] = rank, np.arange(amount)
+    made["message_bytes"] = PROGRAM[made["coll_seq"] % len(PROGRAM)]
+    made["logged_ns"] = made["coll_seq"] * 1_000_000 + random.integers(0, 50_000, amount)
+    made["stamp_ns"] = made["logged_ns"] if is_stamped else NO_TIME_NS
+    left: Columns = made[random.random(amount) >= lost]
+    return left
+
+
+def codes(rows: Columns) -> NDArray[np.int64]:
+    made: NDArray[np.int64] = rows["message_bytes"].astype(np.int64)
+    return made
+
+
+def ingest(lossy: LossyCalls, rows: Columns) -> None:
+    lossy.ingest(rows, codes(rows))
+
+
+@pytest.mark.parametrize("is_stamped", [True, False])
+def test_how_far_each_rank_has_come_is_told_though_each_lost_other_lines(is_stamped: bool) -> None:
+    random = np.random.default_rng(1)
+    lossy = LossyCalls(RANKS, 0)
+    for rank in range(RANKS):
+        own = calls(rank, 600 - (rank == 2), random, lost=0.01, is_stamped=is_stamped)
+        whole = calls(rank, 600 - (rank == 2), random, lost=0.0, is_stamped=is_stamped)
+        ingest(lossy, np.concatenate([own[own["coll_seq"] < 590], whole[590:]]))
+    lossy.place(is_end=True)
+    assert lossy.is_placed
+    counts = lossy.enqueued()
+    assert {rank: counts[0] - count for rank, count in counts.items()} == {0: 0, 1: 0, 2: 1, 3: 0}
+    assert lossy.difference() is None
+
+
+def test_calls_that_come_in_pieces_are_placed_as_those_that_come_at_once() -> None:
+    whole, pieces = LossyCalls(RANKS, 7), LossyCalls(RANKS, 7)
+    parts = [calls(rank, 3000, np.random.default_rng(rank), lost=0.005) for rank in range(RANKS)]
+    for part in parts:
+        ingest(whole, part)
+    for begin in range(0, 3000, 250):
+        ingest(pieces, np.concatenate([part[begin : begin + 250] for part in parts]))
+    for each in (whole, pieces):
+        each.place(is_end=True)
+    assert whole.enqueued() == pieces.enqueued()
+
+
+def test_a_wrong_call_at_the_end_is_found_among_lost_lines() -> None:
+    for seed in range(4):
+        random = np.random.default_rng(seed)
+        lossy = LossyCalls(RANKS, 0)
+        for rank in range(RANKS):
+            own = calls(rank, 400, random, lost=0.01)
+            end = calls(rank, 400, random, lost=0.0)[392:]
+            if rank == 1:
+                end["message_bytes"][-1] = 77
+            ingest(lossy, np.concatenate([own[own["coll_seq"] < 392], end]))
+        lossy.place(is_end=True)
+        found = lossy.difference()
+        assert found is not None
+        assert found.ranks_by_call == {int(PROGRAM[399 % len(PROGRAM)]): {0, 2, 3}, 77: {1}}
+        assert found.coll_seq == lossy.enqueued()[1] - 1
+
+
+def test_of_calls_that_are_all_equal_nothing_tells_which_line_was_lost() -> None:
+    lossy = LossyCalls(2, 0)
+    for rank in range(2):
+        own = calls(rank, 100, np.random.default_rng(rank), lost=0.05)
+        own["message_bytes"] = 8
+        ingest(lossy, own)
+    lossy.place(is_end=True)
+    assert not lossy.is_placed
+
+
+def test_a_rank_that_is_too_far_ahead_of_another_tells_nothing() -> None:
+    lossy = LossyCalls(2, 0)
+    ingest(lossy, calls(0, 70_000, np.random.default_rng(0), lost=0.0))
+    ingest(lossy, calls(1, 70_000, np.random.default_rng(0), lost=0.0))
+    lossy.place(is_end=True)
+    assert not lossy.is_placed
