@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -121,6 +122,15 @@ class GroupVotes:
         share[order] = (yes + 2.0 * prior[order]) / (seen + 2.0)
         return share
 
+    def count(self, before: NDArray[np.int32], after: NDArray[np.int32], together: NDArray[np.bool_]) -> None:
+        """Counts votes on neighbours, by their signatures."""
+        pairs, inverse = distinct_together(before, after)
+        found = _vote_keys(pairs[0], pairs[1])
+        yes, seen = np.bincount(inverse, weights=together), np.bincount(inverse)
+        for key, votes, every in zip(found.tolist(), yes.tolist(), seen.tolist(), strict=True):
+            carried = self._together.get(key, (0, 0))
+            self._together[key] = (carried[0] + int(votes), carried[1] + every)
+
     def counted(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Votes for "together", and all votes, so far."""
         votes = np.array([self._together.get(key, (0, 0)) for key in keys.tolist()], dtype=np.int64).reshape(-1, 2)
@@ -169,6 +179,22 @@ class TimePairing:
         )
         positions = launches["position"][:launches_used]
         return TimedPairs(positions, paired, confidence, launches_used, kernels_used, *further)
+
+    def observe_certain(self, lines: int, launches: int) -> None:
+        """Counts lines that others paired, and their launches: nothing was lost among them."""
+        self._units += lines
+        self._anchors += launches
+        self._kernels += launches
+
+    def observe_neighbours(
+        self, before: NDArray[np.int32], after: NDArray[np.int32], together: NDArray[np.bool_]
+    ) -> None:
+        """Counts neighbours, by their signatures, that were seen to be of one launch or not where nothing was lost.
+
+        Those that are to be paired here vote once more: what is seen of a whole capture counts from its begin.
+        """
+        if not self.knows_groups:
+            self.votes.count(before, after, together)
 
     def joins_next(self, launches: Columns, launched: Columns) -> NDArray[np.bool_]:
         """Which of these launches, in order, are launched together with the next of their lane, by all votes so far.
@@ -452,9 +478,14 @@ def _keys_and_prior(
     launches: Columns, before: Positions, after: Positions, gaps: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Keys under which votes on two neighbours are counted, and the prior."""
-    keys = launches["signature"][before].astype(np.int64) << 32 | launches["signature"][after]
+    keys = _vote_keys(launches["signature"][before], launches["signature"][after])
     both_open = launches["is_open"][before] & launches["is_open"][after]
     return keys, np.where(gaps <= GROUP_GAP_NS, np.where(both_open, 0.9, 0.6), 0.1)
+
+
+def _vote_keys(before: NDArray[np.integer], after: NDArray[np.integer]) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = before.astype(np.int64) << 32 | after
+    return keys
 
 
 def _neighbours(lanes: NDArray[np.int32]) -> tuple[Positions, Positions]:

@@ -9,6 +9,7 @@ differ is counted (`MatchReconciler`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -73,6 +74,8 @@ class _Thread:
     placed: Placed | None = None
     period: int = 0
     """Lines after which the program repeats, by the last capture; 0 if unknown."""
+    has_holes: bool = False
+    """Lines were joined by others: what is a period back cannot be counted."""
 
 
 @dataclass(slots=True)
@@ -111,6 +114,13 @@ class ExactJoin:
             calls = thread_calls(row_ops.take(ranges, own))
             thread.chunks.append(_Chunk(calls, kernels, end_ns))
             thread.chunks.sort(key=lambda chunk: chunk.end_ns)
+
+    def observe_certain(self, threads: Iterable[int], lanes: Iterable[tuple[int, int, int]]) -> None:
+        """Some lines of these threads, with their calls, were joined by others; `lanes`: (member, device, stream)."""
+        for tid in threads:
+            self._threads.setdefault(tid, _Thread()).has_holes = True
+        for member, device, stream in lanes:
+            self._lanes.setdefault(member, set()).add((device, stream))
 
     def join_ready(self, *, final: bool) -> Columns:
         """Joins that are known now (EXACT_MATCH), each operation once; with `final`, a row for every operation left."""
@@ -199,7 +209,7 @@ class ExactJoin:
             return
         tail = max(begin, first - _TAIL)
         exact["match"][tail - begin :] = Match.PENDING
-        units = _units_of_tail(thread.lines["unit"], tail, first, place.period)
+        units = _units_of_tail(thread.lines["unit"], tail, first, 0 if thread.has_holes else place.period)
         if units is None:
             return
         elsewhere = chunk.kernels[(chunk.kernels["launch_tid"] != tid) & (chunk.kernels["launch_tid"] != NO_NUMBER)]

@@ -172,23 +172,43 @@ class Translator:
             return None
         return int(self._pending["id"].min()), int(self._pending["logged_at_ns"].min())
 
-    def ingest_operations(self, operations: Columns) -> NDArray[np.int64]:
-        """Ingests operations (columns of records.ALIGN_OPERATION) in log order; gives the ids that launch nothing."""
-        if len(operations) == 0:
-            return np.empty(0, dtype=np.int64)
+    def decisions_of(self, operations: Columns) -> tuple[NDArray[np.int32], Columns]:
+        """The signature of operations (records.ALIGN_OPERATION), and what is decided of each (DECISION)."""
         known = len(self.signatures)
         signature = self.signatures.number(operations)
         if len(self.signatures) > known:
             self._decide(self.signatures.rows[known:])
+        return signature, row_ops.take(self._decisions, signature)
+
+    def observe_certain(self, lanes: NDArray[np.int32], op_counts: NDArray[np.uint64], since: int) -> None:
+        """Lines from an operation `since` on, launched one by one by others: shows whose opCount stands still."""
+        if self.rules.counting is Counting.WITH_PROXY:
+            amounts = np.bincount(lanes[op_counts == 0], minlength=1)
+            self._frozen.observe_uncounted(
+                [self.member_of(lane) for lane in np.flatnonzero(amounts > 1).tolist()], since
+            )
+
+    def member_of(self, lane: int) -> int:
+        """The communicator of a lane."""
+        return list(self._lanes)[lane][1]
+
+    def ingest_operations(self, operations: Columns, skipped: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Ingests operations (columns of records.ALIGN_OPERATION) in log order; gives the ids that launch nothing.
+
+        `skipped`: how many of its thread that launch were decided by others between each and the one before it.
+        """
+        if len(operations) == 0:
+            return np.empty(0, dtype=np.int64)
+        signature, decisions = self.decisions_of(operations)
         rows = np.empty(len(operations), dtype=_PENDING)
         for name in ("id", "tid", "member", "op_count", "group", "logged_at_ns", "message_bytes", "text", "channels"):
             rows[name] = operations[name]
         rows["signature"] = signature
-        launches = self._decisions["launches"][signature] & (operations["channels"] != NO_CHANNELS)
+        launches = decisions["launches"] & (operations["channels"] != NO_CHANNELS)
         for tid, mine in group_by(rows["tid"]):
             self._newest_groups[tid] = int(rows["group"][mine[-1]])
         new = rows if launches.all() else row_ops.filter_rows(rows, launches)
-        new["call"] = self._count_calls(new["tid"])
+        new["call"] = self._count_calls(new["tid"], None if skipped is None else skipped[launches])
         new["lines_lost"] = NO_NUMBER
         if self.rules.counting is not Counting.NEVER:
             self._frozen.ingest_operations(new, self._decisions["kind"][new["signature"]])
@@ -246,13 +266,15 @@ class Translator:
         is_p2p = op in SENDS_AND_RECVS or op in _LOWERED
         return lane, _bits(classes), data_type, POINT_TO_POINT if is_p2p else op, is_p2p, op in _LOWERED, True
 
-    def _count_calls(self, tids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _count_calls(self, tids: NDArray[np.int64], skipped: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """The running number of each operation among those of its thread that launch."""
         calls = np.empty(len(tids), dtype=np.int64)
         for tid, of_thread in group_by(tids):
             first = self._calls.get(tid, 0)
             calls[of_thread] = np.arange(first, first + len(of_thread))
-            self._calls[tid] = first + len(of_thread)
+            if skipped is not None:
+                calls[of_thread] += np.cumsum(skipped[of_thread])
+            self._calls[tid] = int(calls[of_thread[-1]]) + 1
         return calls
 
     def _units(

@@ -113,6 +113,10 @@ class GraphReplays:
         self._processes.pop(process, None)
         self._remembered.pop(process, None)
 
+    def has_graphs(self, process: int) -> bool:
+        """Whether a kernel of a process was launched by a graph."""
+        return process in self._processes
+
     def captured_of(self, process: int) -> Ids:
         """The operations of a process that are known to be captured, ascending."""
         return self._processes[process].captured if process in self._processes else _NOTHING

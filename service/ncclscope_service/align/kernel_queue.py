@@ -55,12 +55,16 @@ class KernelQueue:
 
     def ingest_kernels(self, rows: Columns) -> None:
         """Ingests further kernels, in any order."""
+        self.observe(rows)
+        self._waiting.append(rows)
+
+    def observe(self, rows: Columns) -> None:
+        """Kernels that come, or do not since others decided them: how long they queued."""
         launched = rows["launch_start_ns"] != NO_TIME_NS
         if launched.any():
             queue = int((rows["start_ns"] - rows["launch_start_ns"])[launched].max())
             self._longest_queue_ns = max(self._longest_queue_ns, queue)
         self._newest_start_ns = max(self._newest_start_ns, int(rows["start_ns"].max()))
-        self._waiting.append(rows)
 
     def known_until(self, *, final: bool) -> int:
         """The launch time before which all kernels have come; the margin is one and a half times the longest queue."""

@@ -14,6 +14,7 @@ lost is skipped.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,7 +85,7 @@ _AGREE: Final = 8
 _SURE: Final = 0.3
 """Periods by which a distance may be off from a whole number of them."""
 
-_STAMP_NS: Final = 999
+STAMP_NS: Final = 999
 """Stamps are cut to microseconds."""
 
 _IN_TIME: Final = 1.0
@@ -151,6 +152,16 @@ def thread_calls(ranges: Columns) -> ThreadCalls:
     units["launch_from_ns"][: np.count_nonzero(is_unit)] = rows["start_ns"][is_unit]
     units["launch_until_ns"][: np.count_nonzero(is_unit)] = ends[is_unit]
     return ThreadCalls(calls, units)
+
+
+def joined_calls(parts: Sequence[ThreadCalls]) -> ThreadCalls:
+    """The calls of several captures of a thread, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    calls = row_ops.concat([part.calls for part in parts])
+    offsets = np.cumsum([0, *(len(part.units) for part in parts[:-1])])
+    calls["unit"] += np.repeat(offsets, [len(part.calls) for part in parts])
+    return ThreadCalls(calls, row_ops.concat([part.units for part in parts]))
 
 
 def _is_inside_operation(rows: Columns) -> NDArray[np.bool_]:
@@ -261,7 +272,7 @@ def _by_time(lines: Columns, begin: int, calls: Columns) -> tuple[NDArray[np.int
     So a line lost among equal ones costs only itself.
     """
     stamps = lines["logged_at_ns"][begin:]
-    at = np.searchsorted(calls["start_ns"], stamps + _STAMP_NS, side="right") - 1
+    at = np.searchsorted(calls["start_ns"], stamps + STAMP_NS, side="right") - 1
     within = np.flatnonzero((stamps != NO_TIME_NS) & (at >= 0) & (stamps <= int(calls["end_ns"][-1])))
     held = at[within]
     fits = (stamps[within] <= calls["end_ns"][held]) & _same(lines[begin + within], calls[held])

@@ -25,6 +25,7 @@ Broadcasts takes one of each root, behind other collectives).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -126,6 +127,12 @@ class FrozenOpCounts:
                 self._ingest_run(rows[starts[at] : ends[at]], kinds[starts[at] : ends[at]], ended)
         for tid, (_, latest) in ended.items():
             self._ended[tid] = int(latest[-1])
+
+    def observe_uncounted(self, members: Iterable[int], since: int) -> None:
+        """Of these communicators several operations with opCount 0 were launched apart; `since`: id of the first."""
+        for member in members:
+            if (member, 0) not in self._since:
+                self._record_frozen(member, 0, since, since)
 
     def are_frozen(self, rows: Columns) -> NDArray[np.bool_]:
         """Whether the opCount of each operation is known to stand still."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.align.by_order.after_gap import Doubt
 from ncclscope_service.align.by_order.thread_order import PairingMode
+from ncclscope_service.align.certain import CertainPairs, Lines
 from ncclscope_service.align.coverage import Coverage, UnmatchedBacklog
 from ncclscope_service.align.expected_launches import Translator
 from ncclscope_service.align.kernel_queue import FAR_FUTURE_NS, HeldKernels, KernelQueue
@@ -27,7 +28,8 @@ from ncclscope_service.align.records import ALIGN_KERNEL, ALIGN_OPERATION, COARS
 from ncclscope_service.align.thread_backlog import Outcome
 from ncclscope_service.align.threads import Step, ThreadAligner, Threads
 from ncclscope_service.columns import row_ops
-from ncclscope_service.nccl.launch_rules import rules_of
+from ncclscope_service.columns.group_by import first_positions, group_by
+from ncclscope_service.nccl.launch_rules import Counting, rules_of
 from ncclscope_service.store.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -66,6 +68,8 @@ class ModeSelection:
     stamped_until_ns: int = NO_TIME_NS
     """The newest stamp of any line, also later."""
     _is_over: bool = False
+    _is_certain: bool = False
+    """Pairs that are certain show that lines are stamped, and who launches."""
     _operations: int = 0
     _tids: set[int] = field(default_factory=set[int])
     _stamps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -80,12 +84,19 @@ class ModeSelection:
         self._tids.update(np.unique(rows["tid"]).tolist())
         self._stamps = np.concatenate([self._stamps, rows["logged_at_ns"]])
 
+    def observe_certain(self, stamp_ns: int) -> None:
+        """Lines up to this stamp were paired by others by time, thread by thread: nothing is to be chosen any more."""
+        self.stamped_until_ns = max(self.stamped_until_ns, stamp_ns)
+        self._is_certain = True
+
     def ingest_kernels(self, rows: Columns) -> None:
         """Ingests further kernels (ALIGN_KERNEL)."""
         self._kernels = row_ops.concat([self._kernels, rows])
 
     def hints(self, *, final: bool) -> ModeHints | None:
         """Hints to choose by; None if it is too early."""
+        if self._is_certain:
+            return ModeHints(self._kernels, is_timed=True, is_threaded=True, is_enough=True)
         if self._operations == 0 and not final:
             return None
         rows = self._kernels[np.argsort(self._kernels["correlation_id"], kind="stable")][:_KERNELS]
@@ -154,14 +165,69 @@ class ProcessAligner:
         self._translator = Translator(rules_of(self.version))
         self._held = HeldKernels(self._threads)
 
-    def ingest_operations(self, rows: Columns) -> None:
-        """Ingests further operations (ALIGN_OPERATION) in log order."""
+    @property
+    def may_be_certain(self) -> bool:
+        """Whether nothing speaks against stamped lines, and kernels that are launched by the threads that log."""
+        return self._is_timed is not False and self._threads.are_separate
+
+    @property
+    def counting(self) -> Counting:
+        """When opCount moves."""
+        return self._translator.rules.counting
+
+    @property
+    def known_kernel_lanes(self) -> NDArray[np.int32]:
+        """The kernel lane of each lane of the log so far."""
+        self._threads.lanes.grow(self._translator.lane_devices)
+        return self._threads.lanes.kernel_lanes
+
+    def kernel_lanes_of(self, rows: Columns) -> NDArray[np.int32]:
+        """The lane of each kernel (ALIGN_KERNEL)."""
+        return self._threads.kernel_lanes_of(rows)
+
+    def decisions_of(self, rows: Columns) -> tuple[NDArray[np.int32], Columns]:
+        """Signatures of operations (ALIGN_OPERATION), and what is decided of each (expected_launches.DECISION)."""
+        return self._translator.decisions_of(rows)
+
+    def observe_certain(
+        self, lines: Lines, pairs: CertainPairs, kernels: Columns, since: int
+    ) -> list[tuple[int, int, int]]:
+        """Learns from lines that were paired with kernels (ALIGN_KERNEL) by others, and are not ingested here.
+
+        `since`: id of the first of `lines`.
+
+        Returns (member, device, stream) of all lanes among them.
+        """
+        self._queue.observe(row_ops.take(kernels, pairs.kernels))
+        self._selection.observe_certain(int(lines.time_ns[pairs.lines].max()))
+        for tid, mine in group_by(lines.tid[pairs.lines]):
+            by_time = self._threads.for_thread(tid).by_time
+            by_time.observe_certain(len(mine), int(np.count_nonzero(pairs.is_first[mine])))
+        for tid, mine in group_by(lines.tid[pairs.before]):
+            before, after = lines.signature[pairs.before[mine]], lines.signature[pairs.after[mine]]
+            self._threads.for_thread(tid).by_time.observe_neighbours(before, after, pairs.together[mine])
+        lanes = lines.lane[pairs.lines]
+        alone = pairs.lines[pairs.is_first & (lines.group[pairs.lines] == NO_NUMBER)]
+        self._translator.observe_certain(lines.lane[alone], lines.op_count[alone], since)
+        first = first_positions(lanes)
+        rows = row_ops.take(kernels, pairs.kernels[first])
+        own, kernel_lanes = lanes[first].tolist(), self.kernel_lanes_of(rows).tolist()
+        for lane, kernel_lane in zip(own, kernel_lanes, strict=True):
+            self._threads.lanes.bind(lane, kernel_lane)
+        members = [self._translator.member_of(lane) for lane in own]
+        return list(zip(members, rows["device_id"].tolist(), rows["stream_id"].tolist(), strict=True))
+
+    def ingest_operations(self, rows: Columns, skipped: NDArray[np.int64] | None = None) -> None:
+        """Ingests further operations (ALIGN_OPERATION) in log order.
+
+        `skipped`: how many of its thread were decided by others between each and the one before it.
+        """
         if len(rows) == 0:
             return
         if self.newest_operation == NO_NUMBER:
             self._threads.knows_groups = int(rows["group"][0]) != NO_NUMBER
         self.newest_operation = int(rows["id"][-1])
-        silent = self._translator.ingest_operations(rows)
+        silent = self._translator.ingest_operations(rows, skipped)
         self._emit(silent, NO_NUMBER, NO_NUMBER, Match.NO_KERNEL, 1.0)
         self._selection.ingest_operations(rows)
 

@@ -7,7 +7,7 @@ are found before (`graph_replays`) and kept from the aligners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Final
 
@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.align.backlog import Portion
+from ncclscope_service.align.certain import is_call_within
+from ncclscope_service.align.certain_pairing import CertainPairing
 from ncclscope_service.align.exact_join import ExactJoin, MatchReconciler
 from ncclscope_service.align.graph_replays import GraphReplays
 from ncclscope_service.align.process_aligner import ProcessAligner
 from ncclscope_service.align.records import ALIGN_KERNEL, OPERATION_COLUMNS, PLAN, AlignerRows
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct, first_positions, group_by
+from ncclscope_service.columns.group_by import group_by
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.intake.tuning import NO_CHANNELS, Copies
 from ncclscope_service.store.errors import InternalErrors
@@ -80,10 +82,12 @@ class MatchWriter:
         if not len(found) and process not in self._plans:
             return
         at, matches = at[found], row_ops.take(matches, found)
-        launches, inverse = distinct(matches["launch"])
-        first = first_positions(matches["launch"])
-        ids = self._store.new_launches(len(launches))
-        table.put("launch", at, ids[inverse])
+        order = np.argsort(matches["launch"], kind="stable")  # most are in order: that is faster than counting
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = np.diff(matches["launch"][order]) != 0
+        first = order[is_first]
+        ids = self._store.new_launches(len(first))
+        table.put("launch", at[order], ids[np.cumsum(is_first) - 1])
         table.put("kernel", at, matches["kernel"])
         self._store.kernel_references.record(matches["operation"], matches["kernel"])
         kernel_at = kernels.at(matches["kernel"][first])
@@ -151,10 +155,11 @@ class Alignment:
         """Processes that were given up since the last call, with the operations that were lost."""
         self._version_of = version_of
         self._aligners: dict[int, ProcessAligner] = {}
-        self._not_captured: dict[int, list[Ids]] = {}
+        self._waiting: dict[int, list[Ids]] = {}
         """Operations of processes without a capture so far: they need no aligner yet."""
         self._kernels: dict[int, list[Columns]] = {}
-        self._coverage: dict[int, list[tuple[int, int]]] = {}
+        self._finished: dict[int, list[CaptureSeen]] = {}
+        """Kernels of processes (ALIGN_KERNEL), and their captures that were finished, since the last `align_ready`."""
         self._arrived: list[Ids] = []
         """Operations since the last `align_ready`, which may find that they were captured."""
         self._rows = AlignerRows(known)
@@ -163,7 +168,7 @@ class Alignment:
         """Exact joins of the processes that were captured; None without NVTX ranges."""
         self._reconcilers: dict[int, MatchReconciler] = {}
         self._captured: dict[int, list[Columns]] = {}
-        """Kernels of each process (ALIGN_KERNEL) since its last finished capture."""
+        """Kernels of each process (ALIGN_KERNEL) for exact joins, since its last finished capture."""
         self._called: dict[int, list[Columns]] = {}
         """Ranges of NCCL's calls (rows.API_CALL) since then."""
         self._touched: set[int] = set()
@@ -171,6 +176,9 @@ class Alignment:
         """Processes that were silent for so long that the next `align_ready` decides all that waits of them."""
         self._copies = Copies(known)
         self._writer = MatchWriter(known, self._copies)
+        self._certain = CertainPairing(known, self._rows)
+        self._certain_matches: dict[int, list[Columns]] = {}
+        """Certain matches of processes (MATCH), which were not written yet."""
 
     def ingest_portion(self, portion: Portion) -> None:
         """Ingests the next rows of one process."""
@@ -187,23 +195,12 @@ class Alignment:
         """New operations, already placed in their communicators, in log order."""
         self._arrived.append(operations)
 
-    def _route_operations(self, operations: Ids) -> None:
-        operations = self.graphs.without_captured(operations)
-        if not len(operations):
-            return
-        # Most often all are of one process. Rows lie apart in memory: what is needed of them is read in one go.
-        table = self._store.operations
-        first = int(table.rows["process"][table.at(operations[:1])][0])
-        rows = table.take(operations, "process", *(OPERATION_COLUMNS if first in self._aligners else ()))
-        for process, at in group_by(rows["process"]):
-            mine, own = operations[at], rows if len(at) == len(rows) else row_ops.take(rows, at)
-            if process in self._aligners:
-                with self._isolated(process):
-                    self._ingest(
-                        process, mine, own if first in self._aligners else table.take(mine, *OPERATION_COLUMNS)
-                    )
-            else:
-                self._not_captured.setdefault(process, []).append(mine)
+    def _drain_arrived(self) -> None:
+        """Operations that arrived wait with those of their process, but for those that are known to be captured."""
+        arrived, self._arrived = self._arrived, []
+        for operations in map(self.graphs.without_captured, arrived):
+            for process, at in group_by(self._store.operations.take(operations, "process")["process"]):
+                self._waiting.setdefault(process, []).append(operations[at])
 
     def ingest_kernels(self, kernels: Ids) -> None:
         """New kernel records, of any processes, in any order."""
@@ -215,9 +212,6 @@ class Alignment:
                 self.graphs.ingest_kernels(process, columns[is_replay])
                 columns = columns[~is_replay]
             self._kernels.setdefault(process, []).append(columns)
-            if self._exact.setdefault(process, ExactJoin()) is not None:
-                self._captured.setdefault(process, []).append(columns)
-            self._touched.add(process)
 
     def ingest_copied(self, operations: Ids) -> None:
         """Operations that copy engines carry out, by their TUNING line."""
@@ -231,27 +225,71 @@ class Alignment:
     def ingest_capture(self, capture: CaptureSeen, processes: Mapping[int, int]) -> None:
         """A finished capture; `processes`: process index by pid, for the pids that it recorded."""
         for process in processes.values():
-            self._coverage.setdefault(process, []).append((capture.start_ns, capture.end_ns))
-            self._ingest_exact(process, capture)
-            self._touched.add(process)
+            self._finished.setdefault(process, []).append(capture)
 
-    def _ingest_arrived(self) -> None:
-        """Passes on what has come, but for operations that are known to be captured."""
+    def _ingest_arrived(self, *, over: Container[int] = (), final: bool = False) -> None:
+        """Passes on what has come, but for operations that are known to be captured; no more will of those `over`."""
         for process, captured in self.graphs.drain_captured().items():
             if process in self._aligners:
                 self._aligners[process].withdraw(captured)
-        arrived, self._arrived = self._arrived, []
-        for operations in arrived:
-            self._route_operations(operations)
+        self._drain_arrived()
         kernels, self._kernels = self._kernels, {}
-        coverage, self._coverage = self._coverage, {}
-        for process in sorted({*kernels, *coverage}):
+        finished, self._finished = self._finished, {}
+        for process in sorted({*kernels, *finished, *(self._waiting.keys() & self._aligners.keys())}):
             with self._isolated(process):
-                aligner = self._aligner(process)
-                for rows in kernels.get(process, ()):
-                    aligner.ingest_kernels(rows)
-                for begin_ns, end_ns in coverage.get(process, ()):
-                    aligner.ingest_coverage(begin_ns, end_ns)
+                rows = row_ops.concat([np.empty(0, ALIGN_KERNEL), *kernels.get(process, ())])
+                is_last = final or process in over
+                self._ingest_process(process, rows, finished.get(process, ()), is_last=is_last)
+
+    def _ingest_process(
+        self, process: int, kernels: Columns, captures: Sequence[CaptureSeen], *, is_last: bool
+    ) -> None:
+        """Passes on what waits of a process: to its careful aligners what is not certain."""
+        aligner = self._aligner(process)
+        exact = self._exact[process]
+        self._touched.add(process)
+        operations = np.concatenate([np.empty(0, np.int64), *self._waiting.pop(process, ())])
+        operations = self.graphs.without_captured(operations)
+        skipped: NDArray[np.int64] | None = None
+        if captures and len(operations) and len(kernels) and not self.graphs.has_graphs(process):
+            operations, kernels, skipped = self._pair_certain(process, operations, kernels, captures, is_last=is_last)
+        if len(operations):
+            rows = self._rows.operations(operations, self._store.operations.take(operations, *OPERATION_COLUMNS))
+            aligner.ingest_operations(rows, skipped)
+            if exact is not None:
+                exact.ingest_operations(rows)
+        aligner.ingest_kernels(kernels)
+        if exact is not None:
+            self._captured.setdefault(process, []).append(kernels)
+        for capture in captures:
+            aligner.ingest_coverage(capture.start_ns, capture.end_ns)
+            self._ingest_exact(process, capture)
+
+    def _pair_certain(
+        self, process: int, operations: Ids, kernels: Columns, captures: Sequence[CaptureSeen], *, is_last: bool
+    ) -> tuple[Ids, Columns, NDArray[np.int64] | None]:
+        """Decides what is certain; gives the rest, and how many operations of its thread were decided before each."""
+        exact = self._exact[process]
+        calls = row_ops.concat([np.empty(0, API_CALL), *self._called.get(process, ())])
+        if exact is not None and exact.is_active and not len(calls):
+            return operations, kernels, None
+        found = self._certain.pair(
+            self._aligners[process],
+            operations,
+            kernels,
+            calls if exact is not None else calls[:0],
+            captures,
+            is_last=is_last,
+        )
+        if found is None:
+            return operations, kernels, None
+        self._certain_matches.setdefault(process, []).append(found.matches)
+        if exact is not None and len(calls):
+            exact.observe_certain(found.stretches, found.lanes)
+            self._called[process] = [row_ops.filter_rows(calls, ~is_call_within(calls, found.stretches))]
+            checked = int(np.count_nonzero(found.matches["match"] == Match.MATCHED))
+            self._store.alignment_checked[self._store.process_job[process]] += checked
+        return operations[found.left], row_ops.filter_rows(kernels, found.left_kernels), found.skipped
 
     def _ingest_exact(self, process: int, capture: CaptureSeen) -> None:
         """Ingests a finished capture into the exact join; a process whose first one has no calls has none."""
@@ -271,8 +309,8 @@ class Alignment:
         all that waits of it, if internal errors are isolated.
         """
         decided = [self.graphs.resolve_replays(final=final, ended=ended)]
-        self._ingest_arrived()
         over = {*ended, *self._silent}
+        self._ingest_arrived(over=over, final=final)
         touched = set(self._aligners) if final else self._touched | over
         self._touched, self._silent = set(), set()
         for process in sorted(touched & set(self._aligners)):
@@ -281,12 +319,13 @@ class Alignment:
         if final:
             decided.append(self.give_up_uncaptured())
         else:
-            decided += [self._give_up(process) for process in ended if process in self._not_captured]
+            decided += [self._give_up(process) for process in ended if process in self._waiting]
         return np.concatenate(decided)
 
     def _align_process(self, process: int, *, final: bool) -> Ids:
         aligner = self._aligners[process]
         matches = self._reconciled(process, aligner.align_ready(final=final), final=final)
+        matches = row_ops.concat([matches, *self._certain_matches.pop(process, ())])
         # Further kernels of exact joins come first.
         exact = self._exact[process]
         self._writer.add_plans(process, [*([exact.drain_plans()] if exact is not None else []), aligner.drain_plans()])
@@ -315,7 +354,7 @@ class Alignment:
 
     def processes(self) -> set[int]:
         """Processes whose operations wait here, or may."""
-        return {*self._aligners, *self._not_captured}
+        return {*self._aligners, *self._waiting}
 
     def captured(self) -> set[int]:
         """Processes with a capture so far."""
@@ -330,7 +369,7 @@ class Alignment:
         if process in self._aligners:
             with self._isolated(process):
                 self._give_up_in_aligner(process, before)
-        return self._give_up(process, before) if process in self._not_captured else np.empty(0, np.int64)
+        return self._give_up(process, before) if process in self._waiting else np.empty(0, np.int64)
 
     def _give_up_in_aligner(self, process: int, before: int) -> None:
         aligner, exact = self._aligners[process], self._exact[process]
@@ -345,13 +384,13 @@ class Alignment:
     def give_up_uncaptured(self) -> Ids:
         """Stops waiting for processes without a capture, and returns their operations."""
         self._ingest_arrived()
-        given_up = [self._give_up(process) for process in list(self._not_captured)]
+        given_up = [self._give_up(process) for process in list(self._waiting)]
         return np.concatenate([np.empty(0, np.int64), *given_up])
 
     def evict_processes(self, processes: Iterable[int]) -> None:
         """Drops what was learnt about processes without a backlog."""
         for process in processes:
-            if process not in self._not_captured:
+            if process not in self._waiting:
                 self._evict(process)
                 self.graphs.evict_process(process)
 
@@ -372,7 +411,7 @@ class Alignment:
 
     def _forget(self, process: int) -> Ids:
         """Starts a process again; returns its operations that were pending."""
-        self._not_captured.pop(process, None)
+        self._waiting.pop(process, None)
         self._evict(process)
         table = self._store.operations
         at = np.flatnonzero((table.rows["process"] == process) & (table.rows["match"] == Match.PENDING))
@@ -383,7 +422,8 @@ class Alignment:
 
     def _evict(self, process: int) -> None:
         for known in (
-            self._aligners, self._kernels, self._coverage, self._exact, self._reconcilers, self._captured, self._called,
+            self._aligners, self._kernels, self._finished, self._certain_matches, self._exact, self._reconcilers,
+            self._captured, self._called,
         ):  # fmt: skip
             known.pop(process, None)
         self._writer.evict(process)
@@ -391,10 +431,10 @@ class Alignment:
         self._silent.discard(process)
 
     def _give_up(self, process: int, before: int | None = None) -> Ids:
-        ids = self.graphs.without_captured(np.concatenate(self._not_captured.pop(process)))
+        ids = self.graphs.without_captured(np.concatenate(self._waiting.pop(process)))
         decided = ids if before is None else ids[ids < before]
         if len(decided) < len(ids):
-            self._not_captured[process] = [ids[len(decided) :]]
+            self._waiting[process] = [ids[len(decided) :]]
         at = self._store.operations.at(decided)
         table = self._store.operations.rows
         launches_none = self._store.operation_templates.take(table["template"][at], "nranks")["nranks"] == 1
@@ -412,18 +452,7 @@ class Alignment:
                 aligner.withdraw(captured)
             self._exact.setdefault(process, ExactJoin())
             self._reconcilers[process] = MatchReconciler()
-            waiting = self._not_captured.pop(process, None)
-            if waiting:
-                operations = self.graphs.without_captured(np.concatenate(waiting))
-                self._ingest(process, operations, self._store.operations.take(operations, *OPERATION_COLUMNS))
         return aligner
-
-    def _ingest(self, process: int, operations: Ids, rows: Columns) -> None:
-        columns = self._rows.operations(operations, rows)
-        self._aligners[process].ingest_operations(columns)
-        if (exact := self._exact[process]) is not None:
-            exact.ingest_operations(columns)
-        self._touched.add(process)
 
 
 def _taken(waiting: dict[int, list[Columns]], process: int, none: Columns, capture: CaptureSeen) -> Columns:

@@ -76,6 +76,11 @@ class ThreadAligner:
         self._timed = TimePairing(knows_groups=self.knows_groups)
         self._ordered = OrderPairing(self.lanes)
 
+    @property
+    def by_time(self) -> TimePairing:
+        """Pairs by time."""
+        return self._timed
+
     def begin_with_log(self) -> None:
         """The first kernel recorded is the first that was launched."""
         self._ordered.begin_with_log()
