@@ -152,6 +152,8 @@ class Pipeline:
             decided = self._align(now_ns, final=final)
         with self._isolated("iterations"):
             self._grouping.process_iterations(decided, now_ns)
+        with self._isolated("number", decided):
+            decided = self._measurement.joins.lost_lines.recover(decided)
         with self._isolated("report", decided):
             self._detection.count_decided(decided)
             found = self._grouping.process_unidentified(decided, now_ns, self.settings, patience_ns, final=final)

@@ -24,7 +24,7 @@ from ncclscope_service.columns.group_by import first_positions, group_by
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.join.ranks import KernelMatrix
 from ncclscope_service.store.records import HostClock
-from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS, Match
+from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS, has_launch
 from ncclscope_service.store.settings import CLOCKS_WITHIN_NS
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
@@ -205,7 +205,7 @@ class Clocks:
         """
         table = self._store.operations if table is None else table
         at = table.at(operations)
-        at = at[table.rows["match"][at] == Match.MATCHED]
+        at = at[has_launch(table.rows.values("match", at))]
         for host, mine in group_by(self._hosts.of_processes()[table.rows["process"][at]]):
             clock = self._by_host.get(host)
             if clock is None:

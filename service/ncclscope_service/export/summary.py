@@ -352,9 +352,18 @@ def _read(selection: Selection) -> dict[str, object]:
         "understood": dict(understood.most_common()),
         "skipped": dict(skipped.most_common()),
         "torn": skipped["torn"],
+        "numbers_healed": _numbers_healed(selection),
         "alignment_checked": selection.store.alignment_checked.total(),
         "alignment_disagreements": selection.store.alignment_disagreements.total(),
     }
+
+
+def _numbers_healed(selection: Selection) -> dict[str, int]:
+    """Lost lines that were found, by what showed them."""
+    found = Counter[str]()
+    for (_, reason), amount in selection.store.numbers_healed.items():
+        found[reason] += amount
+    return dict(sorted(found.items()))
 
 
 def _source(index: int, state: SourceState, selection: Selection) -> dict[str, object]:

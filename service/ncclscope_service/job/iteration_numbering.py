@@ -174,6 +174,7 @@ class Periods:
 
     def settle(self) -> None:
         """Numbers what was read since the last time."""
+        self._reserve()
         table = self._store.operations
         while self.settled_before < table.next_id:
             begin = max(self.settled_before, table.first)

@@ -10,7 +10,7 @@ communicators of a size are in one matrix.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.table import Ids, Table
+from ncclscope_service.number.across_ranks import Matrix, first_violation
+from ncclscope_service.number.calls import Calls
+from ncclscope_service.number.healing import heal, window
 from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -27,6 +30,9 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _UNREPORTED: Final = -2
 _FIRST_CAPACITY: Final = 64
+_SOON: Final = 16
+"""Collectives of which a rank may lack so many and one more is about as many lines as are lost at once; if it lacks
+more, it was not observed."""
 
 PAIR_SIDE: Final = np.dtype(
     [
@@ -67,43 +73,97 @@ class _Buffer:
 
     size: int
     base: int = 0
-    operations: Ids = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    operations: Ids = field(init=False)
+    """By rank: its operation; _UNREPORTED."""
+    has_kernel: NDArray[np.bool_] = field(init=False)
     reports: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     reported_at_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     used: int = 0
     """How many rows from `base` on may hold something."""
+    shift: NDArray[np.int64] = field(init=False)
+    """By rank: lines that it lost so far, as far as other ranks show it."""
+    offsets_ns: NDArray[np.float64] = field(init=False)
+    """By rank: its clock minus a common one, as the last collective showed it; NaN."""
 
     def __post_init__(self) -> None:
         self.operations = np.empty((0, self.size), np.int64)
+        self.has_kernel = np.empty((0, self.size), np.bool_)
+        self.shift = np.zeros(self.size, np.int64)
+        self.offsets_ns = np.full(self.size, np.nan)
 
     def reserve(self, rows: int) -> None:
         if rows <= len(self.reports):
             return
         capacity = max(_FIRST_CAPACITY, 2 * rows)
         operations = np.full((capacity, self.size), _UNREPORTED, np.int64)
+        has_kernel = np.zeros((capacity, self.size), np.bool_)
+        has_kernel[: self.used] = self.has_kernel[: self.used]
         reports = np.zeros(capacity, np.int32)
         reported_at_ns = np.full(capacity, NO_TIME_NS, np.int64)
         operations[: self.used] = self.operations[: self.used]
         reports[: self.used] = self.reports[: self.used]
         reported_at_ns[: self.used] = self.reported_at_ns[: self.used]
         self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
+        self.has_kernel = has_kernel
 
     def drop(self, rows: int) -> None:
         """Forgets the first rows."""
         left = self.used - rows
-        for array, empty in ((self.operations, _UNREPORTED), (self.reports, 0), (self.reported_at_ns, NO_TIME_NS)):
+        for array, empty in (
+            (self.operations, _UNREPORTED),
+            (self.has_kernel, False),
+            (self.reports, 0),
+            (self.reported_at_ns, NO_TIME_NS),
+        ):
             array[:left] = array[rows : self.used].copy()
             array[left : self.used] = empty
         self.base += rows
         self.used = left
 
+    def take(self, places: Matrix) -> tuple[Ids, NDArray[np.bool_]]:
+        """Operations in these rows, by rank, and which of them have a kernel; NO_NUMBER where no place is given."""
+        ranks = np.arange(self.size)
+        operations = np.where(places >= 0, self.operations[places, ranks], NO_NUMBER)
+        return operations, (places >= 0) & self.has_kernel[places, ranks]
+
+    def move(self, places: Matrix) -> None:
+        """Forgets the operations in these rows, by rank and from the first one on; those behind them move up."""
+        taken = places.max(axis=0, initial=NO_NUMBER) + 1
+        last = np.where(places >= 0, np.arange(len(places))[:, None], NO_NUMBER).max(axis=0, initial=NO_NUMBER) + 1
+        columns = [self.operations[begin : self.used, rank] for rank, begin in enumerate(taken.tolist())]
+        is_left = [(column != _UNREPORTED).any() for column in columns]
+        # Behind the last call of a rank nothing tells of losses: the rest may still come.
+        self.shift += np.where(is_left, len(places), last) - taken
+        used = max(0, *(len(column) for column in columns))
+        moved = _Buffer(self.size)
+        moved.reserve(used)
+        reported_at_ns = np.full(used, np.iinfo(np.int64).max)
+        for rank, (column, begin) in enumerate(zip(columns, taken.tolist(), strict=True)):
+            moved.operations[: len(column), rank] = column
+            moved.has_kernel[: len(column), rank] = self.has_kernel[begin : self.used, rank]
+            times = np.where(column == _UNREPORTED, np.iinfo(np.int64).max, self.reported_at_ns[begin : self.used])
+            reported_at_ns[: len(column)] = np.minimum(reported_at_ns[: len(column)], times)
+        moved.reports[:used] = (moved.operations[:used] != _UNREPORTED).sum(axis=1)
+        reported = np.flatnonzero(moved.reports[:used])
+        used = int(reported[-1]) + 1 if len(reported) else 0
+        moved.reported_at_ns[:used] = np.where(moved.reports[:used] > 0, reported_at_ns[:used], NO_TIME_NS)
+        self.operations, self.has_kernel, self.reports = moved.operations, moved.has_kernel, moved.reports
+        self.reported_at_ns, self.used = moved.reported_at_ns, used
+        self.base += len(places)
+
 
 class CollectiveJoin:
     """Gathers the ranks of each collective; memory is bounded by how far ranks are apart, and by `patience_ns`."""
 
-    def __init__(self, *, settle_ns: int, patience_ns: int) -> None:
-        """`settle_ns`: how long ranks that never spoke are waited for; `patience_ns`: how long any rank is."""
+    def __init__(self, *, settle_ns: int, patience_ns: int, calls: Calls | None = None) -> None:
+        """`settle_ns`: how long ranks that never spoke are waited for; `patience_ns`: how long any rank is; `calls`: by
+        which numbers are checked, and healed where lines were lost.
+        """
         self._settle_ns = settle_ns
+        self._calls = calls
+        self._renumbered: list[tuple[Ids, NDArray[np.int64]]] = []
+        self.healed: Counter[tuple[int, str]] = Counter()
+        """Lost lines by communicator and what showed them, for whoever counts and clears them."""
         self.patience_ns = patience_ns
         """It may be changed at any time."""
         self._buffers: dict[int, _Buffer] = {}
@@ -132,7 +192,11 @@ class CollectiveJoin:
     ) -> None:
         """One rank's collectives that are decided: with a kernel, or known to have none."""
         buffer = self._buffers.setdefault(communicator, _Buffer(size))
+        if buffer.shift[rank]:
+            coll_seq = coll_seq + buffer.shift[rank]
         in_time = coll_seq >= buffer.base
+        if buffer.shift[rank] and not in_time.all():
+            self._renumbered.append((operations[~in_time], coll_seq[~in_time]))
         self.late += int(np.count_nonzero(~in_time))
         if not in_time.all():
             coll_seq, operations, has_kernel = coll_seq[in_time], operations[in_time], has_kernel[in_time]
@@ -143,7 +207,8 @@ class CollectiveJoin:
         buffer.reserve(rows)
         buffer.used = max(buffer.used, rows)
         first = buffer.operations[at, rank] == _UNREPORTED
-        buffer.operations[at, rank] = np.where(has_kernel, operations, NO_NUMBER)
+        buffer.operations[at, rank] = operations
+        buffer.has_kernel[at, rank] = has_kernel
         buffer.reports[at[first]] += 1
         unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
         buffer.reported_at_ns[unseen] = now_ns
@@ -173,14 +238,57 @@ class CollectiveJoin:
                 if not rows:
                     continue
             most = None if most is None else most - rows * buffer.size
-            operations = buffer.operations[:rows].copy()
-            operations[operations == _UNREPORTED] = NO_NUMBER
+            base = buffer.base
+            operations, has_kernel = self._take_rows(communicator, buffer, rows, now_ns, final)
+            operations[(operations == _UNREPORTED) | ~has_kernel] = NO_NUMBER
             seen = (operations != NO_NUMBER).any(axis=1)
             if seen.any():
-                numbers = buffer.base + np.flatnonzero(seen)
+                numbers = base + np.flatnonzero(seen)
                 ready[buffer.size].append((communicator, numbers.astype(np.int64), operations[seen]))
-            buffer.drop(rows)
         return [_joined(parts) for parts in ready.values()]
+
+    def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
+        """Operations whose number proved to be another than the count of their lines, and that number."""
+        operations = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self._renumbered)])
+        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._renumbered)])
+        self._renumbered = []
+        return operations, numbers
+
+    def _take_rows(
+        self, communicator: int, buffer: _Buffer, rows: int, now_ns: int, final: bool
+    ) -> tuple[Ids, NDArray[np.bool_]]:
+        """Takes these first rows, and more or fewer where numbers slipped: K x R operations, and whether each has a
+        kernel.
+        """
+        base = buffer.base
+        count = rows if self._calls is None else self._count_agreeing(self._calls, communicator, buffer, rows)
+        if self._calls is None or count == rows:
+            operations, has_kernel = buffer.operations[:rows].copy(), buffer.has_kernel[:rows].copy()
+            buffer.drop(rows)
+        else:
+            waited_ns = now_ns - int(buffer.reported_at_ns[count])
+            is_forced = final or waited_ns > self._settle_ns
+            places, lost = _healed(self._calls, communicator, buffer, count, rows, is_forced=is_forced, final=final)
+            for reason, amount in lost.items():
+                self.healed[communicator, reason] += amount
+            operations, has_kernel = buffer.take(places)
+            has_kernel[_lacks_some(places)] = False
+            buffer.move(places)
+        if buffer.shift.any():
+            known = operations >= 0
+            self._renumbered.append((operations[known], (base + np.nonzero(known)[0]).astype(np.int64)))
+        return operations, has_kernel
+
+    def _count_agreeing(self, calls: Calls, communicator: int, buffer: _Buffer, rows: int) -> int:
+        """How many of these rows agree, before the first that does not."""
+        ranks = np.flatnonzero((buffer.operations[:rows] != _UNREPORTED).any(axis=0))
+        if len(ranks) < 2:
+            return rows
+        ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
+        hosts = calls.hosts(communicator, buffer.size)[ranks]
+        count, offsets = first_violation(calls.of(ids.ravel()).reshape(ids.shape), buffer.offsets_ns[ranks], hosts)
+        buffer.offsets_ns[ranks] = offsets
+        return count
 
     def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
         if final:
@@ -213,6 +321,36 @@ def _joined(parts: list[tuple[int, NDArray[np.int64], Ids]]) -> JoinedCollective
         coll_seq=np.concatenate(numbers),
         operations=np.concatenate(operations),
     )
+
+
+def _lacks_some(places: Matrix) -> NDArray[np.bool_]:
+    """K: a rank of which calls before and soon after are known has none: it may have been the last to arrive."""
+    lacks = np.zeros(len(places), np.bool_)
+    for rank in range(places.shape[1]):
+        known = np.flatnonzero(places[:, rank] >= 0)
+        for at in np.flatnonzero((np.diff(known) > 1) & (np.diff(known) <= _SOON)).tolist():
+            lacks[known[at] + 1 : known[at + 1]] = True
+    return lacks
+
+
+def _healed(
+    calls: Calls, communicator: int, buffer: _Buffer, agreeing: int, rows: int, *, is_forced: bool, final: bool
+) -> tuple[Matrix, Counter[str]]:
+    """Rows of a buffer in which each rank's call of a collective is (K x R), of which the first ones agree; and lost
+    lines by what showed them.
+    """
+    end = buffer.used if final else min(buffer.used, rows + 2 * window(buffer.size))
+    part = buffer.operations[agreeing:end]
+    ranks = np.flatnonzero((part != _UNREPORTED).any(axis=0))
+    lengths = len(part) - (part != _UNREPORTED)[::-1, ranks].argmax(axis=0)
+    own = [calls.of(part[:length, rank].copy()) for rank, length in zip(ranks.tolist(), lengths.tolist(), strict=True)]
+    hosts = calls.hosts(communicator, buffer.size)[ranks]
+    healed = heal(own, buffer.offsets_ns[ranks], hosts, is_forced=is_forced, is_end=is_forced and end == buffer.used)
+    buffer.offsets_ns[ranks] = healed.offsets_ns
+    places = np.full((agreeing + len(healed.places), buffer.size), NO_NUMBER, np.int64)
+    places[:agreeing] = np.arange(agreeing)[:, None]
+    places[agreeing:, ranks] = np.where(healed.places >= 0, healed.places + agreeing, NO_NUMBER)
+    return places, healed.lost
 
 
 def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:

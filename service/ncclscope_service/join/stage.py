@@ -13,6 +13,9 @@ from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin
 from ncclscope_service.join.send_recv import ExchangeBook
+from ncclscope_service.number.calls import Calls
+from ncclscope_service.number.lost_lines import LostLines
+from ncclscope_service.store.rows import NumberState
 from ncclscope_service.store.settings import JOINED_AT_ONCE
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -32,8 +35,10 @@ class JoinStage:
         self.exchanges = ExchangeBook()
         self.mixed: set[int] = set()
         """Launches that hold collectives as well as sends: nothing defines their bandwidth."""
+        self.lost_lines = LostLines(known)
+        """Gives operations that were aligned their number, before they are reported."""
         self._store = known
-        self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns)
+        self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns, calls=Calls(known))
         self._pairs = PairJoin(patience_ns=patience_ns)
 
     def set_patience(self, patience_ns: int) -> None:
@@ -68,7 +73,20 @@ class JoinStage:
     ) -> Sequence[JoinedCollectives]:
         """Collectives that are complete or have waited long enough, a bounded number; all if `final`."""
         most = None if final else JOINED_AT_ONCE
-        return self._collectives.take_ready(members_seen=members_seen, now_ns=now_ns, final=final, most=most)
+        ready = self._collectives.take_ready(members_seen=members_seen, now_ns=now_ns, final=final, most=most)
+        table = self._store.operations
+        operations, numbers = self._collectives.drain_renumbered()
+        known = operations >= table.first
+        at, numbers = table.at(operations[known]), numbers[known]
+        healed = at[table.rows.values("coll_seq", at) != numbers]
+        table.rows.put("coll_seq", at, numbers)
+        table.rows.put("number_state", healed, NumberState.HEALED)
+        for (communicator, reason), amount in self._collectives.healed.items():
+            self._store.numbers_healed[self._store.communicators[communicator].job, reason] += amount
+        self._collectives.healed.clear()
+        for each in ready:
+            self.lost_lines.size(each.operations)
+        return ready
 
     def drain_pairs(self, now_ns: int, *, final: bool) -> tuple[Ids, Ids]:
         """Sends and Recvs that belong together."""

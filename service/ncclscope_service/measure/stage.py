@@ -31,7 +31,7 @@ from ncclscope_service.measure.measured_rows import Measuring
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import SeriesBook
 from ncclscope_service.rollup.usage import Patterns, UsageCounts
-from ncclscope_service.store.rows import COLLECTIVE, LimitReference, Match, has_kernel
+from ncclscope_service.store.rows import COLLECTIVE, LimitReference, has_kernel, has_launch
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -315,7 +315,7 @@ class MeasurementStage:
         table = self._store.operations
         at = table.at(operations)
         at = at[~table.rows["finished"][at]]
-        matched_at = at[table.rows["match"][at] == Match.MATCHED]
+        matched_at = at[has_launch(table.rows.values("match", at))]
         if len(matched_at):
             self._set_limits(matched_at)
             self._series.count_measured(table.first + matched_at)

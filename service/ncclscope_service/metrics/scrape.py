@@ -102,6 +102,7 @@ def gather(
     _add_jobs(collected, store, sums, window, jobs)
     _add_iterations(collected, cache.iterations.summaries(store, jobs, now_ns))
     _add_matches(collected, store)
+    _add_healed_numbers(collected, store)
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
     _add_findings(collected, store, jobs)
@@ -213,6 +214,11 @@ def _add_matches(collected: _Collected, store: Store) -> None:
         for match in outcomes:
             amount = store.finished[job, match]
             collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
+
+
+def _add_healed_numbers(collected: _Collected, store: Store) -> None:
+    for (job, reason), amount in sorted(store.numbers_healed.items()):
+        collected.add("ncclscope_numbers_healed", amount, job, reason)
 
 
 def _add_inspector(collected: _Collected, store: Store) -> None:

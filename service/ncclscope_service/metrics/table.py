@@ -181,8 +181,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     # How much of it is known
     gauge("ncclscope_alignment_matched_ratio", ("job",), _PER_JOB,
           "Share of the recent operations inside a capture for which the kernel was found."),
-    counter("ncclscope_alignment_operations", ("job", "match"), "jobs x 4 states",
-            "Operations whose alignment is settled, by what became of them; all four once there are any."),
+    counter("ncclscope_alignment_operations", ("job", "match"), "jobs x 5 states",
+            "Operations whose alignment is settled, by what became of them; all five once there are any."),
+    counter("ncclscope_numbers_healed", ("job", "reason"), "jobs x 4 reasons",
+            "Lost log lines that were found, by what showed them: kernel, overlap, op_count or ranks."),
     counter("ncclscope_alignment_checked", ("job",), _PER_JOB,
             "Operations whose alignment was checked against an exact join through NVTX ranges, which wins."),
     counter("ncclscope_alignment_disagreements", ("job",), _PER_JOB,

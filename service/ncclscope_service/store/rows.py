@@ -29,6 +29,19 @@ class Match(IntEnum):
     """No capture recorded its process at that time."""
     NO_KERNEL = 4
     """NCCL launches none: one rank, nothing to move, copy engine."""
+    LINE_LOST = 5
+    """A kernel whose line was lost: all that is known of the operation is from it."""
+
+
+class NumberState(IntEnum):
+    """How an operation's place among those of its communicator is known."""
+
+    COUNTED = 0
+    """By the lines before it."""
+    HEALED = 1
+    """Lines before it were lost, and kernels or other ranks show how many."""
+    UNCERTAIN = 2
+    """Lines around it were lost, and nothing shows on which side: it is joined with no other rank."""
 
 
 class TimingSource(IntEnum):
@@ -60,6 +73,7 @@ OPERATION: Final = np.dtype(
         ("coll_seq", "<i8"),  # k-th collective of that member; NO_NUMBER for Send/Recv and one-sided
         ("pair_seq", "<i8"),  # k-th Send (or Recv) with that peer; NO_NUMBER for collectives
         ("kind_seq", "<i8"),  # k-th collective of its kind that NCCL launches, which is Inspector's coll_sn; NO_NUMBER
+        ("number_state", "<u1"),  # NumberState
         ("message_bytes", "<i8"),  # nccl-tests' S; NO_NUMBER if the data type is not known
         ("logged_at_ns", "<i8"),
         ("observed_at_ns", "<i8"),
@@ -386,15 +400,21 @@ A_GUESS: Final = 0.5
 """Confidence up to which a match is called a guess: it is shown, and nothing is measured by it."""
 
 
+def has_launch(match: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether a kernel was found (`Match`), with a line or without."""
+    launched: NDArray[np.bool_] = (match == Match.MATCHED) | (match == Match.LINE_LOST)
+    return launched
+
+
 def has_kernel(operations: AnyRows) -> NDArray[np.bool_]:
     """Which operations (rows.OPERATION) have a kernel by which they are measured."""
-    certain: NDArray[np.bool_] = (operations["match"] == Match.MATCHED) & (operations["confidence"] > A_GUESS)
+    certain: NDArray[np.bool_] = has_launch(operations["match"]) & (operations["confidence"] > A_GUESS)
     return certain
 
 
 def timing_sources(operations: AnyRows) -> NDArray[np.int8]:
     """The TimingSource of each; NO_NUMBER if none is known. A kernel that is a guess gives way to Inspector."""
-    sources = np.where(operations["match"] == Match.MATCHED, np.int8(TimingSource.KERNEL), np.int8(NO_NUMBER))
+    sources = np.where(has_launch(operations["match"]), np.int8(TimingSource.KERNEL), np.int8(NO_NUMBER))
     inspected = (operations["inspected_ns"] != NO_TIME_NS) & ~has_kernel(operations)
     return np.where(inspected, np.int8(TimingSource.INSPECTOR), sources)
 

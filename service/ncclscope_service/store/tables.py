@@ -159,6 +159,8 @@ class Store:
     """Lines and records by family."""
     torn_lines: Counter[int] = field(default_factory=Counter[int])
     """By source."""
+    numbers_healed: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Lost lines that were found, by job and by what showed them."""
     alignment_checked: Counter[str] = field(default_factory=Counter[str])
     """Operations of each job whose alignment was checked against an exact join."""
     alignment_disagreements: Counter[str] = field(default_factory=Counter[str])

@@ -61,13 +61,21 @@ def test_findings_are_as_the_contract_says(tmp_path: Path) -> None:
 
 def test_the_summary_counts_every_row_and_every_launch_once() -> None:
     document = summary_document(select(small_run()))
-    assert document["match"] == {"pending": 1, "matched": 41, "unmatched": 1, "not_covered": 2, "no_kernel": 1}
+    assert document["match"] == {
+        "pending": 1,
+        "matched": 41,
+        "unmatched": 1,
+        "not_covered": 2,
+        "no_kernel": 1,
+        "line_lost": 0,
+    }
     assert document["read"] == {
         "sources": 6,
         "read": 107,
         "understood": {"operation": 46, "other_nccl": 40, "init": 12},
         "skipped": {"not_nccl": 7, "torn": 2},
         "torn": 2,
+        "numbers_healed": {},
         "alignment_checked": 40,
         "alignment_disagreements": 2,
     }

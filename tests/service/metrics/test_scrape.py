@@ -157,7 +157,7 @@ def test_all_states_of_a_job_are_exposed_once_one_operation_is_settled() -> None
     store.finish(np.arange(len(store.operations)))
     states = named(samples_of(view_of(store)), "ncclscope_alignment_operations_total")
     found = {dict(labels)["match"]: value for labels, value in states.items()}
-    assert found == {"matched": 0, "unmatched": 0, "not_covered": len(store.operations), "no_kernel": 0}
+    assert found == {"matched": 0, "unmatched": 0, "not_covered": len(store.operations), "no_kernel": 0, "line_lost": 0}
 
 
 def test_an_agent_that_has_left_has_no_lag() -> None:

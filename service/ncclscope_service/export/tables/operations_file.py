@@ -45,6 +45,7 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import (
     ALGORITHMS,
     DATA_TYPES,
+    NO_NUMBER,
     NO_TIME_NS,
     OPERATION_CODES,
     OPERATIONS,
@@ -252,6 +253,11 @@ def _efficiency(view: OperationView) -> Column:
     return Column(np.divide(busbw, limit, out=np.full(len(busbw), np.nan), where=is_known), is_known)
 
 
+def _count(view: OperationView) -> Column:
+    is_known = (view.rows["match"] != Match.LINE_LOST) | (view.rows["message_bytes"] != NO_NUMBER)
+    return view.of_template(lambda t: plain(t["count"])).where(is_known)
+
+
 def _confidence(view: OperationView) -> Column:
     return rates(view.rows["confidence"]).where(view.rows["match"] != Match.PENDING)
 
@@ -279,10 +285,10 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "iteration": lambda view: numbers(view.rows["iteration"]),
     "nccl_version": _nccl_version,
     "op": lambda view: view.of_template(lambda t: words_at(t["op_name"], view.store.strings.values)),
-    "op_count": lambda view: plain(view.rows["op_count"]),
+    "op_count": lambda view: plain(view.rows["op_count"]).where(view.rows["match"] != Match.LINE_LOST),
     "seq": lambda view: numbers(view.rows["seq"]),
     "coll_seq": lambda view: numbers(view.rows["coll_seq"]),
-    "count": lambda view: view.of_template(lambda t: plain(t["count"])),
+    "count": _count,
     "dtype": _dtype,
     "red_op": _red_op,
     "root": _root,
