@@ -25,7 +25,7 @@ from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig
 from ncclscope_simulator.faults import parse_faults
-from ncclscope_wire.batch import Batch
+from ncclscope_wire.batch import Batch, Columns
 
 _DECIDED = ("op_count", "member", "seq", "coll_seq", "match", "start_ns", "end_ns", "ranks_seen", "finished")
 _QUICK = ("stamped_lossy", "graphs", "inspector", "by_order")
@@ -47,6 +47,9 @@ _JOBS = {
 _ONLY_RESTARTS = {"graphs_unstamped", "unstamped_2_12_lossy", "unstamped_2_21_lossy"}
 """Without stamps, lost lines and graphs are paired by guesses that what comes later improves: portions may differ from
 the whole there. Restarts may not."""
+_HEALED = {"stamped_lossy", "experts_unstamped"}
+"""Where lines were lost a collective is left unmeasured if the rank that lost its line is found too late: portions may
+differ in that. Numbers may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,12 @@ def _worked_off(batches: list[Batch], course: Course, *, with_restarts: bool) ->
     return pipeline
 
 
+def _in_log_order(store: Store) -> Columns:
+    """Operations whose line was lost are added when they are found: their ids depend on the portions."""
+    rows = store.operations.rows.copy()
+    return rows[np.lexsort((rows["kernel"], rows["line"], rows["process"]))]
+
+
 def _check(job: str, batches: list[Batch], course: Course) -> None:
     portioned = _worked_off(batches, course, with_restarts=False)
     if course.restarts:
@@ -115,8 +124,10 @@ def _check(job: str, batches: list[Batch], course: Course) -> None:
     for batch in batches:
         whole.ingest_batch(batch, agent="a", session="s", job="j")
     whole.finish((len(batches) + 2) * SECOND_NS)
-    expected, found = whole.store.operations.rows, portioned.store.operations.rows
+    expected, found = _in_log_order(whole.store), _in_log_order(portioned.store)
     for name in _DECIDED:
+        if name == "ranks_seen" and job in _HEALED:
+            continue
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
     assert np.count_nonzero(expected["match"] == Match.MATCHED) > 0 or not len(whole.store.kernels)
 

@@ -106,6 +106,22 @@ class _Buffer:
         self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
         self.has_kernel = has_kernel
 
+    def make_room(self, rank: int, at: int, amount: int) -> None:
+        """Moves the operations of a rank from this row on down."""
+        used = self.used
+        if at >= used:
+            return
+        self.reserve(used + amount)
+        for array, empty in ((self.operations, _UNREPORTED), (self.has_kernel, False)):
+            array[at + amount : used + amount, rank] = array[at:used, rank].copy()
+            array[at : at + amount, rank] = empty
+        newest_ns = self.reported_at_ns[:used].max()
+        reports = (self.operations[: used + amount] != _UNREPORTED).sum(axis=1)
+        self.reported_at_ns[used : used + amount] = newest_ns
+        self.reported_at_ns[: used + amount][reports == 0] = NO_TIME_NS
+        self.reports[: used + amount] = reports
+        self.used = int(np.flatnonzero(reports)[-1]) + 1
+
     def drop(self, rows: int) -> None:
         """Forgets the first rows."""
         left = self.used - rows
@@ -212,6 +228,12 @@ class CollectiveJoin:
         buffer.reports[at[first]] += 1
         unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
         buffer.reported_at_ns[unseen] = now_ns
+
+    def make_room(self, communicator: int, rank: int, number: int, amount: int) -> None:
+        """Moves what a rank reported from this number on further: so many of its lines before it were lost."""
+        buffer = self._buffers.get(communicator)
+        if buffer is not None and 0 <= rank < buffer.size:
+            buffer.make_room(rank, max(0, number + int(buffer.shift[rank]) - buffer.base), amount)
 
     def take_ready(
         self, *, members_seen: dict[int, int], now_ns: int, final: bool = False, most: int | None = None

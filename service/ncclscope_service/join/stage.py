@@ -57,6 +57,10 @@ class JoinStage:
 
         `matched`: those with a kernel of their own.
         """
+        for member, number, lost in self.lost_lines.drain_moved():
+            of = self._store.members[member]
+            if of.rank is not None:
+                self._collectives.make_room(of.communicator, of.rank, number, lost)
         collective = rows["coll_seq"] != NO_NUMBER
         self._remember_mixed(rows["launch"][matched], collective[matched])
         waiting = np.zeros(len(operations), bool)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values
+from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
 from ncclscope_service.store.rows import OPERATION_TEMPLATE, Match, NumberState, empty_operations, has_kernel
@@ -59,7 +59,12 @@ class LostLines:
         self._processes: set[int] = set()
         """With a line that has a kernel."""
         self._ends: Columns = np.empty(0, _DECIDED)
-        """Decided collectives whose next one is not decided yet."""
+        """Decided collectives of which the one before or the next is not decided yet."""
+
+        self._newest: dict[int, int] = {}
+        """By member: the highest count of a line that was decided."""
+        self._moved: list[tuple[int, int, int]] = []
+        """(member, number, lost lines): from this number on, lines that have a number already are that much further."""
         self._free: Ids = np.empty(0, np.int64)
         """Kernels that no line is of, so far."""
         self._next_kernel = 0
@@ -85,10 +90,18 @@ class LostLines:
         if len(new):
             self._place_on_lanes(new)
             free, keys = self._free_kernels()
-            for pair in self._pairs_around(new, free, keys):
-                lost.append(self._add(*pair))
+            for after, kernels in self._pairs_around(new, free, keys):
+                lost.append(self._add(after, kernels, new["id"]))
             self._renumber(new)
+            for member, mine in group_by(new["member"]):
+                newest = int(new["coll_seq"][mine].max())
+                self._newest[member] = max(newest, self._newest.get(member, newest))
         return np.concatenate([decided, *lost])
+
+    def drain_moved(self) -> list[tuple[int, int, int]]:
+        """(member, number, lines): so many lost lines were found in front of lines that have this number already."""
+        moved, self._moved = self._moved, []
+        return moved
 
     def _free_kernels(self) -> tuple[Ids, NDArray[np.int64]]:
         """Kernels that have no line, in order of their keys (lane and correlation id), and these."""
@@ -127,7 +140,9 @@ class LostLines:
         ends = row_ops.concat([self._ends, new])
         ends = ends[np.lexsort((ends["coll_seq"], ends["member"]))]
         follows = (ends["member"][1:] == ends["member"][:-1]) & (ends["coll_seq"][1:] == ends["coll_seq"][:-1] + 1)
-        self._ends = ends[~np.append(follows, False)]
+        # Lines are not decided in their order: both ends of a stretch wait for what is beside them.
+        is_inside = np.append(follows, False) & np.append(False, follows)
+        self._ends = ends[~is_inside & (ends["id"] >= self._store.operations.first)]
         if not len(free):
             return []
         follows &= (ends["lane"][1:] == ends["lane"][:-1]) & (ends["lane"][1:] != NO_NUMBER)
@@ -146,7 +161,7 @@ class LostLines:
         others = self._members_of_lane[lane] - {member}
         return not any(self._store.members[other].is_alive for other in others)
 
-    def _add(self, after: Columns, kernels: Ids) -> Ids:
+    def _add(self, after: Columns, kernels: Ids, new: Ids) -> Ids:
         """Adds a row for each of these kernels, in front of the collective after them; gives their ids."""
         known = self._store
         rows = known.kernels.take(kernels)
@@ -179,6 +194,8 @@ class LostLines:
         added["coll_seq"] = np.arange(first, first + len(chosen))
         for _ in chosen:
             insort(before, count)
+        if count <= self._newest.get(int(after["member"][0]), NO_NUMBER):
+            self._move(int(after["member"][0]), first, len(chosen), new)
         ids = known.operations.append(added)
         at = known.kernels.at(kernels)
         known.kernels.rows.put("launch", at, added["launch"])
@@ -187,6 +204,17 @@ class LostLines:
         known.numbers_healed[known.process_job[int(beside["process"][0])], _BY_KERNEL] += len(chosen)
         self._unsized.update(ids.tolist())
         return ids
+
+    def _move(self, member: int, first: int, amount: int, new: Ids) -> None:
+        """Lines from this number on were decided before the `new` ones, of which some are in front of them."""
+        rows = self._store.operations.rows
+        at = np.flatnonzero((rows["member"] == member) & (rows["match"] != Match.PENDING))
+        at = at[~np.isin(at, self._store.operations.at(new))]
+        numbers = rows.values("coll_seq", at)
+        at, numbers = at[numbers >= first], numbers[numbers >= first]
+        rows.put("coll_seq", at, numbers + amount)
+        rows.put("number_state", at, NumberState.HEALED)
+        self._moved.append((member, first, amount))
 
     def _renumber(self, new: Columns) -> None:
         """Moves lines up behind those that were lost."""
