@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ _TRACED_OPERATIONS = 50_000
 """Operations of a trace whose iterations are not chosen: 70 MB of events, which a browser opens in seconds."""
 _WHY = {
     "not_read_empty": "empty",
-    "not_read_nccl_tests": "with tables of nccl-tests only (those are for --baseline)",
+    "not_read_nccl_tests": "that speak of nccl-tests without a row of its table",
     "not_read_unknown": "of another kind",
     "unreadable": "that cannot be read (may this user read them?)",
     "duplicate": "equal to others",
@@ -104,7 +105,7 @@ def analyze(
     if not run.files_read:
         click.echo(_why_nothing(run), err=True)
         sys.exit(_NOTHING_READABLE)
-    selection = select(run.pipeline.store, iterations=bounds)
+    selection = replace(select(run.pipeline.store, iterations=bounds), benchmarks=tuple(run.benchmarks))
     content = content_of(selection, compare=_compared(compared, read), name=_name(paths))
     drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)

@@ -42,7 +42,7 @@ class Discovery:
         return [found for found in self.files if found.kind in kinds]
 
 
-READ_KINDS: Final = frozenset(FileKind) - {FileKind.NCCL_TESTS, FileKind.EMPTY, FileKind.UNKNOWN}
+READ_KINDS: Final = frozenset(FileKind) - {FileKind.EMPTY, FileKind.UNKNOWN}
 
 
 def discover(paths: Sequence[Path]) -> Discovery:

@@ -23,11 +23,13 @@ from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.nsys.export import FOREIGN, broken_export, describe_export, read_export, recorded_host_of
 from ncclscope_agent.sources.nsys.report import export_report
 from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
+from ncclscope_service.nccl.nccl_tests import HEADER_WORD, Benchmark, NcclTests
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import FormatError, SourceError
 from ncclscope_wire.records import Source, SourceKind
 
 _BLOCK: Final = 4 << 20
+_NO_ROWS: Final = "not_read_nccl_tests"
 
 HostsByPid: TypeAlias = Mapping[int, Collection[str]]
 """The hosts whose logs name a pid."""
@@ -53,6 +55,8 @@ class FileEnd:
     is_read: bool = True
     skipped: str | None = None
     """The reason for which some or all of it was left out."""
+    benchmarks: Sequence[Benchmark] = ()
+    """Tables of nccl-tests that it holds."""
     waits_for_hosts: bool = False
     """Nothing was read: it is to be read again with the hosts of the logs."""
 
@@ -86,6 +90,8 @@ def read_file(task: FileTask) -> Iterator[Part]:
     elif found.kind is FileKind.INSPECTOR:
         source = Source(kind=SourceKind.INSPECTOR, name=found.name, key=str(found.path))
         yield from _read_lines(found, InspectorReader(source))
+    elif found.kind is FileKind.NCCL_TESTS:
+        yield from _read_tables(found)
     elif found.kind is FileKind.NCCL_TOPOLOGY:
         yield from _read_topology(found, set().union(*(task.hosts or {}).values()))
     else:
@@ -93,16 +99,37 @@ def read_file(task: FileTask) -> Iterator[Part]:
 
 
 def _read_lines(found: FoundFile, reader: NcclLogReader | InspectorReader) -> Iterator[Part]:
-    skipped = None
+    skipped, has_tables, last = None, False, b""
+    benchmarks: list[Benchmark] = []
     try:
         with found.path.open("rb") as stream:
             while block := stream.read(_BLOCK):
                 yield from reader.ingest_bytes(block, None)
+                has_tables = has_tables or HEADER_WORD in last + block
+                last = block[-len(HEADER_WORD) :]
                 yield len(block)
+        if has_tables:
+            benchmarks = _benchmarks(found)
     except OSError:
         skipped = "unreadable"
     yield from reader.finish()
-    yield FileEnd(skipped=skipped)
+    yield FileEnd(skipped=skipped, benchmarks=benchmarks)
+
+
+def _read_tables(found: FoundFile) -> Iterator[Part]:
+    try:
+        benchmarks = _benchmarks(found)
+        end = FileEnd(is_read=bool(benchmarks), skipped=None if benchmarks else _NO_ROWS, benchmarks=benchmarks)
+    except OSError:
+        end = FileEnd(is_read=False, skipped="unreadable")
+    yield found.size_bytes
+    yield end
+
+
+def _benchmarks(found: FoundFile) -> list[Benchmark]:
+    """The tables of nccl-tests in a file that was opened before."""
+    with found.path.open(encoding="utf-8", errors="replace") as lines:
+        return NcclTests(found.name).benchmarks(lines)
 
 
 def _read_topology(found: FoundFile, hosts: Collection[str]) -> Iterator[Part]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from ncclscope.discover import Discovery, FoundFile, discover
-from ncclscope.file_readers import FileTask, Part, read_files
+from ncclscope.file_readers import FileTask, Part, read_file, read_files
 from ncclscope.job_split import jobs_of_files
 from ncclscope_agent.config import zone_offset_ns
 from ncclscope_agent.files.recognise import FileKind
+from ncclscope_service.nccl.nccl_tests import Benchmark
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.batch import Batch
@@ -36,6 +37,8 @@ class OfflineRun:
     files_read: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
     """Files by the reason for which they were left out."""
+    benchmarks: list[Benchmark] = field(default_factory=list[Benchmark])
+    """Tables of nccl-tests, in order of the files' names."""
 
 
 def run_offline(
@@ -96,6 +99,7 @@ class _Reading:
         self._make_task = make_task
         self._lines = discovery.of_kind(FileKind.NCCL_LOG) + discovery.of_kind(FileKind.INSPECTOR)
         self._jobs = jobs_of_files(self._lines, job=job)
+        self._tables = discovery.of_kind(FileKind.NCCL_TESTS)
         self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
         self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
         self._progress = progress
@@ -104,6 +108,9 @@ class _Reading:
 
     def read(self, jobs: int) -> None:
         """Reads everything into the pipeline, in the order of the kinds and names of files."""
+        for table in self._tables:
+            for part in read_file(self._make_task(table)):
+                self._ingest(self._make_task(table), part, [])
         tasks = [self._make_task(found) for found in (*self._lines, *self._exports)]
         later: list[FileTask] = []
         has_topologies = False
@@ -152,5 +159,6 @@ class _Reading:
             later.append(task)
         else:
             self._run.files_read += part.is_read
+            self._run.benchmarks += part.benchmarks
             if part.skipped is not None:
                 self._run.skipped[part.skipped] += 1

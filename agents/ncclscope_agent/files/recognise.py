@@ -47,7 +47,7 @@ class FileKind(StrEnum):
     INSPECTOR = "inspector"
     """JSON lines of NCCL's Inspector plug-in."""
     NCCL_TESTS = "nccl_tests"
-    """Result tables of nccl-tests without any line of NCCL."""
+    """Result tables of nccl-tests without any line of NCCL; a log may hold them too."""
     EMPTY = "empty"
     UNKNOWN = "unknown"
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.table import AnyRows, Rows
+from ncclscope_service.nccl.nccl_tests import Benchmark
 from ncclscope_service.store.records import Communicator, Finding
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_TIME_NS
@@ -56,6 +57,8 @@ class Selection:
     jobs: tuple[str, ...]
     has_process: NDArray[np.bool_]
     """By process index: is it part of what is written."""
+    benchmarks: tuple[Benchmark, ...] = ()
+    """Tables of nccl-tests in the files that were read; a service that follows a run reads none."""
 
     def processes(self) -> list[int]:
         """Indices of the processes that are part of it."""

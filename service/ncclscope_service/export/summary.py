@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.export.benchmarks import benchmarks_document
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables.kernels_file import is_duplicate
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, traffic_by_node
@@ -193,7 +194,7 @@ def summary_document(
     traffic = measure_traffic(selection) if traffic is None else traffic
     store = selection.store
     hosts = sorted({store.processes[index].host for index in selection.processes()})
-    return {
+    document: dict[str, object] = {
         "level": level(selection),
         "jobs": list(selection.jobs),
         "hosts": hosts,
@@ -221,11 +222,16 @@ def summary_document(
         },
         "findings": dict(Counter(finding.kind.value for finding in selection.findings)),
     }
+    if selection.benchmarks:
+        document["benchmarks"] = benchmarks_document(selection)
+    return document
 
 
 def level(selection: Selection) -> str:
     """Which level of data this is, by the kinds of what was read."""
     kinds = {*(state.source.kind for state in selection.store.sources), *selection.store.retired.kinds}
+    if not kinds and selection.benchmarks:
+        return "output of nccl-tests only"
     return LEVELS[SourceKind.NCCL_LOG in kinds, SourceKind.INSPECTOR in kinds, SourceKind.NSYS in kinds]
 
 

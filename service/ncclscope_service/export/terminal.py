@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import unescape
 
+from ncclscope_service.export.benchmarks import benchmark_name, files_read
 from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.report.tables import (
     bandwidth_text,
@@ -31,10 +32,12 @@ from ncclscope_service.export.summary import (
 from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
+from ncclscope_service.nccl.nccl_tests import Measured
 from ncclscope_service.store.rows import Match
 
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
+_MAX_SIZES = 40
 _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -48,6 +51,7 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
 def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     yield from _read(selection)
     yield ""
+    yield from _benchmarks(selection)
     yield from _operations(selection, sums)
     yield ""
     if has_kernels(selection) and not sums.match[Match.MATCHED]:
@@ -65,7 +69,7 @@ def _read(selection: Selection) -> Iterator[str]:
     ranks, inferred = len(seen_ranks(selection)), inferred_ranks(selection)
     flagged = f", {inferred:,} of them inferred" if inferred else ""
     yield (
-        f"Read {len(store.sources)} files ({level(selection)}): {len(hosts)} hosts, "
+        f"Read {files_read(selection)} files ({level(selection)}): {len(hosts)} hosts, "
         f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks{flagged}"
     )
     if len(selection.jobs) > 1:
@@ -122,6 +126,35 @@ def _inspector(selection: Selection) -> Iterator[str]:
     if ratio is not None:
         yield f"  busbw       {ratio_text(ratio)} of the kernels', over {document['compared']:,} of both"
     yield ""
+
+
+def _benchmarks(selection: Selection) -> Iterator[str]:
+    """Runs of nccl-tests, and the table of the first; no line where none was read."""
+    found = selection.benchmarks
+    if not found:
+        return
+    yield f"{len(found):,} benchmark{'' if len(found) == 1 else 's'} of nccl-tests"
+    for each in found[:_MAX_LINES]:
+        torn = f" ({each.torn_rows:,} torn)" if each.torn_rows else ""
+        yield _printable(f"  {benchmark_name(each)}: {len(each.rows):,} rows{torn}, {each.file}")
+    if len(found) > _MAX_LINES:
+        yield f"  and {len(found) - _MAX_LINES} more, see summary.json"
+    shown = next((each for each in found if each.rows), found[0])
+    rows = shown.rows
+    table = [
+        (f"{row.message_bytes:,}", *_result(row.out_of_place), *_result(row.in_place)) for row in rows[-_MAX_SIZES:]
+    ]
+    if table:
+        yield _printable(f"  {benchmark_name(shown)} ({shown.file}):")
+        head = ("bytes", "time", "algbw", "busbw")
+        yield from _table((*head, *(f"{name} in place" for name in head[1:])), table, texts=0)
+    if len(rows) > _MAX_SIZES:
+        yield f"  and {len(rows) - _MAX_SIZES} smaller sizes, see summary.json"
+    yield ""
+
+
+def _result(of: Measured | None) -> tuple[str, ...]:
+    return ("-",) * 3 if of is None else (span_text(of.time_ns), bandwidth_text(of.algbw), bandwidth_text(of.busbw))
 
 
 def _kernels(selection: Selection) -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Reads what nccl-tests (and rccl-tests) print: how fast a machine has been seen to be.
 
 The table has one row per message size; columns came and went over the versions (`root`, `redop`, `#wrong` or
-`error`, in place and out of place), so a row is read from its ends: size, count, type in front, and behind them one
-or two triples of time, algbw and busbw. Which operation it was is said by the name of the program, if a command
+`error`, in place and out of place). Which operation it was is said by the name of the program, if a command
 line or a header shows it, else by the name of the file; how many ranks on how many hosts, by the list of devices.
 
 Source: nccl-tests `src/common.cu` (header, device list, table) and `doc/PERFORMANCE.md` (busbw).
@@ -14,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -36,12 +35,74 @@ _PROGRAMS: Final = {
 _NAME: Final = "all_?reduce|all_?gather|reduce_?scatter|alltoall|broadcast|reduce|gather|scatter|sendrecv"
 _PROGRAM: Final = re.compile(rf"\b({_NAME})_perf\b")
 _IN_FILE_NAME: Final = re.compile(rf"({_NAME})")
+HEADER_WORD: Final = b" nGpus "
+"""Stands in the first line that the program prints, and so in every file that `NcclTests` finds a benchmark in."""
 _START: Final = re.compile(r"nThread \d+ nGpus")
 _RANK: Final = re.compile(r"\bRank\s+(\d{1,9})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _TYPE: Final = r"u?int(?:8|32|64)|half|float|double|bfloat16|f8e\dm\d"
-_ROW: Final = re.compile(rf"^\s*(?:\S+:\s+)?(\d{{1,18}})\s+(\d{{1,18}})\s+(?:{_TYPE})\s")
-_NUMBER: Final = re.compile(r"^\d{1,18}(?:\.\d{1,18})?$")
-"""Longer ones are none that a machine has measured, and fit no column."""
+_TYPE_WORDS: Final = ("float", "int", "half", "double", "f8e")
+"""One of them stands in each row: a log has many lines without, which cost little."""
+_TIME: Final = r"\d{1,15}(?:\.\d{1,3})?"
+"""Longer ones are none that a machine has measured, and fit no column of 64 bits, as rates."""
+_RATE: Final = r"\d{1,9}\.\d\d"
+"""Always with two digits (`%6.2f`): fewer are a torn line."""
+_WRONG: Final = r"\d{1,18}(?:e[-+]\d{1,3})?|N/A|nan|inf"
+_MEASURED: Final = rf"({_TIME})\s+({_RATE})\s+({_RATE})(?:\s+({_WRONG}))?(?!\S)"
+_FRONT: Final = re.compile(rf"(?<!\S)\d{{1,18}}\s+\d{{1,18}}\s+(?:{_TYPE})\s")
+_ROW: Final = re.compile(
+    rf"^\s*(?:\S+:\s+)?(\d{{1,18}})\s+(\d{{1,18}})\s+({_TYPE})\s+(?:([a-z]\w{{0,31}})\s+)?"
+    rf"(?:(-?\d{{1,9}})\s+(?={_TIME}\s+{_RATE}\s+{_RATE}))?{_MEASURED}(?:\s+{_MEASURED})?"
+)
+"""A whole number in front of a time and two rates is the root; in front of two rates alone it is the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One result: out of place or in place."""
+
+    time_ns: int
+    algbw: int
+    """Bytes per second, as busbw."""
+    busbw: int
+    wrong: str | None
+    """The last column as printed: number of wrong values, largest error (before 2.12), or N/A."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRow:
+    """One line of the table."""
+
+    message_bytes: int
+    count: int
+    out_of_place: Measured
+    in_place: Measured | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Benchmark:
+    """Rows of one run of nccl-tests with one type, reduction and root."""
+
+    file: str
+    op: int | None
+    """Code in terms.OPERATIONS; Send for sendrecv. None if neither the text nor the name of the file says it."""
+    dtype: str | None = None
+    red_op: str | None = None
+    root: int | None = None
+    hosts: dict[int, str] = field(default_factory=dict[int, str])
+    """By rank, of the list of devices; shared by the tables of a run."""
+    rows: list[BenchmarkRow] = field(default_factory=list[BenchmarkRow])
+    torn_rows: int = 0
+    """Lines that hold the beginning of a row and are not whole, or glued to others: skipped, but for a whole result."""
+
+    @property
+    def ranks(self) -> int | None:
+        """None if no device is listed."""
+        return max(self.hosts) + 1 if self.hosts else None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The hosts, sorted."""
+        return sorted(set(self.hosts.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,46 +127,75 @@ class NcclTests:
 
     def read(self, lines: Iterable[str], skipped: Counter[str]) -> Iterator[MeasuredSize]:
         """Every measurement; rows of which the operation or the ranks are not said are counted in `skipped`."""
+        for table in self.benchmarks(lines):
+            if table.op is None or table.ranks is None:
+                skipped["operation_not_printed" if table.op is None else "ranks_not_printed"] += len(table.rows)
+                continue
+            for row in table.rows:
+                for measured in filter(None, (row.out_of_place, row.in_place)):
+                    yield MeasuredSize(
+                        op=table.op,
+                        ranks=table.ranks,
+                        nodes=len(table.nodes),
+                        message_bytes=row.message_bytes,
+                        busbw=float(measured.busbw),
+                    )
+
+    def benchmarks(self, lines: Iterable[str]) -> list[Benchmark]:
+        """Every table in order, also one whose header was printed and no row; rows may stand without a header."""
         named = _IN_FILE_NAME.search(self.file_name.lower())
         op = _operation(named[1]) if named else None
-        hosts: dict[int, str] = {}
-        is_list_open = False
+        found: list[Benchmark] = []
+        is_open = False
         for line in lines:
-            if program := _PROGRAM.search(line):
+            if "_perf" in line and (program := _PROGRAM.search(line)):
                 op = _operation(program[1])
-            if _START.search(line):
-                hosts, is_list_open = {}, True
-            if is_list_open and (device := _RANK.search(line)):
-                hosts[int(device[1])] = device[2]
-            row = _ROW.match(line)
-            if row is None:
+            if "nThread" in line and _START.search(line):
+                found.append(Benchmark(file=self.file_name, op=op))
+                is_open = True
+            elif is_open and "Rank" in line and (device := _RANK.search(line)):
+                found[-1].hosts[int(device[1])] = device[2]
+            elif not any(word in line for word in _TYPE_WORDS):
                 continue
-            if op is None or not hosts:
-                skipped["operation_not_printed" if op is None else "ranks_not_printed"] += 1
-                continue
-            for _, _, busbw in _triples(line[row.end() :]):
-                yield MeasuredSize(
-                    op=op,
-                    ranks=max(hosts) + 1,
-                    nodes=len(set(hosts.values())),
-                    message_bytes=int(row[1]),
-                    busbw=float(busbw) * 1e9,
-                )
+            elif row := _ROW.match(line):
+                if not found:
+                    found.append(Benchmark(file=self.file_name, op=op))
+                _add(found, op, row)
+            elif found and _FRONT.search(line):
+                found[-1].torn_rows += 1
+        return found
+
+
+def _add(found: list[Benchmark], op: int | None, row: re.Match[str]) -> None:
+    """Puts a row into the last table, or begins another where type, reduction or root are others."""
+    last, root = found[-1], None if row[5] is None else int(row[5])
+    if last.rows and (last.op, last.dtype, last.red_op, last.root) != (op, row[3], row[4], root):
+        last = replace(last, rows=[], torn_rows=0)
+        found.append(last)
+    last.op, last.dtype, last.red_op, last.root = op, row[3], row[4], root
+    last.torn_rows += row[10] is None and bool(row.string[row.end() :].strip())
+    last.rows.append(
+        BenchmarkRow(
+            message_bytes=int(row[1]),
+            count=int(row[2]),
+            out_of_place=_measured(*row.group(6, 7, 8, 9)),
+            in_place=_measured(*row.group(10, 11, 12, 13)) if row[10] else None,
+        )
+    )
+
+
+def _measured(time: str, algbw: str, busbw: str, wrong: str | None) -> Measured:
+    """Of the columns us, GB/s, GB/s and the count of wrong values."""
+    return Measured(
+        time_ns=round(float(time) * 1e3),
+        algbw=round(float(algbw) * 1e9),
+        busbw=round(float(busbw) * 1e9),
+        wrong=wrong,
+    )
 
 
 def _operation(program: str) -> int:
     return OPERATION_CODES[_PROGRAMS[program.replace("_", "")]]
-
-
-def _triples(rest: str) -> Iterator[tuple[str, str, str]]:
-    """Out of place and in place: a time (0 would be a root or a count of errors), then two numbers with a point."""
-    words = rest.split()
-    taken = -1
-    for at in range(len(words) - 2):
-        is_time = bool(_NUMBER.match(words[at])) and float(words[at]) > 0
-        if at > taken and is_time and all("." in word and _NUMBER.match(word) for word in words[at + 1 : at + 3]):
-            taken = at + 2
-            yield words[at], words[at + 1], words[at + 2]
 
 
 Shape = tuple[int, int, int]

@@ -16,6 +16,7 @@ import orjson
 from plotly.offline import get_plotlyjs
 
 from ncclscope_service.export.json_files import findings_document
+from ncclscope_service.export.report.benchmarks import benchmark_curves, benchmarks_section
 from ncclscope_service.export.report.data import report_data
 from ncclscope_service.export.report.figures import Figures
 from ncclscope_service.export.report.tables import (
@@ -203,6 +204,8 @@ _LEVELS: Final = {
     "Inspector and nsys": "Read from dumps of NCCL Inspector and exports of Nsight Systems: without logs, no kernel "
     "can be given its size.",
     "nsys only": "Read from exports of Nsight Systems alone: without NCCL logs, no kernel can be given its size.",
+    "output of nccl-tests only": "Read from output of nccl-tests alone: what it measured. Who called what, "
+    "and how, needs NCCL logs and is not recorded.",
     "nothing": "Nothing could be read.",
 }
 
@@ -218,6 +221,8 @@ def write_report(
     sums = totals(selection) if sums is None else sums
     traffic = measure_traffic(selection) if traffic is None else traffic
     data = report_data(selection, sums, traffic) | {"compare": None if comparison is None else compare_data(comparison)}
+    if selection.benchmarks:
+        data["benchmarks"] = benchmark_curves(selection)
     with path.open("w", encoding="utf-8") as file:
         for text in _page(selection, sums, data, comparison):
             file.write(text)
@@ -235,7 +240,9 @@ def _page(
     yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
-    yield f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script></body></html>\n"
+    yield f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>"
+    yield f"<script>{_resource('benchmarks.js')}</script>" if data.get("benchmarks") else ""
+    yield "</body></html>\n"
 
 
 def script_json(document: object) -> str:
@@ -250,7 +257,11 @@ def _resource(name: str) -> str:
 def _title(selection: Selection) -> str:
     jobs = selection.jobs
     return (
-        f"NCCL communication of {', '.join(jobs[:3]) if len(jobs) <= 3 else f'{len(jobs)} jobs'}" if jobs else "No job"
+        f"NCCL communication of {', '.join(jobs[:3]) if len(jobs) <= 3 else f'{len(jobs)} jobs'}"
+        if jobs
+        else "Benchmarks of nccl-tests"
+        if selection.benchmarks
+        else "No job"
     )
 
 
@@ -314,6 +325,8 @@ def _contents(
     yield "Findings", (_findings(selection),)
     if comparison is not None:
         yield "What changed", _compared(comparison, figures)
+    if selection.benchmarks:
+        yield "Benchmarks", benchmarks_section(selection, figures)
     yield "Iterations", _iterations(selection, sums, figures)
     yield "How fast", _speed(selection, sums, figures)
     yield "Who waited", figures.waits()

@@ -10,6 +10,7 @@ from html import escape
 from statistics import median
 from typing import Final
 
+from ncclscope_service.export.benchmarks import files_read
 from ncclscope_service.export.json_files import clocks_document
 from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.selection import Selection
@@ -209,7 +210,7 @@ def read_table(selection: Selection, number: int) -> str:
     skipped = [("skipped", name, count) for name, count in store.skipped.most_common()]
     lost = [(f"lost ({gap['unit']})", f"{gap['reason']}: {gap['detail']}", gap["amount"]) for gap in gaps(selection)]
     rows = [(escape(what), escape(name), count_text(count)) for what, name, count in (*skipped, *lost[:MAX_TABLE_ROWS])]
-    files = f"{count_text(len(store.sources))} files"
+    files = f"{count_text(files_read(selection))} files"
     text = f'<p class="lead read">Read from {files}, in lines and records: {understood or "nothing"}.</p>'
     if not rows:
         return f"{text}<p>Nothing was skipped, and nothing was lost.</p>"
