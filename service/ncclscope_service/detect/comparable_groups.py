@@ -223,7 +223,8 @@ class Link(Group):
     def name(self) -> str:
         """Name of the pair in the sentences of findings."""
         one, other = self.global_ranks
-        return f"the link between ranks {one} and {other} of {group_name(self.parallelism, self.comm_id)}"
+        of = group_name(self.parallelism, self.comm_id, self.group_name)
+        return f"the link between ranks {one} and {other} of {of}"
 
 
 @dataclass(slots=True)
@@ -276,6 +277,7 @@ def _link(group: Group, low: int, high: int) -> Link:
     return Link(
         comm_id=group.comm_id,
         parallelism=group.parallelism,
+        group_name=group.group_name,
         global_ranks=(group.global_ranks[low], group.global_ranks[high]),
         hosts=(group.hosts[low], group.hosts[high]),
         limit=group.limit,

@@ -21,9 +21,10 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 
-def group_name(parallelism: str | None, comm_id: str) -> str:
-    """Name of a communicator in sentences."""
-    return f"{parallelism} group {comm_id}" if parallelism else f"communicator {comm_id}"
+def group_name(parallelism: str | None, comm_id: str, name: str | None = None) -> str:
+    """Name of a communicator in sentences; `name`: what PyTorch calls its group."""
+    said = "" if name is None else f" ({name})"
+    return f"{parallelism} group {comm_id}{said}" if parallelism else f"communicator {comm_id}{said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Group:
     comm_id: str
     parallelism: str | None
     """TP, DP, PP, EP, CP, EMBEDDING, WORLD, ...; None if not known."""
+    group_name: str | None = None
+    """As PyTorch prints it."""
     global_ranks: tuple[int, ...]
     """By communicator rank; NO_NUMBER if not known."""
     hosts: tuple[str, ...]
@@ -45,7 +48,7 @@ class Group:
     @property
     def name(self) -> str:
         """Name of the group in the sentences of findings."""
-        return group_name(self.parallelism, self.comm_id)
+        return group_name(self.parallelism, self.comm_id, self.group_name)
 
     def host_set(self) -> frozenset[str]:
         """The hosts that are known."""
@@ -150,6 +153,7 @@ def group_from_communicator(store: Store, communicator: Communicator) -> Group:
     return Group(
         comm_id=communicator.comm_id,
         parallelism=communicator.parallelism,
+        group_name=communicator.name,
         global_ranks=tuple(ranks),
         hosts=tuple(hosts),
         limit=None if bottleneck is None else bottleneck.bytes_per_second,

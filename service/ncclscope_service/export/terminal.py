@@ -180,7 +180,7 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     yield f"{len(found)} communicators"
     rows = [
         (
-            _printable(f"{row['name']} {row['communicator']}"),
+            _printable(" ".join(str(row[of]) for of in ("name", "communicator", "group_name") if row[of] is not None)),
             str(row["parallelism"] or "-"),
             str(row["size"]),
             str(row["operations"]),

@@ -18,6 +18,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators, InitLines
+from ncclscope_service.intake.group_names import GroupNames
 from ncclscope_service.intake.resolver import Arrived, BatchResolver, logged_operations
 from ncclscope_service.intake.tuning import TuningJoin
 from ncclscope_service.nccl import bandwidth
@@ -69,6 +70,7 @@ class IntakeStage:
 
     def __init__(self, known: Store, errors: InternalErrors) -> None:
         self.communicators = Communicators(known)
+        self.group_names = GroupNames(known)
         self.series = SeriesBook(known)
         self.contents = UsageCounts(known)
         self.patterns = Patterns(known)
@@ -93,6 +95,8 @@ class IntakeStage:
             self.communicators.place(operations, arrived.events, arrived.event_processes)
             completed = self.communicators.completed
             self._init_lines.ingest_lines(arrived.source, completed, batch.tuning_tables, batch.facts)
+            if self.group_names.ingest_lines(job, arrived.source, completed, batch.facts):
+                self.communicators.changed.add(job)
             completed.clear()
             self._uncounted.append(operations, arrived.tunings)
         return arrived
@@ -179,7 +183,9 @@ class IntakeStage:
 
     def evict_sources(self, now_ns: int) -> None:
         """Forgets sources that were read to their end and of which no row is left."""
-        self._init_lines.evict_sources(self._resolver.evict_sources(now_ns))
+        gone = self._resolver.evict_sources(now_ns)
+        self._init_lines.evict_sources(gone)
+        self.group_names.evict_sources(gone)
 
     def evict_processes(self, processes: Iterable[int]) -> None:
         """Forgets what was learned of these processes."""

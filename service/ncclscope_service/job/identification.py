@@ -402,6 +402,7 @@ class Identification:
                 absorbed[member.communicator] = target.index
                 left = self._store.communicators[member.communicator]
                 left.absorbed_by, left.members = target.index, {}
+                target.name = target.name or left.name
                 if left.index in self._store.tuning_tables:
                     self._store.tuning_tables.setdefault(target.index, self._store.tuning_tables[left.index])
                 if left.index in self._store.channels:

@@ -17,6 +17,10 @@ have the same ranks are distinguished by how much they carry. Then, in this orde
 All this needs ground to stand on: several groups, or calls of two kinds (a benchmark has one), or iterations in which
 tensors of several sizes or a scalar beside them recur. Without it, and without sizes that are given, nothing is said.
 
+A name that PyTorch printed says the kind (`group_kinds`): such communicators are a family by themselves, and help to
+judge the others. Two names leave something to the traffic: DP may be OPTIMIZER, and the default group, which dimensions
+that span the job use too, is WORLD only if it carries nothing that is another's.
+
 Sizes that a user gives (`--tp 2 --dp 4`) win: they say which kinds a size and stride can be.
 
 Every answer has a confidence; if nothing decides, the answer is None. The rules are explained in
@@ -37,6 +41,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.job.group_kinds import KIND_OF_NAME
 from ncclscope_service.job.ranks import global_ranks, hosts_of
 from ncclscope_service.rollup.usage import SMALL_BYTES, USAGE_PER_RANK, Pattern, usage_per_rank
 from ncclscope_service.store.records import Communicator
@@ -88,6 +93,22 @@ class _Family:
         self.kind, self.confidence = kind, min(max(confidence, 0.0), 1.0)
 
     @property
+    def named(self) -> str | None:
+        """The kind that its name says; all its communicators have the same name."""
+        return KIND_OF_NAME.get(self.communicators[0].name)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether its name decides, whatever it carries."""
+        return self.named not in {None, "WORLD"}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are gathered more often than gradients are scattered."""
+        gathered, scattered = self.carried["gathered"], self.carried["scattered"]
+        return bool(scattered > 0 and gathered >= _GATHERED_TWICE * scattered)
+
+    @property
     def exchanges(self) -> bool:
         """Whether Sends, Recvs and AlltoAlls are most of it."""
         carried = self.carried
@@ -129,11 +150,17 @@ def assign_parallelism(
         told = {of.index: family for family in families for of in family.communicators}
         for communicator in communicators:
             family = told.get(communicator.index)
-            kind, confidence = (None, 0.0) if family is None else (family.kind, family.confidence)
+            kind, confidence = _of_idle(communicator) if family is None else (family.kind, family.confidence)
             if communicator.parallelism != kind:
                 changed.add(communicator.index)
             communicator.parallelism, communicator.parallelism_confidence = kind, confidence
     return changed
+
+
+def _of_idle(communicator: Communicator) -> tuple[str | None, float]:
+    """Kind and confidence of a communicator that carries nothing."""
+    named = KIND_OF_NAME.get(communicator.name)
+    return (None, 0.0) if named in {None, "WORLD"} or communicator.size <= 1 else (named, 1.0)
 
 
 def _families(
@@ -164,7 +191,7 @@ def _layout(communicator: Communicator, ranks: frozenset[int], place: int) -> tu
     if len(ranks) != communicator.size or communicator.size <= 1:
         return (communicator.index,)
     first = min(ranks)
-    return (communicator.size, tuple(sorted(rank - first for rank in ranks)), place)
+    return (communicator.size, tuple(sorted(rank - first for rank in ranks)), communicator.name or place)
 
 
 def _family(
@@ -226,28 +253,36 @@ class _Job:
         self._has_ground = not sizes.is_empty() or self._shows_training()
 
     def decide(self) -> None:
-        """Sets kind and confidence of every family; nothing is set if nothing shows that the job trains."""
-        if not self._has_ground:
-            return
+        """Sets kind and confidence of every family; without names, only if something shows that the job trains."""
+        for family in self._families:
+            if family.is_said:
+                is_sharded = family.named == "DP" and family.is_sharded
+                family.be("OPTIMIZER" if is_sharded else family.named, _SURE if is_sharded else 1.0)
+        if self._has_ground:
+            self._judge()
+        for family in self._families:
+            if family.named == "WORLD" and family.size == self._world and family.kind in {None, "WORLD"}:
+                family.be("WORLD", 1.0)
+            self._obey(family)
+
+    def _judge(self) -> None:
         reducing = [each for each in self._families if not each.exchanges]
         tensors = [each for each in reducing if not self._is_next_to_nothing(each)]
         busy = _first_of_each_on(tensors)
         odds = {id(each): self._odds_of_gradients(each, busy) for each in tensors}
         smaller = [each for each in tensors if each.size < self._world and odds[id(each)] > 0]
-        for family in [each for each in reducing if each.size == self._world]:
+        for family in [each for each in reducing if each.size == self._world and not each.is_said]:
             self._judge_world(family, tensors, smaller)
-        reduced = [each for each in tensors if each.kind is None and odds[id(each)] > 0]
+        reduced = [each for each in tensors if (each.kind is None or each.is_said) and odds[id(each)] > 0]
         gradients = _Groups(reduced)
         # One buffer alone is an embedding's, which the ends of a pipeline share. NCCL Inspector tells of no buffers.
         model = _Groups([each for each in reduced if _buffers(each) > _ONE_BUFFER])
-        for family in [each for each in self._families if each.exchanges]:
+        for family in [each for each in self._families if each.exchanges and not each.is_said]:
             self._judge_exchanges(family, gradients, model)
         stages = _stages(self._families)
         for family in reducing:
             if family.kind is None:
                 self._judge_reductions(family, gradients, odds, stages)
-        for family in self._families:
-            self._obey(family)
 
     def _shows_training(self) -> bool:
         """Whether there are several groups, or calls of several kinds, or steps that are not one and the same call."""
@@ -310,12 +345,12 @@ class _Job:
             family.be("EP" if in_turns else "CP", 0.9 * _sureness(odds_of))
 
     def _judge_gradients(self, family: _Family, sureness: float) -> None:
-        gathered, scattered = family.carried["gathered"], family.carried["scattered"]
-        is_sharded = scattered > 0 and gathered >= _GATHERED_TWICE * scattered
-        family.be("OPTIMIZER" if is_sharded else "DP", sureness)
+        family.be("OPTIMIZER" if family.is_sharded else "DP", sureness)
 
     def _odds_of_gradients(self, family: _Family, busy: Mapping[int, list[_Family]]) -> float:
         """Evidence for gradients (above 0) against activations (below), as log odds; `busy` as `_first_of_each_on`."""
+        if family.is_said:
+            return math.inf if family.named == "DP" else -math.inf
         carried = family.carried
         odds = 3.0 * (carried["averaged"] > 0)
         if carried["wide"] + carried["narrow"] > 0:
@@ -363,7 +398,7 @@ class _Job:
         if not fitting or (family.kind == "WORLD" and not self._alone):
             return
         if family.kind in fitting or (family.kind == "OPTIMIZER" and "DP" in fitting):
-            family.be(family.kind, _SURE)
+            family.be(family.kind, max(_SURE, family.confidence) if family.named == family.kind else _SURE)
             return
         by_exchange = {"PP", "CP", "EP"} if family.exchanges else {"TP", "CP", "EP", "DP", "EMBEDDING"}
         usable = [kind for kind in fitting if kind in by_exchange]

@@ -72,6 +72,7 @@ class GroupingStage:
         jobs = set(self._store.process_job) if final else communicators.changed
         changed = ranks.assign_ranks(self._store, jobs=jobs, gpus_per_node=settings.gpus_per_node)
         communicators.changed = set()
+        changed |= self._intake.group_names.assign()
         if contents.operations >= max(1, _MORE * self._grouped_operations):
             self._grouped_operations, jobs = contents.operations, set(self._store.process_job)
         changed |= self._assign_parallelism(jobs, settings)

@@ -175,6 +175,8 @@ class CommunicatorView:
 
     alias: str
     comm_id: str
+    group_name: str | None
+    """As PyTorch prints it."""
     parallelism: str | None
     size: int
     hosts: int
@@ -272,6 +274,7 @@ class CommunicatorViews:
         return CommunicatorView(
             alias=self._aliases[index],
             comm_id=communicator.comm_id,
+            group_name=communicator.name,
             parallelism=communicator.parallelism,
             size=communicator.size,
             hosts=len(hosts_of(self._store, communicator)),

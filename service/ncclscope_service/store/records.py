@@ -47,6 +47,8 @@ class Communicator:
     """How sure it is that its members are one; below 1 if that was inferred, 0 while its other ranks are unknown."""
     absorbed_by: int | None = None
     """The communicator that its only member was found to belong to: this one is then listed no more."""
+    name: str | None = None
+    """Of the process group that uses it, as PyTorch prints it; None if no line says it. Groups may share one."""
     parent_comm_id: str | None = None
     split_count: int | None = None
     color: int | None = None

@@ -105,9 +105,10 @@ export const drawCommunicators = (job, alarmed) => {
 const communicatorRow = (job, each, alarmed) => {
   const name = element("a", { class: "name", href: toCommunicator(job.name, each.alias), "data-key": each.alias,
     title: `${each.comm_id}\nglobal ranks ${ranges(each.ranks) || NOT_RECORDED}` }, element("span", { class: "swatch" }), each.alias);
+  const said = each.group_name === null ? [] : [" ", element("span", { class: "quiet" }, each.group_name)];
   const main = each.main_op === null ? missing() : `${each.main_op} ${sizeClass(each.main_size_class)}`;
   return element("tr", { kind: kindOf(each.parallelism), "data-finding": alarmed.has(each.alias) },
-    element("td", {}, name),
+    element("td", {}, name, ...said),
     element("td", { class: "number", title: `on ${each.hosts} hosts` }, `${each.size}`),
     element("td", {}, main),
     element("td", {}, spark(each, alarmed.has(each.alias))),

@@ -64,7 +64,7 @@ export const drawCommunicatorView = (job, detail, findings, go) => {
   const { summary } = detail;
   byId("communicator-missing").hidden = true;
   setText("communicator-name", summary.alias);
-  setText("communicator-id", [`commId ${summary.comm_id}`, detail.parent_comm_id === null ? null : `split from ${detail.parent_comm_id}`,
+  setText("communicator-id", [summary.group_name, `commId ${summary.comm_id}`, detail.parent_comm_id === null ? null : `split from ${detail.parent_comm_id}`,
     detail.identity === "comm_id" ? null : `known by ${detail.identity}, ${percent(detail.identity_confidence)} sure`].filter(isKnown).join(" · "));
   const isSmall = SMALL.has(summary.main_size_class);
   replace(byId("communicator-tiles"),

@@ -12,6 +12,7 @@ from service.log_batches import BASE_NS, Line, Reading, init, log_batch
 from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.detect.blind import HostCounters
+from ncclscope_service.detect.context import group_from_communicator
 from ncclscope_service.detect.detection import Detection, SilenceClock
 from ncclscope_service.job.ranks import assign_ranks
 from ncclscope_service.store import rows
@@ -364,3 +365,11 @@ def test_a_silence_that_lasts_is_told_after_a_minute_whoever_stood_still() -> No
     looks = {now: watched.time_at(now * SECOND_NS, 99 * SECOND_NS) // SECOND_NS for now in nows}
     assert looks[185] == 155
     assert looks[190] == 190
+
+
+def test_sentences_say_what_pytorch_calls_a_group() -> None:
+    store = _Service().store
+    (communicator,) = store.communicators
+    assert group_from_communicator(store, communicator).name == "communicator 0x1"
+    communicator.name, communicator.parallelism = "TENSOR_MODEL_PARALLEL_GROUP", "TP"
+    assert group_from_communicator(store, communicator).name == "TP group 0x1 (TENSOR_MODEL_PARALLEL_GROUP)"

@@ -366,3 +366,69 @@ def test_jobs_are_judged_each_by_itself() -> None:
     large = _Job(4, name="other", store=small.store, contents=small.contents, patterns=small.patterns)
     large.add(range(4), _GREETED)
     assert large.kinds() == ["WORLD", "WORLD"]
+
+
+def _named(job: _Job, names: Mapping[int, str]) -> _Job:
+    for index, name in names.items():
+        job.store.communicators[index].name = name
+    return job
+
+
+def test_a_name_says_the_kind_whatever_is_carried() -> None:
+    job = _Job(8)
+    job.add(range(4), {"AllReduce": _gradients(30)})
+    job.add((0, 4), {"AllReduce": 300})
+    job.add((1, 5), {})
+    _named(job, {0: "TENSOR_MODEL_PARALLEL_GROUP", 1: "DATA_PARALLEL_GROUP_WITH_CP", 2: "mesh_pp"})
+    assert job.kinds() == ["TP", "DP", "PP"]
+    assert job.confidences() == [1.0, 1.0, 1.0]
+
+
+def test_a_name_needs_no_ground_and_an_unknown_one_changes_nothing() -> None:
+    job = _Job(8)
+    job.add(range(4), {"AllReduce": _gradients(1000)})
+    assert _named(job, {0: "MODEL_PARALLEL_GROUP"}).kinds() == [None]
+    assert _named(job, {0: "EXPERT_MODEL_PARALLEL_GROUP"}).kinds() == ["EP"]
+
+
+def test_groups_of_one_layout_and_two_names_serve_two_purposes() -> None:
+    job = _Job(4)
+    for ranks in ((0, 1), (2, 3)):
+        job.add(ranks, {"AllReduce": 100})
+        job.add(ranks, {"AllReduce": 90})
+    names = ("CONTEXT_PARALLEL_GROUP", "TENSOR_MODEL_PARALLEL_GROUP")
+    assert _named(job, dict(enumerate(names * 2))).kinds() == ["CP", "TP", "CP", "TP"]
+
+
+def test_sharded_parameters_are_the_optimizers_in_a_group_of_data_parallelism() -> None:
+    job = _Job(8)
+    job.add(range(4), _NORM | {"AllGather": _Calls(20), "ReduceScatter": _gradients(10)})
+    assert _named(job, {0: "mesh_dp_shard"}).kinds() == ["OPTIMIZER"]
+
+
+def test_the_default_group_is_the_world_unless_a_dimension_uses_it() -> None:
+    data = _Job(8)
+    data.add(range(8), _NORM | {"AllGather": _Calls(20), "ReduceScatter": _gradients(10)})
+    assert _named(data, {0: "default_pg"}).kinds() == ["OPTIMIZER"]
+    idle = _Job(8)
+    idle.add(range(8), {"Broadcast": 1})
+    idle.add((0, 4), {"Send": 1, "Recv": 1})
+    assert _named(idle, {0: "default_pg"}).kinds() == ["WORLD", None]
+    assert idle.confidences() == [1.0, 0.0]
+
+
+def test_two_ranks_that_exchange_in_the_default_group_are_not_the_world() -> None:
+    job = _Job(8)
+    job.add(range(8), {"Broadcast": 1})
+    job.add((0, 4), {"Send": 1, "Recv": 1})
+    assert _named(job, {1: "default_pg"}).kinds()[1] is None
+
+
+def test_sizes_that_are_given_win_over_names() -> None:
+    job = _Job(8)
+    for first in (0, 4):
+        job.add(range(first, first + 4), {"AllReduce": 300})
+    _named(job, {0: "CONTEXT_PARALLEL_GROUP", 1: "CONTEXT_PARALLEL_GROUP"})
+    assert job.kinds(Sizes(tp=4)) == ["TP", "TP"]
+    assert job.kinds(Sizes(cp=4)) == ["CP", "CP"]
+    assert job.confidences() == [1.0, 1.0]

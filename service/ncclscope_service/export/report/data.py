@@ -122,6 +122,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
             {
                 "communicator": communicator.comm_id,
                 "name": names[communicator.job, communicator.comm_id],
+                "group_name": communicator.name,
                 "parallelism": communicator.parallelism,
                 "size": communicator.size,
                 "hosts": len(hosts_of(selection.store, communicator)),

@@ -226,7 +226,7 @@ def families_table(selection: Selection, sums: Totals, number: int) -> str:
     found = communicator_rows(selection, sums)
     families: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for row in found:
-        families.setdefault((row["parallelism"], row["size"], row["hosts"]), []).append(row)
+        families.setdefault((row["parallelism"], row["group_name"], row["size"], row["hosts"]), []).append(row)
     rows = [_family(members) for members in list(families.values())[:MAX_TABLE_ROWS]]
     columns = (
         ("Parallelism", "text"),
@@ -263,7 +263,7 @@ def _family(members: list[dict[str, object]]) -> tuple[str, ...]:
 
     slowest = min(known("busbw"), default=None) if len(members) > 1 else None
     return (
-        cell(members[0]["parallelism"], "not known"),
+        _kind_text(members[0]),
         count_text(len(members)),
         cell(members[0]["size"]),
         cell(members[0]["hosts"]),
@@ -275,6 +275,11 @@ def _family(members: list[dict[str, object]]) -> tuple[str, ...]:
         ratio_text(middle("efficiency")),
         ratio_text(middle("wait_ratio")),
     )
+
+
+def _kind_text(row: Mapping[str, object]) -> str:
+    """Parallelism of a communicator's row, and the name of its group if PyTorch prints it."""
+    return cell(row["parallelism"], "not known") + ("" if row["group_name"] is None else f" {cell(row['group_name'])}")
 
 
 NONE: Final = "none"
@@ -291,7 +296,7 @@ def communicators_table(found: Sequence[Mapping[str, object]]) -> str:
     rows = (
         (
             f"<code>{escape(str(row['communicator']))}</code>",
-            cell(row["parallelism"], "not known"),
+            _kind_text(row),
             cell(row["size"]),
             cell(row["hosts"]),
             count_text(row["operations"]),

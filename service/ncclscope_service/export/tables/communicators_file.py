@@ -118,6 +118,7 @@ def _record(store: Store, communicator: Communicator, done: Activity) -> dict[st
     return {
         "job": communicator.job,
         "comm_id": communicator.comm_id,
+        "group_name": communicator.name,
         "size": communicator.size,
         "parallelism": communicator.parallelism,
         "parallelism_confidence": None if communicator.parallelism is None else communicator.parallelism_confidence,

@@ -122,6 +122,7 @@ COMMUNICATORS: Final = pa.schema(
     [
         ("job", _TEXT),
         ("comm_id", _TEXT),
+        ("group_name", _TEXT),
         ("size", pa.int32()),
         ("parallelism", _TEXT),
         ("parallelism_confidence", pa.float32()),
