@@ -93,6 +93,10 @@ class Node:
         """Bytes of batches in the spools."""
         return sum(spooled_bytes(path.parent) for path in self.spool.rglob(DATABASE_NAME))
 
+    def spooled_to(self) -> int:
+        """The furthest position of a log that a batch in the spools reaches."""
+        return max((spooled_to(path.parent) for path in self.spool.rglob(DATABASE_NAME)), default=0)
+
     async def wait_for_all(self) -> None:
         """Until the service has all operations that were written; each once."""
         await until(lambda: len(self.operations()) >= self.logs.written, "all operations")

@@ -39,7 +39,8 @@ async def leave(node: Node, *, batches: int = 1, lines: int = 300, name: str = "
             before = node.spooled()
             node.logs.write(lines, name)
             await node.wait_until_spooled(before)
-        await until(lambda: node.spooled() > node.logs.written * 20, "all of the log in the spool")
+        size = (node.logs.folder / name).stat().st_size
+        await until(lambda: node.spooled_to() >= size, "all of the log in the spool")
         assert end(agent) == 0
     (node.logs.folder / name).unlink()
 
