@@ -31,6 +31,7 @@ class Logs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = 0
+        self.bytes = 0
         folder.mkdir()
 
     def write(self, lines: int, name: str = "nccl.log") -> None:
@@ -39,7 +40,7 @@ class Logs:
             for _ in range(lines):
                 self.written += 1
                 line = _LINE.format(number=self.written, buffer=0x7F2A40000000 + self.written % 97 * 512)
-                stream.write(line.encode())
+                self.bytes += stream.write(line.encode())
 
 
 class Node:
@@ -93,6 +94,11 @@ class Node:
         """Bytes of batches in the spools."""
         return sum(spooled_bytes(path.parent) for path in self.spool.rglob(DATABASE_NAME))
 
+    def spooled_of_logs(self) -> int:
+        """Bytes of logs whose batches are in the spools."""
+        query = 'SELECT total("end" - "begin") FROM frame'
+        return sum(_from_copy(path.parent, query) for path in self.spool.rglob(DATABASE_NAME))
+
     def spooled_to(self) -> int:
         """The furthest position of a log that a batch in the spools reaches."""
         return max((spooled_to(path.parent) for path in self.spool.rglob(DATABASE_NAME)), default=0)
@@ -106,6 +112,10 @@ class Node:
     async def wait_until_spooled(self, more_than: int) -> None:
         """Until the spool has grown."""
         await until(lambda: self.spooled() > more_than, f"more than {more_than} bytes in the spool")
+
+    async def wait_until_all_is_spooled(self) -> None:
+        """Until the spool has all that was written to logs, of which the service has nothing."""
+        await until(lambda: self.spooled_of_logs() >= self.logs.bytes, "all of the logs in the spool")
 
     async def wait_until_said(self, words: str) -> None:
         """Until an agent has logged this."""

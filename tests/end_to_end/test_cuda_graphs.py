@@ -121,7 +121,7 @@ def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(versio
     note = "16 graph launches were recorded as a whole: record with --cuda-graph-trace=node"
     assert summary["captured"]["graphs_note"] == note
     again = run_command("analyze", str(job), "--out", str(tmp_path / "again"))
-    assert f"graphs      {note}" in again.stdout
+    assert note in again.stdout
 
 
 @pytest.mark.slow

@@ -172,7 +172,8 @@ async def test_the_spool_of_an_agent_that_runs_is_left_alone(node: Node) -> None
     with ExitStack() as stack:
         node.logs.write(500)
         agent = node.agent(stack)
-        await node.wait_until_spooled(500 * 20)
+        size = (node.logs.folder / "nccl.log").stat().st_size
+        await until(lambda: node.spooled_to() >= size, "all of the log in the spool")
         (directory,) = node.spools()
         before = {path.name: path.read_bytes() for path in (node.spool / directory).iterdir()}
         sent = await send(node)

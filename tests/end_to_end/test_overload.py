@@ -38,7 +38,7 @@ def test_what_a_service_is_too_slow_for_waits_in_the_logs_and_what_is_shed_there
         tmp_path,
         rate=_RATE,
         serve=("--state-every", "0.1", "--snapshot-on-end", str(ended)),
-        agent=("--window-bytes", "65536"),
+        agent=("--window-bytes", "8192"),
     )
     try:
         assert world.wait_for(lambda: world.shown() > 0, PATIENCE_SECONDS)

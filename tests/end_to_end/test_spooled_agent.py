@@ -27,13 +27,12 @@ async def test_a_log_deleted_while_the_service_was_away_arrives_after_the_agent_
     with ExitStack() as stack:
         node.logs.write(1000)
         first = node.agent(stack)
-        await node.wait_until_spooled(1000 * 24)
+        await node.wait_until_all_is_spooled()
         kill(first)
         (node.logs.folder / "nccl.log").unlink()
         second = node.agent(stack)
-        before = node.spooled()
         node.logs.write(500, "other.log")
-        await node.wait_until_spooled(before + 500 * 24)
+        await node.wait_until_all_is_spooled()
         async with node.service.listening(node.listen):
             await node.wait_for_all()
         assert end(second) == 0
@@ -87,7 +86,7 @@ async def test_a_service_of_another_version_refuses_and_the_agent_keeps_everythi
         ):
             tasks.start_soon(newer.serve, refuse)
             node.agent(stack)
-            await node.wait_until_spooled(400 * 24)
+            await node.wait_until_all_is_spooled()
             await node.wait_until_said(sentence)
             tasks.cancel_scope.cancel()
         (node.logs.folder / "nccl.log").unlink()
@@ -101,7 +100,7 @@ async def test_what_an_agent_of_another_version_spooled_is_sent_by_its_successor
     with ExitStack() as stack:
         node.logs.write(400)
         first = node.agent(stack)
-        await node.wait_until_spooled(400 * 24)
+        await node.wait_until_all_is_spooled()
         kill(first)
         (node.logs.folder / "nccl.log").unlink()
         change_spools(node.spool, "UPDATE chapter SET protocol_version = 0")
@@ -116,13 +115,13 @@ async def test_a_full_disk_is_told_of_and_costs_nothing_and_the_spool_recovers(n
     with ExitStack() as stack:
         node.logs.write(200)
         agent = node.agent(stack)
-        await node.wait_until_spooled(200 * 24)
+        await node.wait_until_all_is_spooled()
         largest = max(path.stat().st_size for path in node.spool.rglob("spool-*"))
         resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (largest + 100, resource.RLIM_INFINITY))
         node.logs.write(500)
         await node.wait_until_said("not written")
         resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        await node.wait_until_spooled(700 * 24)
+        await node.wait_until_all_is_spooled()
         await node.wait_until_said("written again")
         kill(agent)
         (node.logs.folder / "nccl.log").unlink()
