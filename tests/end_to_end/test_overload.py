@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 _RATE: Final = 4000
 _WAITING: Final = 40_000
-"""Operations that come while the service stands still: a window of 64 KiB has room for a few thousand."""
+"""Operations that come while the service stands still: four batches have room for a few thousand."""
 
 
 def metric(world: World, name: str, labels: str = "") -> float:
@@ -38,7 +38,7 @@ def test_what_a_service_is_too_slow_for_waits_in_the_logs_and_what_is_shed_there
         tmp_path,
         rate=_RATE,
         serve=("--state-every", "0.1", "--snapshot-on-end", str(ended)),
-        agent=("--window-bytes", "8192"),
+        agent=("--window-batches", "4"),
     )
     try:
         assert world.wait_for(lambda: world.shown() > 0, PATIENCE_SECONDS)
