@@ -38,7 +38,7 @@ _LIMITED = {
     "Anchors": "align.by_order.after_gap._KEPT",
     "GapHistory": "align.by_order.after_gap._HISTORY",
     "_Windows": "series._KEPT_WINDOWS",
-    "GroupStep": "detect.late_rank._MOST_REMEMBERED",
+    "_Grid": "detect.late_rank._MOST_REMEMBERED",
     "ScatterByKind._kinds": "one for each operation and size",
     "ChannelSilence._gaps": "detect.pauses._GAPS_KEPT",
     "SourceGaps._kept": "source_gaps.GAPS_KEPT",
