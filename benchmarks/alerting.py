@@ -62,6 +62,11 @@ class Inbox:
             )
         )
 
+    def fingerprints(self) -> set[str]:
+        """The alerts of Alertmanager about the slow link: each is one notification."""
+        every = [each for message in self.messages for each in message.body.get("alerts", ())]
+        return {each["fingerprint"] for each in every if each["labels"]["alertname"] == _ALERT}
+
     def _first(self, matches: Callable[[Message], bool]) -> Message | None:
         return next((each for each in self.messages if matches(each)), None)
 
@@ -77,6 +82,8 @@ class Timeline:
     firing: float | None
     named_hosts: str
     """The label of the alert that fired."""
+    notifications: int
+    """Different alerts that Alertmanager sent for the one fault while it lasted, of any severity."""
     closed: float | None
     resolved: float | None
 
@@ -88,6 +95,7 @@ class Timeline:
             and self.slow < self.firing
             and self.healed < self.resolved
             and self.named_hosts == self.slow_host
+            and self.notifications == 1
         )
 
 
@@ -252,6 +260,7 @@ def _timeline(truth: Path, inbox: Inbox, *, first: int, until: int) -> Timeline:
         opened=_at(inbox.own("opened")),
         firing=_at(firing),
         named_hosts=",".join(sorted({each["hosts"] for each in alerts if each["alertname"] == _ALERT})),
+        notifications=len(inbox.fingerprints()),
         closed=_at(inbox.own("closed")),
         resolved=_at(inbox.alert("resolved")),
     )

@@ -116,8 +116,6 @@ def findings_table() -> dashboard.Panel:
             "job": "Job",
             "ranks": "Ranks",
             "hosts": "Hosts",
-            "communicator": "Communicator",
-            "parallelism": "Parallelism",
         },
         units={},
         hidden=["Value"],

@@ -20,4 +20,5 @@ def test_a_slow_link_reaches_the_webhooks_under_its_name_and_is_resolved_when_it
     assert seen.closed is not None
     assert seen.resolved is not None
     assert seen.slow < seen.opened < seen.closed
+    assert seen.notifications == 1, "one constant fault is one notification"
     assert seen.is_whole()

@@ -205,13 +205,16 @@ class Ledger:
         return tuple(self._open)
 
     def update(self, key: Hashable, finding: Finding, *, keeps_since: bool = True) -> None:
-        """Opens a fault, or updates an open one, which keeps its first `since_ns` unless `keeps_since` is false."""
+        """Opens a fault, or updates an open one, which keeps its first `since_ns` unless `keeps_since` is false, and
+        the gravest severity that it had: one that swings about a bound would page again and again.
+        """
         known = self._open.get(key)
         if known is None:
             known = self._reopened(key, finding)
         if known is not None and keeps_since:
             finding = replace(finding, since_ns=min(known.since_ns, finding.since_ns))
-        self._open[key] = replace(finding, until_ns=None)
+        severity = min((finding.severity, *([known.severity] if known else [])), key=_URGENCY.__getitem__)
+        self._open[key] = replace(finding, severity=severity, until_ns=None)
 
     def close(self, key: Hashable, until_ns: int) -> None:
         """Closes a fault; nothing happens if it is not open."""

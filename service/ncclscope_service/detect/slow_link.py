@@ -179,14 +179,13 @@ def _all_hosts(context: Context) -> frozenset[str]:
 
 
 def _ranks_on(located: Located, context: Context) -> tuple[int, ...]:
+    """All ranks of these hosts, whichever of their groups are slow at the moment."""
     return tuple(
         sorted(
             {
                 rank
-                for communicator in located.communicators
-                for rank, host in zip(
-                    context.groups[communicator].global_ranks, context.groups[communicator].hosts, strict=True
-                )
+                for group in context.groups.values()
+                for rank, host in zip(group.global_ranks, group.hosts, strict=True)
                 if host in located.hosts and rank >= 0
             }
         )

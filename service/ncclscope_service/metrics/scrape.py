@@ -24,7 +24,7 @@ from ncclscope_service.rollup.series import Histogram, HistogramLabels, Tally
 from ncclscope_service.rollup.window import Floats, Window, window_until
 from ncclscope_service.show.communicators import Waits, host_waits, recent_wait_ratio
 from ncclscope_service.show.health import AgentView, ServiceHealth
-from ncclscope_service.show.overview import AlignmentViews, clock_views, gap_counts, names_of_accused
+from ncclscope_service.show.overview import AlignmentViews, clock_views, gap_counts
 from ncclscope_service.store.records import FindingKind, Severity
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
@@ -106,7 +106,7 @@ def gather(
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
     _add_findings(collected, store, jobs)
-    _add_culprits(collected, store, aliases)
+    _add_culprits(collected, store)
     _add_agents(collected, agents)
     _add_service(collected, store, health, tally)
     return MetricsView(
@@ -244,16 +244,18 @@ def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> N
         collected.add("ncclscope_findings", count, job, str(kind), str(severity))
 
 
-def _add_culprits(collected: _Collected, store: Store, aliases: Aliases) -> None:
-    """Ranks and hosts that open findings name; the store has the gravest first."""
-    open_ones = [each for each in store.findings if each.until_ns is None][:MAX_FINDINGS]
-    alias_of = names_of_accused(open_ones, store, aliases)
-    for finding in open_ones:
-        communicator = alias_of.get((finding.job, finding.comm_id or ""), "")
+def _add_culprits(collected: _Collected, store: Store) -> None:
+    """Ranks and hosts that open findings name, each set once with the gravest severity; the store has that one first.
+
+    Every other label would make an alert a new one when it changes, as the group that is slowest at the moment does.
+    """
+    severity_of: dict[Labels, Severity] = {}
+    for finding in [each for each in store.findings if each.until_ns is None][:MAX_FINDINGS]:
         ranks = _named([str(rank) for rank in finding.ranks], _NAMED_RANKS)
         hosts = _named(finding.hosts, _NAMED_HOSTS)
-        about = (str(finding.kind), str(finding.severity), communicator, finding.parallelism or "", ranks, hosts)
-        collected.add("ncclscope_finding_info", 1, finding.job, *about)
+        severity_of.setdefault((finding.job, str(finding.kind), ranks, hosts), finding.severity)
+    for (job, kind, ranks, hosts), severity in severity_of.items():
+        collected.add("ncclscope_finding_info", 1, job, kind, str(severity), ranks, hosts)
 
 
 def _named(names: Sequence[str], most: int) -> str:

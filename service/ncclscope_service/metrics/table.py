@@ -205,9 +205,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     # What is wrong
     gauge("ncclscope_findings", ("job", "kind", "severity"), "jobs x kinds x 3 severities, 0 where there is none",
           "Findings that are open now."),
-    gauge("ncclscope_finding_info", ("job", "kind", "severity", "communicator", "parallelism", "ranks", "hosts"),
+    gauge("ncclscope_finding_info", ("job", "kind", "severity", "ranks", "hosts"),
           f"the {MAX_FINDINGS} gravest open findings; at most 8 ranks and 4 hosts are named",
-          "Always 1: a finding that is open now, with the culprits it names; empty labels are not known."),
+          "Always 1: a finding that is open now, with the culprits it names, if it names any."),
     # Agents
     gauge("ncclscope_agent_connected", _AGENT_LABELS, _PER_AGENT,
           "1 while the agent's session is open, else 0."),

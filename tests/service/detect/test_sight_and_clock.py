@@ -120,6 +120,13 @@ def test_a_fault_is_one_finding_from_its_first_moment_on() -> None:
     assert [found.until_ns for found in ledger.findings()] == [None, 2000]
 
 
+def test_the_severity_of_an_open_finding_does_not_fall() -> None:
+    ledger = Ledger()
+    for severity in (Severity.WARNING, Severity.CRITICAL, Severity.INFO):
+        ledger.update("rank 1", replace(FINDING, severity=severity))
+    assert [found.severity for found in ledger.findings()] == [Severity.CRITICAL]
+
+
 def test_what_hurries_comes_first() -> None:
     closed = replace(FINDING, severity=Severity.CRITICAL, until_ns=200)
     hang = replace(FINDING, kind=FindingKind.HANG, severity=Severity.CRITICAL)

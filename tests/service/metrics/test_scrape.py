@@ -219,9 +219,23 @@ def test_communicators_beyond_the_cap_are_summed_and_counted() -> None:
 def test_an_open_finding_says_who() -> None:
     (culprit,) = named(samples_of(small_view()), "ncclscope_finding_info")
     assert dict(culprit) == {
-        "job": fake.JOB, "kind": "late_rank", "severity": "critical", "communicator": "tp-1", "parallelism": "TP",
+        "job": fake.JOB, "kind": "late_rank", "severity": "critical",
         "ranks": "5", "hosts": "gpu-node01",
     }  # fmt: skip
+
+
+def test_the_labels_of_a_finding_stay_while_its_slowest_group_and_its_numbers_change() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    first = replace(store.findings[0], severity=Severity.WARNING)
+    store.findings = [first]
+    before = named(samples_of(view_of(store)), "ncclscope_finding_info")
+    other = store.communicators[-1]
+    moved = replace(
+        first, comm_id=other.comm_id, parallelism="PP", confidence=0.5, summary="s", evidence={}, since_ns=1
+    )
+    for findings in ([moved], [first, moved], [moved, replace(first, severity=Severity.INFO)]):
+        store.findings = findings
+        assert named(samples_of(view_of(store)), "ncclscope_finding_info") == before
 
 
 def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it() -> None:
@@ -230,7 +244,6 @@ def test_a_finding_names_few_and_counts_the_rest_and_ends_with_it() -> None:
     store.findings = [found, found, replace(found, until_ns=fake.NOW_NS, kind=FindingKind.HANG)]
     (culprits,) = named(samples_of(view_of(store)), "ncclscope_finding_info")
     assert (dict(culprits)["ranks"], dict(culprits)["hosts"]) == ("0,1,2,3,4,5,6,7,+12", "a,b,c,d,+2")
-    assert (dict(culprits)["communicator"], dict(culprits)["parallelism"]) == ("", "")
 
 
 def test_the_groups_of_a_job_that_has_been_silent_for_an_hour_are_not_exposed_until_it_comes_back() -> None:

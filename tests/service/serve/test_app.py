@@ -69,7 +69,7 @@ def test_a_hang_that_a_tick_finds_waits_for_its_receiver_and_is_exposed_with_its
     assert samples["ncclscope_notifications_queued"].labels == [("hooks.example",)]
     assert samples["ncclscope_notifications_queued"].values.tolist() == [1], "told once, though several ticks saw it"
     (culprit,) = samples["ncclscope_finding_info"].labels
-    assert (culprit[0], culprit[1], culprit[5]) == ("train", "hang", "0")
+    assert (culprit[0], culprit[1], culprit[3]) == ("train", "hang", "0")
     assert [(each.kind, each.ranks) for each in service.views.findings()] == [("hang", (0,))]
 
 
