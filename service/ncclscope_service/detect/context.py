@@ -213,8 +213,9 @@ class Ledger:
             known = self._reopened(key, finding)
         if known is not None and keeps_since:
             finding = replace(finding, since_ns=min(known.since_ns, finding.since_ns))
-        severity = min((finding.severity, *([known.severity] if known else [])), key=_URGENCY.__getitem__)
-        self._open[key] = replace(finding, severity=severity, until_ns=None)
+        if known is not None and _URGENCY[known.severity] < _URGENCY[finding.severity]:
+            finding = replace(finding, severity=known.severity)
+        self._open[key] = replace(finding, until_ns=None)
 
     def close(self, key: Hashable, until_ns: int) -> None:
         """Closes a fault; nothing happens if it is not open."""
