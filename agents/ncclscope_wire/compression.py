@@ -35,8 +35,8 @@ _USUAL: Final = (
     b"nccl.node.log\xa3key\xbe\xa5begin\xce\x00\x00\xa3end\xce\x00\x00\xa8end_line\xcd\x01\x90\xaeobserved_at_ns\xcf\x18"
     b"\xa6tables\x81\xaaoperations\x92\xce\xc4\xc5\xa6counts\x82\xaaunderstood\x81\xa9operation\xcd\xa7skipped\x80"
 )
-"""What most batches hold between their columns, for deflate to refer to. Both sides need the same: another one is
-another protocol version."""
+"""The bytes that most batches hold between their columns, for deflate to refer to. Both sides need the same: another
+one is another protocol version."""
 
 
 def compressed(payload: bytes) -> bytes:

@@ -50,7 +50,7 @@ class FileTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEnd:
-    """What became of a file; the last of what comes of it."""
+    """The end of a file: whether it was read, and why not; the last part of it."""
 
     is_read: bool = True
     skipped: str | None = None
@@ -62,11 +62,11 @@ class FileEnd:
 
 
 Part: TypeAlias = Batch | int | FileEnd
-"""What comes of a file: its batches, numbers of bytes that are done, and its end."""
+"""A batch of a file, a number of its bytes that are done, or its end."""
 
 
 def read_files(tasks: Sequence[FileTask], *, jobs: int) -> Iterator[tuple[int, Part]]:
-    """What comes of each file, with its number, file after file; numbers of bytes come as soon as they are done.
+    """The parts of each file, with its number, file after file; numbers of bytes come as soon as they are done.
 
     Raises:
         SourceError: a worker died, by an error in its reader (which it has printed) or for want of memory.
@@ -80,7 +80,7 @@ def read_files(tasks: Sequence[FileTask], *, jobs: int) -> Iterator[tuple[int, P
 
 
 def read_file(task: FileTask) -> Iterator[Part]:
-    """What comes of one file of any kind that is read."""
+    """The parts of one file of any kind that is read."""
     found = task.found
     if found.kind is FileKind.NCCL_LOG:
         source = Source(kind=SourceKind.NCCL_LOG, name=found.name, key=str(found.path))

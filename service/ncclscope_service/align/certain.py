@@ -86,7 +86,7 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a process before."""
+    """Knowledge of a process before its rows are looked at."""
 
     kernel_lanes: NDArray[np.int32]
     """The kernel lane of each lane of the log; negative if it is not known."""

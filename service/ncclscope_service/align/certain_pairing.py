@@ -41,7 +41,7 @@ _SURE: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Certain:
-    """What was decided of a process, and what is left."""
+    """The decisions for a process, and the rows that are left."""
 
     matches: Columns
     """records.MATCH."""
@@ -72,7 +72,7 @@ class CertainPairing:
         *,
         is_last: bool,
     ) -> Certain | None:
-        """What is certain of operations and kernels (records.ALIGN_KERNEL) of a process; None if nothing is.
+        """The certain matches of operations and kernels (records.ALIGN_KERNEL) of a process; None if there is none.
 
         `calls` (rows.API_CALL) are those of the captures; without any, the process has no NVTX ranges. `is_last`:
         nothing more of the process will come.

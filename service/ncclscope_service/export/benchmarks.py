@@ -28,7 +28,7 @@ def benchmarks_document(selection: Selection) -> list[dict[str, object]]:
 
 
 def benchmark_name(table: Benchmark) -> str:
-    """What was tested, for instance `AllReduce float sum, 16 ranks on 2 hosts`; the file is not part of it."""
+    """The test in words, for instance `AllReduce float sum, 16 ranks on 2 hosts`; the file is not part of it."""
     op = _operation(table) or "operation not printed"
     red_op = None if table.red_op == "none" else table.red_op
     root = None if table.root is None or table.root < 0 else f"root {table.root}"

@@ -290,7 +290,7 @@ def graphs_note(selection: Selection) -> str | None:
 
 
 def capture_notes(selection: Selection) -> list[str]:
-    """What captures lack, and the option of nsys that records it; one sentence each."""
+    """Tables that captures lack, and the option of nsys that records it; one sentence each."""
     captures = [capture for _, capture in selection.store.captures]
     without_cuda = sum(_KERNELS in capture.missing for capture in captures)
     silent = sum(_KERNELS not in capture.missing and not capture.nccl_kernels for capture in captures)

@@ -114,7 +114,7 @@ def logged_bytes(counts: NDArray[np.uint64], data_types: NDArray[np.int16]) -> B
 
 
 def wire_bytes(operations: NDArray[np.uint8], moved: Bytes, nranks: NDArray[np.int32]) -> Bytes:
-    """What each rank puts on links: S x `factor`, rounded down, 0 with one rank; NO_NUMBER if that is unknown.
+    """Bytes that each rank puts on links: S x `factor`, rounded down, 0 with one rank; NO_NUMBER if that is unknown.
 
     For Broadcast and Reduce, of which nccl-tests counts all of S, the rank at the end of the chain sends none of it.
     """

@@ -200,7 +200,7 @@ _REFERENCE: Final = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What is answered instead."""
+    """The answer to a request that fails."""
 
     error: str
     """A sentence that says what is wrong."""
