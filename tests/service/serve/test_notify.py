@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import orjson
 import pytest
+from anyio import to_thread
 from service.show.test_finding_events import LATE
 
 from ncclscope_service.serve import notify
@@ -33,6 +34,8 @@ class Receiver:
     url: str = ""
     release: threading.Event = field(default_factory=threading.Event)
     """Status 0 waits for this before it answers."""
+    asked: threading.Event = field(default_factory=threading.Event)
+    """Set by the first request that is read."""
 
     def status(self) -> int:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
@@ -50,6 +53,7 @@ def receiving(*statuses: int) -> Generator[Receiver]:
                 receiver.release.wait(60)
                 return
             receiver.bodies.append(orjson.loads(content))
+            receiver.asked.set()
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", receiver.url)
@@ -223,8 +227,7 @@ async def test_newer_news_takes_the_place_of_what_is_tried_again(monkeypatch: py
         delivery = Delivery(ReceiverSettings(url=receiver.url))
         async with delivery.running():
             delivery.offer(OPENED)
-            while not receiver.bodies:  # noqa: ASYNC110  (what is waited for happens in another thread)
-                await anyio.sleep(0.005)
+            await to_thread.run_sync(receiver.asked.wait, 60)
             delivery.offer(CLOSED)
             await delivery.wait_for(1)
     assert [each["event"] for each in receiver.bodies] == ["opened", "closed"]
