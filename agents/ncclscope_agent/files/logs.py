@@ -1,6 +1,6 @@
 """Follows logs and dumps of NCCL Inspector: finds them by pattern, opens, stats and reads them, a fair share at a time.
 
-`finding.py` opens the files, `reading.py` reads them, `ending.py` says why one ended. Nothing here sleeps or waits: the
+`finding.py` opens the files, `reading.py` reads them, this module says why one ended. Nothing here sleeps or waits: the
 caller calls `look` at its tick, and `poll` when batches are wanted: making them costs by file and batch more than by
 line.
 
@@ -13,23 +13,73 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_agent.files.ending import gone_sources, last_batch_of, with_reason
 from ncclscope_agent.files.finding import FileFinder, FollowLimits, OpenFile
 from ncclscope_agent.files.follower import FollowerStatistics
 from ncclscope_agent.files.paths import PathPatterns
 from ncclscope_agent.files.reading import Begun, FileReading
 from ncclscope_agent.files.release import LogReleaser, ReleaseLimits, data_after
-from ncclscope_agent.files.tail import Decision, Verdict
+from ncclscope_agent.files.tail import Decision, FileIdentity, Verdict, identity_in
 from ncclscope_agent.sources.nccl_log.batches import TextBatch, batches_of
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
-from ncclscope_wire.records import SourceKind
+from ncclscope_wire.records import Source, SourceGap, SourceKind
+
+GONE: Final = "gone"
+"""The reason of the gap that a source leaves if its file is gone."""
+_DETAILS: Final = {
+    "truncated": "{name} was truncated or written anew; {lost} bytes that were seen were not read before.",
+    "deleted": "{name} was deleted, and let go after 10 minutes without room for it; {lost} bytes were not read.",
+    "unreadable": "{name} cannot be read any more; {lost} bytes were not read. Look at the disk and the mount.",
+}
+
+
+def with_reason(last: TextBatch | Batch, decision: Decision) -> TextBatch | Batch:
+    """The last batch of a source, with a gap if something of it was not read."""
+    if decision.reason is None:
+        return last
+    detail = _DETAILS[decision.reason].format(name=last.source.name, lost=decision.lost_bytes)
+    gap = SourceGap(reason=decision.reason, amount=decision.lost_bytes, unit="bytes", detail=detail)
+    return replace(last, gaps=(*last.gaps, gap))
+
+
+def gone_sources(
+    positions: Mapping[str, Position], *, followed: Collection[str], unread: Collection[FileIdentity]
+) -> dict[str, Position]:
+    """The sources with a position that no reader has found, by key, but for those that were read to their end.
+
+    `followed`: keys of sources that are read. `unread`: files that are there and could not be looked into.
+    """
+    gone: dict[str, Position] = {}
+    for key, position in positions.items():
+        identity = identity_in(key)
+        if not (identity is None or position.is_complete or key in followed or identity in unread):
+            gone[key] = position
+    return gone
+
+
+def last_batch_of(key: str, position: Position, kind: SourceKind, now_ns: int) -> Batch:
+    """The end of a source that is gone. Its name is known to the service; here only its key is."""
+    detail = (
+        f"what followed byte {position.end} (line {position.end_line}) was deleted, renamed or written anew while no "
+        "agent read it: whether anything did is not known. Keep logs until an agent has run again."
+    )
+    return Batch(
+        source=Source(kind=kind, name=key, key=key),
+        begin=position.end,
+        end=position.end,
+        end_line=position.end_line,
+        is_last=True,
+        observed_at_ns=now_ns,
+        gaps=(SourceGap(reason=GONE, amount=0, unit="bytes", detail=detail),),
+    )
+
 
 _GONE_AFTER_NS: Final = 30_000_000_000
 """A file whose source is known may appear so late: its directory is mounted after the agent has begun."""
