@@ -118,7 +118,7 @@ def analyze(
 
 def _compared(paths: tuple[Path, ...], read: Callable[..., OfflineRun]) -> RunFigures | None:
     """The figures of the other run; None if none is given."""
-    from ncclscope_service.export.compare_file import (  # noqa: PLC0415
+    from ncclscope_service.export.comparison import (  # noqa: PLC0415
         figures_of_folder,
         figures_of_selection,
         is_output_folder,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_capture.plan import Budget, Outcome, Plan
+from ncclscope_capture.cycle import Budget, Outcome, Plan
 
 
 def test_the_share_of_time_is_the_budget_over_the_overhead() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncclscope.local_tasks import arrivals, local_tasks, note_arrival, step_name
+from ncclscope.run import arrivals, local_tasks, note_arrival, step_name
 
 
 @pytest.mark.parametrize(

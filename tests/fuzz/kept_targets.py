@@ -29,7 +29,7 @@ from ncclscope_service.intake.journal_entry import (
     encode_entry,
 )
 from ncclscope_service.intake.receive import Receiver, ReplayError
-from ncclscope_service.keep import journal_segment
+from ncclscope_service.keep import journal
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import state
 from ncclscope_service.store.settings import PipelineSettings
@@ -55,9 +55,9 @@ def spool_seeds() -> list[bytes]:
 
 def check_journal(data: bytes) -> None:
     """A segment gives what is whole of it; an entry is one, or StateError; what it tells of is applied or refused."""
-    journal_segment.read_segment(data)
-    written = journal_segment.encode_header(journal_segment.SegmentHeader(format=2, first=1, era="e"))
-    read = journal_segment.read_segment(written + journal_segment.encode_record(1, data))
+    journal.read_segment(data)
+    written = journal.encode_header(journal.SegmentHeader(format=2, first=1, era="e"))
+    read = journal.read_segment(written + journal.encode_record(1, data))
     assert [each.content for each in read.records] == [data]
     try:
         entry = decode_entry(data)
@@ -80,8 +80,8 @@ def journal_seeds() -> list[bytes]:
         encode_entry(GoodbyeSaid(agent=HELLO.agent_id)),
         encode_entry(Ticked(at_ns=3, silent=("h",))),
     ]
-    header = journal_segment.encode_header(journal_segment.SegmentHeader(format=2, first=1, era="e"))
-    return [header + b"".join(journal_segment.encode_record(n, each) for n, each in enumerate(entries, 1)), *entries]
+    header = journal.encode_header(journal.SegmentHeader(format=2, first=1, era="e"))
+    return [header + b"".join(journal.encode_record(n, each) for n, each in enumerate(entries, 1)), *entries]
 
 
 def check_state(data: bytes) -> None:
@@ -102,7 +102,7 @@ def _asks_for_memory(body: bytes) -> bool:
     """Whether a pickle numbers its objects itself, or has a length of 8 bytes: it may ask for any memory by that."""
     try:
         return any("PUT" in step.name or step.name.endswith("8") for step, _, _ in pickletools.genops(body))
-    except Exception:
+    except ValueError:
         return False
 
 

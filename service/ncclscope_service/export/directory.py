@@ -18,8 +18,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from ncclscope_service.export.compare_file import compare_document, figures_of_selection
-from ncclscope_service.export.comparison import RunFigures
+from ncclscope_service.export.comparison import RunFigures, compare_document, figures_of_selection
 from ncclscope_service.export.json_files import clocks_document, findings_document
 from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
@@ -124,7 +123,7 @@ def write_run(
 
 
 def content_of(selection: Selection, *, compare: RunFigures | None = None, name: str = "this run") -> Content:
-    """What the files show. With `compare`, that run is put beside this one, which is called `name`."""
+    """Everything that the files show. With `compare`, that run is put beside this one, which is called `name`."""
     comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
     return Content(selection, totals(selection), measure_traffic(selection), comparison)
 

@@ -17,7 +17,7 @@ have the same ranks are distinguished by how much they carry. Then, in this orde
 All this needs ground to stand on: several groups, or calls of two kinds (a benchmark has one), or iterations in which
 tensors of several sizes or a scalar beside them recur. Without it, and without sizes that are given, nothing is said.
 
-A name that PyTorch printed says the kind (`group_kinds`): such communicators are a family by themselves, and help to
+A name that PyTorch printed says the kind (`KIND_OF_NAME`): such communicators are a family by themselves, and help to
 judge the others. Two names leave something to the traffic: DP may be OPTIMIZER, and the default group, which dimensions
 that span the job use too, is WORLD only if it carries nothing that is another's.
 
@@ -37,17 +37,48 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from ncclscope_service.job.group_kinds import KIND_OF_NAME
 from ncclscope_service.job.ranks import global_ranks, hosts_of
 from ncclscope_service.rollup.usage import SMALL_BYTES, USAGE_PER_RANK, Pattern, usage_per_rank
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.settings import Sizes
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
+
+_NAMES: Final = {
+    "TP": ("TENSOR_MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_PARALLEL_GROUP", "mesh_tp", "mesh_etp"),
+    "PP": ("PIPELINE_MODEL_PARALLEL_GROUP", "mesh_pp"),
+    "DP": (
+        "DATA_PARALLEL_GROUP",
+        "DATA_PARALLEL_GROUP_WITH_CP",
+        "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
+        "INTER_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
+        "EXPERT_DATA_PARALLEL_GROUP",
+        "INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
+        "INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
+        "mesh_dp",
+        "mesh_dp_replicate",
+        "mesh_dp_shard",
+        "mesh_dp_shard_cp",
+        "mesh_dp_shard_mod_ep",
+        "mesh_dp_cp",
+        "mesh_fsdp",
+        "mesh_efsdp",
+    ),
+    "EP": ("EXPERT_MODEL_PARALLEL_GROUP", "mesh_ep"),
+    "CP": ("CONTEXT_PARALLEL_GROUP", "mesh_cp"),
+    "EMBEDDING": ("EMBEDDING_GROUP", "POSITION_EMBEDDING_GROUP"),
+    "WORLD": ("default_pg", "mesh_default"),
+}
+KIND_OF_NAME: Final[Mapping[str | None, str]] = MappingProxyType(
+    {name: kind for kind, names in _NAMES.items() for name in names}
+)
+"""Names that are not here (MODEL_PARALLEL_GROUP, mesh_loss) are of groups that serve several dimensions, or none."""
+
 
 _SURE: Final = 0.95
 _LEAST_SURE: Final = 0.5

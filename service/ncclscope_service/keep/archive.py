@@ -28,7 +28,7 @@ import structlog
 
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.export.tables.operations_file import operations_table
-from ncclscope_service.keep.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
+from ncclscope_service.keep.journal import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment, sync_folder
 from ncclscope_service.store.state import Part
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.errors import ConfigError, OtherVersionError, StateError
@@ -177,15 +177,6 @@ def write_state(
             rest = rest[os.write(descriptor, rest[:_PIECE_BYTES]) :]
     os.fsync(descriptor)
     return size
-
-
-def sync_folder(folder: Path) -> None:
-    """Returns when names in this folder outlive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _log = structlog.get_logger(__name__)

@@ -28,8 +28,7 @@ from ncclscope_service.intake.journal_entry import (
 )
 from ncclscope_service.intake.receive import Receiver, ReplayError
 from ncclscope_service.keep.archive import Archive, DataFolder, FolderInUseError
-from ncclscope_service.keep.journal import first_of
-from ncclscope_service.keep.journal_segment import FORMAT, Record, read_segment
+from ncclscope_service.keep.journal import FORMAT, Record, first_of, read_segment
 from ncclscope_service.keep.service_state import Outbox, ReplayCounts, ServiceState
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_wire.codec import decode_message

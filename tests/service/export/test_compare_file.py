@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from service.export.small_run import logs_only_run, small_run
 
-from ncclscope_service.export.compare_file import (
+from ncclscope_service.export.comparison import (
     compare_document,
     figures_of_folder,
     figures_of_selection,

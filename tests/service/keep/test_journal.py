@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, MutableMapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 import anyio
 import pytest
+import structlog
 
 from ncclscope_service.intake.journal_entry import Ticked, decode_entry, encode_entry
-from ncclscope_service.keep.journal import Journal, JournalSettings
-from ncclscope_service.keep.journal_segment import encode_record, read_segment
+from ncclscope_service.keep.journal import Journal, JournalSettings, encode_record, read_segment
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,13 +25,36 @@ class _Kept:
 
     def on_durable(self, number: int) -> None:
         self.number = number
+        self.notify()
+
+    def notify(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
 
-    async def reach(self, number: int) -> None:
+    async def wait_until(self, holds: Callable[[], object]) -> None:
         with anyio.fail_after(60):
-            while self.number < number:
+            while not holds():
                 await self.changed.wait()
+
+    async def reach(self, number: int) -> None:
+        await self.wait_until(lambda: self.number >= number)
+
+
+@contextmanager
+def _on_each_log_line(call: Callable[[], None]) -> Generator[None]:
+    """A journal that cannot write says so in a line of its log."""
+
+    def notice(_logger: object, _method: str, _event: MutableMapping[str, Any]) -> NoReturn:
+        call()
+        raise structlog.DropEvent
+
+    processors = structlog.get_config()["processors"]
+    before = list(processors)
+    processors[:] = [notice]
+    try:
+        yield
+    finally:
+        processors[:] = before
 
 
 @asynccontextmanager
@@ -39,10 +63,11 @@ async def _running(
 ) -> AsyncGenerator[tuple[Journal, _Kept]]:
     kept = _Kept()
     journal = Journal(folder, era="x", next_number=next_number, settings=settings, on_durable=kept.on_durable)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(journal.run)
-        yield journal, kept
-        tasks.cancel_scope.cancel()
+    with _on_each_log_line(kept.notify):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(journal.run)
+            yield journal, kept
+            tasks.cancel_scope.cancel()
     journal.close()
 
 
@@ -90,9 +115,7 @@ async def test_a_disk_that_takes_nothing_is_told_and_nothing_is_lost_when_it_doe
         folder.rename(away)
         for turn in range(1, 6):
             journal.append(Ticked(at_ns=turn))
-        with anyio.fail_after(60):
-            while not journal.statistics().trouble:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await kept.wait_until(lambda: journal.statistics().trouble)
         assert "No such file or directory" in journal.statistics().trouble
         assert kept.number < journal.last
         away.rename(folder)
@@ -108,7 +131,7 @@ async def test_at_its_limit_the_journal_keeps_nothing_until_old_segments_go(tmp_
     async with _running(tmp_path, settings) as (journal, kept):
         while not journal.statistics().trouble:
             journal.append(Ticked(at_ns=journal.last))
-            await anyio.sleep(0.005)
+            await kept.changed.wait()
         assert "has reached its limit" in journal.statistics().trouble
         stuck = kept.number
         assert journal.statistics().bytes <= 400
@@ -135,9 +158,7 @@ async def test_at_its_limit_a_segment_is_not_begun_where_only_the_entry_would_fi
     settings = JournalSettings(group_seconds=0, max_bytes=entry + 1)
     async with _running(tmp_path, settings) as (journal, kept):
         journal.append(Ticked(at_ns=1))
-        with anyio.fail_after(60):
-            while not journal.statistics().trouble:  # noqa: ASYNC110
-                await anyio.sleep(0.005)
+        await kept.wait_until(lambda: journal.statistics().trouble)
         assert (kept.number, _bytes(tmp_path), journal.statistics().bytes) == (0, 0, 0)
 
 

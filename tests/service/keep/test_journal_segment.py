@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_service.keep.journal_segment import (
+from ncclscope_service.keep.journal import (
     FORMAT,
     HEADER_BYTES,
     MARK,

@@ -26,8 +26,15 @@ from wire.sample_batches import log_batch
 from ncclscope_service.intake.communicators import MAX_RANKS
 from ncclscope_service.intake.journal_entry import Entry, NotificationSettled
 from ncclscope_service.intake.receive import Receiver
-from ncclscope_service.keep.journal import JournalSettings, first_of
-from ncclscope_service.keep.journal_segment import FORMAT, HEADER_BYTES, SegmentHeader, encode_header, read_segment
+from ncclscope_service.keep.journal import (
+    FORMAT,
+    HEADER_BYTES,
+    JournalSettings,
+    SegmentHeader,
+    encode_header,
+    first_of,
+    read_segment,
+)
 from ncclscope_service.keep.persistence import Persistence, PersistenceSettings
 from ncclscope_service.keep.service_state import Outbox
 from ncclscope_service.pipeline import Pipeline

@@ -17,10 +17,9 @@ from ncclscope_service.export.report.iterations import (
     size_counts,
 )
 from ncclscope_service.export.report.timeline import kind_waits, on_off, timeline, waits
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Selection, process_ranks, processes_by_rank
 from ncclscope_service.export.summary import match_counts
 from ncclscope_service.export.tables.communicators_file import communicator_limits
-from ncclscope_service.export.tables.process_rows import process_ranks, processes_by_rank
 from ncclscope_service.export.tables.traffic_file import Traffic
 from ncclscope_service.export.totals import Group, Total, Totals
 from ncclscope_service.export.trace.arguments import significant

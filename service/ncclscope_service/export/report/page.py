@@ -15,8 +15,8 @@ from typing import Final
 import orjson
 from plotly.offline import get_plotlyjs
 
+from ncclscope_service.export.benchmarks import benchmark_name
 from ncclscope_service.export.json_files import findings_document
-from ncclscope_service.export.report.benchmarks import benchmark_curves, benchmarks_section
 from ncclscope_service.export.report.data import report_data
 from ncclscope_service.export.report.figures import Figures
 from ncclscope_service.export.report.tables import (
@@ -52,6 +52,7 @@ from ncclscope_service.export.summary import (
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import Names, names_of, with_name
+from ncclscope_service.nccl.nccl_tests import Benchmark, Measured
 from ncclscope_service.store.tables import version_of
 
 MAX_CHANGES: Final = 40
@@ -407,3 +408,74 @@ def _moment(at_ns: object) -> str:
     return (
         datetime.fromtimestamp(at_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S") + f".{at_ns // 10**6 % 1000:03d} UTC"
     )
+
+
+MAX_CURVES: Final = 24
+"""Tables that are drawn and shown; `summary.json` has all."""
+
+
+def benchmark_curves(selection: Selection) -> list[dict[str, object]]:
+    """Bus bandwidth in GB/s over message size of each table; what is printed as 0.00 is left out."""
+    curves: list[dict[str, object]] = []
+    for shown in selection.benchmarks[:MAX_CURVES]:
+        for place in ("out of place", "in place"):
+            results = [(row.message_bytes, row.out_of_place if place[0] == "o" else row.in_place) for row in shown.rows]
+            points = [(size, of.busbw / 1e9) for size, of in results if of is not None and size and of.busbw]
+            if points:
+                curves.append(
+                    {
+                        "name": benchmark_name(shown),
+                        "file": shown.file,
+                        "place": place,
+                        "x": [size for size, _ in points],
+                        "y": [busbw for _, busbw in points],
+                    }
+                )
+    return curves
+
+
+def benchmarks_section(selection: Selection, figures: Figures) -> Iterator[str]:
+    """The names of the tests, the curves, and the tables, the first of them open."""
+    found = selection.benchmarks
+    more = f" The first {MAX_CURVES} are shown; summary.json has all." if len(found) > MAX_CURVES else ""
+    yield (
+        f'<p class="lead">A benchmark: nccl-tests printed {len(found):,} table{"" if len(found) == 1 else "s"} in what '
+        f"was read.{more}</p>"
+    )
+    yield figures.figure(
+        "benchmarks",
+        "benchmarks",
+        "<b>Bus bandwidth against message size</b> as nccl-tests printed it, waiting included. Solid: out of place; "
+        "dotted: in place. Sizes whose bandwidth was printed as 0.00 are left out.",
+    )
+    for number, shown in enumerate(found[:MAX_CURVES]):
+        text = _table(shown, figures.next_table())
+        name = f"{escape(benchmark_name(shown))} <small>{escape(shown.file)}</small>"
+        yield text if number == 0 else f"<details><summary>{name}</summary>{text}</details>"
+
+
+def _table(shown: Benchmark, number: int) -> str:
+    rows = (
+        (
+            f"{row.message_bytes:,}".replace(",", "\u2009"),
+            bytes_text(row.message_bytes),
+            *_result(row.out_of_place),
+            *_result(row.in_place),
+        )
+        for row in shown.rows[-MAX_TABLE_ROWS:]
+    )
+    columns = (("Bytes", ""), ("Message size", ""))
+    result = (("Time", ""), ("algbw", ""), ("busbw", ""), ("Wrong", ""))
+    torn = f" {shown.torn_rows:,} torn rows are left out." if shown.torn_rows else ""
+    rest = f" The last {MAX_TABLE_ROWS}; summary.json has all." if len(shown.rows) > MAX_TABLE_ROWS else ""
+    caption = (
+        f"<b>Table {number}.</b> {escape(benchmark_name(shown))}, <code>{escape(shown.file)}</code>. The first four "
+        f"results are out of place, the others in place.{torn}{rest}"
+    )
+    return table(caption, (*columns, *result, *result), rows)
+
+
+def _result(of: Measured | None) -> tuple[str, ...]:
+    if of is None:
+        return (cell(None),) * 4
+    return span_text(of.time_ns), bandwidth_text(of.algbw), bandwidth_text(of.busbw), cell(of.wrong)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from ncclscope_service.columns.intervals import covered_ns
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.report.iterations import NOT_KNOWN, Bins
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Selection, process_ranks, processes_by_rank
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.kernels_file import is_duplicate, kernel_measures, kernel_operation
 from ncclscope_service.export.tables.operations_file import operation_column
-from ncclscope_service.export.tables.process_rows import process_ranks, processes_by_rank
 from ncclscope_wire.terms import NO_TIME_NS, OPERATION_CODES
 
 Times = NDArray[np.int64]

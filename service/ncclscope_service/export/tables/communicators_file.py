@@ -20,7 +20,7 @@ from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import OperationView
-from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.export.totals import mix_of, signatures
 from ncclscope_service.job.ranks import hosts_of
 from ncclscope_service.measure.limits import large_messages_by_baseline

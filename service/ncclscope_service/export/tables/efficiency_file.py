@@ -22,8 +22,8 @@ from ncclscope_service.export.tables.operations_file import (
     LIMIT_REFERENCES,
     collective_ids,
     operation_column,
+    write_slices,
 )
-from ncclscope_service.export.tables.parquet import write_slices
 from ncclscope_service.measure import limits
 from ncclscope_service.nccl.bandwidth import classify
 from ncclscope_service.store.rows import LimitReference

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
-from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.job.iterations import OPERATION_COLUMNS, iteration_times
 from ncclscope_service.store.rows import IterationBy
 from ncclscope_wire.batch import Columns

@@ -27,7 +27,7 @@ from ncclscope_service.export.tables.columns import (
     times,
     words_at,
 )
-from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns

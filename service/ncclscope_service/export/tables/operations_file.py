@@ -4,7 +4,7 @@
 # (pyarrow carries no types, and pyarrow.compute makes its functions as it is imported)
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.export.json_files import clock_uncertainties, reference_times
@@ -30,7 +31,6 @@ from ncclscope_service.export.tables.columns import (
     times,
     words_at,
 )
-from ncclscope_service.export.tables.parquet import write_slices
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store.rows import (
     LimitReference,
@@ -331,3 +331,32 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "bottleneck": _bottleneck,
     "ranks_seen": _ranks_seen,
 }
+
+
+def write_slices(tables: Iterable[pa.Table], schema: pa.Schema, path: Path) -> None:
+    """Writes tables of that schema as row groups of one file; no tables give a file with no rows.
+
+    Dictionary-encoded words are stored as text: arrow's own schema is left out of the file, so readers
+    give text and not categories.
+    """
+    writer: pq.ParquetWriter | None = None
+    try:
+        for table in tables:
+            writer = writer or _writer(table.schema, path)
+            writer.write_table(table, row_group_size=max(1, len(table)))
+        writer = writer or _writer(schema, path)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _writer(schema: pa.Schema, path: Path) -> pq.ParquetWriter:
+    words = [field.name for field in schema if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type)]
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=words,  # pyright: ignore[reportArgumentType] - takes names too, which its default hides
+        store_schema=False,
+    )

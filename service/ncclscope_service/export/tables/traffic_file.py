@@ -16,8 +16,7 @@ from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import OperationView
-from ncclscope_service.export.tables.operations_file import operation_column
-from ncclscope_service.export.tables.parquet import write_slices
+from ncclscope_service.export.tables.operations_file import operation_column, write_slices
 from ncclscope_service.intake.tuning import Algorithms
 from ncclscope_service.nccl.traffic import NOWHERE, Calls, Seats, TrafficSums, Way, flows
 from ncclscope_service.store.records import Communicator

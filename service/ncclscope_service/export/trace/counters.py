@@ -19,8 +19,18 @@ from numpy.typing import NDArray
 
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.trace.arguments import significant
-from ncclscope_service.export.trace.event_text import EventText, joined, micros, numbers, of_objects, of_texts, words
-from ncclscope_service.export.trace.tracks import COMMUNICATORS_PID, Axis, process_metadata
+from ncclscope_service.export.trace.event_text import (
+    COMMUNICATORS_PID,
+    Axis,
+    EventText,
+    joined,
+    micros,
+    numbers,
+    of_objects,
+    of_texts,
+    process_metadata,
+    words,
+)
 from ncclscope_service.store.records import Communicator
 from ncclscope_wire.terms import NO_TIME_NS
 

@@ -14,16 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.export.json_files import finding_record, hosts_without_clock, shown_times
-from ncclscope_service.export.selection import Selection
-from ncclscope_service.export.tables.process_rows import (
+from ncclscope_service.export.selection import (
     ProcessRows,
+    Selection,
     process_name,
     process_ranks,
     processes_by_rank,
     rows_by_process,
 )
 from ncclscope_service.export.trace.counters import counter_events
-from ncclscope_service.export.trace.event_text import EventText, of_objects
+from ncclscope_service.export.trace.event_text import (
+    FINDINGS_PID,
+    FIRST_RANK_PID,
+    Axis,
+    Event,
+    EventText,
+    PlacedSlices,
+    ProcessTracks,
+    Track,
+    of_objects,
+    process_metadata,
+)
 from ncclscope_service.export.trace.launches import (
     ARROW_WAIT_NS,
     Arrows,
@@ -34,16 +45,6 @@ from ncclscope_service.export.trace.launches import (
     launches_of,
 )
 from ncclscope_service.export.trace.process import Place, ProcessTrace
-from ncclscope_service.export.trace.tracks import (
-    FINDINGS_PID,
-    FIRST_RANK_PID,
-    Axis,
-    Event,
-    PlacedSlices,
-    ProcessTracks,
-    Track,
-    process_metadata,
-)
 from ncclscope_wire.terms import NO_TIME_NS
 
 _ROWS_PER_BATCH: Final = 1 << 13

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import group_by
 from ncclscope_service.export.json_files import shown_times
+from ncclscope_service.export.selection import ProcessRows
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.kernels_file import kernel_operation
 from ncclscope_service.export.tables.operations_file import operation_column
-from ncclscope_service.export.tables.process_rows import ProcessRows
 from ncclscope_service.export.trace.arguments import (
     MAX_COLLECTIVES,
     MAX_LISTED,
@@ -29,7 +29,11 @@ from ncclscope_service.export.trace.arguments import (
     operation_arguments,
 )
 from ncclscope_service.export.trace.event_text import (
+    Axis,
     EventText,
+    PlacedSlices,
+    ProcessTracks,
+    Track,
     at_rows,
     constant,
     fields,
@@ -41,7 +45,6 @@ from ncclscope_service.export.trace.event_text import (
     words,
 )
 from ncclscope_service.export.trace.launches import WAIT_SHOWN_NS, Launches
-from ncclscope_service.export.trace.tracks import Axis, PlacedSlices, ProcessTracks, Track
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
@@ -204,7 +207,7 @@ class ProcessTrace:
         return tids[0], tids[1][ran.rows]
 
     def _operations_of(self, kernels: Columns) -> _Operations:
-        """What the first operation of each kernel's launch says, and all of its operations together."""
+        """The first operation of each kernel's launch, and the sums over all of its operations."""
         places = self.launches.find(kernels["launch"])
         found = np.flatnonzero(places >= 0)
         view = OperationView(self.store, self.launches.first(places[found]))
@@ -263,7 +266,7 @@ class ProcessTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Operations:
-    """What is known of the operations that a batch of kernels ran."""
+    """The operations that a batch of kernels ran."""
 
     rows: NDArray[np.intp]
     """The kernels whose operation has a name; of each of them: """
