@@ -60,15 +60,16 @@ def test_the_spool_of_another_agent_is_refused(tmp_path: Path) -> None:
         keeper.recover()
 
 
-def test_files_of_other_versions_are_counted_and_left_alone(directory: SpoolDirectory) -> None:
+def test_files_of_other_versions_are_counted_and_left_alone(tmp_path: Path) -> None:
     old = ["frames-0000000001-000001", "chapter-000001", "spool-9.sqlite"]
     for name in (*old, "notes.txt", "spool-2.sqlite"):
-        (directory.path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"")
+    directory = SpoolDirectory(tmp_path)
     assert directory.unusable_files() == {"other_version": 3}
-    keeper = SpoolKeeper(Spool(Owner("spool")), directory)
-    keeper.recover()
-    assert keeper.spool.statistics().unusable_files == {"other_version": 3}
-    assert all((directory.path / name).exists() for name in old)
+    with SpoolKeeper(Spool(Owner(tmp_path.name)), directory) as keeper:
+        keeper.recover()
+        assert keeper.spool.statistics().unusable_files == {"other_version": 3}
+    assert all((tmp_path / name).exists() for name in old)
 
 
 def test_a_directory_that_is_removed_is_free_for_the_next_agent(tmp_path: Path) -> None:
