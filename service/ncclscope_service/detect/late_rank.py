@@ -37,6 +37,7 @@ from ncclscope_service.detect.late_rank_case import (
 from ncclscope_service.detect.statistics import ScatterByKind
 from ncclscope_service.detect.step_blame import (
     DEFAULT_STEP_NS,
+    ROOTED,
     WINDOW_NS,
     WINDOWS,
     ExchangeTimes,
@@ -90,6 +91,7 @@ class LateRank:
         is_group = np.array([communicator in context.groups for communicator in found.tolist()], np.bool_)
         known = (collectives["confidence"] >= _LEAST_CONFIDENCE) & is_group[inverse]
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
+        usable &= ~np.isin(collectives["op"], ROOTED)
         self._update_step_length(context)
         keep = WINDOWS * steps_per_window(context) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))

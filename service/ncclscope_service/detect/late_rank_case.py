@@ -37,10 +37,13 @@ _FLOOR_AT_MOST_NS: Final = 500_000
 """A rank that costs half a millisecond per step is worth naming in a step of any length."""
 _SUPPORTING: Final = 3.0
 """Firmness of a case that counts only if another group accuses the rank firmly, or it was named a moment ago."""
-_UNEVEN: Final = 1.5
-"""Largest lateness over the usual one from which the sentence gives the largest."""
-_CRITICAL_WAIT_SHARE: Final = 0.1
+_STANDS_OUT: Final = 0.75
+"""Share of a rank's lateness in one kind of operation from which the sentence names that kind."""
+_INNER: Final = frozenset({"TP", "CP", "EP"})
+_CRITICAL_COST: Final = 0.1
 """A tenth of every step lost on all other ranks is worth a page."""
+_COSTS_NOTHING: Final = 0.0005
+"""Of a step: less is 0.0 % in the sentence, and information."""
 _MOST_CONFIDENCE: Final = 0.99
 _COLLECTIVES_SHOWN: Final = 8
 
@@ -54,22 +57,34 @@ class Case:
     global_rank: int
     per_step_ns: float
     """Median blame per step."""
-    per_operation_ns: float
     share: float
     """Of steps in which it was last."""
     largest_ns: float
-    """Its usual largest lateness in a step."""
+    """Mean of its usual largest latenesses in a step."""
+    longest_ns: float
+    """The longest wait for it in a step, and"""
+    mean_ns: float
+    """the mean over the operations in which it was last: medians over the steps in which it was late."""
+    late_operations: int
+    """In a step, those for which it was late by half of the longest or more; LARGEST for as many or more."""
+    last_operations: int
+    """In a step, those in which it was last, of"""
+    operations: int
+    """so many (of kind `op`)."""
+    cost_ns: float
+    """Median over steps of the waits for it in a step, less what is usual for ranks of such groups."""
+    cost_ratio: float
+    """Of a step. What a pipeline bubble hides of it costs nothing."""
     firmness: float
     """Mean margin over its standard error."""
     steps: int
-    operations: int
-    hits: int
     since_ns: int
     last_ns: int
     wait_share: float
     """Share of a step that every other rank of the group waits for it."""
     confidence: float
     op: int
+    """ALL_OPS: no kind stands out."""
     collectives: tuple[str, ...]
     """Those that waited longest for it."""
 
@@ -82,7 +97,7 @@ class Case:
     @property
     def is_inner(self) -> bool:
         """Whether lateness arises in this kind of group rather than being passed on to it."""
-        return self.group.parallelism in {"TP", "CP", "EP"}
+        return self.group.parallelism in _INNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,33 +171,67 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
     group, rank, own, at_ns = context.groups[communicator], int(found.rank[view]), found.own[view], judged.at_ns[place]
     steps = blames.steps_at(communicator, at_ns)
     is_last = own > 0
-    hits, was_last = steps.hits[rank], is_last & (steps.hits[rank] > 0)
+    is_late = own >= np.median(own) / 2
     is_blame = is_last[:, None] & (steps.largest_seq[rank] != NO_NUMBER)
     worst = sorted(
         zip(steps.largest_ns[rank][is_blame].tolist(), steps.largest_seq[rank][is_blame].tolist(), strict=True),
         reverse=True,
     )
-    usual_step = float(np.median(np.diff(at_ns))) if len(at_ns) > 1 else float(DEFAULT_STEP_NS)
-    per_step, share, op = float(found.per_step_ns[view]), float(is_last.mean()), int(judged.op[view])
+    usual_step = context.step_ns or DEFAULT_STEP_NS
+    per_step, share = float(found.per_step_ns[view]), float(is_last.mean())
+    op, hits, blame_ns = _operations_of(steps, rank, int(judged.op[view]))
+    hits, blame_ns, largest_ns = hits[:, is_late], blame_ns[:, is_late], steps.largest_ns[rank][is_late]
+    last = np.maximum(hits[rank], 1)
+    longest_ns = float(np.median(largest_ns[:, 0]))
+    cost_ns = _over_peers(judged, place, rank, context)
+    if group.parallelism not in _INNER:
+        cost_ns = min(cost_ns, longest_ns)  # counted in each operation until the next step
     return Case(
         communicator=communicator,
         group=group,
         global_rank=group.global_ranks[rank],
         per_step_ns=per_step,
-        per_operation_ns=float(np.median(steps.blame_ns[rank][was_last] / hits[was_last])),
         share=share,
         largest_ns=float(found.largest_ns[view]),
+        longest_ns=longest_ns,
+        mean_ns=float(np.median(blame_ns[rank] / last)),
+        late_operations=round(float(np.median((2 * largest_ns >= largest_ns[:, :1]).sum(axis=1)))),
+        last_operations=round(float(np.median(hits[rank]))),
+        operations=round(float(np.median(hits.sum(axis=0)))),
+        cost_ns=cost_ns,
+        cost_ratio=cost_ns / usual_step,
         firmness=float(found.firmness[view]),
         steps=len(at_ns),
-        operations=int(steps.operations.sum()),
-        hits=int(hits.sum()),
-        since_ns=int(at_ns[is_last][0]),
+        since_ns=int(at_ns[is_late][0]),
         last_ns=int(at_ns[is_last][-1]),
         wait_share=min(1.0, max(per_step, 0.0) / usual_step),
         confidence=min(_MOST_CONFIDENCE, share) * float(steps.confidence[is_last].min()),
-        op=blames.last_op(communicator) if op == ALL_OPS else op,
+        op=op,
         collectives=tuple(f"{group.comm_id}:{seq}" for _, seq in worst[:_COLLECTIVES_SHOWN]),
     )
+
+
+def _operations_of(steps: History, rank: int, op: int) -> tuple[int, NDArray[np.int32], NDArray[np.int64]]:
+    """The kind of operation that a rank is late for, with hits and blame (rank by step) of that kind; ALL_OPS, with
+    those of all, if no kind stands out. `op`: the kind by which it was accused, or ALL_OPS.
+    """
+    if op == ALL_OPS:
+        others = np.delete(steps.blame_by_op_ns, rank, axis=1).max(axis=1)
+        by_op = np.maximum(0, (steps.blame_by_op_ns[:, rank] - others).sum(axis=1))
+        op = steps.ops[int(by_op.argmax())] if by_op.max() >= _STANDS_OUT * by_op.sum() else ALL_OPS
+    if op == ALL_OPS:
+        return op, steps.hits_by_op.sum(axis=0), steps.blame_ns
+    place = steps.ops.index(op)
+    return op, steps.hits_by_op[place], steps.blame_by_op_ns[place]
+
+
+def _over_peers(judged: JudgedGroups, place: int, rank: int, context: Context) -> float:
+    """Median blame of a rank per step, less the median of all other ranks in groups of its kind, in ns."""
+    kinds = [context.groups[each].parallelism for each in judged.communicators]
+    alike = np.flatnonzero([kind == kinds[place] for kind in kinds])
+    usual = medians(judged.blames[alike])
+    own = int(np.flatnonzero(alike == place)[0]) * usual.shape[1] + rank
+    return max(0.0, float(usual.flat[own] - np.median(np.delete(usual, own))))
 
 
 def least_per_step(context: Context) -> float:
@@ -191,18 +240,13 @@ def least_per_step(context: Context) -> float:
 
 
 def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding:
-    """The finding about a late rank, by its strongest case."""
+    """The finding about a late rank: all its numbers are of its strongest case."""
     case = cases[0]
-    others = len(case.group.global_ranks) - 1
     hosts = context.hosts_of((rank,))
-    operations = f"the {OPERATIONS[case.op].name} operations" if case.op < len(OPERATIONS) else "the operations"
-    wait = max(one.wait_share for one in cases)
-    waiters = "the other rank spends" if others == 1 else f"the {others} other ranks spend"
-    is_uneven = case.largest_ns > _UNEVEN * case.per_operation_ns
-    how_late = f"up to {duration_text(case.largest_ns)}" if is_uneven else duration_text(case.per_operation_ns)
+    bound = "up to " if any(group.parallelism == "PP" for group in context.groups.values()) else ""
     return Finding(
         kind=FindingKind.LATE_RANK,
-        severity=Severity.CRITICAL if wait >= _CRITICAL_WAIT_SHARE else Severity.WARNING,
+        severity=severity_of_cost(case.cost_ratio),
         job=context.job,
         comm_id=case.group.comm_id,
         parallelism=case.group.parallelism,
@@ -211,19 +255,21 @@ def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding
         since_ns=min(one.since_ns for one in cases),
         confidence=round(max(one.confidence for one in cases), 3),
         summary=(
-            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} is {how_late} late for "
-            f"{100 * case.hits / max(1, case.operations):.0f} % of {operations} in {case.group.name}; "
-            f"{waiters} {100 * case.wait_share:.0f} % of each step waiting for it"
+            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} is a straggler: {_how_late(case)}; "
+            f"costs {bound}{100 * case.cost_ratio:.1f} % of step time"
         ),
         evidence={
-            "blame_per_operation_ns": round(case.per_operation_ns),
-            "blame_per_step_ns": round(case.per_step_ns),
+            "longest_ns": round(case.longest_ns),
+            "mean_ns": round(case.mean_ns),
+            "late_operations_per_step": case.late_operations
+            if case.late_operations < LARGEST
+            else case.last_operations,
+            "operations_per_step": case.operations,
+            "operation": _name_of(case.op) or "all",
+            "cost_ns": round(case.cost_ns),
+            "cost_ratio": round(case.cost_ratio, 4),
             "steps_last": round(case.share * case.steps),
             "steps": case.steps,
-            "operations_last": case.hits,
-            "operations": case.operations,
-            "wait_share": round(wait, 4),
-            "largest_ns": round(case.largest_ns),
             "firmness": round(min(case.firmness, 1e6), 2),
             "collectives": list(case.collectives),
             "groups": [one.group.comm_id for one in cases],
@@ -231,6 +277,35 @@ def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding
             "to_ns": case.last_ns,
         },
     )
+
+
+def severity_of_cost(cost_ratio: float) -> Severity:
+    """Severity of a finding that costs this share of a step: nothing is information, a tenth is worth a page."""
+    if cost_ratio < _COSTS_NOTHING:
+        return Severity.INFO
+    return Severity.CRITICAL if cost_ratio >= _CRITICAL_COST else Severity.WARNING
+
+
+def _how_late(case: Case) -> str:
+    """How often in a step, for what and by how much: by the few operations for which it is late, or by all."""
+    name = _name_of(case.op)
+    if case.late_operations >= LARGEST:
+        return (
+            f"in each step it is the last to reach {case.last_operations} of {case.operations} "
+            f"{f'{name} operations' if name else 'operations'} of {case.group.name}, "
+            f"by {duration_text(case.mean_ns)} on average"
+        )
+    name = name or "operation"
+    often = "once per step" if case.late_operations == 1 else f"{case.late_operations} times per step"
+    longest = f"{'' if case.late_operations == 1 else 'up to '}{duration_text(case.longest_ns)}"
+    return (
+        f"{often} it reaches {'an' if name[0] in 'Ao' else 'a'} {name} of {case.group.name} {longest} late "
+        f"({case.late_operations} of {case.operations})"
+    )
+
+
+def _name_of(op: int) -> str:
+    return OPERATIONS[op].name if 0 <= op < len(OPERATIONS) else ""
 
 
 _EXPLAINED: Final = 0.5

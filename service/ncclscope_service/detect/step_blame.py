@@ -45,7 +45,7 @@ _EARLY: Final = 3
 """First steps of a group: lazy connections and warm-up."""
 _WHOLE: Final = 0.75
 """Share of the operations that a step usually has; one with fewer was captured in part."""
-_ROOTED: Final = np.array([OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter")])
+ROOTED: Final = np.array([OPERATION_CODES[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter")])
 """Operations that wait for their root by design."""
 ALL_OPS: Final = -1
 _FIRST_SLOTS: Final = 16
@@ -110,7 +110,6 @@ class StepBlames:
         """Ranks, by group."""
         self._begins: list[int] = []
         """The lane of its rank 0, by group."""
-        self._last_op: list[int] = []
         self._made: NDArray[np.int64] = np.empty(0, np.int64)
         """Number of its steps so far."""
         self._op_begins: list[dict[int, int]] = []
@@ -169,7 +168,6 @@ class StepBlames:
         self._group_of = {each: new[group] for each, group in self._group_of.items() if group in new}
         self._sizes = [self._sizes[group] for group in stays]
         self._made = self._made[stays]
-        self._last_op = [self._last_op[group] for group in stays]
         self._begins = (np.cumsum(self._sizes) - self._sizes).tolist()
 
     def clear(self) -> None:
@@ -185,10 +183,6 @@ class StepBlames:
         groups = np.asarray([self._group_of[each] for each in communicators], np.int64)
         order, chosen = self._newest(groups, count)
         return int(self._steps["at_ns"][groups[:, None], order][chosen].max(initial=0))
-
-    def last_op(self, communicator: int) -> int:
-        """The operation of the newest collective for which the others waited longest."""
-        return self._last_op[self._group_of[communicator]]
 
     def newest_ns(self, communicator: int) -> int | None:
         """When its newest step begins; None if it has none."""
@@ -216,6 +210,9 @@ class StepBlames:
             confidence=self._steps["confidence"][group, slots],
             blame_ns=self._ops["blame_ns"][ops, slots].sum(axis=0),
             hits=self._ops["hits"][ops, slots].sum(axis=0),
+            ops=tuple(self._op_begins[group]),
+            blame_by_op_ns=self._ops["blame_ns"][ops, slots],
+            hits_by_op=self._ops["hits"][ops, slots],
             largest_ns=self._largest["blame_ns"][lanes, slots],
             largest_seq=self._largest["coll_seq"][lanes, slots],
         )
@@ -251,7 +248,7 @@ class StepBlames:
         cells = (begins[:, None] + ranks)[:, :, None], slots[places][:, None, :]
         by_op = self._ops["blame_ns"][cells].astype(np.float64)
         total = np.add.reduceat(by_op, np.searchsorted(places, np.arange(len(groups))), axis=0)
-        is_kind = ~np.isin(ops, _ROOTED) & self._ops["hits"][cells].any(axis=(1, 2))
+        is_kind = self._ops["hits"][cells].any(axis=(1, 2))
         is_kind &= np.bincount(places[is_kind], minlength=len(groups))[places] > 1
         operations = self._steps["operations"][groups[:, None], slots]
         lanes = np.asarray(self._begins, np.int64)[groups][:, None] + ranks
@@ -297,7 +294,6 @@ class StepBlames:
             self._sizes.append(size)
             self._begins.append(self._largest.rows)
             self._op_begins.append({})
-            self._last_op.append(0)
             self._made = np.append(self._made, 0)
             self._steps.resize(group + 1, self._steps.slots)
             self._largest.resize(self._largest.rows + size, self._steps.slots)
@@ -410,8 +406,6 @@ class StepBlames:
         both = np.take_along_axis(both, largest, axis=1)
         self._largest["blame_ns"][cells], self._largest["sum_ns"][cells] = both, both.sum(axis=1)
         self._largest["coll_seq"][cells] = np.take_along_axis(seqs, largest, axis=1)
-        for of, op in zip(group[firsts].tolist(), collectives["op"][firsts].tolist(), strict=True):
-            self._last_op[of] = op  # those of a group come in the order of its steps and ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,6 +421,12 @@ class History:
     """Rank by step."""
     hits: NDArray[np.int64]
     """Rank by step: operations in which it was last."""
+    ops: tuple[int, ...]
+    """The kinds of its operations."""
+    blame_by_op_ns: NDArray[np.int64]
+    """Kind by rank by step."""
+    hits_by_op: NDArray[np.int32]
+    """Kind by rank by step: the sum over ranks is the number of operations."""
     largest_ns: NDArray[np.int64]
     """Rank by step: its largest blames."""
     largest_seq: NDArray[np.int64]
@@ -439,7 +439,7 @@ class JudgedGroups:
 
     A *view* is one way to look at the blames of a group: over all operations of a step (one view of each group, in
     their order), the usual largest of a step (likewise; places of a step at which a rank was not last count as 0), and
-    over each kind of operation, for groups with several (rooted ones wait for their root, and are left out).
+    over each kind of operation, for groups with several.
     """
 
     communicators: list[int]

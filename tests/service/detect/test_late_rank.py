@@ -8,6 +8,7 @@ import pytest
 from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.late_rank_case import severity_of_cost
 from ncclscope_service.detect.statistics import firmness, margins_over_others
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import Finding, Severity
@@ -47,8 +48,8 @@ def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> N
     _, _, history = run(Job(late_rank=5, late_ns=2e6), 20)
     (finding,) = history[-1][1]
     assert re.fullmatch(
-        r"rank 5 \(node2\) is (1\.9|2\.0|2\.1) ms late for (100|99|98) % of the AllReduce operations in TP group tp2; "
-        r"the other rank spends [56] % of each step waiting for it",
+        r"rank 5 \(node2\) is a straggler: in each step it is the last to reach 8 of 8 AllReduce operations of "
+        r"TP group tp2, by (1\.9|2\.0|2\.1) ms on average; costs up to (4\.[89]|5\.\d) % of step time",
         finding.summary,
     )
     assert finding.severity is Severity.WARNING
@@ -58,6 +59,33 @@ def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> N
     assert len(named) == 8
     assert all(re.fullmatch(r"tp2:\d+", each) for each in named)
     assert finding.until_ns is None
+
+
+def test_the_numbers_of_a_rank_that_loses_time_at_one_place_of_a_step_are_of_that_place() -> None:
+    simulation, detector = Simulation(Job(jitter=0.001, late_rank=5, late_ns=0.0)), LateRank()
+    began_ns = 0
+    for number, collectives in enumerate(simulation.steps(80)):
+        if number >= 40:
+            at = np.flatnonzero(collectives["communicator"] == simulation.by_kind["TP"][2])[:1]
+            collectives["last_rank"][at], collectives["blame_ns"][at] = 1, 12_000_000
+            began_ns = int(collectives["end_true_ns"].min()) if number == 40 else began_ns
+        detector.ingest_collectives(collectives, simulation.context)
+    (finding,) = detector.findings()
+    assert finding.summary.startswith(
+        "rank 5 (node2) is a straggler: once per step it reaches an AllReduce of TP group tp2 12.0 ms late (1 of 8)"
+    )
+    evidence = finding.evidence
+    assert (evidence["longest_ns"], evidence["late_operations_per_step"], evidence["operations_per_step"]) == (
+        12_000_000, 1, 8,
+    )  # fmt: skip
+    assert evidence["cost_ns"] == pytest.approx(12e6, rel=0.05)
+    assert abs(finding.since_ns - began_ns) <= 2 * Job().step_ns
+
+
+def test_severity_follows_cost_and_lateness_without_a_cost_is_information() -> None:
+    assert [severity_of_cost(ratio) for ratio in (0.0004, 0.01, 0.1)] == [
+        Severity.INFO, Severity.WARNING, Severity.CRITICAL,
+    ]  # fmt: skip
 
 
 def test_blame_goes_back_through_tensor_pipeline_and_data_groups() -> None:

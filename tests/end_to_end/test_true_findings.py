@@ -1,0 +1,66 @@
+"""The numbers of a finding against the truth of the simulated job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.processes import run_command
+from numpy.typing import NDArray
+
+pytestmark = pytest.mark.slow
+
+_FROM = 10
+
+
+def _simulated(out: Path, fault: str) -> Path:
+    more = ("--iterations", "60", "--step-seconds", "0.4", "--fault", fault)
+    assert run_command("simulate", "--out", str(out), *more).returncode == 0
+    return out
+
+
+def _begins(job: Path) -> NDArray[np.float64]:
+    """When each step begins, in ns."""
+    table = pq.read_table(job / "truth" / "operations.parquet", columns=["iteration", "start_true_ns"])
+    steps, starts = (np.array(table[name].to_pylist(), np.float64) for name in ("iteration", "start_true_ns"))
+    return np.array([np.nanmin(starts[steps == step]) for step in range(60)])
+
+
+def _waits(job: Path, comm_id: str) -> NDArray[np.float64]:
+    """Longest wait in the AllGathers of each step of a group, in ns."""
+    filters = [("comm_id", "==", comm_id), ("op", "==", "AllGather")]
+    table = pq.read_table(job / "truth" / "operations.parquet", columns=["iteration", "wait_ns"], filters=filters)
+    steps, waits = (np.array(table[name].to_pylist(), np.float64) for name in ("iteration", "wait_ns"))
+    return np.array([waits[steps == step].max() for step in range(60)])
+
+
+@pytest.mark.parametrize(("rank", "ms"), [(1, 4), (3, 40)])
+def test_the_delay_the_count_the_cost_and_the_begin_of_a_late_rank_are_those_of_the_job(
+    rank: int, ms: int, tmp_path: Path
+) -> None:
+    healthy, late = (
+        _simulated(tmp_path / name, fault)
+        for name, fault in (("healthy", "none"), ("late", f"late_rank:rank={rank},ms={ms},from={_FROM}"))
+    )
+    out = tmp_path / "out"
+    assert run_command("analyze", str(late / "logs"), str(late / "nsys"), "--out", str(out)).returncode == 0
+    finding: dict[str, Any]
+    (finding,) = json.loads((out / "findings.json").read_text())
+    evidence = finding["evidence"]
+    begins = _begins(late)
+    step_ns, healthy_ns = (float(np.median(np.diff(each)[2 * _FROM :])) for each in (begins, _begins(healthy)))
+    assert (finding["kind"], finding["ranks"]) == ("late_rank", [rank])
+    assert evidence["longest_ns"] == pytest.approx(np.median(_waits(late, finding["comm_id"])[_FROM:]), rel=0.05)
+    assert (evidence["operation"], evidence["late_operations_per_step"], evidence["operations_per_step"]) == (
+        "AllGather", 1, 32,
+    )  # fmt: skip
+    assert evidence["cost_ratio"] == pytest.approx(evidence["cost_ns"] / step_ns, rel=0.05)
+    # the bubble of the pipeline hides a little of it
+    assert 0.75 * evidence["cost_ns"] <= step_ns - healthy_ns <= 1.05 * evidence["cost_ns"]
+    assert abs(finding["since_ns"] - begins[_FROM]) <= 2 * step_ns
+    assert f"{evidence['longest_ns'] / 1e6:.1f} ms late (1 of 32)" in finding["summary"]
+    assert f"{100 * evidence['cost_ratio']:.1f} % of step time" in finding["summary"]
