@@ -10,8 +10,10 @@ something else failed: by itself it says that a job has ended.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
@@ -52,6 +54,154 @@ class LoggedFact(NamedTuple):
     """Whether its process logged operations in front of it."""
 
 
+TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
+
+
+def _failed_at(fact: TorchFact) -> int | None:
+    """The sequence number on which its rank gave up."""
+    if isinstance(fact, facts.TorchTimeout):
+        return fact.sequence
+    return fact.failed_at if fact.what == "failure" else None
+
+
+_TIMEOUTS_KEPT: Final = 4096
+"""Ranks, groups and sequence numbers that are remembered of one event."""
+_DEFAULT_GROUPS: Final = frozenset({"0", "default_pg"})
+"""PyTorch's first group: its ranks are those of the job."""
+
+
+class _Place(NamedTuple):
+    """One rank of one of PyTorch's process groups; parts that no line says are None."""
+
+    group_id: str | None
+    group_uid: str | None
+    rank: int
+
+
+@dataclass(slots=True)
+class TorchTimeouts:
+    """Who gave up on which sequence number of which process group, from lines of which each has a part of it."""
+
+    _sequences: dict[_Place, int] = field(default_factory=dict[_Place, int])
+    """The first operation on which each rank gave up."""
+    _enqueued: dict[_Place, tuple[int, int]] = field(default_factory=dict[_Place, tuple[int, int]])
+    """What each rank had enqueued and finished last."""
+    _global_ranks: dict[_Place, int] = field(default_factory=dict[_Place, int])
+    _names: dict[tuple[str | None, str | None], str] = field(default_factory=dict[tuple[str | None, str | None], str])
+    """Descriptions of groups."""
+    _operations: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict[tuple[int, int], tuple[str, int]])
+    """By rank of the group and sequence number: what was called, and after how many ms the rank gave up."""
+
+    def add(self, fact: TorchFact) -> None:
+        """Takes a line. What is logged, thrown and printed by `what()` is one time-out."""
+        sequence = _failed_at(fact)
+        if sequence is None or len(self._sequences) >= _TIMEOUTS_KEPT:
+            return
+        place = _Place(fact.group_id, fact.group_uid, fact.rank)
+        self._sequences[place] = min(sequence, self._sequences.get(place, sequence))
+        if fact.group:
+            self._names[place[:2]] = fact.group
+        if isinstance(fact, facts.TorchTimeout):
+            self._operations[fact.rank, sequence] = fact.operation, fact.timeout_ms
+        else:
+            self._enqueued[place] = fact.last_enqueued, fact.last_completed
+        if fact.global_rank is not None:
+            self._global_ranks[place] = fact.global_rank
+        elif _DEFAULT_GROUPS & {fact.group_id, fact.group}:
+            self._global_ranks[place] = fact.rank
+
+    def _by_group(self) -> list[list[_Place]]:
+        """Ranks that gave up, by group, the largest first. Lines that name no group repeat others, if others do."""
+        named = {(place.rank, at) for place, at in self._sequences.items() if place[:2] != (None, None)}
+        groups: dict[tuple[str | None, str | None], list[_Place]] = defaultdict(list[_Place])
+        for place, at in sorted(self._sequences.items(), key=lambda each: (each[0].rank, each[1])):
+            if place[:2] != (None, None) or (place.rank, at) not in named:
+                groups[place[:2]].append(place)
+        return sorted(groups.values(), key=lambda places: (-len(places), str(places[0])))
+
+    def global_ranks(self) -> tuple[int, ...]:
+        """Ranks of the job that gave up, as far as lines say them."""
+        return tuple(sorted(set(self._global_ranks.values())))
+
+    def _names_of(self, places: list[_Place]) -> str:
+        """These ranks of one group: those of the job if all are known."""
+        known = [self._global_ranks[place] for place in places if place in self._global_ranks]
+        if len(known) == len(places):
+            return names_of_ranks(sorted(set(known)))
+        return f"{names_of_ranks([place.rank for place in places])} of the group"
+
+    def _behind(self, places: list[_Place]) -> list[_Place]:
+        """Ranks of one group that had not enqueued what another gave up on."""
+        front = max(self._sequences[place] for place in places)
+        return [place for place in places if place in self._enqueued and self._enqueued[place][0] < front]
+
+    def _furthest_behind(self, places: list[_Place]) -> list[_Place]:
+        """Ranks of one group whose last enqueued operation, or else the one given up, is the earliest; if not all."""
+        at = {
+            place: self._enqueued[place][0] if place in self._enqueued else self._sequences[place] for place in places
+        }
+        behind = self._behind(places) or places
+        first = min(at[place] for place in behind)
+        furthest = [place for place in behind if at[place] == first]
+        return [] if len({self._sequences[place] for place in places}) == 1 and behind is places else furthest
+
+    def summary(self) -> str:
+        """Says who gave up on what, and who is furthest behind."""
+        places, *others = self._by_group()
+        by_sequence: dict[int, list[_Place]] = defaultdict(list[_Place])
+        for place in places:
+            by_sequence[self._sequences[place]].append(place)
+        what = " and ".join(
+            self._call(at, own) + (f" ({self._names_of(own)})" if len(by_sequence) > 1 else "")
+            for at, own in sorted(by_sequence.items(), key=lambda each: (-len(each[1]), each[0]))[:3]
+        )
+        timeout_ms = next((self._operations[key][1] for key in self._calls(places)), None)
+        after = "" if timeout_ms is None else f" after {timeout_ms / 1000:.0f} s"
+        more = f" and on operations of {len(others)} other group{'s' if len(others) > 1 else ''}" if others else ""
+        missing, behind = self._behind(places), self._furthest_behind(places)
+        if missing and len(by_sequence) == 1:
+            note = f"; {self._names_of(missing)} had not enqueued it"
+        else:
+            verb = "is" if len(behind) == 1 else "are"
+            note = f"; {self._names_of(behind)} {verb} furthest behind" if behind else ""
+        return (
+            f"PyTorch's watchdog gave up on {what} of {self._group_name(places[0])}{after}{more}{note} "
+            f"(reported by {self._names_of([*places, *chain(*others)])})"
+        )
+
+    def _calls(self, places: list[_Place]) -> list[tuple[int, int]]:
+        """Of these ranks, what `_operations` has."""
+        keys = ((place.rank, self._sequences[place]) for place in places)
+        return [key for key in keys if key in self._operations]
+
+    def _call(self, sequence: int, places: list[_Place]) -> str:
+        return f"{next((self._operations[key][0] for key in self._calls(places)), 'collective')} {sequence}"
+
+    def _group_name(self, place: _Place) -> str:
+        number = f"process group {place.group_id}" if place.group_id else "a process group"
+        return self._names.get(place[:2], number)
+
+    def evidence(self) -> dict[str, object]:
+        """The numbers of the largest group that gave up, and how many groups did."""
+        groups = self._by_group()
+        places = groups[0]
+        calls = [self._operations[key] for key in self._calls(places)]
+        progress = [self._enqueued[place] for place in places if place in self._enqueued]
+        return {
+            "operation": calls[0][0] if calls else None,
+            "sequence": Counter(self._sequences[place] for place in places).most_common(1)[0][0],
+            "sequences": {str(place.rank): self._sequences[place] for place in places},
+            "group": self._names.get(places[0][:2]),
+            "groups": len(groups),
+            "timeout_ms": calls[0][1] if calls else None,
+            "group_ranks": [place.rank for place in places],
+            "group_ranks_behind": [place.rank for place in self._behind(places)],
+            "group_ranks_furthest_behind": [place.rank for place in self._furthest_behind(places)],
+            "last_enqueued": sorted({enqueued for enqueued, _ in progress}),
+            "last_completed": sorted({completed for _, completed in progress}),
+        }
+
+
 @dataclass(slots=True)
 class _Report:
     text: str
@@ -69,8 +219,9 @@ class _Report:
     hosts: set[str] = field(default_factory=set[str])
     first_lines: dict[ProcessKey, int] = field(default_factory=dict[ProcessKey, int])
     """By process: its first line that says this."""
-    facts: list[Fact] = field(default_factory=list[Fact])
-    """A few of them."""
+    first_fact: Fact | None = None
+    timeouts: TorchTimeouts = field(default_factory=TorchTimeouts)
+    """What PyTorch's watchdogs said, if that is what is reported."""
 
 
 class Reported:
@@ -129,8 +280,9 @@ class Reported:
         report.lines += 1
         if len(report.shown) < _LINES_SHOWN:
             report.shown.append(f"{logged.source}:{logged.fact.line}")
-        if len(report.facts) < 4 * _LINES_SHOWN:
-            report.facts.append(logged.fact)
+        report.first_fact = report.first_fact or logged.fact
+        if isinstance(logged.fact, facts.TorchTimeout | facts.TorchProgress):
+            report.timeouts.add(logged.fact)
         if logged.fact.host:
             report.hosts.add(logged.fact.host)
             report.first_lines.setdefault((logged.fact.host, logged.fact.pid or 0), logged.fact.line)
@@ -138,7 +290,6 @@ class Reported:
             report.ranks.add(logged.rank)
 
 
-TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
 FactType = TypeVar("FactType", bound=Fact)
 
 
@@ -159,13 +310,12 @@ def _with(name: str, value: object) -> str:
 
 
 def _torch_key(fact: TorchFact) -> Hashable | None:
-    if isinstance(fact, facts.TorchTimeout):
-        return ("torch", fact.sequence)
-    return ("torch", fact.failed_at) if fact.what == "failure" and fact.failed_at is not None else None
+    """Time-outs of all ranks and groups of a job are one event: one hang makes all of them."""
+    return "torch" if isinstance(fact, facts.TorchTimeout) or _failed_at(fact) is not None else None
 
 
 def _gave_up(fact: TorchFact) -> str:
-    del fact  # one line does not have all of it: see `_torch`
+    del fact  # one line does not have all of it: see `TorchTimeouts`
     return "PyTorch's watchdog gave up on a collective"
 
 
@@ -296,11 +446,14 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
 
 
 def _finding(report: _Report, context: Context) -> Finding:
-    is_torch = isinstance(report.facts[0], facts.TorchTimeout | facts.TorchProgress)
-    text, evidence = _torch(report) if is_torch else (report.text, {})
+    times = "once" if report.lines == 1 else f"{report.lines} times"
     ranks, hosts = tuple(sorted(report.ranks)), tuple(sorted(report.hosts))
     who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "an unknown process"
-    times = "once" if report.lines == 1 else f"{report.lines} times"
+    summary, evidence = f"{report.text} (reported {times} by {who})", dict[str, object]()
+    if isinstance(report.first_fact, facts.TorchTimeout | facts.TorchProgress):
+        summary, evidence = report.timeouts.summary(), report.timeouts.evidence()
+        ranks = report.timeouts.global_ranks()
+        hosts = hosts or context.hosts_of(ranks)
     return Finding(
         kind=report.kind,
         severity=report.severity,
@@ -309,40 +462,12 @@ def _finding(report: _Report, context: Context) -> Finding:
         hosts=hosts,
         since_ns=report.since_ns,
         confidence=1.0,
-        summary=f"{text} (reported {times}{'' if is_torch else f' by {who}'})",
+        summary=summary,
         evidence={
             "lines": report.lines,
             "where": list(report.shown),
             "processes": len(report.first_lines),
-            "out_of_memory": _OUT_OF_MEMORY in report.text or isinstance(report.facts[0], facts.MemoryFailure),
+            "out_of_memory": _OUT_OF_MEMORY in report.text or isinstance(report.first_fact, facts.MemoryFailure),
             **evidence,
         },
     )
-
-
-def _torch(report: _Report) -> tuple[str, dict[str, object]]:
-    """Which collective of which process group, and which of its ranks had not enqueued it."""
-    timeouts = [fact for fact in report.facts if isinstance(fact, facts.TorchTimeout)]
-    progress = [fact for fact in report.facts if isinstance(fact, facts.TorchProgress)]
-    both: list[TorchFact] = [*timeouts, *progress]
-    group = next((fact.group for fact in both if fact.group), None)
-    number = next((fact.group_id for fact in both if fact.group_id), None)
-    name = group or (f"process group {number}" if number else "a process group")
-    sequence = timeouts[0].sequence if timeouts else progress[0].failed_at
-    behind = sorted(
-        {fact.rank for fact in progress if fact.failed_at is not None and fact.last_enqueued < fact.failed_at}
-    )
-    what = f"{timeouts[0].operation} {sequence}" if timeouts else f"collective {sequence}"
-    after = f" after {timeouts[0].timeout_ms / 1000:.0f} s" if timeouts else ""
-    missing = f"; {names_of_ranks(behind)} of the group had not enqueued it" if behind else ""
-    text = f"PyTorch's watchdog gave up on {what} of {name}{after}{missing}"
-    return text, {
-        "operation": timeouts[0].operation if timeouts else None,
-        "sequence": sequence,
-        "group": group,
-        "timeout_ms": timeouts[0].timeout_ms if timeouts else None,
-        "group_ranks": sorted({fact.rank for fact in both}),
-        "group_ranks_behind": behind,
-        "last_enqueued": sorted({fact.last_enqueued for fact in progress}),
-        "last_completed": sorted({fact.last_completed for fact in progress}),
-    }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.reported import LoggedFact, Reported
 from ncclscope_service.store.records import FindingKind, Severity
@@ -35,10 +37,57 @@ def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it()
     assert finding.severity is Severity.CRITICAL
     assert finding.summary == (
         "PyTorch's watchdog gave up on ALLREDUCE 42 of TP after 600 s; rank 2 of the group had not enqueued it "
-        "(reported 3 times)"
+        "(reported by ranks 1 and 2 of the group)"
     )
     assert finding.evidence["group_ranks_behind"] == [2]
     assert finding.evidence["where"] == ["job.log:7", "job.log:9", "job.log:10"]
+
+
+def gave_up(
+    rank: int, sequence: int, *, group: str, operation: str = "BROADCAST", enqueued: int = 0
+) -> list[LoggedFact]:
+    """The four lines of one time-out: as it is found, the progress of the group, as it is thrown, and `what()`."""
+    work = facts.TorchTimeout(
+        line=1, rank=rank, sequence=sequence, operation=operation, timeout_ms=300_000, ran_ms=1, global_rank=rank
+    )
+    thrown = replace(work, line=3, group_id=group)
+    progress = facts.TorchProgress(
+        line=2,
+        what="failure",
+        rank=rank,
+        last_enqueued=enqueued or sequence + 1,
+        last_completed=sequence - 1,
+        group_id=group,
+        failed_at=sequence,
+        global_rank=rank,
+    )
+    return [said(fact) for fact in (work, progress, thrown, replace(thrown, line=4, global_rank=None))]
+
+
+def test_time_outs_of_several_ranks_are_one_event_that_names_who_is_furthest_behind() -> None:
+    detector = Reported()
+    for rank, sequence in ((4, 1211), (1, 7), (5, 1211)):
+        detector.ingest_facts(gave_up(rank, sequence, group="0"), CONTEXT)
+    (finding,) = detector.findings(SECOND)
+    assert finding.ranks == (1, 4, 5)
+    assert finding.summary == (
+        "PyTorch's watchdog gave up on BROADCAST 1211 (ranks 4 and 5) and BROADCAST 7 (rank 1) of process group 0 "
+        "after 300 s; rank 1 is furthest behind (reported by ranks 1, 4 and 5)"
+    )
+    assert finding.evidence["group_ranks_furthest_behind"] == [1]
+    assert finding.evidence["sequences"] == {"1": 7, "4": 1211, "5": 1211}
+
+
+def test_time_outs_of_several_groups_are_one_event_and_copies_of_a_line_are_one_time_out() -> None:
+    detector = Reported()
+    for rank, group in ((2, "7"), (3, "7"), (2, "9")):
+        detector.ingest_facts(gave_up(rank, 8, group=group), CONTEXT)
+    (finding,) = detector.findings(SECOND)
+    assert (finding.ranks, finding.evidence["groups"], finding.evidence["lines"]) == ((2, 3), 2, 12)
+    assert finding.summary == (
+        "PyTorch's watchdog gave up on BROADCAST 8 of process group 7 after 300 s and on operations of 1 other group "
+        "(reported by ranks 2 and 3)"
+    )
 
 
 def test_lines_that_say_the_same_are_one_finding_that_names_who_says_it() -> None:
