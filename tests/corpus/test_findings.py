@@ -56,8 +56,12 @@ _SMOKE = f"{_MEGATRON}/dual8_tp4pp1dp2_smoke_nohup_20260331_r2.log"
 @pytest.mark.parametrize(
     ("log", "words", "ranks"),
     [
-        ("elena-alps-megatron/2340723.err", r"BROADCAST 805827 of TENSOR_MODEL_PARALLEL_GROUP after 600 s", ()),
-        (f"{_MEGATRON}/watch_and_launch_dual8_tp4pp1dp2_20260328.log", r"ALLREDUCE 8 of default_pg", ()),
+        (
+            "elena-alps-megatron/2340723.err",
+            r"BROADCAST 805827 of TENSOR_MODEL_PARALLEL_GROUP after 600 s",
+            tuple(range(1, 56, 2)),
+        ),
+        (f"{_MEGATRON}/watch_and_launch_dual8_tp4pp1dp2_20260328.log", r"ALLREDUCE 8 of default_pg", (0, 1, 2, 3)),
         (_SMOKE, r"CUDA call failed: out of memory", (0, 1, 2, 3)),
         (_SMOKE, r"NCCL connection broke: closed", (4, 5, 6, 7)),
         ("sparticlesteve-nersc-pytorch/slurm-nccl-416593.out", r"InfiniBand work request failed with status 12", (10,)),
@@ -68,3 +72,18 @@ def test_what_a_log_names_is_named(corpus: Path, log: str, words: str, ranks: tu
     named = [finding for finding in findings_of(corpus / "nccl_logs" / log) if re.search(words, finding.summary)]
     assert [finding.ranks for finding in named] == [ranks]
     assert named[0].evidence["where"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "mismatches"),
+    [("oom_trial_1_0_10_20260323_005014", 1), ("normal_trial_4_iter10_timeout60_20260715_002117", 0)],
+)
+def test_logs_without_stamps_show_that_ranks_called_different_operations(
+    corpus: Path, folder: str, mismatches: int
+) -> None:
+    path = corpus.parent / "corpus2" / "nccl_logs" / "gf-bench" / folder
+    if not path.is_dir():
+        pytest.skip(f"needs the second corpus, and {path} is not a folder")
+    found = findings_of(path)
+    assert [finding.kind for finding in found] == [FindingKind.MISMATCH] * mismatches
+    assert all(finding.evidence["coll_seq"] == 11 for finding in found)

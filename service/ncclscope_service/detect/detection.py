@@ -71,6 +71,13 @@ class Detectors:
         """How far each rank has come (`progress.PROGRESS`), about once a second."""
         self._hang.ingest_progress(progress, context)
         self._stopped_logging.ingest_progress(progress, context)
+
+    def ingest_last_progress(self, progress: Columns, context: Context) -> None:
+        """How far each rank has come (`progress.PROGRESS`) at the end of a job, where no time need be known."""
+        self._hang.ingest_last_progress(progress, context)
+
+    def update_context(self, context: Context) -> None:
+        """The job as it stands, for calls of which no time is known: until it is over without what has ended."""
         self._mismatch.update_context(context)
 
     def ingest_calls(self, calls: Columns, context: Context) -> None:
@@ -311,8 +318,7 @@ class Detection:
         logged_ns, observed_ns = operations["logged_at_ns"], operations["observed_at_ns"]
         times = np.where(logged_ns == NO_TIME_NS, observed_ns, logged_ns)
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
-        timed = times != NO_TIME_NS
-        self._update_progress(row_ops.filter_rows(operations, timed), times[timed])
+        self._update_progress(operations, times)
         self._resting.ingest_operations(operations, times)
         self._update_newest_lines(operations)
         self._ingest_calls(operations, times)
@@ -374,8 +380,14 @@ class Detection:
             detectors.ingest_collectives(part, context)
             if final:
                 detectors.findings(int(part["end_true_ns"].max()))
-        if len(job.progress):
-            detectors.ingest_progress(job.progress.rows, self._groups.without_ended(context))
+        living = self._groups.without_ended(context)
+        counts = job.progress.rows
+        timed = row_ops.filter_rows(counts, counts["last_ns"] != NO_TIME_NS)
+        if len(timed):
+            detectors.ingest_progress(timed, living)
+        if context.is_over:
+            detectors.ingest_last_progress(counts, living)
+        detectors.update_context(context if context.is_over else living)
         for steps in (*job.steps, np.empty(0, STEP)):
             detectors.ingest_steps(steps, context)
         job.steps = []

@@ -9,7 +9,10 @@ enqueued what says how:
 - *inside*: the missing ranks are all ranks of one communicator and have come equally far on it, or nobody is missing at
   all: everybody has enqueued the operation and it does not end.
 - *mismatched*: the same, and the ranks called different operations there (`mismatch.py`).
+- *stopped*: nobody is missing, and the ranks stopped in several communicators at once. The job was killed, perhaps.
 - *unclear*: log lines of these communicators were lost, so the counts of their ranks cannot be compared.
+
+When a job is over, its last counts alone may prove that it was a hang (`hang_at_end`).
 
 Ranks that have just ended a step (`pauses.py`) may be evaluating or writing a checkpoint: they get far more time.
 Send/Recv are counted per ordered pair: the sends of one rank to another against the receives of that other from it.
@@ -51,6 +54,8 @@ class HangState(StrEnum):
     INSIDE = "inside"
     MISMATCHED = "mismatched"
     UNCLEAR = "unclear"
+    STOPPED = "stopped"
+    """All ranks stopped at once and nobody waits for another."""
 
 
 class Channel(NamedTuple):
@@ -141,18 +146,26 @@ def inside_finding(
 
 
 def unclear_finding(
-    first: StuckChannel, stuck: list[StuckChannel], silent_ns: int, since_ns: int, context: Context
+    first: StuckChannel,
+    stuck: list[StuckChannel],
+    silent_ns: int,
+    since_ns: int,
+    context: Context,
+    *,
+    is_even: bool = False,
 ) -> Finding:
-    """Finding that the job stands still, and lost lines hide who is missing."""
+    """Finding that the job stands still, and lost lines hide who is missing; or nobody is (`is_even`)."""
+    why = (
+        "and no rank waits for another: it was killed, or its groups are stuck at once"
+        if is_even
+        else "log lines were lost, so the missing rank cannot be determined"
+    )
     return replace(
-        _finding(HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
+        _finding(HangState.STOPPED if is_even else HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
         comm_id=None,
         parallelism=None,
         confidence=_UNSURE,
-        summary=(
-            f"the job has enqueued nothing for {duration_text(silent_ns)}; log lines were lost, so the missing rank "
-            "cannot be determined"
-        ),
+        summary=f"the job has enqueued nothing for {duration_text(silent_ns)}{',' if is_even else ';'} {why}",
     )
 
 
@@ -276,6 +289,8 @@ class Hang:
         self._ledger = Ledger()
         self._reported: _LastReport | None = None
         self._context: Context | None = None
+        self._last_progress: tuple[Columns, Context] | None = None
+        """Counts at the end of the job and its context."""
 
     @property
     def is_open(self) -> bool:
@@ -340,14 +355,31 @@ class Hang:
         elif (inside := self._inside(culprits, stuck, now_ns, context)) is not None:
             since = self._since(inside.since_ns)
             mismatch = (mismatches or {}).get(inside.group.comm_id)
-            self._renew(inside_finding(inside, stuck, now_ns - since, since, context, mismatch), inside, now_ns)
+            if culprits or mismatch or set(inside.waiting) >= self._active_ns.keys():
+                made = inside_finding(inside, stuck, now_ns - since, since, context, mismatch)
+            else:  # all stopped at once, in several groups: none of them is to blame
+                made = unclear_finding(inside, stuck, now_ns - since, since, context, is_even=True)
+            self._renew(made, inside, now_ns)
         elif culprits:
             uneven = [one for one in stuck if one.missing]
             self._name(culprits, blame.waiting, uneven, now_ns, context)
         else:
             unclear, doubtful = self._unclear(stuck, now_ns, context)
             self._renew(unclear, doubtful, now_ns)
-        return self._ledger.findings()
+        return self._at_end(doubted or self._enqueued) or self._ledger.findings()
+
+    def _at_end(self, doubted: Iterable[int]) -> list[Finding] | None:
+        """The hang in which the counts at the end of the job show that it was; None if they do not."""
+        if self._last_progress is None or self.is_open or any(True for _ in doubted):
+            return None
+        progress, context = self._last_progress
+        found = hang_at_end(progress, context)
+        return None if found is None else [found, *self._ledger.findings()]
+
+    def ingest_last_progress(self, progress: Columns, context: Context) -> None:
+        """Takes the counts (`PROGRESS`) at the end of the job, of all channels, and its groups that have not ended."""
+        self._context = context
+        self._last_progress = progress, context
 
     def _mismatched(
         self, stuck: list[StuckChannel], mismatches: Mapping[str | None, Finding]
@@ -545,3 +577,94 @@ def _furthest(behind: dict[int, int]) -> list[int]:
 
 def _missing(stuck: list[StuckChannel]) -> set[int]:
     return {rank for one in stuck for rank in one.missing}
+
+
+_AT_END: Final = 0.7
+"""Confidence of a hang that only the last counts show."""
+_LEAST_EVEN: Final = 2
+"""Ranks that stand where another one of their channel stands, and at least half of them: files are cut anywhere."""
+_LEAST_UNEVEN: Final = 2
+"""Communicators whose ranks stand at different operations: of one alone, a job that was killed looks the same."""
+_LEAST_LAG: Final = 2
+"""Operations: a job that is killed stops ranks within one operation."""
+
+
+def hang_at_end(progress: Columns, context: Context) -> Finding | None:
+    """The hang that the last counts (`PROGRESS`) of a job prove without times; None if they may have another reason.
+
+    Every rank waits for one, directly or over others, on several communicators. Ranks that wait stand evenly: all at
+    one operation where they wait for the culprit, and most of them elsewhere. Ranks that were killed, or whose files
+    were cut, do not.
+    """
+    rows = row_ops.filter_rows(progress, np.isin(progress["communicator"], np.fromiter(context.groups, np.int64)))
+    if not len(rows) or context.lossy_hosts or context.silent_hosts:
+        return None
+    names = context.global_ranks_of(rows)
+    channels: defaultdict[Channel, dict[int, int]] = defaultdict(dict[int, int])
+    columns = (rows["communicator"], rows["sender"], rows["receiver"], rows["operations"], names)
+    for communicator, sender, receiver, operations, name in zip(*(each.tolist() for each in columns), strict=True):
+        channels[Channel(communicator, sender, receiver)][name] = operations
+    if any(
+        NO_NUMBER in counts
+        or (channel.sender == NO_NUMBER and len(counts) < len(context.groups[channel.communicator].hosts))
+        for channel, counts in channels.items()
+    ):
+        return None  # ranks that were not seen may be anywhere
+    standings = [
+        ChannelWaits(
+            tuple(rank for rank, count in counts.items() if count > min(counts.values())),
+            tuple(rank for rank, count in counts.items() if count == min(counts.values())),
+            frozenset(),
+        )
+        for counts in channels.values()
+    ]
+    waits = WaitGraph(standings)
+    culprits = set(names.tolist()) - waits.waiting
+    uneven = {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
+    most = max((max(counts.values()) - min(counts.values()) for counts in uneven.values()), default=0)
+    if len(culprits) != 1 or most < _LEAST_LAG or len({channel.communicator for channel in uneven}) < _LEAST_UNEVEN:
+        return None
+    (culprit,) = culprits
+    if not _stand_evenly(channels, culprit):
+        return None
+    stuck = [
+        StuckChannel(
+            channel,
+            context.groups[channel.communicator],
+            tuple(sorted(rank for rank, count in counts.items() if count == min(counts.values()))),
+            tuple(sorted(rank for rank, count in counts.items() if count == max(counts.values()))),
+            0,
+            0,
+            max(counts.values()),
+        )
+        for channel, counts in uneven.items()
+    ]
+    first = max((one for one in stuck if culprit in one.missing), key=lambda one: (len(one.waiting), one.operations))
+    last_ns = max(int(rows["last_ns"][names == culprit].max()), 0)
+    silent_ns = max(int(rows["last_ns"].max()) - last_ns, 0)
+    made = missing_finding((culprit,), waits.waiting, first, stuck, silent_ns, last_ns, context)
+    on = "".join(f" ({host})" for host in made.hosts)
+    return replace(
+        made,
+        confidence=_AT_END,
+        summary=(
+            f"the job ended in a hang: {names_of_ranks((culprit,))}{on} never enqueued operation {first.operations} of "
+            f"{first.group.name}; all other ranks were waiting for it, directly or over others"
+        ),
+    )
+
+
+def _stand_evenly(channels: Mapping[Channel, dict[int, int]], culprit: int) -> bool:
+    """Whether ranks other than the culprit stand where others of their busiest channel do, as after a hang."""
+    busiest: dict[int, tuple[int, Channel]] = {}
+    for channel, counts in channels.items():
+        if culprit in counts and len(set(counts.values()) - {counts[culprit]}) > 1:
+            return False
+        for rank, count in counts.items():
+            busiest[rank] = max(busiest.get(rank, (0, channel)), (count, channel))
+    own = [
+        [count for rank, count in counts.items() if rank != culprit and busiest[rank][1] == channel]
+        for channel, counts in channels.items()
+    ]
+    even = sum(len(counts) - len(set(counts)) for counts in own)
+    return even >= max(_LEAST_EVEN, sum(len(counts) - 1 for counts in own if counts) / 2)

@@ -22,7 +22,7 @@ PROGRESS: Final = np.dtype(
         ("receiver", "<i4"),
         ("rank", "<i4"),  # the communicator rank that counted
         ("operations", "<i8"),  # enqueued so far on this channel
-        ("last_ns", "<i8"),  # when the newest of them was logged, or observed if lines have no stamp
+        ("last_ns", "<i8"),  # when the newest of them was logged, or observed if lines have no stamp; NO_TIME_NS
     ]
 )
 """How far each rank has come on each channel: a communicator's collectives, or one ordered pair of Send and Recv."""
@@ -149,9 +149,12 @@ class ProgressTable:
         places = self._places.number(*(counts[name] for name in _KEY))
         if len(self._places) > len(self._rows):
             grown = np.zeros(2 * len(self._places), PROGRESS)
+            grown["last_ns"] = NO_TIME_NS
             grown[: len(self._rows)] = self._rows
             self._rows = grown
+        last_ns = np.maximum(self._rows["last_ns"][places], counts["last_ns"])
         self._rows[places] = counts
+        self._rows["last_ns"][places] = last_ns
 
 
 def progress_of_operations(

@@ -102,6 +102,16 @@ def test_ranks_that_call_different_collectives_are_a_mismatch() -> None:
     assert finding.evidence["coll_seq"] == 4
 
 
+def test_a_mismatch_needs_no_stamps() -> None:
+    service = _Service(size=3)
+    for rank, count in ((0, 1024), (1, 99), (2, 1024)):
+        lines = [*_calls(0, 4), *_calls(4, 5, count=count)]
+        service.log(rank, *(replace(line, logged_at_ns=NO_TIME_NS) for line in lines))
+    service.advance(final=True)
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.ranks) == (FindingKind.MISMATCH, (1,))
+
+
 def test_what_was_lost_of_a_host_is_no_mismatch_but_blindness() -> None:
     service = _Service()
     gap = SourceGap(reason="truncated", amount=500, unit="bytes")

@@ -7,11 +7,11 @@ import numpy as np
 from service.detect.simulated_job import Job, Simulation
 
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph
+from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph, hang_at_end
 from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 SECOND = 1_000_000_000
 GROUPS = Simulation(Job()).groups
@@ -362,3 +362,45 @@ def test_in_large_groups_that_wait_for_each_other_each_group_is_followed_once() 
     missing = set(range(500, 1000))
     assert blame.roots(missing) == missing
     assert len(looked_at) <= 2
+
+
+def test_ranks_of_several_groups_that_stop_at_once_are_stuck_in_none_of_them() -> None:
+    tensor = {index: group for index, group in GROUPS.items() if group.parallelism == "TP"}
+    context = Context(job="job", groups=tensor, knows_steps=True)
+    detector = Hang()
+    for second in range(1, 60):
+        now = min(second, 40)
+        rows = [(index, NO_NUMBER, NO_NUMBER, rank, now * 40, now * SECOND) for index in tensor for rank in (0, 1)]
+        detector.ingest_progress(np.array(rows, dtype=PROGRESS), context)
+    (finding,) = detector.findings(60 * SECOND)
+    assert (finding.evidence["state"], finding.comm_id, finding.ranks) == ("stopped", None, ())
+    assert "it was killed, or its groups are stuck at once" in finding.summary
+
+
+def last_counts(behind: dict[int, int], ahead: dict[int, int] | None = None) -> Columns:
+    """Counts without times of a job that is over: by global rank, by how many operations of its groups it is off."""
+    rows = [
+        (index, NO_NUMBER, NO_NUMBER, rank, 400 - behind.get(name, 0) + (ahead or {}).get(name, 0), NO_TIME_NS)
+        for index, group in GROUPS.items()
+        if group.parallelism in ("TP", "DP", "WORLD")
+        for rank, name in enumerate(group.global_ranks)
+    ]
+    return np.array(rows, dtype=PROGRESS)
+
+
+def test_last_counts_without_times_show_who_hung() -> None:
+    found = hang_at_end(last_counts({5: 2}), CONTEXT)
+    assert found is not None
+    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.7)
+    assert "the job ended in a hang: rank 5 (node2) never enqueued operation 400 of" in found.summary
+    assert found.evidence["waiting_ranks"] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show_no_hang() -> None:
+    assert hang_at_end(last_counts({}), CONTEXT) is None
+    assert hang_at_end(last_counts({5: 1}), CONTEXT) is None
+    assert hang_at_end(last_counts({5: 2, 3: 2}), CONTEXT) is None
+    assert hang_at_end(last_counts({rank: 3 * rank for rank in range(8)}), CONTEXT) is None
+    assert hang_at_end(last_counts({5: 2}), replace(CONTEXT, lossy_hosts=frozenset({"node1"}))) is None
+    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
+    assert hang_at_end(last_counts({5: 2}), Context(job="job", groups=alone)) is None
