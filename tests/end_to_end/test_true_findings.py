@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 _FROM = 10
 
 
-def _simulated(out: Path, fault: str) -> Path:
-    more = ("--iterations", "60", "--step-seconds", "0.4", "--fault", fault)
+def _simulated(out: Path, fault: str, *more: str) -> Path:
+    more = ("--iterations", "60", "--step-seconds", "0.4", "--fault", fault, *more)
     assert run_command("simulate", "--out", str(out), *more).returncode == 0
     return out
 
@@ -36,6 +36,17 @@ def _waits(job: Path, comm_id: str) -> NDArray[np.float64]:
     table = pq.read_table(job / "truth" / "operations.parquet", columns=["iteration", "wait_ns"], filters=filters)
     steps, waits = (np.array(table[name].to_pylist(), np.float64) for name in ("iteration", "wait_ns"))
     return np.array([waits[steps == step].max() for step in range(60)])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_pipeline_partner_of_a_late_rank_is_innocent(seed: int, tmp_path: Path) -> None:
+    shape = ("--nodes", "4", "--gpus", "2", "--order", "tp-pp-dp", "--seed", str(seed))
+    late = _simulated(tmp_path / "late", f"late_rank:rank=3,ms=40,from={_FROM}", *shape)
+    out = tmp_path / "out"
+    assert run_command("analyze", str(late / "logs"), str(late / "nsys"), "--out", str(out)).returncode == 0
+    assert [(each["kind"], each["ranks"]) for each in json.loads((out / "findings.json").read_text())] == [
+        ("late_rank", [3])
+    ]
 
 
 @pytest.mark.parametrize(("rank", "ms"), [(1, 4), (3, 40)])

@@ -243,6 +243,61 @@ class Ledger:
         return self._closed.pop(key)
 
 
+_LEADS: Final = (FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.BELOW_LIMIT)
+"""Findings about wires, the strongest explanation first."""
+
+
+def without_explained(findings: Iterable[Finding], groups: Mapping[str, Group]) -> list[Finding]:
+    """One finding for one fault of wires: of those about the same wires at the same time the strongest leads, and has
+    the others in its evidence (`explains`: the kind and the group of each). `groups`: by `comm_id`.
+
+    A slow link explains what is slow in groups that all use its host; another finding what is slow in groups over just
+    the same hosts. Groups between hosts and groups within one use different wires.
+    """
+    leading: list[Finding] = []
+    explained: dict[int, list[str]] = {}
+    for finding in sorted(findings, key=_strength):
+        wires = _hosts_of_groups(finding, groups)
+        leader = next((at for at, lead in enumerate(leading) if _explains(lead, finding, wires, groups)), None)
+        if leader is None:
+            leading.append(finding)
+        else:
+            explained.setdefault(leader, []).extend(f"{finding.kind} {each}" for each in _groups_of(finding))
+    return [
+        replace(lead, evidence={**lead.evidence, "explains": explained[at]}) if at in explained else lead
+        for at, lead in enumerate(leading)
+    ]
+
+
+def _strength(finding: Finding) -> tuple[int, bool, float, int]:
+    loss = finding.evidence.get("loss_ratio")
+    kind = _LEADS.index(finding.kind) if finding.kind in _LEADS else len(_LEADS)
+    return kind, finding.until_ns is not None, -loss if isinstance(loss, float) else 0.0, finding.since_ns
+
+
+def _groups_of(finding: Finding) -> list[str]:
+    named = finding.evidence.get("slow_groups", finding.evidence.get("groups"))
+    return [str(each) for each in named] if isinstance(named, list) else []
+
+
+def _hosts_of_groups(finding: Finding, groups: Mapping[str, Group]) -> list[frozenset[str]]:
+    return [groups[each].host_set() for each in _groups_of(finding) if each in groups]
+
+
+def _explains(lead: Finding, finding: Finding, wires: list[frozenset[str]], groups: Mapping[str, Group]) -> bool:
+    own = _hosts_of_groups(lead, groups)
+    if not own or not wires or not {lead.kind, finding.kind} <= set(_LEADS):
+        return False
+    is_then = (lead.until_ns is None or finding.since_ns <= lead.until_ns) and (
+        finding.until_ns is None or lead.since_ns <= finding.until_ns
+    )
+    if not is_then or {len(each) > 1 for each in own} != {len(each) > 1 for each in wires}:
+        return False
+    if lead.kind is FindingKind.SLOW_LINK:
+        return finding.kind is not FindingKind.SLOW_LINK and all(each & set(lead.hosts) for each in wires)
+    return frozenset[str]().union(*own) == frozenset[str]().union(*wires)
+
+
 def by_urgency(findings: Iterable[Finding]) -> list[Finding]:
     """Open before closed, then by severity, by urgency of the kind, by confidence and by age."""
     return sorted(

@@ -23,7 +23,13 @@ from ncclscope_service.columns.table import Ids
 from ncclscope_service.detect.bandwidth import BandwidthDrop, BelowLimit
 from ncclscope_service.detect.blind import Blind, HostCounters, HostVisibility, internal_error_finding
 from ncclscope_service.detect.clock_fault import ClockFault
-from ncclscope_service.detect.context import Context, GroupsOfStore, by_urgency, group_from_communicator
+from ncclscope_service.detect.context import (
+    Context,
+    GroupsOfStore,
+    by_urgency,
+    group_from_communicator,
+    without_explained,
+)
 from ncclscope_service.detect.hang import Hang
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
@@ -144,12 +150,15 @@ class Detectors:
             self._mismatch.with_losses,
             self._mismatch.enqueued(),
         )
-        causes = [*self._late_rank.findings(), *slow, *hangs, *mismatches]
+        late, groups = self._late_rank.findings(), bandwidth.context.groups.values() if bandwidth.context else ()
+        causes = [*late, *slow, *hangs, *mismatches]
         return by_urgency(
             [
-                *causes,
+                *late,
+                *hangs,
+                *mismatches,
+                *without_explained([*slow, *below], {group.comm_id: group for group in groups}),
                 *self._slow_steps.findings(causes),
-                *below,
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),
                 *self._misconfiguration.findings(),

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.detect.blind import Blind, HostVisibility
 from ncclscope_service.detect.clock_fault import ClockFault
-from ncclscope_service.detect.context import Context, Ledger, by_urgency, names_of_ranks
+from ncclscope_service.detect.context import Context, Group, Ledger, by_urgency, names_of_ranks, without_explained
 from ncclscope_service.detect.detection import Detectors
 from ncclscope_service.store.records import Finding, FindingKind, HostClock, Severity
 
@@ -138,3 +139,29 @@ def test_what_hurries_comes_first() -> None:
 
 def test_detectors_that_were_fed_nothing_find_nothing() -> None:
     assert Detectors().findings(0) == []
+
+
+def _about(kind: FindingKind, *named: str, **more: Any) -> Finding:
+    key = "slow_groups" if kind is FindingKind.SLOW_LINK else "groups"
+    evidence: dict[str, object] = {key: list(named), "loss_ratio": more.pop("loss", 0.3)}
+    return replace(FINDING, kind=kind, ranks=(), hosts=more.pop("hosts", ()), evidence=evidence, **more)
+
+
+def test_findings_about_the_same_wires_are_one_and_the_strongest_leads() -> None:
+    hosts = {"dp0": ("n1", "n2"), "pp0": ("n1", "n2"), "dp1": ("n3", "n4"), "pp1": ("n2", "n3"), "tp0": ("n1", "n1")}
+    groups = {
+        name: Group(comm_id=name, parallelism=None, global_ranks=(0, 1), hosts=each) for name, each in hosts.items()
+    }
+    link = _about(FindingKind.SLOW_LINK, "dp0", hosts=("n2",))
+    drops = [_about(FindingKind.BANDWIDTH_DROP, name, loss=0.4) for name in ("pp0", "dp1", "pp1", "tp0")]
+    below = _about(FindingKind.BELOW_LIMIT, "dp0", "pp0")
+    (lead, *rest) = without_explained([below, *drops, link], groups)
+    assert (lead.kind, lead.evidence["explains"]) == (
+        FindingKind.SLOW_LINK,
+        ["bandwidth_drop pp0", "bandwidth_drop pp1", "below_limit dp0", "below_limit pp0"],
+    )
+    assert rest == [drops[1], drops[3]], "another host, and the wires within a host"
+    (lead,) = without_explained([_about(FindingKind.BANDWIDTH_DROP, "dp0", loss=0.2), drops[0], below], groups)
+    assert (lead.evidence["groups"], len(lead.evidence)) == (["pp0"], 3), "the larger loss leads"
+    before = replace(drops[0], until_ns=link.since_ns - 1, since_ns=0)
+    assert without_explained([link, before], groups) == [link, before], "another time is another fault"
