@@ -32,7 +32,7 @@ _MAY_IMPORT = {
     "ncclscope": {"ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service", "ncclscope_simulator"},
 }
 _ACTING = {
-    "ncclscope_capture": {"__main__", "capture", "chunks", "cycle", "job", "launching"},
+    "ncclscope_capture": {"__main__", "capture", "chunks", "cycle", "job"},
     "ncclscope_agent": {
         "app",
         "config",
@@ -76,7 +76,6 @@ _ACTING = {
         "export.tables.communicators_file",
         "export.comparison",
         "export.directory",
-        "export.tables.efficiency_file",
         "export.tables.iterations_file",
         "export.tables.kernels_file",
         "export.tables.operations_file",

@@ -39,7 +39,7 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
-from ncclscope_wire.topology_codec import (
+from ncclscope_wire.topology import (
     TopologyMap,
     TuningTableMap,
     packed_table,

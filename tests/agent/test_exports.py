@@ -12,9 +12,8 @@ import pytest
 from nsys_made import EPOCH_NS, copying_nsys, nccl_export
 from structlog.testing import capture_logs
 
-from ncclscope_agent.files.exports import ExportFollower
+from ncclscope_agent.files.exports import ExportFollower, Timing
 from ncclscope_agent.sources.nsys.export import EXPORT_END, ExportLimits
-from ncclscope_agent.sources.nsys.waiting import Timing
 from ncclscope_wire.batch import Batch
 
 SECOND = 1_000_000_000

@@ -24,8 +24,7 @@ from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables.communicators_file import write_communicators
-from ncclscope_service.export.tables.efficiency_file import write_efficiency
-from ncclscope_service.export.tables.iterations_file import write_iterations
+from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations
 from ncclscope_service.export.tables.kernels_file import write_kernels
 from ncclscope_service.export.tables.operations_file import write_operations
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic

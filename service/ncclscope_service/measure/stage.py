@@ -21,9 +21,8 @@ from ncclscope_service.clock.host_clocks import ClockPrior, Clocks, Unclocked
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators
-from ncclscope_service.join.replays import MEETING, Met, ReplayJoin
 from ncclscope_service.join.send_recv import ExchangeBook
-from ncclscope_service.join.stage import JoinStage
+from ncclscope_service.join.stage import MEETING, JoinStage, Met, ReplayJoin
 from ncclscope_service.measure import limits
 from ncclscope_service.measure.inspector import Inspection
 from ncclscope_service.measure.limits import Limits

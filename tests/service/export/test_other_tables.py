@@ -13,7 +13,7 @@ from service.export.small_run import MS, NODE2_AHEAD_NS, START_NS, small_run
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.communicators_file import write_communicators
-from ncclscope_service.export.tables.efficiency_file import write_efficiency
+from ncclscope_service.export.tables.iterations_file import write_efficiency
 from ncclscope_service.export.tables.kernels_file import launch_plans, write_kernels
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import HostClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.join.replays import MEETING, ReplayJoin
+from ncclscope_service.join.stage import MEETING, ReplayJoin
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 

@@ -1,20 +1,36 @@
-"""`iterations.parquet`: one row per rank and iteration."""
+"""`iterations.parquet`: one row per rank and iteration. `efficiency.parquet`: each measured collective against every
+reference that it has, in long form.
+"""
 
 # pyright: reportUnknownParameterType=false
 # (pyarrow carries no types)
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.group_by import distinct_together, first_positions
+from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables import schema
-from ncclscope_service.export.tables.operations_file import write_slices
+from ncclscope_service.export.tables.columns import Column, OperationView, Values, rates, words_at
+from ncclscope_service.export.tables.operations_file import (
+    IS_COLLECTIVE,
+    IS_SEND,
+    LIMIT_REFERENCES,
+    collective_ids,
+    operation_column,
+    write_slices,
+)
 from ncclscope_service.job.iterations import OPERATION_COLUMNS, iteration_times
-from ncclscope_service.store.rows import IterationBy
+from ncclscope_service.measure import limits
+from ncclscope_service.nccl.bandwidth import classify
+from ncclscope_service.store.rows import IterationBy, LimitReference
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -80,3 +96,95 @@ def _ratio(found: Columns, name: str) -> NDArray[np.float64]:
     ratio: NDArray[np.float64] = np.full(len(found), np.nan)
     ratio[known] = found[name][known] / found["duration_ns"][known]
     return ratio
+
+
+_SERIES_LIMITS = ((LimitReference.TOPOLOGY, "limit"), (LimitReference.BASELINE, "baseline"))
+
+
+def write_efficiency(selection: Selection, path: Path) -> None:
+    """Writes the file; it has no rows if nothing was measured or nothing has a limit."""
+    write_slices(_tables(selection), schema.EFFICIENCY, path)
+
+
+def _tables(selection: Selection) -> Iterator[pa.Table]:
+    seen: set[tuple[int, int]] = set()
+    for rows in selection.operations.slices():
+        view = OperationView(selection.store, _once_each(selection.store, rows, seen))
+        yield from (table for table in _tables_of(view) if len(table))
+
+
+def _once_each(store: Store, rows: AnyRows, seen: set[tuple[int, int]]) -> Columns:
+    """The measured rows with each collective once, whichever rank comes first; pairs by their Send."""
+    measured: Columns = rows[np.isfinite(rows["busbw"])]
+    view = OperationView(store, measured)
+    is_collective = view.is_op(IS_COLLECTIVE) & (measured["coll_seq"] >= 0)
+    found, (communicators, sequences) = np.flatnonzero(is_collective), (view.communicators(), measured["coll_seq"])
+    first = found[first_positions(distinct_together(communicators[found], sequences[found])[1])]
+    keys = list(zip(communicators[first].tolist(), sequences[first].tolist(), strict=True))
+    chosen = first[np.array([key not in seen for key in keys], dtype=np.bool_)]
+    seen.update(keys)
+    sends = np.nonzero(view.is_op(IS_SEND))[0]
+    once: Columns = measured[np.sort(np.concatenate([chosen, sends]))]
+    return once
+
+
+def limits_by_reference(view: OperationView) -> dict[LimitReference, NDArray[np.float64]]:
+    """By reference, each row's limit in bytes per second, comparable with busbw; NaN if it has none.
+
+    The limit that stands in the operation's own row goes before the series'.
+    """
+    own = view.rows["limit_reference"]
+    series = _series_rows(view)
+    model = limits.busbw_by_model(view.store, view.rows)
+    measured = limits.busbw_by_baseline(view.store, view.rows)
+    found: dict[LimitReference, NDArray[np.float64]] = {}
+    for reference in LimitReference:
+        limit = np.where(own == reference, view.rows["limit"], np.nan)
+        if reference is LimitReference.BASELINE:
+            limit = np.where(np.isfinite(limit), limit, measured)
+        for series_reference, name in _SERIES_LIMITS:
+            if reference is series_reference:
+                limit = np.where(np.isfinite(limit), limit, series[name])
+        if reference is LimitReference.NCCL_MODEL:
+            limit = np.where(np.isfinite(limit), limit, model)
+        found[reference] = limit
+    return found
+
+
+def _tables_of(view: OperationView) -> Iterator[pa.Table]:
+    """One table per reference."""
+    for reference, limit in limits_by_reference(view).items():
+        yield _table(view, reference, limit)
+
+
+def _series_rows(view: OperationView) -> Columns:
+    """The series of each row; NaN limits if it has none."""
+    series = view.store.series.rows
+    missing = np.zeros(1, dtype=series.dtype)
+    missing["limit"] = missing["baseline"] = np.nan
+    keys = _series_keys(series["communicator"], series["op"], series["size_class"])
+    order = np.argsort(keys)
+    size_class = classify(view.rows["message_bytes"])
+    codes = view.of_template(lambda templates: Column(templates["op"], np.ones(len(templates), dtype=np.bool_)))
+    asked = _series_keys(view.communicators(), codes.values, size_class)
+    places = np.searchsorted(keys[order], asked)
+    is_found = np.append(keys[order], -1)[places] == asked
+    found: Columns = np.append(series.copy(), missing)[np.where(is_found, np.append(order, 0)[places], len(series))]
+    return found
+
+
+def _series_keys(communicator: Values, op: Values, size_class: Values) -> NDArray[np.int64]:
+    return (communicator.astype(np.int64) * 256 + op.astype(np.int64)) * 256 + size_class.astype(np.int64)
+
+
+def _table(view: OperationView, reference: LimitReference, limit: NDArray[np.float64]) -> pa.Table:
+    has_limit = np.isfinite(limit) & (limit > 0)
+    columns = {name: operation_column(view, name) for name in ("job", "comm_id", "op")}
+    columns["reference"] = words_at(np.full(len(limit), reference.value), LIMIT_REFERENCES)
+    columns["limit_bytes_per_second"] = rates(limit)
+    columns["efficiency_ratio"] = rates(view.rows["busbw"] / np.where(has_limit, limit, np.nan))
+    arrays = [
+        collective_ids(view) if field.name == "collective_id" else columns[field.name].arrow(field.type)
+        for field in schema.EFFICIENCY
+    ]
+    return pa.Table.from_arrays(arrays, names=schema.EFFICIENCY.names).filter(pa.array(has_limit))

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ncclscope_service.export.tables.columns import Column, Mask, OperationView, rates
-from ncclscope_service.export.tables.efficiency_file import limits_by_reference
+from ncclscope_service.export.tables.iterations_file import limits_by_reference
 from ncclscope_service.export.tables.operations_file import LIMIT_REFERENCES, collective_ids, operation_column
 from ncclscope_service.export.trace.event_text import constant, field, fields, joined
 from ncclscope_service.store.rows import Match

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ncclscope_agent.sources.nsys.waiting import Timing, Waiting
+from ncclscope_agent.files.exports import Timing, Waiting
 
 TIMING = Timing(settle_ns=10, longest_pause_ns=40, give_up_ns=100)
 
