@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 from benchmarks.jobs import read
 
-from ncclscope_service.align.certain import CertainPairing
+from ncclscope_service.align.certain_pairing import CertainPairing
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_simulator import SimulationConfig, write

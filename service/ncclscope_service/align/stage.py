@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.align.backlog import Portion
-from ncclscope_service.align.certain import CertainPairing, is_call_within
+from ncclscope_service.align.certain import is_call_within
+from ncclscope_service.align.certain_pairing import CertainPairing
 from ncclscope_service.align.exact_join import ExactJoin, MatchReconciler
 from ncclscope_service.align.graph_replays import GraphReplays
 from ncclscope_service.align.process_aligner import ProcessAligner

@@ -10,16 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from service.simulated_batches import simulated_batches
 
-from ncclscope_service.align.certain import (
-    LEAST,
-    MARGIN,
-    CertainPairing,
-    CertainPairs,
-    Known,
-    Launched,
-    Lines,
-    certain_pairs,
-)
+from ncclscope_service.align.certain import LEAST, MARGIN, CertainPairs, Known, Launched, Lines, certain_pairs
+from ncclscope_service.align.certain_pairing import CertainPairing
 from ncclscope_service.align.nvtx_calls import CALL, UNIT, ThreadCalls
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import Counting
