@@ -101,24 +101,6 @@ class EnvironmentSetting(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionMatrix(Fact):
-    """Algorithms and protocols that NCCL_ALGO and NCCL_PROTO leave enabled for a function (2.24 on), as printed."""
-
-    function: Name
-    protocols: tuple[Number, ...]
-    algorithms: tuple[Number, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicatorSetting(Fact):
-    """One field of ncclConfig_t, or what NCCL decided for a communicator."""
-
-    name: Name
-    value: Size
-    second_value: Size | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSeen(Fact):
     """A version other than NCCL's own number: the git commit, the driver, a plugin's library."""
 
@@ -143,65 +125,11 @@ class PluginSeen(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryMissing(Fact):
-    """A library or a symbol of it could not be opened."""
-
-    library: Text
-    symbol: Name | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkDevice:
-    """One NIC, or several merged into one."""
-
-    index: Number
-    name: Text
-    port: Number | None = None
-    link: Name | None = None
-    """IB, RoCE and what follows it, as printed."""
-    address: Text | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkDevices(Fact):
-    """The NICs that a network found; none is possible."""
-
-    network: Name
-    devices: tuple[NetworkDevice, ...] = ()
-    relaxed_ordering: bool = False
-    out_of_band: Text | None = None
-    """Interface and address of the bootstrap."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicSeen(Fact):
-    """One NIC as a network found it: its speed in Mbit/s, its place on the PCI bus."""
-
-    network: Name
-    device: Number
-    name: Text
-    speed_mbps: Number | None = None
-    port: Number | None = None
-    link: Name | None = None
-    provider: Name | None = None
-    pci_path: Text | None = None
-    merged: Number | None = None
-    """Number of NICs that make up this virtual one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkChosen(Fact):
     """Network that a communicator uses, or the provider below it."""
 
     network: Name
     nics: Number | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BootstrapAddress(Fact):
-    """Interfaces and addresses of the bootstrap."""
-
-    devices: tuple[NetworkDevice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,67 +152,6 @@ class GpuDirect(Fact):
     means: Name | None = None
     """nvidia-peermem, DMABUF, DMA-BUF."""
     reason: Text | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelLink(Fact):
-    """Over which transport a channel reaches a peer."""
-
-    channel: Number
-    from_rank: Rank
-    transport: Name
-    """P2P, SHM, NET or COLLNET."""
-    how: Text
-    """The part behind the transport, as printed: `IPC/read`, `direct pointer`, `IB/0/GDRDMA`."""
-    to_rank: Rank | None = None
-    connection: Number | None = None
-    direction: Name | None = None
-    """send or receive; None if the line says both ends."""
-    from_device: Word | None = None
-    to_device: Word | None = None
-    devices_are_bus_ids: bool | None = None
-    """Up to 2.18.1 the brackets hold bus ids, from 2.18.3 NVML numbers; None if the digits fit both."""
-    network: Name | None = None
-    network_device: Number | None = None
-    proxy_rank: Rank | None = None
-    """PXN: the rank whose NIC is used (2.12 on)."""
-    gpu_direct: bool | None = None
-    """Whether GPUDirect RDMA is used; None for transports that have none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlsSupport(Fact):
-    """Whether NVLink SHARP can be used on a device (2.17 on)."""
-
-    is_available: bool
-    device: Number
-    channels: Number | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MultiNodeNvlink(Fact):
-    """The multi-node NVLink clique of a rank, or the state of a GPU's fabric (2.21 on)."""
-
-    clique_id: Word
-    mnnvl: Number | None = None
-    clique_size: Number | None = None
-    clique_rank: Rank | None = None
-    nvl_domain_size: Number | None = None
-    bus_id: Word | None = None
-    fabric: Name | None = None
-    """Cluster UUID, two hexadecimal halves."""
-    state: Number | None = None
-    health_mask: Word | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuAffinity(Fact):
-    """The CPUs that a GPU's threads are bound to, as printed: a mask or a list."""
-
-    gpu: Number
-    cpus: Text
-    gpu_cpus: Text | None = None
-    allowed_cpus: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -488,20 +355,10 @@ CHANNELS: Final[tuple[type[Fact], ...]] = (
 """Rings and trees."""
 SETTINGS: Final[tuple[type[Fact], ...]] = (
     EnvironmentSetting,
-    FunctionMatrix,
-    CommunicatorSetting,
     BuildSeen,
     PluginSeen,
-    LibraryMissing,
-    NetworkDevices,
-    NicSeen,
     NetworkChosen,
-    BootstrapAddress,
     GpuDirect,
-    ChannelLink,
-    NvlsSupport,
-    MultiNodeNvlink,
-    CpuAffinity,
     PathNotUsed,
 )
 """Environment, configuration, build and machine: a job wants them equal on its ranks."""

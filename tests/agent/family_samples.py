@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncclscope_agent.sources.nccl_log import line_families
-from ncclscope_agent.sources.nccl_log.prefix import KnownHosts, Writer, cut_line
+from ncclscope_agent.sources.nccl_log.prefix import KnownHosts, cut_line
 from ncclscope_wire.facts import Fact
 
 FILE = Path(__file__).with_name("family_samples.txt")
 _COMMON = {"line", "host", "pid", "tid", "logged_at_ns"}
-_WRITER = Writer(host="node17", pid=41822, tid=41903, device=2)
 
 
 class Sample(NamedTuple):
@@ -56,7 +55,7 @@ def facts_of(text: str) -> list[Fact]:
         if cut.records:
             read = line_families.read_record(cut.records[0], 1, None)
         else:
-            read = line_families.read_torch(line, 1) or line_families.read_matrix_row(line, _WRITER, 1)
+            read = line_families.read_torch(line, 1) or line_families.read_matrix_row(line)
         if read is not None and read.fact is not None:
             found.append(read.fact)
     return found

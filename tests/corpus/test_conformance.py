@@ -18,9 +18,8 @@ from corpus.conformance import (
     shapes_of,
 )
 
-from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, TRACE
+from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, MATRIX_ROW, TRACE
 from ncclscope_agent.sources.nccl_log.line_families import FAMILIES
-from ncclscope_agent.sources.nccl_log.setting_lines import MATRIX_ROW
 from ncclscope_agent.sources.nccl_log.trouble_lines import TORCH
 
 _UPDATES = os.environ.get("NCCLSCOPE_UPDATE_GOLDEN") == "1"

@@ -39,10 +39,6 @@ class Family:
     """Lines of it that the corpus has, at least."""
 
 
-def _number(text: str | None) -> int | None:
-    return None if text is None else int(text)
-
-
 def _environment(record: Fact | CommunicatorEvent) -> object:
     assert isinstance(record, facts.EnvironmentSetting)
     return record.variable, record.value
@@ -51,16 +47,6 @@ def _environment(record: Fact | CommunicatorEvent) -> object:
 def _ring_order(record: Fact | CommunicatorEvent) -> object:
     assert isinstance(record, facts.RingOrder)
     return record.channel, record.channels, record.ranks
-
-
-def _link(record: Fact | CommunicatorEvent) -> object:
-    assert isinstance(record, facts.ChannelLink)
-    return record.channel, record.connection, record.from_rank, record.to_rank, record.direction, record.transport
-
-
-def _devices(record: Fact | CommunicatorEvent) -> object:
-    assert isinstance(record, facts.ChannelLink)
-    return (record.from_device, record.to_device) if record.devices_are_bus_ids else None
 
 
 def _init(record: Fact | CommunicatorEvent) -> object:
@@ -124,21 +110,6 @@ FAMILIES: dict[str, Family] = {
         _ring_order,
         9_000,
     ),
-    "channel_link": Family(
-        "Channel ",
-        r"Channel (?P<c>\d+)(?:/(?P<k>\d+))? : (?P<a>\d+)\[(?P<ad>\w+)\] -> (?P<b>\d+)\[(?P<bd>\w+)\]"
-        r"(?: \[(?P<d>send|receive)\])? via (?P<t>P2P|SHM|NET)\S*",
-        lambda m: (int(m["c"]), _number(m["k"]), int(m["a"]), int(m["b"]), m["d"], m["t"]),
-        _link,
-        10_000,
-    ),
-    "bus_ids": Family(
-        "Channel ",
-        r"Channel \d+(?:/\d+)? : \d+\[(?P<a>\w+)\] -> \d+\[(?P<b>\w+)\]",
-        lambda m: (int(m["a"], 16), int(m["b"], 16)),
-        _devices,
-        5_000,
-    ),
     "init": Family(
         " cudaDev ",
         r".*?\bcomm (?P<comm>0x\w+) rank (?P<rank>\d+) n[rR]anks (?P<n>\d+) cudaDev .*- (?P<event>"
@@ -153,13 +124,12 @@ FAMILIES: dict[str, Family] = {
 _RECORDS: dict[type[Fact | CommunicatorEvent], str] = {
     facts.EnvironmentSetting: "environment",
     facts.RingOrder: "ring_order",
-    facts.ChannelLink: "channel_link",
     CommunicatorEvent: "init",
     facts.NetworkChosen: "network",
 }
 
 
-def test_each_value_of_five_families_is_the_one_that_its_line_says(corpus: Path) -> None:
+def test_each_value_of_four_families_is_the_one_that_its_line_says(corpus: Path) -> None:
     expressions = {name: re.compile(_HEAD + family.pattern) for name, family in FAMILIES.items()}
     compared: Counter[str] = Counter()
     missed: Counter[str] = Counter()

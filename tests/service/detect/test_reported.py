@@ -105,7 +105,6 @@ def test_what_healthy_jobs_print_is_no_failure() -> None:
     detector = Reported()
     detector.ingest_facts(
         [
-            said(facts.LibraryMissing(line=1, library="libibverbs.so")),
             said(facts.IbEvent(line=2, event="GID table changed", severity="non-fatal", nic="mlx5_0")),
             said(facts.PortFailover(line=3, device=0, is_failed=False)),
         ],

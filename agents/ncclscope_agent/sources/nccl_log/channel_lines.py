@@ -1,6 +1,6 @@
-"""Lines about channels: rings, trees, and the transport of each link.
+"""Lines about channels: rings and trees.
 
-*Source:* NCCL `src/init.cc` and `src/graph/connect.cc` (rings, trees), `src/transport/*.cc` (links).
+*Source:* NCCL `src/init.cc` and `src/graph/connect.cc` .
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from ncclscope_wire import facts
 _TREE_NODE: Final = re.compile(r"(?:\[(\d+)\] )?(-?\d+(?:/-?\d+){2}|-?\d+)->(\d+)->(-?\d+(?:/-?\d+){2}|-?\d+)")
 _LINE_LIMIT: Final = 1015
 """NCCL's buffer has 1,024 bytes (2.8 to 2.28), prefix and newline included."""
-_NET: Final = re.compile(
-    r"(?P<network>[^/]+(?:/[^/\d][^/]*)*)/(?P<network_device>\d+)(?:\((?P<proxy_rank>\d+)\))?"
-    r"(?P<direct>/GDRDMA(?:\(\w+\))?)?(?:/Shared)?(?:/[A-Z]\w*)*"
-)
 _OLD_RANKS: Final = 20
 """Up to 2.22 a ring line holds 20 ranks at most, and does not say that it was cut."""
 
@@ -58,45 +54,6 @@ def _tree(fields: Fields) -> Fields:
     fields["nodes"] = [{**node, "down": numbers(str(fields.pop("below")))}]
     return fields
 
-
-def _link(fields: Fields) -> Fields | None:
-    """Reads the text behind `via`, and whether the brackets hold bus ids."""
-    transport, _, how = str(fields.pop("via")).partition("/")
-    if transport == "direct shared memory":
-        transport, how = "SHM", "direct"
-    if transport not in {"P2P", "SHM", "NET", "COLLNET"} or not how:
-        return None
-    fields.update(transport=transport, how=how)
-    if transport in {"NET", "COLLNET"}:
-        found = _NET.fullmatch(how)
-        if found is None:
-            return None
-        fields.update({name: found[name] for name in ("network", "network_device", "proxy_rank") if found[name]})
-        fields["gpu_direct"] = found["direct"] is not None
-    brackets = [text for name in ("from_bracket", "to_bracket") if (text := fields.pop(name, None)) is not None]
-    if len(brackets) == 2:
-        fields.update(_devices(str(brackets[0]), str(brackets[1])))
-    return fields
-
-
-def _devices(first: str, second: str) -> Fields:
-    """A bus id has a device in its last two digits and is printed in hexadecimal; an NVML number has two digits."""
-    is_bus = [not text.isdigit() or len(text) > 2 for text in (first, second)]
-    are_bus: bool | None = any(is_bus)
-    if not are_bus and max(len(first), len(second)) == 2 and first[-1] == second[-1] == "0":
-        are_bus = None  # 10 and 20 may be either
-    base = 16 if are_bus else 10
-    fields: Fields = {} if are_bus is None else {"devices_are_bus_ids": are_bus}
-    if are_bus is not None:
-        fields.update(from_device=int(first, base), to_device=int(second, base))
-    return fields
-
-
-_ENDS: Final = (
-    r"(?P<from_rank>\d+)(?:\[(?P<from_bracket>[0-9a-f]{1,16})\])?"
-    r" -> (?P<to_rank>\d+)(?:\[(?P<to_bracket>[0-9a-f]{1,16})\])?"
-    r"(?: \[(?P<direction>send|receive)\])? via (?P<via>[\x20-\x7e]{1,120})"
-)
 
 FAMILIES: Final[tuple[Family, ...]] = (
     form(
@@ -141,22 +98,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         r"NVLS Trees : (?P<trees>\[\d+\] [\[\]0-9/>| -]+)",
         fixed={"is_nvls": True},
         finish=_tree_nodes,
-    ),
-    form(
-        "channel_link",
-        facts.ChannelLink,
-        ("Channel ", "Ring "),
-        r"(?:Channel|Ring) (?P<channel>\d+)(?:/(?P<connection>\d+))? : " + _ENDS,
-        finish=_link,
-    ),
-    form(
-        "channel_link",
-        facts.ChannelLink,
-        "CollNet ",
-        r"CollNet (?P<channel>\d+)(?:/(?P<connection>\d+))? : (?P<from_rank>\d+)"
-        r"(?:\[(?P<from_bracket>[0-9a-f]{1,16})\])?"
-        r" \[(?P<direction>send|receive)\] via (?P<via>[\x20-\x7e]{1,120})",
-        finish=lambda fields: _link({name: value for name, value in fields.items() if name != "from_bracket"}),
     ),
 )
 """Forms about channels, in the order in which they are tried."""

@@ -1,7 +1,8 @@
 # ruff: noqa: E501  a pattern is as long as the line that it reads
 """Lines that are recognised and counted by family, and of which nothing is sent.
 
-Each row is the line as NCCL prints it: a regular expression in which `<n>` is an integer, `<hex>` an address or a hash,
+Each row is the line as NCCL prints it: a regular expression in which `<n>` is an integer, `<u>` one that is not below 0,
+`<device>` a NIC behind its number, `<link>` a transport, `<hex>` an address or a hash, `<id>` one without 0x, `<plain>` and
 `<s>` a number with a fraction, `<word>` a name, `<path>` text without blanks, `<address>` an address with its port,
 `<text>` the rest, and `<at>` the source file and line that NCCL puts in front of some messages. A row that ends in fixed
 text cannot have been cut, so it is also recognised in front of another record on its line.
@@ -23,6 +24,14 @@ from ncclscope_agent.sources.nccl_log.line_form import FRONT_BYTES, Family, form
 _PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "<n>": r"-?\d{1,20}",
+        "<u>": r"\d{1,10}",
+        "<id>": r"[0-9a-f]{1,16}",
+        "<plain>": r"[\w.+-]{1,64}",
+        "<device>": r"\[\d+\](?:=\{[^{}]{1,400}\}|\S+(?: (?!\[)\S+:\d+<\d+>)?)",
+        "<link>": (
+            r"(?:(?:P2P|SHM)/[\x20-\x7e]{1,116}|direct shared memory|(?:NET|COLLNET)/[^/]+(?:/[^/\d][^/]*)*/\d+(?:\(\d+\))?"
+            r"(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?(?:/[A-Z]\w*)*)"
+        ),
         "<hex>": r"(?:(?:0x)?[0-9a-f]{1,16}|\(nil\))",
         "<s>": r"\d[\d.e+]{0,20}",
         "<word>": r"[\w.:-]{1,100}",
@@ -35,6 +44,38 @@ _PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
 
 _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "network_devices": (
+            r"NET/<plain> : Using (?:<device>(?: <device>)*)? ?(?:\[RO\])? ?; OOB \S{1,200}",
+            r"NET/(?:Socket|IB) : Using <device>(?: <device>)*",
+            r"NET/<plain> : No device found\.",
+        ),
+        "bootstrap": (r"Bootstrap ?: Using (?:<device>(?: <device>)*|[^\[\s]\S{0,399})",),
+        "channel_link": (
+            r"(?:Channel|Ring) <u>(?:/<u>)? : <u>(?:\[<id>\])? -> <u>(?:\[<id>\])?(?: \[(?:send|receive)\])? via <link>",
+            r"CollNet <u>(?:/<u>)? : <u>(?:\[<id>\])? \[(?:send|receive)\] via <link>",
+        ),
+        "comm_config": (
+            r"Comm config \w{1,64} (?:set to )?<n>",
+            r"Check P2P Type (?:is)?[A-Za-z]\w{1,40} <u> directMode <u>(?: \w{1,40} \d+)?",
+            r"CC (?:Off|On)(?:, Multi-GPU CC (?:Off|On))?, workFifoBytes <u>",
+            r"Symmetric VA size=<u>GB",
+            r"P2P Chunksize set to <u>",
+            r"Using <u> threads, Min Comp Cap <u>, Trees (?:enabled|disabled)[\x20-\x7e]{0,60}",
+            r"\w{1,40}: tuner chunk size <u> exceeds buffer max <u>, clamping",
+        ),
+        "launch_mode": (r"Launch mode (?:Parallel|Group/CGMD|Group)",),
+        "mnnvl": (
+            r"MNNVL <u> cliqueId <hex> cliqueSize <u> cliqueRank <n>(?: nvlDomainSize <u>)?",
+            r"MNNVL busId <hex> fabric UUID <id>\.<id> cliqueId <hex> state <u> healthMask <hex>",
+        ),
+        "affinity": (
+            r"Setting affinity for GPU <u> to [0-9a-f,-]{1,1000}",
+            r"ncclTopoGetCpuAffinity: Affinity for GPU <u> is (?:[0-9,-]{1,1000}|empty, ignoring)\. \(GPU affinity = [0-9,-]{0,1000} ; CPU affinity = [0-9,-]{0,1000}\)\.",
+        ),
+        "library_missing": (
+            r"Failed to open [\w./\[\]-]{1,200}",
+            r"dlvsym failed on \w{1,100} - [\w./-]{1,200}: [\x20-\x7e]{1,300}",
+        ),
         "comm_shape": (r"comm <hex> rank <n> nRanks <n> nNodes <n> localRanks <n> localRank <n> MNNVL <n>",),
         "channel_counts": (
             r"<n> coll channels, (?:<n> collnet channels, )?(?:<n> nvls channels, )?<n> p2p channels, <n> p2p channels per peer",
@@ -61,6 +102,7 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"Threads per block : <n>(?:/<n>)*(?: \| <n>(?:/<n>)*)*",
         ),
         "nvls": (
+            r"NVLS multicast support is (?:not )?available on dev <u>(?: \(NVLS_NCHANNELS <u>\))?",
             r"NVLS comm <hex> headRank <n> nHeads <n> (?:nvlsRanks <n> )?buffSize <n> nvlsPerRankSize <n> nvlsTotalSize <n>",
             r"NVLS Creat(?:ing|ed) Multicast group (?:<hex> )?nranks <n> size <n> on rank <n>",
             r"NVLS rank <n> \(dev <n>\) alloc done, ucptr <hex> ucgran <n> mcptr <hex> mcgran <n> ucsize <n> mcsize <n> \(inputsize <n>\)",
@@ -88,6 +130,8 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"Sharp rank <n>/<n> initialized on <text>",
         ),
         "nic": (
+            r"NET/IB ?: Made virtual device \[<u>\] name=<path> speed=<u> ndevs=<u>",
+            r"NET/IB ?: \[<u>\] [\w.-]{1,64}(?::\w{1,64})?:<u>/\w{1,20} provider=\w{1,40} speed=<u> context=<hex> pciPath=<path>(?: ar=\d)?",
             r"NET/IB ?: Unable to open device <word>",
             r"ncclTopoPopulateNics : Filled <path> in topo with pciPath=<path> keep=\d(?: coll=\S{1,20})?",
         ),
@@ -196,7 +240,7 @@ _CALL: Final = r"p?nccl[A-Z]\w{1,60}\((?:-?<hex>(?:, ?-?<hex>){0,15})?\)"
 """The part behind `NCCL CALL `: function and arguments."""
 
 _FIXED_START: Final = re.compile(r"(?:[\w :/-]|\\\[)*(?![?*+{])")
-_FIXED_END: Final = re.compile(r"(?:(?<!\\)[A-Za-z]|\\\)|<address>)\)?\Z")
+_FIXED_END: Final = re.compile(r"(?:(?<!\\)[A-Za-z]|\\\)|\\\.|<address>)\)?\Z")
 
 
 def _counted(name: str, row: str) -> Family:
@@ -223,6 +267,10 @@ REMARKS: Final[tuple[Family, ...]] = tuple(
 Plug-ins have forms of their own in every version. Only what is printed as INFO is a remark: a warning in a form that
 is not known is passed on.
 """
+MATRIX_HEADER: Final = re.compile(rb"     Function \|(?: +[A-Za-z0-9]+)+ *\|(?: +[A-Za-z0-9]+)+ *\|?\s*")
+"""The first continuation line of the matrix of functions, protocols and algorithms (2.24 on)."""
+MATRIX_ROW: Final = _counted("function_matrix", r" *[A-Z]\w{1,30} \|(?: +\d){1,8} *\|(?: +\d){1,16} *\|?")
+"""The other continuation lines."""
 CALLS: Final[tuple[Family, ...]] = (_counted("call", _CALL),)
 TRACE: Final = _counted("trace", "")
 """Lines of builds with TRACE=1: `NCCL TRACE` and any text."""

@@ -11,10 +11,9 @@ import re
 from typing import Final
 
 from ncclscope_agent.sources.nccl_log import channel_lines, setting_lines, trouble_lines
-from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, REMARKS, TRACE
+from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, MATRIX_ROW, REMARKS, TRACE
 from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, FamilyIndex, FamilyRead
 from ncclscope_agent.sources.nccl_log.prefix import LogRecord, RecordEnd, Writer
-from ncclscope_agent.sources.nccl_log.setting_lines import MATRIX_ROW
 from ncclscope_wire.facts import OtherWarning
 
 FAMILIES: Final[tuple[Family, ...]] = (
@@ -117,6 +116,6 @@ def read_torch(text: bytes, line: int) -> FamilyRead | None:
     return _TORCH.read(text[at.end() :], about)
 
 
-def read_matrix_row(text: bytes, writer: Writer, line: int) -> FamilyRead | None:
+def read_matrix_row(text: bytes) -> FamilyRead | None:
     """A continuation line of the matrix of functions, protocols and algorithms; None if it is none."""
-    return _MATRIX.read(text, _about(writer, line, None))
+    return _MATRIX.read(text, {})

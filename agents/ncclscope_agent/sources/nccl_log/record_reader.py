@@ -14,11 +14,11 @@ from typing import Final
 from ncclscope_agent.sources.dictionaries import LOOKUP_LIMIT, Strings, Templates, Threads
 from ncclscope_agent.sources.nccl_log import line_families, operation_lines, stamps
 from ncclscope_agent.sources.nccl_log.batches import Gathered
+from ncclscope_agent.sources.nccl_log.counted_lines import MATRIX_HEADER
 from ncclscope_agent.sources.nccl_log.known_lines import KnownHead, KnownLines
 from ncclscope_agent.sources.nccl_log.line_form import FamilyRead
 from ncclscope_agent.sources.nccl_log.operation_lines import OperationHead
 from ncclscope_agent.sources.nccl_log.prefix import LogRecord, RecordEnd, Writer
-from ncclscope_agent.sources.nccl_log.setting_lines import MATRIX_HEADER
 from ncclscope_agent.sources.nccl_log.stamps import Clock
 from ncclscope_agent.sources.nccl_log.topology_lines import TopologyLines
 from ncclscope_agent.sources.nccl_log.tuning_table import TuningTable
@@ -74,7 +74,7 @@ class OtherRecords:
             if MATRIX_HEADER.fullmatch(text) is not None:
                 gathered.understood["function_matrix"] += 1
                 return True
-            found = line_families.read_matrix_row(text, self._matrix_of, line)
+            found = line_families.read_matrix_row(text)
             if found is None:
                 self._matrix_of = None
         if found is None:

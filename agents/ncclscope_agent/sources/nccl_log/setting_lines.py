@@ -16,56 +16,8 @@ from typing import Final
 from ncclscope_agent.sources.nccl_log.line_form import Family, Fields, form
 from ncclscope_wire import facts
 
-_IB_DEVICE: Final = re.compile(r"(\S+?):(\d+)/(\w+(?:/\w+)*)")
-_DEVICES: Final = re.compile(r"\[(\d+)\](=\{[^{}]{1,400}\}|\S+(?: \S+?:\d+<\d+>)?)")
 _TEXT: Final = r"[\x20-\x7e]"
 _WORD: Final = r"[\w.+-]{1,64}"
-
-
-def _devices(text: str) -> list[Fields] | None:
-    """`[0]mlx5_0:1/IB [1]eth0:10.0.0.1<0>`, and of merged NICs `[0]={[0] mlx5_0:1/IB,[1] mlx5_1:1/IB}`."""
-    devices: list[Fields] = []
-    at = 0
-    text = text.strip()
-    while at < len(text):
-        found = _DEVICES.match(text, at)
-        if found is None:
-            return None
-        index, name = found.groups()
-        device: Fields = {"index": int(index)}
-        if name.startswith("="):
-            device["name"] = name[2:-1]
-        elif (link := _IB_DEVICE.fullmatch(name)) is not None:
-            device.update(name=link[1], port=int(link[2]), link=link[3])
-        else:
-            interface, colon, address = name.partition(":")
-            device["name"] = interface
-            if colon:
-                device["address"] = address
-        devices.append(device)
-        at = found.end()
-        while text[at : at + 1] == " ":
-            at += 1
-    return devices
-
-
-def _network_devices(fields: Fields) -> Fields | None:
-    text = str(fields.pop("list", "") or "")
-    fields["relaxed_ordering"] = "[RO]" in text
-    devices = _devices(text.replace("[RO]", ""))
-    return None if devices is None else {**fields, "devices": devices}
-
-
-def _addresses(fields: Fields) -> Fields | None:
-    text = str(fields.pop("list"))
-    devices = _devices(text if text.startswith("[") else f"[0]{text}")
-    return {**fields, "devices": devices} if devices else None
-
-
-def _matrix(fields: Fields) -> Fields:
-    for name in ("protocols", "algorithms"):
-        fields[name] = str(fields[name]).split()
-    return fields
 
 
 def _setting(fields: Fields) -> Fields:
@@ -78,17 +30,6 @@ def _setting(fields: Fields) -> Fields:
 def _enabled(fields: Fields) -> Fields:
     return {**fields, "is_enabled": str(fields.pop("enabled")).lower() == "enabled"}
 
-
-MATRIX_HEADER: Final = re.compile(rb"     Function \|(?: +[A-Za-z0-9]+)+ *\|(?: +[A-Za-z0-9]+)+ *\|?\s*")
-"""The first continuation line of the matrix of functions, protocols and algorithms (2.24 on)."""
-MATRIX_ROW: Final = form(
-    "function_matrix",
-    facts.FunctionMatrix,
-    "",
-    r" *(?P<function>[A-Z]\w{1,30}) \|(?P<protocols>(?: +\d){1,8}) *\|(?P<algorithms>(?: +\d){1,16}) *\|?",
-    finish=_matrix,
-)
-"""The other continuation lines."""
 
 _PLUGIN_KIND: Final = r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN|RMA)/Plugin ?: "
 
@@ -151,55 +92,12 @@ FAMILIES: Final[tuple[Family, ...]] = (
         r"Using non-device net plugin version (?P<version>\d{1,4})",
         fixed={"what": "device_plugin"},
     ),
-    form(
-        "network_devices",
-        facts.NetworkDevices,
-        "NET/",
-        rf"NET/(?P<network>{_WORD}) : Using (?P<list>{_TEXT}{{0,1000}}?) ?; OOB (?P<out_of_band>\S{{1,200}})",
-        finish=_network_devices,
-    ),
-    form(
-        "network_devices",
-        facts.NetworkDevices,
-        "NET/",
-        rf"NET/(?P<network>Socket|IB) : Using (?P<list>\[{_TEXT}{{1,1000}})",
-        finish=_network_devices,
-    ),
-    form(
-        "network_devices",
-        facts.NetworkDevices,
-        "NET/",
-        rf"NET/(?P<network>{_WORD}) : No device found\.",
-        is_closed=True,
-    ),
     form("network", facts.NetworkChosen, "Using network", rf"Using network (?P<network>[A-Za-z]{_TEXT}{{0,80}})"),
     form(
         "network",
         facts.NetworkChosen,
         "NET/OFI ",
         r"NET/OFI Selected [Pp]rovider is (?P<network>[\w;-]{1,64})(?:,? ?\(found (?P<nics>\d+) nics\)|)",
-    ),
-    form(
-        "bootstrap",
-        facts.BootstrapAddress,
-        "Bootstrap",
-        rf"Bootstrap ?: Using (?P<list>{_TEXT}{{1,400}})",
-        finish=_addresses,
-    ),
-    form(
-        "nic",
-        facts.NicSeen,
-        "NET/",
-        r"NET/(?P<network>IB) ?: Made virtual device \[(?P<device>\d+)\] name=(?P<name>\S{1,200})"
-        r" speed=(?P<speed_mbps>\d+) ndevs=(?P<merged>\d+)",
-    ),
-    form(
-        "nic",
-        facts.NicSeen,
-        "NET/",
-        r"NET/(?P<network>IB) ?: \[(?P<device>\d+)\] (?P<name>[\w.-]{1,64})(?::\w{1,64})?:(?P<port>\d+)/(?P<link>\w{1,20})"
-        r" provider=(?P<provider>\w{1,40}) speed=(?P<speed_mbps>\d+) context=0x[0-9a-f]{1,16}"
-        r" pciPath=(?P<pci_path>\S{1,400})(?: ar=\d)?",
     ),
     form(
         "gpu_direct",
@@ -359,87 +257,6 @@ FAMILIES: Final[tuple[Family, ...]] = (
         is_closed=True,
     ),
     form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "Comm config",
-        r"Comm config (?P<name>\w{1,64}) set to (?P<value>-?\d+)",
-    ),
-    form("comm_config", facts.CommunicatorSetting, "Comm config", r"Comm config (?P<name>\w{1,64}) (?P<value>-?\d+)"),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "Check P2P",
-        r"Check P2P Type (?:is)?(?P<name>[A-Za-z]\w{1,40}) (?P<value>\d+) directMode (?P<second_value>\d+)(?: \w{1,40} \d+)?",
-    ),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "CC O",
-        r"CC (?P<state>Off|On)(?:, Multi-GPU CC (?:Off|On))?, (?P<name>workFifoBytes) (?P<value>\d+)",
-        finish=lambda fields: {**fields, "second_value": int(fields.pop("state") == "On")},
-    ),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "Symmetric VA",
-        r"Symmetric VA size=(?P<value>\d+)GB",
-        fixed={"name": "symmetric_va_gigabytes"},
-        is_closed=True,
-    ),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "P2P Chunksize",
-        r"P2P Chunksize set to (?P<value>\d+)",
-        fixed={"name": "p2p_chunk_bytes"},
-    ),
-    form(
-        "launch_mode",
-        facts.CommunicatorSetting,
-        "Launch mode",
-        r"Launch mode (?P<mode>Parallel|Group/CGMD|Group)",
-        finish=lambda fields: {
-            **fields,
-            "name": f"launch_mode_{str(fields.pop('mode')).lower().replace('/', '_')}",
-            "value": 1,
-        },
-    ),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "Using ",
-        r"Using (?P<value>\d+) threads, Min Comp Cap (?P<second_value>\d+), Trees (?:enabled|disabled)[\x20-\x7e]{0,60}",
-        fixed={"name": "threads"},
-    ),
-    form(
-        "mnnvl",
-        facts.MultiNodeNvlink,
-        "MNNVL ",
-        r"MNNVL (?P<mnnvl>\d+) cliqueId (?P<clique_id_hex>(?:0x)?[0-9a-f]{1,16}) cliqueSize (?P<clique_size>\d+)"
-        r" cliqueRank (?P<clique_rank>-?\d+)(?: nvlDomainSize (?P<nvl_domain_size>\d+))?",
-    ),
-    form(
-        "mnnvl",
-        facts.MultiNodeNvlink,
-        "MNNVL ",
-        r"MNNVL busId (?P<bus_id_hex>0x[0-9a-f]{1,16}) fabric UUID (?P<fabric>[0-9a-f]{1,16}\.[0-9a-f]{1,16})"
-        r" cliqueId (?P<clique_id_hex>0x[0-9a-f]{1,16}) state (?P<state>\d+) healthMask (?P<health_mask_hex>0x[0-9a-f]{1,16})",
-    ),
-    form(
-        "nvls",
-        facts.NvlsSupport,
-        "NVLS multicast",
-        r"NVLS multicast support is (?P<no>not )?available on dev (?P<device>\d+)(?: \(NVLS_NCHANNELS (?P<channels>\d+)\))?",
-        finish=lambda fields: {**fields, "is_available": fields.pop("no", None) is None},
-    ),
-    form(
-        "comm_config",
-        facts.CommunicatorSetting,
-        "",
-        r"(?P<function>\w{1,40}): (?P<name>tuner chunk size) (?P<value>\d+) exceeds buffer max (?P<second_value>\d+), clamping",
-        is_closed=True,
-    ),
-    form(
         "path_not_used",
         facts.PathNotUsed,
         "NET/",
@@ -455,19 +272,5 @@ FAMILIES: Final[tuple[Family, ...]] = (
         is_closed=True,
     ),
     # The machine
-    form(
-        "affinity",
-        facts.CpuAffinity,
-        "Setting affinity",
-        r"Setting affinity for GPU (?P<gpu>\d+) to (?P<cpus>[0-9a-f,-]{1,1000})",
-    ),
-    form(
-        "affinity",
-        facts.CpuAffinity,
-        "ncclTopoGetCpuAffinity",
-        r"ncclTopoGetCpuAffinity: Affinity for GPU (?P<gpu>\d+) is (?P<cpus>[0-9,-]{1,1000}|empty, ignoring)\."
-        r" \(GPU affinity = (?P<gpu_cpus>[0-9,-]{0,1000}) ; CPU affinity = (?P<allowed_cpus>[0-9,-]{0,1000})\)\.",
-        is_closed=True,
-    ),
 )
 """Forms about network and machine, in the order in which they are tried."""

@@ -276,18 +276,6 @@ FAILURES: Final[tuple[Family, ...]] = (
         r"Failed to (?P<what>CUDA malloc|CUDA calloc|CUDA calloc async|CUDA host alloc|host alloc|malloc|calloc|CUDA malloc async) (?P<size_bytes>\d+) bytes",
         is_closed=True,
     ),
-    form(
-        "library_missing",
-        facts.LibraryMissing,
-        "Failed to open",
-        r"Failed to open (?P<library>[\w./\[\]-]{1,200})",
-    ),
-    form(
-        "library_missing",
-        facts.LibraryMissing,
-        "dlvsym failed",
-        r"dlvsym failed on (?P<symbol>\w{1,100}) - (?P<library>[\w./-]{1,200}): [\x20-\x7e]{1,300}",
-    ),
 )
 
 _GROUP: Final = (
