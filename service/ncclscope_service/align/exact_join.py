@@ -157,7 +157,7 @@ class ExactJoin:
         if place is None or len(place.lines) == 0:
             thread.is_broken = final or thread.is_broken
             return final
-        last = int(place.lines[-1]) + 1
+        last = place.held.stop
         if not final and not _have_all_come(thread.lines, last, calls, place):
             return False
         if place.trust <= GUESSED:
@@ -200,7 +200,7 @@ class ExactJoin:
         """
         if len(place.lines) == 0:
             return
-        first = int(place.lines[0])
+        first = place.held.start
         begin = thread.frontier
         exact = self._unmatched_rows(thread.lines["id"][begin:first], thread.is_broken)
         self._out.append(exact)
@@ -226,7 +226,7 @@ class ExactJoin:
                 exact["confidence"][of_unit] = min(0.9, place.trust)
 
     def _decide(self, thread: _Thread, chunk: _Chunk, place: Place, kernels: Columns, units: NDArray[np.int64]) -> None:
-        begin, end = (int(place.lines[0]), int(place.lines[-1]) + 1) if len(place.lines) else (0, 0)
+        begin, end = place.held.start, place.held.stop
         exact = self._unmatched_rows(thread.lines["id"][begin:end], True)
         members = thread.lines["member"][place.lines]
         unit_of = chunk.thread.calls["unit"][place.calls]

@@ -6,8 +6,9 @@ ncclRecv open a group of their own) are parts of it.
 
 A thread's lines are the same calls in the same order. A program that repeats fits at many places. Stamps decide
 which one is meant, else how far correlation ids (or the time) have moved since calls that were placed before, at the
-distance of one period; else the first is taken. From there on lines and calls are paired one by one, and what one side
-lost is skipped.
+distance of one period; else the first is taken. From there on each line is of a call, in the same order, and calls
+whose line was lost are skipped: the nearest and the farthest call that each line may be of follow from that. Where both
+are one it is known; a line that could be of several is left to others, who know more of its kernels.
 
 *Source:* NCCL `src/collectives.cc`, `src/group.cc`: every public function is one range of its thread.
 """
@@ -69,9 +70,6 @@ _LOOKED_AT: Final = 64
 
 _ENOUGH: Final = 0.8
 """Share of the calls that must have a line."""
-
-_FEW: Final = 0.05
-"""Share of calls whose lines may be lost if order alone pairs them: with more, the aligner weighs it better."""
 
 _LIKENESS: Final = 1024
 """Calls of two captures that are compared to see at which distance they lie."""
@@ -183,6 +181,8 @@ class Place:
 
     lines: NDArray[np.int64]
     calls: NDArray[np.int64]
+    held: range
+    """All lines of the capture: those beside no call could be of several."""
     trust: float
     period: int
     """Calls after which the program repeats; 0 if that is not known."""
@@ -218,44 +218,44 @@ def find_place(
     timed = _by_time(lines, begin, calls)
     if timed is not None:
         paces = progress.paces if progress is not None else _NO_PACES
-        return Place(*timed, 1.0, progress.period if progress is not None else period_of(calls), paces, is_timed=True)
+        held = range(int(timed[0][:1].sum()), int(timed[0][-1:].sum()) + min(len(timed[0]), 1))
+        period = progress.period if progress is not None else period_of(calls)
+        return Place(*timed, held, 1.0, period, paces, is_timed=True)
     expected = before.last_line + progress.calls if before is not None and progress is not None else None
     starts = _starts(lines, begin, calls, expected)
-    best: tuple[int, int, tuple[NDArray[np.int64], NDArray[np.int64]]] | None = None
+    best: tuple[int, int, _Walked] | None = None
     rivals = 0
     for start, line, call in starts:
-        ahead, behind = _walk(lines[line:], calls[call:]), _walk(lines[begin:line][::-1], calls[:call][::-1])
-        pairs = (
-            np.concatenate([line - 1 - behind[0][::-1], line + ahead[0]]),
-            np.concatenate([call - 1 - behind[1][::-1], call + ahead[1]]),
-        )
-        left_out = int(pairs[0][-1] - pairs[0][0] + 1 - len(pairs[0])) if len(pairs[0]) else 0
-        score = len(pairs[0]) - left_out
+        walked = _walk_from(lines[begin:], calls, line - begin, call)
+        score = int(np.count_nonzero(walked.calls >= 0))
         is_enough = score >= _ENOUGH * len(calls)
         rivals += is_enough
         if is_enough and (expected is not None or start == begin == 0 or lines["logged_at_ns"][line] != NO_TIME_NS):
-            best = (score, start, pairs)
+            best = (score, start, walked)
             break
         if best is None or score > best[0]:
-            best = (score, start, pairs)
+            best = (score, start, walked)
     if best is None:
         return None
     period = progress.period if progress is not None else period_of(calls)
-    _, start, (at_lines, at_calls) = best
-    is_stamped = bool((lines["logged_at_ns"][at_lines[:1]] != NO_TIME_NS).any())
-    if not is_stamped and len(at_calls) < (1 - _FEW) * (int(at_calls[-1:].sum() - at_calls[:1].sum()) + 1):
-        return None
+    _, start, walked = best
+    first = begin + walked.first
+    is_stamped = bool((lines["logged_at_ns"][first : first + 1] != NO_TIME_NS).any())
     if is_stamped:
         trust = 1.0
     elif before is None:
-        is_first = begin == start == 0 and len(at_lines) > 0 and at_lines[0] == at_calls[0] == 0
+        is_first = begin == start == first == 0 and walked.calls[:1].tolist() == [0]
         trust = 1.0 if len(starts) == 1 else _FIRST if is_first else GUESSED
     elif progress is None or expected is None:
         trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED
     else:
         is_sure = progress.error < _SURE and abs(start - expected) < max(period // 2, 1)
         trust = before.trust if is_sure else GUESSED
-    return Place(at_lines, at_calls, trust, period, progress.paces if progress is not None else _NO_PACES)
+    sure = np.flatnonzero(walked.is_sure)
+    held = range(first, first + len(walked.calls))
+    return Place(
+        first + sure, walked.calls[sure], held, trust, period, progress.paces if progress is not None else _NO_PACES
+    )
 
 
 def _is_behind(lines: Columns, start_ns: int) -> bool:
@@ -418,36 +418,72 @@ def _meeting(before: Columns, calls: Columns) -> tuple[int, int] | None:
     return None
 
 
-def _walk(lines: Columns, calls: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs lines with calls from the first of both on; what one side lacks is skipped on the other."""
-    paired_lines: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    paired_calls: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """Lines that follow each other, with the call that each may be of; NO_NUMBER where its range is missing."""
+
+    first: int
+    """Line of the first."""
+    calls: NDArray[np.int64]
+    is_sure: NDArray[np.bool_]
+    """It can be of no other call."""
+
+
+def _walk_from(lines: Columns, calls: Columns, line: int, call: int) -> _Walked:
+    """Calls of the lines around one that is of this call."""
+    ahead, sure_ahead = _walk(lines[line:], calls[call:])
+    behind, sure_behind = _walk(lines[:line][::-1], calls[:call][::-1])
+    return _Walked(
+        line - len(behind),
+        np.concatenate(
+            [np.where(behind < 0, behind, call - 1 - behind)[::-1], np.where(ahead < 0, ahead, call + ahead)]
+        ),
+        np.concatenate([sure_behind[::-1], sure_ahead]),
+    )
+
+
+def _walk(lines: Columns, calls: Columns) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The nearest call that each of the first lines may be of, all in their order, and whether it is the farthest too.
+
+    Of a run of equal calls that lost a line, all that the lost one may have been before or behind are not sure.
+    """
+    nearest = _embedded(lines, calls)
+    amount = len(nearest)
+    # Lines that end far before the calls say nothing of the rest.
+    last = int(nearest.max(initial=NO_NUMBER))
+    end = len(calls) if amount < len(lines) or len(calls) - last <= _AGREE else last + 1
+    farthest = end - 1 - _embedded(lines[:amount][::-1], calls[:end][::-1])[::-1]
+    is_sure = np.zeros(amount, np.bool_)
+    is_sure[amount - len(farthest) :] = nearest[amount - len(farthest) :] == farthest
+    is_sure &= nearest >= 0
+    return nearest, is_sure
+
+
+def _embedded(lines: Columns, calls: Columns) -> NDArray[np.int64]:
+    """The first call like each line behind that of the line before; ends where none is near.
+
+    NO_NUMBER: a line whose range is missing, as the lines behind it go on with the calls.
+    """
+    found: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     line = call = gaps = 0
     while line < len(lines) and call < len(calls):
         amount = min(len(lines) - line, len(calls) - call)
         same = _same(lines[line : line + amount], calls[call : call + amount])
         run = amount if same.all() else int((~same).argmax())
-        paired_lines.append(np.arange(line, line + run))
-        paired_calls.append(np.arange(call, call + run))
+        found.append(np.arange(call, call + run))
         line, call = line + run, call + run
         if run == amount:
             break
         gaps += 1
         if gaps > _AGREE + line // _AGREE:
             break
-        skipped = _skip(lines[line : line + 2 * _AHEAD], calls[call : call + 2 * _AHEAD])
-        if skipped is None:
+        like = np.flatnonzero(_same(lines[line : line + 1], calls[call : call + _AHEAD]))
+        behind, there = lines[line + 1 : line + 1 + _AGREE], calls[call : call + _AGREE]
+        if len(behind) == len(there) and (not len(like) or like[0] > _AGREE) and _same(behind, there).all():
+            found.append(np.array([NO_NUMBER]))
+            line += 1
+        elif len(like):
+            call += int(like[0])
+        else:
             break
-        line, call = line + skipped[0], call + skipped[1]
-    return np.concatenate(paired_lines), np.concatenate(paired_calls)
-
-
-def _skip(lines: Columns, calls: Columns) -> tuple[int, int] | None:
-    """The least to skip of either side so that both agree again."""
-    for total in range(1, _AHEAD + 1):
-        for of_lines in range(total + 1):
-            left, right = lines[of_lines : of_lines + _AGREE], calls[total - of_lines : total - of_lines + _AGREE]
-            amount = min(len(left), len(right))
-            if amount and _same(left[:amount], right[:amount]).all():
-                return of_lines, total - of_lines
-    return None
+    return np.concatenate(found)

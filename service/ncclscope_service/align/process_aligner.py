@@ -341,6 +341,8 @@ class ProcessAligner:
         """Whether each thread can be paired on its own; None if it is too early to say."""
         if not seen.is_threaded or seen.is_timed:
             return seen.is_threaded
+        if len(np.unique(seen.kernels["device_id"])) == 1:
+            return False  # a thread that repeats one call shows no loss: only the calls of others beside its own do
         return self._threads.start_clean(seen.kernels, collapse=self._collapses, enough=seen.is_enough)
 
     @property

@@ -296,6 +296,11 @@ class CollectiveJoin:
             operations, has_kernel = buffer.take(places)
             has_kernel[_lacks_some(places)] = False
             buffer.move(places)
+        if self._calls is not None:
+            # A rank whose kernel is not known may have been the last to arrive.
+            has_kernel[self._calls.have_unknown_kernels(np.where(has_kernel, NO_NUMBER, operations)).any(axis=1)] = (
+                False
+            )
         if buffer.shift.any():
             known = operations >= 0
             self._renumbered.append((operations[known], (base + np.nonzero(known)[0]).astype(np.int64)))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns.group_by import CombinationIndex
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.number.across_ranks import CALL
-from ncclscope_service.store.rows import Match, has_kernel
+from ncclscope_service.store.rows import Match, has_kernel, has_launch
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATIONS
@@ -59,6 +59,13 @@ class Calls:
             for name in ("kind", "start_ns", "end_ns", "stamp_ns"):
                 calls[name][~is_known] = NO_NUMBER if name == "kind" else NO_TIME_NS
         return calls
+
+    def have_unknown_kernels(self, operations: Ids) -> NDArray[np.bool_]:
+        """Which of these operations, none with a kernel that is certain, ran while all kernels were recorded."""
+        unknown = operations >= self._store.operations.first
+        match = self._store.operations.take(operations[unknown], "match")["match"]
+        unknown[unknown] = has_launch(match) | (match == Match.UNMATCHED)
+        return unknown
 
     def hosts(self, communicator: int, size: int) -> NDArray[np.int32]:
         """The host of each rank; another number for each that is not known."""

@@ -130,7 +130,9 @@ def test_lines_that_were_lost_inside_a_capture_cost_only_themselves(payloads: bo
         kept = np.delete(sample.operations, told_apart)
         opinions = joined(kept, program.captured(sample, program.span))
         assert (stamps, payloads, wrong(sample, opinions)) == (stamps, payloads, 0)
-        assert np.count_nonzero(opinions["kernel"] == NO_NUMBER) <= len(told_apart)
+        # Of two calls in a row without a line, kinds alone do not tell whether the next like them had one.
+        unsure = 0 if stamps or payloads else 1
+        assert np.count_nonzero(opinions["kernel"] == NO_NUMBER) <= len(told_apart) + unsure
 
 
 def test_stamps_tell_which_of_many_equal_lines_was_lost() -> None:

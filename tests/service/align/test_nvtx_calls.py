@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from ncclscope_service.align.nvtx_calls import thread_calls
+from ncclscope_service.align.nvtx_calls import CALL, GUESSED, LINE, Place, find_place, thread_calls
 from ncclscope_service.store.rows import API_CALL, GROUP_END, GROUP_START
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -68,3 +69,38 @@ def test_no_ranges_hold_nothing() -> None:
     calls = thread_calls(ranges())
     assert len(calls.calls) == 0
     assert calls.units_at(np.array([4])).tolist() == [NO_NUMBER]
+
+
+def place(program: str, lost: list[int]) -> tuple[Place, list[int]]:
+    """Where the calls of a program, by letters, are placed among its lines without those lost; and which are left."""
+    kinds = np.array([ord(letter) for letter in program], np.int16)
+    calls = np.zeros(len(kinds), CALL)
+    calls["kind"], calls["bytes"] = kinds, NO_NUMBER
+    calls["start_ns"], calls["end_ns"] = np.arange(len(kinds)) * 10, np.arange(len(kinds)) * 10 + 5
+    left = np.delete(np.arange(len(kinds)), lost)
+    lines = np.zeros(len(left), LINE)
+    lines["kind"], lines["bytes"], lines["logged_at_ns"] = kinds[left], NO_NUMBER, NO_TIME_NS
+    found = find_place(lines, 0, calls, np.arange(len(kinds)), None)
+    assert found is not None
+    return found, left.tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_lines_never_shift_those_behind_them_by_a_period(seed: int) -> None:
+    program = "BGRGRGRGRAAA" * 50
+    rng = np.random.default_rng(seed)
+    found, left = place(program, np.flatnonzero(rng.random(len(program)) < 0.02).tolist())
+    is_right = np.array(left)[found.lines].tolist() == found.calls.tolist()
+    assert (is_right and len(found.lines) > 0.9 * len(left)) or found.trust <= GUESSED
+
+
+def test_only_lines_that_may_be_of_several_calls_are_left_to_others() -> None:
+    found, left = place("BGRGRGRGRAAA" * 10, [58])
+    unsure = sorted(set(range(len(left))) - set(found.lines.tolist()))
+    assert [left[line] for line in unsure] == [57, 59]
+    assert found.held == range(len(left))
+
+
+def test_a_thread_that_calls_one_thing_only_is_left_to_others_once_a_line_is_lost() -> None:
+    assert len(place("R" * 100, [])[0].lines) == 100
+    assert len(place("R" * 100, [40])[0].lines) == 0

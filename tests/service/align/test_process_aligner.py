@@ -224,6 +224,20 @@ def test_threads_that_only_launch_do_not_matter() -> None:
     assert f1(sample, align_whole("2.21.5", sample)) == 1.0
 
 
+def test_a_thread_that_repeats_one_call_loses_a_line_where_the_calls_of_another_show_it() -> None:
+    recorder = Recorder(counts=False)
+    for _ in range(100):
+        for layer in range(4):
+            recorder.issue(1, Call("AllGather", 1, 0))
+            recorder.issue(2, Call("ReduceScatter", 1, 0))
+            recorder.wait(100_000 * layer)
+    sample = recorder.sample(stamps=False, groups=True)
+    lost = sample.operations["id"][sample.operations["tid"] == 2][150]
+    kept = replace(sample, operations=sample.operations[sample.operations["id"] != lost])
+    matches = align_whole("2.28.3", kept)
+    assert (matches["kernel"] == sample.truth[matches["operation"]]).all()
+
+
 def test_exports_without_launch_records_align_by_order() -> None:
     sample = sample_of("2.21.5", stamps=True)
     sample.kernels["launch_tid"] = NO_NUMBER

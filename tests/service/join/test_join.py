@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, KernelMatrix, PairJoin
+from ncclscope_service.number.calls import Calls
+from ncclscope_service.store.rows import Match, empty_operations
+from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
 
 _SETTLE, _PATIENCE = 10, 100
@@ -38,6 +41,15 @@ def test_a_collective_is_given_once_all_ranks_reported_it() -> None:
     ready = join.take_ready(members_seen={0: 2}, now_ns=0)
     assert _ids(ready) == [[11, 21]]
     assert ready[0].coll_seq.tolist() == [1]
+
+
+def test_kernels_that_were_recorded_and_are_not_known_are_told_from_those_that_were_not() -> None:
+    store = Store()
+    rows = empty_operations(4)
+    rows["match"] = Match.MATCHED, Match.UNMATCHED, Match.NOT_COVERED, Match.NO_KERNEL
+    ids = store.operations.append(rows)
+    unknown = Calls(store).have_unknown_kernels(np.array([[*ids], [NO_NUMBER] * 4]))
+    assert unknown.tolist() == [[True, True, False, False], [False] * 4]
 
 
 def test_collectives_of_all_communicators_of_a_size_are_given_together() -> None:
