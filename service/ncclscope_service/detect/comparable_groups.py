@@ -285,8 +285,9 @@ def _link(group: Group, low: int, high: int) -> Link:
     )
 
 
-_OLD_NS: Final = 60_000_000_000
-"""Older windows of a group are not compared with its siblings' present ones."""
+_OLD_NS: Final = 600_000_000_000
+"""Older windows of a group are not compared with its siblings' present ones. Within it, time between captures does not
+count: of a cycle of 100 s a capture may show 10 s."""
 SLOW: Final = 0.20
 """In log busbw: 18 % slower than its siblings."""
 _STILL_SLOW: Final = 0.12

@@ -18,6 +18,7 @@ from ncclscope_service.detect.step_blame import (
     ALL_OPS,
     DEFAULT_STEP_NS,
     LARGEST,
+    WINDOWS,
     WINDOWS_BAD,
     ExchangeTimes,
     History,
@@ -35,6 +36,9 @@ _SHARE_OF_STEP: Final = 0.01
 """Lateness below this share of a step is not worth a person's time."""
 _FLOOR_AT_MOST_NS: Final = 500_000
 """A rank that costs half a millisecond per step is worth naming in a step of any length."""
+_CLEAR: Final = 0.4
+"""Share of one step that a rank must have cost the others altogether if fewer steps were seen than three windows have:
+jitter may last for a few steps, and look firm in them."""
 _SUPPORTING: Final = 3.0
 """Firmness of a case that counts only if another group accuses the rank firmly, or it was named a moment ago."""
 _STANDS_OUT: Final = 0.75
@@ -130,18 +134,21 @@ def strongest_cases(judged: JudgedGroups, pooled: Firmness, blames: StepBlames, 
 
 def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Candidates:
     groups = [context.groups[communicator] for communicator in judged.communicators]
-    group, amount, window = judged.group, len(groups), steps_per_window(context)
+    group, amount = judged.group, len(groups)
     margins = margins_over_others(judged.blames)
     middles = medians(margins)
     rank, views = middles.argmax(axis=1), np.arange(len(group))
     own = margins[views, rank]
-    windows = medians(own.reshape(len(own), -1, window)) > 0
+    windows = medians(own.reshape(len(own), WINDOWS, -1)) > 0
     in_all = middles[group, rank]  # the first views are those over all operations
     largest = medians(judged.blames[amount + group, rank])
     places = np.ones(len(group))
     places[amount : 2 * amount] = np.minimum(LARGEST, medians(judged.operations.astype(np.float64))).astype(np.int64)
     per_step = np.maximum(in_all, middles[views, rank] * places)
     firm = np.maximum(firmness(own), pooled[views, rank])
+    steps = judged.at_ns.shape[1]
+    is_short = steps < WINDOWS_BAD * steps_per_window(context)
+    clear_ns = _CLEAR * (context.step_ns or DEFAULT_STEP_NS) / steps if is_short else 0.0
     ranks = np.array([each.global_ranks for each in groups])
     floors = np.array(
         [_SAME_HOST_FLOOR_NS if len(each.host_set()) == 1 else _OTHER_HOST_FLOOR_NS for each in groups], np.float64
@@ -151,7 +158,7 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
         & (ranks[group, rank] != NO_NUMBER)
         & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
         & (largest >= floors[group])
-        & (per_step >= least_per_step(context))
+        & (per_step >= max(least_per_step(context), clear_ns))
         & (firm >= _SUPPORTING)
     )
     return _Candidates(

@@ -35,10 +35,12 @@ Blames: TypeAlias = NDArray[np.float64]
 DEFAULT_STEP_NS: Final = 500_000_000
 """Length of a step while the job's own is not known."""
 WINDOW_NS: Final = 4_000_000_000
-"""A rank must be late in most of the last WINDOWS windows of so long: one stall is no late rank."""
+"""The newest steps are cut into WINDOWS windows, each of so long at most, and a rank must be late in most of them: one
+stall is no late rank."""
 WINDOWS: Final = 4
 WINDOWS_BAD: Final = 3
 _LEAST_STEPS_PER_WINDOW: Final = 2
+"""Of long steps."""
 LARGEST: Final = 4
 """Blames of a rank in a step that are kept one by one."""
 _EARLY: Final = 3
@@ -218,22 +220,22 @@ class StepBlames:
         )
 
     def judged(self, communicators: Iterable[int], window: int) -> list[JudgedGroups]:
-        """The newest steps of these communicators that make whole windows of `window` steps; groups with too few steps
-        are left out. Groups with as many ranks and steps are together.
+        """The newest steps of these communicators that make WINDOWS equal windows, of `window` steps at most; groups
+        with fewer steps than windows are left out. Groups with as many ranks and steps are together.
         """
         wanted = [each for each in communicators if each in self._group_of]
         groups = np.asarray([self._group_of[each] for each in wanted], np.int64)
         if not len(groups):
             return []
         order, chosen = self._newest(groups, WINDOWS * window)
-        steps = chosen.sum(axis=1) // window * window
+        steps = chosen.sum(axis=1) // WINDOWS * WINDOWS
         chosen &= chosen[:, ::-1].cumsum(axis=1)[:, ::-1] <= steps[:, None]
         sizes = np.asarray(self._sizes, np.int64)[groups]
         (found, _), inverse = distinct_together(sizes, steps)
         found_steps = steps[np.asarray([np.flatnonzero(inverse == place)[0] for place in range(len(found))])]
         judged: list[JudgedGroups] = []
         for place, (size, amount) in enumerate(zip(found.tolist(), found_steps.tolist(), strict=True)):
-            if amount >= WINDOWS_BAD * window:
+            if amount:
                 mine = np.flatnonzero(inverse == place)
                 slots = order[mine][chosen[mine]].reshape(-1, amount)
                 judged.append(self._judged([wanted[each] for each in mine.tolist()], groups[mine], slots, size))

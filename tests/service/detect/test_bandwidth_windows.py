@@ -67,6 +67,28 @@ def test_a_slow_link_of_a_pipeline_is_located_though_its_other_links_are_healthy
     assert finding.evidence["slow_groups"] == ["pp0", "pp1"]
 
 
+def test_seconds_between_captures_do_not_count() -> None:
+    groups = {index: group(f"dp{index}", "DP", (index, index + 4), HOSTS[index : index + 1] * 2) for index in range(4)}
+    random = np.random.default_rng(1)
+    captured = [100 * cycle + second for cycle in range(4) for second in range(10)]
+    history = told(
+        Context(job="job", groups=groups),
+        (
+            np.concatenate(
+                [
+                    rows_of(index, second + 0.1, 40e9 * np.exp(random.normal(0, 0.03)) * (0.7 if slow else 1.0))
+                    for index in groups
+                    for slow in [index == 2 and second >= 100]
+                ]
+            )
+            for second in captured
+        ),
+    )
+    assert not any(history[:10])
+    (finding,) = history[-1]
+    assert (finding.kind, finding.hosts) == (FindingKind.SLOW_LINK, ("c",))
+
+
 def dropping(slow: Mapping[int, float], seconds: int = 90) -> tuple[Context, Iterator[Columns]]:
     """Eight groups on hosts a and b, eight on c and d, with correlated noise; some lose a share after a minute."""
     groups = {

@@ -44,6 +44,25 @@ def test_a_late_rank_is_named_within_twenty_seconds_and_nobody_else(late_ns: flo
         assert {finding.hosts for _, found in named for finding in found} == {("node2",)}
 
 
+@pytest.mark.parametrize(("late_ns", "steps"), [(40e6, 10), (4e6, 20)])
+@pytest.mark.parametrize("step_ns", [0.25e9, 1e9])
+def test_a_clear_case_is_named_within_ten_to_twenty_steps_of_any_length(
+    late_ns: float, steps: int, step_ns: float
+) -> None:
+    job = Job(late_rank=5, late_ns=late_ns * step_ns / 0.25e9, step_ns=step_ns)
+    simulation, _, history = run(job, 50 * step_ns * 1e-9)
+    seconds, found = next((seconds, found) for seconds, found in history if found)
+    assert {finding.ranks for finding in found} == {(5,)}
+    assert simulation.context.step_ns
+    assert seconds * 1e9 <= steps * simulation.context.step_ns
+
+
+def test_a_healthy_job_names_nobody_in_its_first_steps() -> None:
+    for seed in range(12):
+        _, _, history = run(Job(jitter=0.05), 6, seed)
+        assert not any(found for _, found in history)
+
+
 def test_the_sentence_says_who_how_late_how_often_where_and_what_it_costs() -> None:
     _, _, history = run(Job(late_rank=5, late_ns=2e6), 20)
     (finding,) = history[-1][1]
