@@ -320,14 +320,15 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
 
 
 def zones_ns(zone: str, *, now_ns: int) -> tuple[int, ...]:
-    """How far local time may be ahead of UTC in logs, the likeliest first: several only with `auto`.
+    """How far local time may be ahead of UTC in logs, the likeliest first: two with `auto`, which may be alike, and
+    leave it to each file (`files/reading.py`).
 
     Raises:
         ValueError: there is no such zone.
     """
     if zone.lower() != "auto":
         return (zone_offset_ns(zone, now_ns=now_ns),)
-    return tuple(dict.fromkeys([zone_offset_ns("local", now_ns=now_ns), 0]))
+    return zone_offset_ns("local", now_ns=now_ns), 0
 
 
 def zone_offset_ns(zone: str, *, now_ns: int) -> int:

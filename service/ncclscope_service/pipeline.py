@@ -54,6 +54,9 @@ _LOOKED_AT_ONCE: Final = 4096
 class Pipeline:
     """All stages over one store."""
 
+    _now_ns: int | None = None
+    """Of the last `process_backlog`; None offline."""
+
     def __init__(
         self,
         settings: PipelineSettings | None = None,
@@ -133,6 +136,7 @@ class Pipeline:
 
     def process_backlog(self, now_ns: int, *, silent_hosts: frozenset[str] = frozenset()) -> None:
         """Works on what came since. `now_ns` is the service's wall clock; `silent_hosts` have agents out of reach."""
+        self._now_ns = now_ns
         self._process(now_ns, final=False, silent_hosts=silent_hosts)
         self._watermarks.record(self.store, now_ns)
 
@@ -185,6 +189,8 @@ class Pipeline:
                 ids = self._intake.store_operations(operations)
                 self._alignment.ingest_operations(ids)  # at once: what nobody aligns would stay in the store forever
                 self._alignment.ingest_copied(self._intake.count_operations(ids, operations, tunings))
+                if self._now_ns is not None:
+                    self.store.stamp_offsets.learn(operations, self._now_ns)
                 with self._isolated("detect"):
                     self._detection.ingest_operations(operations)
                 self._measurement.inspection.feed_operations(ids)

@@ -80,7 +80,33 @@ def test_the_newest_stamp_is_that_of_the_last_operation() -> None:
 
 
 def test_no_zone_fits_a_stamp_of_the_future() -> None:
-    assert zone_that_fits(NOON_NS + 9 * HOUR_NS, NOON_NS, [2 * HOUR_NS, 0]) is None
+    assert zone_that_fits(NOON_NS + 9 * HOUR_NS + HOUR_NS // 10, NOON_NS, [2 * HOUR_NS, 0]) is None
+
+
+@pytest.mark.parametrize("hours", [-8, 5, 5.75])
+def test_a_zone_that_is_neither_local_nor_utc_is_told_by_a_line_that_was_just_written(hours: float) -> None:
+    zone_ns = int(hours * HOUR_NS)
+    assert zone_that_fits(NOON_NS - 10**9 + zone_ns, NOON_NS, [0, 0]) == zone_ns
+
+
+def test_stamps_of_no_zone_are_read_in_the_likeliest_one() -> None:
+    assert zone_that_fits(NOON_NS - HOUR_NS // 3, NOON_NS, [0, 0]) == 0
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_summer_time_in_the_middle_of_a_log_is_followed(change: int, tmp_path: Path) -> None:
+    path = tmp_path / "nccl.log"
+    path.write_text("node17:41822:41903 [2] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n" * 40)
+    follower = LogFollower([str(path)], zones_ns=(HOUR_NS, 0))
+    times: list[int] = []
+    for hours, second in ((1, -1), (1 + change, 0), (1 + change, 1)):
+        with path.open("a") as log:
+            log.write(line(printed(NOON + timedelta(hours=hours, seconds=second))))
+        now_ns = NOON_NS + second * 10**9
+        os.utime(path, ns=(now_ns, now_ns))
+        for batch in follower.poll(now_ns):
+            times += batch.operations["logged_at_ns"].tolist()
+    assert times == [NOON_NS - 10**9, NOON_NS, NOON_NS + 10**9]
 
 
 @given(

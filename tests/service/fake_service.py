@@ -382,6 +382,7 @@ class StoreMaker:
         self.store.kernels.append(kernels)
 
     def _add_clocks(self) -> None:
+        self.store.stamp_offsets.learn(self.store.operations.take(np.arange(self.store.operations.next_id)), NOW_NS)
         self.store.clock_reference = self.host(0)
         self.store.clock_violation_ratio = 0.0
         offsets = (

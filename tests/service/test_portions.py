@@ -79,7 +79,7 @@ def assert_equal(one: Store, other: Store) -> None:
                 np.testing.assert_array_equal(mine.rows[name], theirs.rows[name], err_msg=f"{each.name}.{name}")
         elif each.name == "strings":
             assert mine.values == theirs.values
-        else:
+        elif each.name != "stamp_offsets":  # they depend on the moment at which what was fed is counted
             assert mine == theirs, each.name
 
 

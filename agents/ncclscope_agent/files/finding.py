@@ -61,7 +61,9 @@ class OpenFile:
         self.must_be_new = False
         """It was truncated: a position known for its key is of the content before."""
         self.is_zone_open = is_zone_open
-        """Its stamps may be of several zones, and none of its operations has been read."""
+        """Its stamps may be of any zone."""
+        self.zone_told_in: int | None = None
+        """The quarter of an hour in which its zone was told last."""
         self.ahead: list[bytes] = []
         """Read from the file up to the tail's offset, and not by the reader yet."""
         self.last_decision: Decision | None = None

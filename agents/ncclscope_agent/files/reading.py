@@ -4,7 +4,8 @@ Carries out what `tail.py` decides. Nothing here sleeps or waits.
 
 NCCL prints local time without a zone, and a container may have another zone than its node, mostly UTC. A stamp is
 taken just before its line is written, so read in the right zone the last one lies shortly before the last change of
-the file; in a wrong one it lies hours before it, or after it, which cannot be.
+the file; in a wrong one it lies hours before it, or after it, which cannot be. If neither the node's zone nor UTC
+fits, any other may. It is looked at again in every quarter of an hour: summer time begins and ends at one.
 
 *Source:* NCCL `src/debug.cc:ncclDebugLog` (strftime of localtime_r, then fwrite).
 """
@@ -44,6 +45,12 @@ END_BYTES: Final = 64 * 1024
 
 _AHEAD_NS: Final = 2_000_000_000
 """A stamp may seem to be this much after the change: 2.26.2 prints wrong digits, file systems round."""
+_QUARTER_NS: Final = 900_000_000_000
+_ALL_ZONES_NS: Final = tuple(quarter * _QUARTER_NS for quarter in range(-12 * 4, 14 * 4 + 1))
+_LIKELY_WITHIN_NS: Final = 600_000_000_000
+"""Logs change for other reasons than operations: so much later, it may still be the likely zone."""
+_ANY_WITHIN_NS: Final = 10_000_000_000
+"""A file that was copied or touched at any time fits one of all zones that well in 1 of 75 cases."""
 _SOURCE: Final = Source(kind=SourceKind.NCCL_LOG, name="end", key="end")
 
 
@@ -190,8 +197,8 @@ class FileReading:
         if reader is None or not file.ahead:
             return ()
         data = self.drain_ahead(file)
-        if file.is_zone_open and isinstance(reader, NcclLogReader) and b": opCount " in data:
-            self._set_zone(file, reader)
+        if file.is_zone_open and isinstance(reader, NcclLogReader):
+            self._set_zone(file, reader, data, now_ns)
         lines = reader.line
         batches = reader.read(data, now_ns)
         self.lines += reader.line - lines
@@ -216,12 +223,15 @@ class FileReading:
         self.ahead_bytes -= len(data)
         return data
 
-    def _set_zone(self, file: OpenFile, reader: NcclLogReader) -> None:
-        """Sets the zone of a log before its first operations are read, by what stands at its end now."""
+    def _set_zone(self, file: OpenFile, reader: NcclLogReader, data: bytes, now_ns: int | None) -> None:
+        """Sets the zone of a log before operations are read, by what stands at its end now: once in a quarter."""
+        quarter = 0 if now_ns is None else now_ns // _QUARTER_NS
+        if quarter == file.zone_told_in or b": opCount " not in data:
+            return
+        file.zone_told_in = quarter
         status = os.fstat(file.handle)
         end = os.pread(file.handle, END_BYTES, max(0, status.st_size - END_BYTES))
         stamp_ns = newest_stamp_ns(b"\n" + end, status.st_mtime_ns)
-        file.is_zone_open = False
         if stamp_ns is not None:
             zone = zone_that_fits(stamp_ns, status.st_mtime_ns, self._zones_ns)
             reader.set_zone(self._zones_ns[0] if zone is None else zone)
@@ -273,7 +283,13 @@ def newest_stamp_ns(end_of_log: bytes, changed_at_ns: int) -> int | None:
 
 
 def zone_that_fits(stamp_ns: int, changed_at_ns: int, zones_ns: Sequence[int]) -> int | None:
-    """Which of these zones (ns ahead of UTC) puts the stamp closest before the change; None if none does."""
-    lags = {zone: changed_at_ns - (stamp_ns - zone) for zone in zones_ns}
+    """The zone (ns ahead of UTC) that puts the stamp shortly before the change; None if none does.
+
+    The best of these, unless another one fits far better.
+    """
+    lags = {zone: changed_at_ns - (stamp_ns - zone) for zone in (*zones_ns, *_ALL_ZONES_NS)}
     possible = [zone for zone in zones_ns if lags[zone] >= -_AHEAD_NS]
-    return min(possible, key=lambda zone: lags[zone], default=None)
+    likely = min(possible, key=lambda zone: lags[zone], default=None)
+    if likely is not None and lags[likely] < _LIKELY_WITHIN_NS:
+        return likely
+    return next((zone for zone in _ALL_ZONES_NS if -_AHEAD_NS <= lags[zone] < _ANY_WITHIN_NS), likely)

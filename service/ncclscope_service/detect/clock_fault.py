@@ -12,9 +12,15 @@ from ncclscope_service.store.records import Finding, FindingKind, HostClock, Sev
 _LASTS_NS: Final = 10_000_000_000
 """A first estimate from few operations may be contradicted by the next ones."""
 
+_MOVES_TOGETHER_NS: Final = 60_000_000_000
+
 
 class ClockFault:
     """Faults of a job's clocks, from the check of the clock estimate."""
+
+    _moved_hosts: tuple[str, ...] = ()
+    """Those of the last event of moved stamps."""
+    _moved_at_ns = 0
 
     def __init__(self) -> None:
         self._ledger = Ledger()
@@ -47,6 +53,32 @@ class ClockFault:
         )
         self._ledger.update((hosts, host_time_ns), finding)
         self._ledger.close((hosts, host_time_ns), since_ns)
+
+    def report_moved_stamps(self, moved: Mapping[str, int], context: Context, at_ns: int) -> None:
+        """Reports that stamps of logs have another offset to their arrival since: by host, how much later they are.
+
+        Nothing rests on that offset, so it is information, closed at once. What moves within a minute is one event.
+        """
+        if not moved:
+            return
+        hosts = tuple(sorted({*moved, *(self._moved_hosts if at_ns - self._moved_at_ns < _MOVES_TOGETHER_NS else ())}))
+        self._moved_hosts, self._moved_at_ns = hosts, at_ns
+        change_ns = max(moved.values(), key=abs)
+        finding = Finding(
+            kind=FindingKind.CLOCK_FAULT,
+            severity=Severity.INFO,
+            job=context.job,
+            hosts=hosts,
+            since_ns=at_ns,
+            confidence=0.9,
+            summary=(
+                f"the stamps in the logs of {names_of_hosts(hosts)} moved by {change_ns / 1e9:+.0f} s against their "
+                "arrival: summer time, a clock that was set, or lines that came late; no other finding rests on it"
+            ),
+            evidence={"moved_ns": change_ns},
+        )
+        self._ledger.update("stamps", finding)
+        self._ledger.close("stamps", at_ns)
 
     def ingest_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """Takes the check of the last estimate; `hosts` gives the name of each host number."""

@@ -122,6 +122,10 @@ class Detectors:
         """The clocks of this job's hosts, with the steps that were found in them."""
         self._clock_fault.report_steps(clocks, context)
 
+    def ingest_moved_stamps(self, moved: Mapping[str, int], context: Context, at_ns: int) -> None:
+        """By host whose stamps have another offset to their arrival than before: by how many ns they are later."""
+        self._clock_fault.report_moved_stamps(moved, context, at_ns)
+
     def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
         """Counters of one host."""
         self._blind.ingest_visibility(seen, context, now_ns)
@@ -236,12 +240,12 @@ class SilenceClock:
         self._outages: list[tuple[int, int]] = []
         """When each ended, and how long it was."""
 
-    def time_at(self, now_ns: int, newest_ns: int) -> int:
-        """The time of this pass less the outages since the newest line (`newest_ns`) or within a minute."""
+    def time_at(self, now_ns: int) -> int:
+        """The time of this pass less the outages within a minute."""
         last_ns, self._last_pass_ns = self._last_pass_ns, now_ns
         if last_ns is not None and now_ns - last_ns > _LONGEST_PASS_NS:
             self._outages.append((now_ns, now_ns - last_ns))
-        self._outages = [each for each in self._outages if each[0] > max(newest_ns, now_ns - _OUTAGE_REMEMBERED_NS)]
+        self._outages = [each for each in self._outages if each[0] > now_ns - _OUTAGE_REMEMBERED_NS]
         return now_ns - sum(length_ns for _, length_ns in self._outages)
 
 
@@ -278,7 +282,7 @@ class _UnplacedFact:
     fact: Fact
     source: str
     at_ns: int
-    """NO_TIME_NS if not known."""
+    """When an agent saw it; NO_TIME_NS if not known."""
 
 
 class Detection:
@@ -324,8 +328,8 @@ class Detection:
     def ingest_operations(self, operations: Columns) -> None:
         """Takes new operations (rows.PLACED)."""
         self._hosts.count_operations(operations["process"])
-        logged_ns, observed_ns = operations["logged_at_ns"], operations["observed_at_ns"]
-        times = np.where(logged_ns == NO_TIME_NS, observed_ns, logged_ns)
+        columns = (operations[name] for name in ("process", "logged_at_ns", "observed_at_ns"))
+        times = self._store.stamp_offsets.times(*columns)
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
         self._update_progress(operations, times)
         self._resting.ingest_operations(operations, times)
@@ -339,9 +343,7 @@ class Detection:
 
     def ingest_facts(self, facts: Iterable[Fact], *, job: str, source: str, observed_at_ns: int | None) -> None:
         """Takes what a log says beside operations."""
-        self._facts[job] += [
-            _UnplacedFact(fact, source, fact.logged_at_ns or observed_at_ns or NO_TIME_NS) for fact in facts
-        ]
+        self._facts[job] += [_UnplacedFact(fact, source, observed_at_ns or NO_TIME_NS) for fact in facts]
 
     def count_decided(self, operations: Ids) -> None:
         """Counts operations whose match was decided."""
@@ -363,7 +365,10 @@ class Detection:
         silence after the newest line means nothing.
         """
         at_ns = self._newest_time(measured) if final else now_ns
-        silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns, self._newest_log_ns)
+        silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns)
+        moved: defaultdict[str, dict[str, int]] = defaultdict(dict[str, int])
+        for process, change in self._store.stamp_offsets.drain_changes().items():
+            moved[self._store.process_job[process]][self._store.processes[process].host] = change
         active = {*self._store.process_job, *self._facts} - self._retention.jobs
         for name in sorted({*active, *self._jobs}):
             job = self._jobs[name]
@@ -372,6 +377,7 @@ class Detection:
                     context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
+                    job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
                 job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
                 job.fails_since_ns = None
                 continue
@@ -421,15 +427,19 @@ class Detection:
 
     def _with_ranks(self, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
         ranks: dict[tuple[str, int], set[int | None]] = defaultdict(set[int | None])
+        processes: dict[tuple[str, int], int] = {}
         for member in self._store.members:
             process = self._store.processes[member.process]
             ranks[process.host, process.pid].add(member.global_rank)
+            processes[process.host, process.pid] = member.process
         for each in facts:
             fact = each.fact
             own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
             rank = next(iter(own)) if len(own) == 1 else None
-            at_ns = now_ns if each.at_ns == NO_TIME_NS else each.at_ns
-            is_behind = self._newest_lines.get((fact.host or "", fact.pid or 0), 0) > 0
+            key = (fact.host or "", fact.pid or 0)
+            at_ns = self._store.stamp_offsets.time_of(processes.get(key), fact.logged_at_ns or NO_TIME_NS, each.at_ns)
+            at_ns = now_ns if at_ns == NO_TIME_NS else at_ns
+            is_behind = self._newest_lines.get(key, 0) > 0
             yield LoggedFact(fact, each.source, rank, at_ns, is_behind)
 
     def _versions(self, job: str) -> dict[ProcessKey, str]:
@@ -520,6 +530,8 @@ class Detection:
         )
 
     def _newest_time(self, measured: Columns) -> int:
+        if self._store.stamp_offsets.is_live:
+            return max(self._newest_log_ns, 0)
         newest = int(measured["end_true_ns"].max(initial=NO_TIME_NS))
         return max(newest, self._newest_log_ns, self._store.captures.newest_ns, 0)
 

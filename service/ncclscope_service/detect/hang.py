@@ -336,6 +336,10 @@ class Hang:
         context = self._context
         if context is None:
             return []
+        for channel, state in self._channels.items() if context.silent_hosts else ():
+            group = context.groups.get(channel.communicator)
+            if group is not None and not context.silent_hosts.isdisjoint(group.hosts):
+                state.unheard_ns = now_ns
         doubted = with_losses
         stuck = self._all_stuck(now_ns, context, doubted)
         missing = _missing(stuck)
@@ -495,10 +499,11 @@ class Hang:
         self, channel: Channel, now_ns: int, context: Context, doubted: Set[int], others_are_stuck: bool
     ) -> StuckChannel | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
-        if now_ns - state.last_ns <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
+        silence = state.silence_ns(now_ns)
+        if silence <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
             return None  # no patience is shorter
         patience = state.patience_ns(others_are_stuck=others_are_stuck)
-        if now_ns - state.last_ns <= patience:
+        if silence <= patience:
             return None
         front, behind = self._standing(channel, state)
         if front < _LEAST_OPERATIONS:
@@ -520,7 +525,7 @@ class Hang:
         """Global ranks that wait for one that has just ended a step: its pause excuses them."""
         excused: set[int] = set()
         for channel, state in self._channels.items():
-            group, silence = context.groups.get(channel.communicator), now_ns - state.last_ns
+            group, silence = context.groups.get(channel.communicator), state.silence_ns(now_ns)
             if group is None or not state.is_resting or not LEAST_SILENCE_NS < silence <= state.patience_ns():
                 continue
             _, behind = self._standing(channel, state)

@@ -50,6 +50,8 @@ class ChannelSilence:
     front: int = 0
     is_resting: bool = False
     """Whether the ranks furthest behind had just ended a step in the last pass."""
+    unheard_ns: int = 0
+    """When an agent of its hosts was out of reach last: what nobody could send is no gap of the job."""
     longest_rest_ns: int = 0
     _gaps: Columns = field(default_factory=lambda: np.empty(0, _GAP_ROW))
     """The last ones, each in the place of the oldest: thousands of channels keep them."""
@@ -63,12 +65,18 @@ class ChannelSilence:
         """Takes the time of the newest operation of any rank, and how far the first rank has come."""
         if newest_ns <= self.last_ns:
             return
-        if self.last_ns and self.is_resting:
+        if self.unheard_ns > self.last_ns:
+            pass
+        elif self.last_ns and self.is_resting:
             self.longest_rest_ns = max(self.longest_rest_ns, newest_ns - self.last_ns)
         elif self.last_ns:
             self._remember(newest_ns, max(1, front - self.front))
         self.last_ns, self.front = newest_ns, max(front, self.front)
         self._recent = self._usual_ns = None
+
+    def silence_ns(self, now_ns: int) -> int:
+        """How long nothing came although it could."""
+        return now_ns - max(self.last_ns, self.unheard_ns)
 
     def _remember(self, newest_ns: int, operations: int) -> None:
         if self._seen == len(self._gaps) < _GAPS_KEPT:

@@ -7,8 +7,9 @@ killed, or does something else for very long.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -35,6 +36,9 @@ _LEAST_BEHIND: Final = 256
 class StoppedLogging:
     """Logs of one job that stopped, from its counts."""
 
+    _unheard_ns: Mapping[str, int] = MappingProxyType({})
+    """By host: when its agent was out of reach last, so that nothing could come."""
+
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._context: Context | None = None
@@ -52,8 +56,10 @@ class StoppedLogging:
         newest = int(progress["last_ns"].max())
         if not self._first_ns:
             self._first_ns = self._newest_ns = newest
-        self._longest_gap_ns = max(self._longest_gap_ns, newest - self._newest_ns)
-        self._newest_ns = max(self._newest_ns, newest)
+        if newest > self._newest_ns:
+            is_heard = max(self._unheard_ns.values(), default=0) <= self._newest_ns
+            self._longest_gap_ns = max(self._longest_gap_ns, (newest - self._newest_ns) * is_heard)
+            self._newest_ns = newest
         self._behind = _behind(progress, context)
 
     def findings(self, now_ns: int, *, is_stuck: bool) -> list[Finding]:
@@ -61,6 +67,8 @@ class StoppedLogging:
         context = self._context
         if context is None:
             return []
+        if context.silent_hosts:
+            self._unheard_ns = {**self._unheard_ns, **dict.fromkeys(context.silent_hosts, now_ns)}
         current: dict[Hashable, Finding] = {
             ("rank", rank): self._rank_finding(rank, context) for rank in self._silent_ranks(context)
         }
@@ -74,18 +82,18 @@ class StoppedLogging:
         return self._ledger.findings()
 
     def _silent_ranks(self, context: Context) -> list[int]:
-        unheard = context.silent_hosts
         return [
             rank
             for rank, (last, newest, _) in self._behind.items()
-            if newest - last > _RANK_SILENCE_NS and unheard.isdisjoint(context.hosts_of((rank,)))
+            if newest - last > _RANK_SILENCE_NS
+            and all(newest - self._unheard_ns.get(host, 0) > _RANK_SILENCE_NS for host in context.hosts_of((rank,)))
         ]
 
     def _is_silent(self, now_ns: int, context: Context) -> bool:
-        silence = now_ns - self._newest_ns
+        silence = now_ns - max(self._newest_ns, *self._unheard_ns.values(), 0)
         has_lived = self._newest_ns - self._first_ns >= _LEAST_LIFE_NS
         patience = max(_JOB_SILENCE_NS, _LONGEST_FACTOR * self._longest_gap_ns)
-        return has_lived and silence > patience and bool(context.groups) and not context.silent_hosts
+        return has_lived and silence > patience and bool(context.groups)
 
     def _rank_finding(self, rank: int, context: Context) -> Finding:
         last, newest, lag = self._behind[rank]

@@ -105,6 +105,7 @@ def gather(
     _add_healed_numbers(collected, store)
     _add_inspector(collected, store)
     _add_clocks(collected, store, now_ns)
+    _add_stamp_offsets(collected, store)
     _add_findings(collected, store, jobs)
     _add_culprits(collected, store)
     _add_agents(collected, agents)
@@ -232,6 +233,17 @@ def _add_clocks(collected: _Collected, store: Store, now_ns: int) -> None:
         collected.add("ncclscope_clock_drift_ratio", clock.drift_ppm * 1e-6, clock.host)
         collected.add("ncclscope_clock_uncertainty_seconds", clock.sigma_seconds, clock.host)
     collected.add("ncclscope_clock_violation_ratio", store.clock_violation_ratio)
+
+
+def _add_stamp_offsets(collected: _Collected, store: Store) -> None:
+    """Of hosts whose job was not forgotten."""
+    kept, offsets = {each.job for each in store.communicators}, dict[tuple[str, str], int]()
+    for process, offset_ns in store.stamp_offsets.of_stamps().items():
+        key = store.process_job[process], store.processes[process].host
+        if key[0] in kept:
+            offsets[key] = max(offset_ns, offsets.get(key, 0), key=abs)
+    for (job, host), offset_ns in sorted(offsets.items()):
+        collected.add("ncclscope_stamp_offset_seconds", offset_ns * 1e-9, job, host)
 
 
 def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> None:

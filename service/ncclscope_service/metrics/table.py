@@ -196,6 +196,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     # Clocks
     gauge("ncclscope_clock_offset_seconds", ("host",), _PER_HOST,
           "Host clock minus reference clock, now, by the host's fitted line."),
+    gauge("ncclscope_stamp_offset_seconds", ("job", "host"), "hosts of jobs that the service keeps",
+          "Stamps of the log minus their arrival at the service, of the process on the host where they differ most."),
     gauge("ncclscope_clock_drift_ratio", ("host",), _PER_HOST,
           "How much faster the host's clock runs than the reference clock: 1e-6 is 1 ppm."),
     gauge("ncclscope_clock_uncertainty_seconds", ("host",), _PER_HOST,

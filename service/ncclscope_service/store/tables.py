@@ -32,6 +32,7 @@ from ncclscope_service.store.records import (
     SourceGaps,
     SourceState,
 )
+from ncclscope_service.store.stamp_offsets import StampOffsets
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
@@ -104,6 +105,7 @@ class Store:
     """NCCL version of a process, if a line said it, or else the only one its source or job printed."""
     process_source: dict[int, int] = field(default_factory=dict[int, int])
     """The log in which a process was first seen."""
+    stamp_offsets: StampOffsets = field(default_factory=StampOffsets)
     source_hosts: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     """Hosts that a source named."""
     job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))

@@ -162,7 +162,7 @@ class RecordReader:
     def set_zone(self, offset_ns: int) -> None:
         """From the next record on, local time is this far ahead of UTC; to be called when nothing is gathered."""
         self._clock = replace(self._clock, zone_offset_ns=offset_ns)
-        self.gathered = Gathered(None, self._clock)
+        self.gathered, self.stamp_length = Gathered(None, self._clock), 0
 
     def drain_gathered(self) -> Gathered:
         """Rows and records since the last call; their stamps and opCounts are still text."""
