@@ -26,7 +26,7 @@ from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables.communicators_file import write_communicators
 from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations
 from ncclscope_service.export.tables.kernels_file import write_kernels
-from ncclscope_service.export.tables.operations_file import write_operations
+from ncclscope_service.export.tables.operations_file import write_last_operations, write_operations
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
@@ -85,6 +85,7 @@ def packed_json(document: object) -> bytes:
 
 WRITERS: Final[dict[str, Writer]] = {
     "operations.parquet": lambda content, path: write_operations(content.selection, path),
+    "last_operations.parquet": lambda content, path: write_last_operations(content.selection, path),
     "kernels.parquet": lambda content, path: write_kernels(content.selection, path),
     "communicators.parquet": lambda content, path: write_communicators(
         content.selection, path, content.totals.signatures

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from service.export.small_run import MS, NODE2_AHEAD_NS, START_NS, small_run
+from service.export.small_run import MS, NODE2_AHEAD_NS, START_NS, logs_only_run, small_run
 
+from ncclscope_service.export.directory import write_run
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.communicators_file import write_communicators
@@ -99,6 +100,33 @@ def test_a_communicator_lists_its_ranks_in_its_own_order(tmp_path: Path) -> None
     assert found["0xa2"]["bytes"] == 12 << 21
     assert found["0xa2"]["first_ns"] == START_NS + 2 * MS + 10_000
     assert found["0xa1"]["limits"] == {"topology": 12.5e9, "nccl_model": None, "baseline": 5e9}
+
+
+def test_last_operations_say_where_each_rank_stood_and_how_far_behind(tmp_path: Path) -> None:
+    table = pq.read_table(write_run(small_run(), tmp_path)["last_operations.parquet"])
+    assert table.schema.names == schema.LAST_OPERATIONS.names
+    shown = ("collective_id", "sender", "receiver", "comm_rank", "rank", "host", "operations", "behind", "op")
+    assert [tuple(row[name] for name in shown) for row in table.to_pylist()] == [
+        ("0xa1:9", None, None, 0, 0, "node1", 10, 0, "AllReduce"),
+        ("0xa1:5", None, None, 1, 1, "node1", 6, 4, "AllReduce"),
+        ("0xa2:5", None, None, 0, 2, "node2", 6, 0, "AllReduce"),
+        ("0xa2:5", None, None, 1, 3, "node2", 6, 0, "AllReduce"),
+        ("0xd0:5", None, None, 0, 0, "node1", 6, 0, "AllReduce"),
+        ("0xd0:5", None, None, 1, 2, "node2", 6, 0, "AllReduce"),
+        ("0xd0:0>1:0", 0, 1, 0, 0, "node1", 1, 0, "Send"),
+        ("0xd0:0>1:0", 0, 1, 1, 2, "node2", 1, 0, "Recv"),
+        ("0xd0:1>0:0", 1, 0, 0, 0, "node1", 1, 0, "Recv"),
+        ("0xd0:1>0:0", 1, 0, 1, 2, "node2", 1, 0, "Send"),
+    ]
+
+
+@pytest.mark.parametrize("with_stamps", [True, False])
+def test_last_operations_need_no_stamps_and_no_stretch_of_time(with_stamps: bool, tmp_path: Path) -> None:
+    store = logs_only_run(with_stamps=with_stamps)
+    table = pq.read_table(write_run(store, tmp_path, since_ns=START_NS + MS * 100)["last_operations.parquet"])
+    stamp = START_NS + 2 * MS if with_stamps else None
+    found = [(row["comm_rank"], row["operations"], row["logged_at_ns"]) for row in table.to_pylist()]
+    assert found == [(0, 3, stamp), (1, 3, stamp)]
 
 
 def test_a_rank_that_never_spoke_is_null_among_the_ranks(tmp_path: Path) -> None:

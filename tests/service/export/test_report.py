@@ -14,6 +14,7 @@ from service.export.small_run import logs_only_run, small_run
 from ncclscope_service.columns.intervals import Spans, union
 from ncclscope_service.export.directory import write_run
 from ncclscope_service.export.report.iterations import MAX_ITERATIONS, activity, iteration_figures, size_counts
+from ncclscope_service.export.report.tables import standing_table
 from ncclscope_service.export.report.timeline import kind_waits, waits
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.tables.iterations_file import selected_iterations
@@ -153,6 +154,38 @@ def test_the_page_has_findings_first_and_numbers_tables_and_figures_in_order(tmp
     for kind in ("Table", "Figure"):
         numbers = [int(number) for number in re.findall(rf"{kind} (\d+)\.", page)]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_page_shows_groups_whose_ranks_stand_apart_and_says_so_where_all_are_even(tmp_path: Path) -> None:
+    uneven, even = (
+        write_run(store, tmp_path)["report.html"].read_text(encoding="utf-8").split("Where every rank stood</h2>")[1]
+        for store in (small_run(), logs_only_run(with_stamps=False))
+    )
+    table = uneven.split("</table>")[0]
+    assert table.count("<tr>") == 1 + 2
+    assert table.count("0xa1") == 2
+    assert even.startswith('<p class="lead">In every group, all ranks enqueued the same number')
+
+
+def test_at_most_32_rows_of_standing_are_shown_the_group_furthest_behind_first() -> None:
+    same = {
+        "job": "j",
+        "parallelism": "TP",
+        "sender": None,
+        "receiver": None,
+        "host": "h",
+        "operations": 9,
+        "op": "AllReduce",
+    }
+    rows = [
+        same | {"comm_id": f"{group}", "comm_rank": rank, "rank": rank, "behind": rank * group}
+        for group in range(20)
+        for rank in range(2)
+    ]
+    text = standing_table(rows, 1)
+    assert text.count("<tr>") == 1 + 32
+    assert re.findall(r"<code>(\d+)</code>", text)[:4] == ["19", "19", "18", "18"]
+    assert "6 more rows are in last_operations.parquet" in text
 
 
 def test_signatures_and_iterations_stand_in_the_page_and_logs_alone_do_not_invent_them(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from ncclscope_service.export.report.tables import (
     read_table,
     signatures_table,
     span_text,
+    standing_table,
     table,
 )
 from ncclscope_service.export.selection import Selection
@@ -49,6 +50,7 @@ from ncclscope_service.export.summary import (
     matched_ratio,
     seen_ranks,
 )
+from ncclscope_service.export.tables.operations_file import last_operations_table
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import Names, names_of, with_name
@@ -331,6 +333,7 @@ def _contents(
     yield "Iterations", _iterations(selection, sums, figures)
     yield "How fast", _speed(selection, sums, figures)
     yield "Who waited", figures.waits()
+    yield "Where every rank stood", (_standing(selection, figures),)
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
     yield "How each group communicates", _signatures(selection, sums, figures)
@@ -346,6 +349,15 @@ def _compared(comparison: dict[str, object], figures: Figures) -> Iterator[str]:
 def _iterations(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
     yield iterations_table(selection, sums, figures.next_table())
     yield from figures.iterations()
+
+
+def _standing(selection: Selection, figures: Figures) -> str:
+    last = last_operations_table(selection).to_pylist()
+    if any(row["behind"] for row in last):
+        return standing_table(last, figures.next_table())
+    if not last:
+        return f"<p>{cell(None)}</p>"
+    return '<p class="lead">In every group, all ranks enqueued the same number of operations.</p>'
 
 
 def _speed(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from ncclscope_service.export.benchmarks import files_read
 from ncclscope_service.export.json_files import clocks_document
@@ -165,6 +165,53 @@ def _told_by(of: Mapping[str, object]) -> str:
     if told["period"] and isinstance(sure, float):
         texts[-1] += f" (confidence {sure:.0%})"
     return escape(" and ".join(texts))
+
+
+_MAX_STANDING: Final = 32
+
+
+def standing_table(found: Sequence[Mapping[str, Any]], number: int) -> str:
+    """The ranks of groups that stand at different operations, rows of `last_operations_table`; most behind first."""
+    most: dict[str, int] = {}
+    for row in found:
+        most[_group(row)] = max(row["behind"], most.get(_group(row), 0))
+    uneven = [row for row in found if most[_group(row)]]
+    uneven.sort(key=lambda row: (-most[_group(row)], _group(row), -row["behind"]))
+    several = len({row["job"] for row in uneven}) > 1
+    rows = (
+        (
+            (f"{escape(row['job'])} " if several else "") + f"<code>{cell(row['comm_id'])}</code>",
+            cell(row["parallelism"], "not known"),
+            "" if row["sender"] is None else f"{row['sender']} to {row['receiver']}",
+            f"{row['comm_rank']} ({cell(row['host'])})",
+            cell(row["rank"]),
+            count_text(row["operations"]),
+            count_text(row["behind"]),
+            cell(row["op"]),
+        )
+        for row in uneven[:_MAX_STANDING]
+    )
+    columns = (
+        ("Communicator", "text"),
+        ("Parallelism", "text"),
+        ("Send to Recv", "text"),
+        ("Rank in it", "text"),
+        ("Global rank", ""),
+        ("Enqueued", ""),
+        ("Behind", ""),
+        ("Last", "text"),
+    )
+    more = len(uneven) - _MAX_STANDING
+    rest = f" {count_text(more)} more rows are in last_operations.parquet." if more > 0 else ""
+    caption = (
+        f"<b>Table {number}.</b> Groups of which not all ranks enqueued the same number of operations, by the log "
+        f"lines that were read. Behind: how many fewer than the rank that enqueued most.{rest}"
+    )
+    return table(caption, columns, rows)
+
+
+def _group(row: Mapping[str, object]) -> str:
+    return f"{row['job']} {row['comm_id']} {row['sender']} {row['receiver']}"
 
 
 def clocks_table(selection: Selection, number: int) -> str:

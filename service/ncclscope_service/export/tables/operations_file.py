@@ -1,4 +1,7 @@
-"""`operations.parquet`: one row per logged operation, in store order, without a loop over rows."""
+"""`operations.parquet`: one row per logged operation, in store order, without a loop over rows.
+
+`last_operations.parquet`: the newest operation of each rank in each communicator, and how far it is behind the others.
+"""
 
 # pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false
 # (pyarrow carries no types, and pyarrow.compute makes its functions as it is imported)
@@ -14,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.export.json_files import clock_uncertainties, reference_times
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Part, Selection
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import (
     Column,
@@ -125,6 +130,70 @@ def collective_ids(view: OperationView) -> pa.Array:
     ranks = pc.binary_join_element_wise(_text(sender), _text(receiver), arrow)
     pair = pc.binary_join_element_wise(comm_id, ranks, _text(numbers(view.rows["pair_seq"])), colon)
     return pc.if_else(pa.array(is_pair), pair, collective)
+
+
+def write_last_operations(selection: Selection, path: Path) -> None:
+    """Writes the file; it has no rows if no operation of a known rank is known."""
+    write_slices([last_operations_table(selection)], schema.LAST_OPERATIONS, path)
+
+
+def last_operations_table(selection: Selection) -> pa.Table:
+    """Where every rank of the selected jobs stood: columns of `schema.LAST_OPERATIONS`, by communicator and rank.
+
+    Send and Recv count by ordered pair, at both of its ranks. All operations that the store has count, whatever
+    stretch of time is selected: a rank that enqueued nothing in it stands where it stood. One-sided operations, what a
+    rank sends to itself, and operations of an unknown rank are left out.
+    """
+    store = selection.store
+    everything = store.operations.rows
+    is_all = selection.has_process.all()
+    part = Part(everything, None if is_all else np.flatnonzero(selection.has_process[everything["process"]]))
+    newest = [_newest_of_each(store, rows) for rows in part.slices()]
+    view = OperationView(store, _newest_of_each(store, row_ops.concat([everything[:0].copy(), *newest])))
+    own, peer, is_send = _comm_rank(view), _peer(view), view.is_op(IS_SEND)
+    is_pair = view.is_op(IS_PAIR)
+    sender = np.where(is_pair, np.where(is_send, own.values, peer.values), NO_NUMBER)
+    receiver = np.where(is_pair, np.where(is_send, peer.values, own.values), NO_NUMBER)
+    counts = np.where(is_pair, view.rows["pair_seq"], view.rows["coll_seq"]).astype(np.int64) + 1
+    channels, channel = distinct_together(view.communicators(), sender, receiver)
+    front = np.zeros(len(channels[0]), np.int64)
+    np.maximum.at(front, channel, counts)
+    columns = {
+        "sender": numbers(sender),
+        "receiver": numbers(receiver),
+        "operations": plain(counts),
+        "behind": plain(front[channel] - counts),
+    }
+    arrays = [
+        collective_ids(view)
+        if field.name == "collective_id"
+        else (columns.get(field.name) or operation_column(view, field.name)).arrow(field.type)
+        for field in schema.LAST_OPERATIONS
+    ]
+    usable = np.flatnonzero(own.is_known & ~(is_pair & (~peer.is_known | (sender == receiver))))
+    order = np.lexsort((own.values, receiver, sender, view.communicators()))
+    table = pa.Table.from_arrays(arrays, names=schema.LAST_OPERATIONS.names)
+    return table.take(order[np.isin(order, usable)])
+
+
+def _newest_of_each(store: Store, rows: AnyRows) -> Columns:
+    """Of each member the collective with the highest number, and of each of its pairs the Send or Recv."""
+    of = store.templates_of(rows, "op", "root")
+    is_collective = rows["coll_seq"] != NO_NUMBER
+    sequence = np.where(is_collective, rows["coll_seq"], rows["pair_seq"])
+    found = np.flatnonzero((rows["member"] >= 0) & (sequence >= 0) & (is_collective | IS_PAIR[of["op"]]))
+    keys, key = distinct_together(
+        rows["member"][found],
+        np.where(is_collective, NO_NUMBER, of["op"])[found],
+        np.where(is_collective, NO_NUMBER, of["root"])[found],
+    )
+    highest = np.full(len(keys[0]), NO_NUMBER, np.int64)
+    np.maximum.at(highest, key, sequence[found])
+    is_highest = sequence[found] == highest[key]
+    last = np.zeros(len(highest), np.intp)
+    last[key[is_highest]] = found[is_highest]
+    newest: Columns = rows[last]
+    return newest
 
 
 def _text(column: Column) -> pa.Array:

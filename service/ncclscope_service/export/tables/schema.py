@@ -158,6 +158,26 @@ COMMUNICATORS: Final = pa.schema(
 )
 """`communicators.parquet`: one row per communicator."""
 
+LAST_OPERATIONS: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("comm_id", _TEXT),
+        ("parallelism", _TEXT),
+        ("sender", pa.int32()),
+        ("receiver", pa.int32()),
+        ("comm_rank", pa.int32()),
+        ("rank", pa.int32()),
+        ("host", _TEXT),
+        ("pid", pa.int64()),
+        ("operations", pa.int64()),
+        ("behind", pa.int64()),
+        ("op", _TEXT),
+        ("collective_id", _TEXT),
+        ("logged_at_ns", _NS),
+    ]
+)
+"""`last_operations.parquet`: one row per rank of a communicator; of Send and Recv, per ordered pair and side."""
+
 ITERATIONS: Final = pa.schema(
     [
         ("job", _TEXT),
