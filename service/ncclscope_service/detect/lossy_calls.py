@@ -96,7 +96,7 @@ class LossyCalls:
         hosts = np.zeros(self.size, np.int32)
         healed = heal(self._waiting, self._offsets_ns, hosts, is_forced=is_end, is_end=is_end)
         self._offsets_ns = healed.offsets_ns
-        places = _with_one_end(healed.places) if is_end else healed.places
+        places = healed.places
         calls = np.full(places.shape, NO_NUMBER, np.int64)
         times = np.full(len(places), NO_TIME_NS, np.int64)
         for rank in range(self.size):
@@ -138,15 +138,3 @@ class LossyCalls:
             number = self.begin + self._places - len(self._recent) + nth
             return Difference(number, int(self._recent_ns[nth]), by_call)
         return None
-
-
-def _with_one_end(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same; if all ranks end, some at the last place and all others at the one before, with one place in its stead.
-
-    Some called another operation than the others there, and nobody came further. That it was two, of which each was
-    lost by those that logged the other, is less likely.
-    """
-    last = places[-2:] >= 0
-    if len(last) < 2 or last.all(axis=0).any() or not last.any(axis=0).all():
-        return places
-    return np.concatenate([places[:-2], np.where(last[1], places[-1], places[-2])[None]])

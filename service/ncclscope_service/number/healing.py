@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.number.across_ranks import Matrix, align_ranks, first_violation
+from ncclscope_service.number.across_ranks import RANKS, Matrix, align_ranks, first_violation
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _STRAIGHT: Final = 4096
 _CELLS: Final = 1_000_000
@@ -53,7 +53,7 @@ def heal(
     lengths = np.asarray([len(of) for of in calls], np.int64)
     size = window(len(calls))
     blocks = [np.empty((0, len(calls)), np.int64)]
-    lost = Counter[str]()
+    lost, shown_by = Counter[str](), RANKS
     is_dirty = True
     while True:
         left = lengths - at
@@ -64,7 +64,8 @@ def heal(
             parts = [of[begin : begin + size] for of, begin in zip(calls, at.tolist(), strict=True)]
             aligned = align_ranks(parts, offsets_ns, is_end=is_end and bool((left <= size).all()))
             block, offsets_ns, is_dirty = aligned.places, aligned.offsets_ns, False
-            lost[aligned.shown_by] += aligned.lost
+            shown_by = aligned.shown_by
+            lost[shown_by] += aligned.lost
         else:
             length = min(int(left[live].min()), _STRAIGHT)
             matrix = np.stack([calls[rank][at[rank] : at[rank] + length] for rank in live.tolist()], axis=1)
@@ -76,4 +77,21 @@ def heal(
             is_dirty = count < length
         blocks.append(np.where(block >= 0, block + at, NO_NUMBER))
         at = at + block.max(axis=0, initial=NO_NUMBER) + 1
-    return Healed(np.concatenate(blocks), offsets_ns, lost)
+    places = np.concatenate(blocks)
+    if is_end and _is_one_end(places[-2:], calls):
+        lost[shown_by] -= int(np.count_nonzero(places[-2] < 0))
+        places = np.concatenate([places[:-2], places[-2:].max(axis=0)[None]])
+    return Healed(places, offsets_ns, lost)
+
+
+def _is_one_end(last: Matrix, calls: Sequence[Columns]) -> bool:
+    """Whether all ranks end, some at the last place and all others at the one before, and no kernel there has ended.
+
+    Some called another operation than the others there, and nobody came further. That it was two, of which each was
+    lost by those that logged the other, is less likely.
+    """
+    is_called = last >= 0
+    if len(last) < 2 or is_called.all(axis=0).any() or not is_called.any(axis=0).all():
+        return False
+    ends = zip(calls, last.max(axis=0).tolist(), strict=True)
+    return all(of["end_ns"][at] == NO_TIME_NS for of, at in ends)

@@ -95,6 +95,17 @@ def test_a_rank_that_calls_something_else_once_loses_no_number() -> None:
         assert (_heal(calls) == np.arange(80)[:, None]).all()
 
 
+def test_a_rank_whose_last_call_is_another_lost_nothing_unless_kernels_ended() -> None:
+    for timed, rows in ((False, 80), (True, 81)):
+        calls = _job(2, [0.0, 0.0], size=80, timed=timed)
+        calls[1]["symbol"][-1] = 9
+        if timed:
+            calls[1]["end_ns"][-1] += 50_000 * _US
+        healed = heal(calls, np.full(2, np.nan), np.arange(2, dtype=np.int32), is_forced=True, is_end=True)
+        assert len(healed.places) == rows
+        assert healed.lost.total() == rows - 80
+
+
 def test_without_times_a_loss_is_placed_where_calls_differ() -> None:
     calls = [
         _calls(np.arange(60), np.arange(60), timed=False),
