@@ -75,3 +75,22 @@ def test_the_delay_the_count_the_cost_and_the_begin_of_a_late_rank_are_those_of_
     assert abs(finding["since_ns"] - begins[_FROM]) <= 2 * step_ns
     assert f"{evidence['longest_ns'] / 1e6:.1f} ms late (1 of 32)" in finding["summary"]
     assert f"{100 * evidence['cost_ratio']:.1f} % of step time" in finding["summary"]
+
+
+def test_the_ranks_that_others_wait_for_are_those_of_the_job(tmp_path: Path) -> None:
+    job, out = _simulated(tmp_path / "job", "late_rank:rank=3,ms=4", "--iterations", "10"), tmp_path / "out"
+    ran = run_command("analyze", str(job / "logs"), str(job / "nsys"), "--out", str(out))
+    _, first, *rest = ran.stdout.split("Who is waited for\n")[1].splitlines()
+    assert first.split()[0] == "3"
+    assert next(row.split()[0] for row in (first, *rest) if " TP " in row) == "3"
+    names = ["comm_id", "coll_seq", "rank", "start_true_ns"]
+    filters = [("coll_seq", ">=", 0)]
+    arrived: dict[tuple[str, int], dict[int, int]] = {}
+    for row in pq.read_table(job / "truth" / "operations.parquet", columns=names, filters=filters).to_pylist():
+        arrived.setdefault((row["comm_id"], row["coll_seq"]), {})[row["rank"]] = row["start_true_ns"]
+    told = pq.read_table(out / "operations.parquet", columns=[*names[:2], "last_rank"], filters=filters).to_pylist()
+    known = [row for row in told if row["last_rank"] is not None]
+    assert len(known) > len(told) / 4
+    for row in known:
+        ranks = arrived[row["comm_id"], row["coll_seq"]]
+        assert row["last_rank"] == max(ranks, key=lambda rank: ranks[rank])

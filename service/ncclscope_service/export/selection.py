@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.table import AnyRows, Rows
+from ncclscope_service.job.ranks import global_ranks
 from ncclscope_service.nccl.nccl_tests import Benchmark
 from ncclscope_service.store.records import Communicator, Finding
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Positions: TypeAlias = NDArray[np.intp]
+
+_ABOUT_LAST_NS: Final = 20_000
+"""The kernels of one collective end up to 10 us apart, which hides who of those that come within twice that is last."""
 
 ROWS_PER_SLICE: Final = 1 << 18
 """Rows that are worked on at once; bounds the memory of a writer whatever the run's length."""
@@ -96,7 +100,8 @@ def select(
         )
         kernels = _narrowed(kernels, np.isin(kernels.column("launch"), operations.column("launch")))
         ranges = _narrowed(ranges, _lies_within(ranges, operations))
-        is_ours &= np.isin(_collective_keys(collectives), _keys_of(store, operations))
+        keys = collective_keys(collectives["communicator"], collectives["coll_seq"])
+        is_ours &= np.isin(keys, _keys_of(store, operations))
     return Selection(
         store=store,
         operations=operations,
@@ -144,17 +149,48 @@ def _lies_within(ranges: Part, operations: Part) -> NDArray[np.bool_]:
     return inside
 
 
-def _collective_keys(collectives: Rows) -> NDArray[np.int64]:
-    keys: NDArray[np.int64] = collectives["communicator"].astype(np.int64) << 40 | collectives["coll_seq"]
+def collective_keys(communicators: NDArray[np.number], coll_seq: NDArray[np.number]) -> NDArray[np.int64]:
+    """One number for each collective; negative for Send and Recv, and where the communicator is not known."""
+    keys: NDArray[np.int64] = communicators.astype(np.int64) << 40 | coll_seq.astype(np.int64)
     return keys
 
 
 def _keys_of(store: Store, operations: Part) -> NDArray[np.int64]:
-    """The same keys of operations; of Send and Recv too, which are nobody's."""
     communicator_of = np.asarray([member.communicator for member in store.members], np.int64)
     members = operations.column("member").astype(np.intp)
-    keys: NDArray[np.int64] = communicator_of[members] << 40 | operations.column("coll_seq").astype(np.int64)
-    return keys
+    return collective_keys(communicator_of[members], operations.column("coll_seq"))
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """The ranks of all communicators, one communicator after the other."""
+
+    first: NDArray[np.int64]
+    """By communicator index, where its rank 0 is; one more, for the end."""
+    global_rank: NDArray[np.int64]
+    """NO_NUMBER if it is not known."""
+
+    def of_last(self, collectives: AnyRows) -> NDArray[np.int64]:
+        """The seat that came last to each collective; NO_NUMBER if one was not seen or several came about last."""
+        is_known = self.are_seen(collectives) & (collectives["blame_ns"] > _ABOUT_LAST_NS)
+        return np.where(is_known, self.first[collectives["communicator"]] + collectives["last_rank"], NO_NUMBER)
+
+    def are_seen(self, collectives: AnyRows) -> NDArray[np.bool_]:
+        """Whether the arrivals of all ranks were measured."""
+        sizes = np.diff(self.first)[collectives["communicator"]]
+        seen: NDArray[np.bool_] = (collectives["last_rank"] >= 0) & (collectives["ranks_seen"] == sizes)
+        return seen
+
+
+def seats(store: Store) -> Seats:
+    """Those of every communicator of the store."""
+    first = np.cumsum([0, *(communicator.size for communicator in store.communicators)], dtype=np.int64)
+    global_rank = np.full(first[-1], NO_NUMBER, dtype=np.int64)
+    for communicator in store.communicators:
+        for rank, known in global_ranks(store, communicator).items():
+            if rank < communicator.size:
+                global_rank[first[communicator.index] + rank] = known
+    return Seats(first, global_rank)
 
 
 def _is_open_at(finding: Finding, since_ns: int | None) -> bool:

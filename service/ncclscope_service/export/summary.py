@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclscope_service.export.benchmarks import benchmarks_document
-from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.selection import Selection, seats
 from ncclscope_service.export.tables.kernels_file import is_duplicate
+from ncclscope_service.export.tables.operations_file import IS_ROOTED
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, traffic_by_node
 from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name, totals
 from ncclscope_service.job.iterations import summarise
@@ -95,6 +97,43 @@ def _signature(found: list[Signature]) -> dict[str, object]:
         "operation_mix": [{"op": op, "operations": amount, "bytes": moved[op]} for op, amount in mix.most_common()],
         **{name: float(np.median(values)) if values else None for name, values in middle.items()},
     }
+
+
+class WaitedFor(NamedTuple):
+    """How others waited for one rank in its communicators of one kind."""
+
+    job: str
+    rank: int
+    parallelism: str | None
+    collectives: int
+    """That were measured."""
+    last: int
+    """To how many of them it came last."""
+    wait_ns: int
+    """Summed over the others, in those."""
+
+
+def waited_for(selection: Selection) -> list[WaitedFor]:
+    """By global rank and kind of communicator, longest wait first.
+
+    Of collectives that no rank can leave before the last has come, and of which all ranks were seen: in Broadcast, Send
+    and so on who comes last need not be who is waited for.
+    """
+    part, ranks = selection.collectives, seats(selection.store)
+    rows = part.rows if part.positions is None else part.rows[part.positions]
+    seat, is_measured = ranks.of_last(rows), ranks.are_seen(rows) & ~IS_ROOTED[rows["op"]]
+    is_last = is_measured & (seat >= 0)
+    measured = np.bincount(rows["communicator"][is_measured], minlength=len(ranks.first) - 1)
+    last, waits_ns = (np.zeros(len(ranks.global_rank), dtype=np.int64) for _ in range(2))
+    np.add.at(last, seat[is_last], 1)
+    np.add.at(waits_ns, seat[is_last], rows["wait_ns"][is_last])
+    sums: dict[tuple[str, int, str | None], NDArray[np.int64]] = {}
+    for communicator in selection.communicators:
+        for at in range(*ranks.first[communicator.index : communicator.index + 2].tolist()):
+            key = communicator.job, int(ranks.global_rank[at]), communicator.parallelism
+            sums[key] = sums.get(key, 0) + np.array([measured[communicator.index], last[at], waits_ns[at]])
+    found = [WaitedFor(*key, *of.tolist()) for key, of in sums.items() if key[1] >= 0 and of[0]]
+    return sorted(found, key=lambda one: (-one.wait_ns, one.job, one.rank, one.parallelism or ""))
 
 
 def has_inspector(selection: Selection) -> bool:

@@ -15,6 +15,7 @@ from ncclscope_service.export.report.tables import (
     measures_of,
     ratio_text,
     span_text,
+    waited_for_rows,
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
@@ -59,6 +60,10 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
         yield ""
     yield from _inspector(selection)
     yield from _communicators(selection, sums)
+    if waited := waited_for_rows(selection):
+        yield "Who is waited for"
+        head = ("rank", "kind", "collectives", "came last", "others waited")
+        yield from map(_printable, _table(head, waited))
     yield ""
     yield from _findings(selection)
 

@@ -14,12 +14,14 @@ from service.export.small_run import (
     NODE2_AHEAD_NS,
     SEND_RECV_NAME,
     START_NS,
+    TP1,
     Builder,
     small_run,
     unknown_operation,
 )
 
 from ncclscope_service.export.selection import Part, select
+from ncclscope_service.export.summary import WaitedFor, waited_for
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.operations_file import operations_table, write_operations
 from ncclscope_service.store.rows import Match
@@ -91,6 +93,7 @@ CONTRACT = [
     "efficiency_ratio",
     "bottleneck",
     "ranks_seen",
+    "last_rank",
 ]
 
 Row = dict[str, object]
@@ -377,3 +380,39 @@ def test_the_small_run_has_what_these_tests_are_about() -> None:
     store = small_run()
     assert store.communicators[DP0].parallelism == "DP"
     assert {Match(value) for value in store.operations.rows["match"].tolist()} == {*Match} - {Match.LINE_LOST}
+
+
+def late_run(late_ns: int, ranks_seen: int = 2) -> Store:
+    """`small_run` in which rank 1 of TP1, global rank 3, was measured to be that late to each AllReduce."""
+    store = small_run()
+    found = store.collectives.rows
+    is_late = found["communicator"] == TP1
+    for name, value in (("blame_ns", late_ns), ("wait_ns", late_ns), ("ranks_seen", ranks_seen)):
+        found[name][is_late] = value
+    return store
+
+
+@pytest.mark.parametrize(("late_ns", "ranks_seen", "last"), [(300_000, 2, 3), (300_000, 1, None), (19_000, 2, None)])
+def test_the_last_rank_is_named_if_all_were_seen_and_it_was_clearly_last(
+    late_ns: int, ranks_seen: int, last: int | None, tmp_path: Path
+) -> None:
+    rows = written(late_run(late_ns, ranks_seen), tmp_path)
+    assert {row["last_rank"] for row in rows if (row["comm_id"], row["op"]) == ("0xa2", "AllReduce")} == {last}
+    assert {row["last_rank"] for row in rows if (row["comm_id"], row["op"]) != ("0xa2", "AllReduce")} == {None}
+
+
+@pytest.mark.parametrize(("late_ns", "last"), [(300_000, 6), (19_000, 0)])
+def test_others_wait_for_a_rank_that_is_clearly_last(late_ns: int, last: int) -> None:
+    found = waited_for(select(late_run(late_ns)))
+    assert WaitedFor("job", 2, "TP", 6, 0, 0) in found
+    assert WaitedFor("job", 3, "TP", 6, last, last * late_ns) in found
+    assert last == 0 or found[0].rank == 3
+
+
+def test_replays_that_differ_in_who_was_last_name_nobody(tmp_path: Path) -> None:
+    store = late_run(300_000)
+    replayed = store.collectives.rows[store.collectives.rows["communicator"] == TP1]
+    replayed["last_rank"][-1] = 0
+    store.collectives.append(replayed)
+    rows = [row for row in written(store, tmp_path) if (row["comm_id"], row["op"]) == ("0xa2", "AllReduce")]
+    assert {(row["coll_seq"], row["last_rank"]) for row in rows} == {*((k, 3) for k in range(5)), (5, None)}

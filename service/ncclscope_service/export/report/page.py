@@ -36,6 +36,7 @@ from ncclscope_service.export.report.tables import (
     span_text,
     standing_table,
     table,
+    waited_for_table,
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
@@ -332,7 +333,7 @@ def _contents(
         yield "Benchmarks", benchmarks_section(selection, figures)
     yield "Iterations", _iterations(selection, sums, figures)
     yield "How fast", _speed(selection, sums, figures)
-    yield "Who waited", figures.waits()
+    yield "Who waited", (waited_for_table(selection, figures.next_table()), *figures.waits())
     yield "Where every rank stood", (_standing(selection, figures),)
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)

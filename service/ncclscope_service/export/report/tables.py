@@ -20,6 +20,7 @@ from ncclscope_service.export.summary import (
     inspector_rows,
     iterations_document,
     signatures_document,
+    waited_for,
 )
 from ncclscope_service.export.totals import Calls, Totals
 
@@ -124,6 +125,36 @@ def _calls_text(calls: Calls | None) -> str:
         return cell(None)
     median = f"{calls.median:g}"
     return median if calls.least == calls.most else f"{median} <small>({calls.least} to {calls.most})</small>"
+
+
+_MAX_WAITED_FOR: Final = 10
+
+
+def waited_for_rows(selection: Selection) -> list[tuple[str, str, str, str, str]]:
+    """Rank, kind, collectives, share to which it came last and wait: the ranks that were waited for longest."""
+    several = len(selection.jobs) > 1
+    return [
+        (
+            f"{escape(one.job)} {one.rank}" if several else str(one.rank),
+            cell(one.parallelism, "not known"),
+            count_text(one.collectives),
+            ratio_text(one.last / one.collectives),
+            span_text(one.wait_ns),
+        )
+        for one in waited_for(selection)[:_MAX_WAITED_FOR]
+    ]
+
+
+def waited_for_table(selection: Selection, number: int) -> str:
+    """The ranks that the others waited for longest."""
+    columns = (("Rank", ""), ("Parallelism", "text"), ("Collectives", ""), ("Came last", ""), ("Others waited", ""))
+    caption = (
+        f"<b>Table {number}.</b> Who is waited for: the {_MAX_WAITED_FOR} ranks for which others waited longest, by "
+        "kind of communicator. Collectives: those of which all ranks were seen and that no rank can leave early (no "
+        "Broadcast, Reduce, Send). Came last: more than 20 µs after the second last. Others waited: summed over the "
+        "other ranks, in those to which it came last."
+    )
+    return table(caption, columns, waited_for_rows(selection))
 
 
 def iterations_table(selection: Selection, sums: Totals, number: int) -> str:

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct_together
+from ncclscope_service.columns.group_by import distinct, distinct_together
 from ncclscope_service.columns.table import AnyRows, Ids
 from ncclscope_service.export.json_files import clock_uncertainties, reference_times
-from ncclscope_service.export.selection import Part, Selection
+from ncclscope_service.export.selection import Part, Selection, collective_keys, seats
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import (
     Column,
@@ -310,6 +310,21 @@ def _ranks_seen(view: OperationView) -> Column:
     return Column(seen, np.asarray(seen > 0))
 
 
+def _last_rank(view: OperationView) -> Column:
+    """Global rank that came last to the collective (`Seats.of_last`), else null; also where replays differ in it."""
+    table, of_seats = view.store.collectives.rows, seats(view.store)
+    keys, of_row = distinct(collective_keys(view.communicators(), view.rows["coll_seq"]))
+    last = np.full(len(keys), NO_NUMBER, dtype=np.int64)
+    measured = collective_keys(table["communicator"], table["coll_seq"])
+    near = np.flatnonzero((measured >= 0) & (measured <= keys.max(initial=-1)))
+    place = np.searchsorted(keys, measured[near])
+    is_met = keys[place] == measured[near]
+    place, seat = place[is_met], of_seats.of_last(table[near[is_met]])
+    last[place] = rank = np.append(of_seats.global_rank, NO_NUMBER)[seat]
+    last[place[last[place] != rank]] = NO_NUMBER
+    return numbers(last[of_row])
+
+
 def _duration(view: OperationView) -> Column:
     """End minus start of the kernel, else what Inspector says; a kernel that the capture cut has none."""
     durations = durations_ns(view.rows)
@@ -399,6 +414,7 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "efficiency_ratio": _efficiency,
     "bottleneck": _bottleneck,
     "ranks_seen": _ranks_seen,
+    "last_rank": _last_rank,
 }
 
 

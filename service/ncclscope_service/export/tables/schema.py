@@ -74,6 +74,7 @@ OPERATIONS: Final = pa.schema(
         ("efficiency_ratio", _RATE),
         ("bottleneck", _TEXT),
         ("ranks_seen", pa.int32()),
+        ("last_rank", pa.int32()),
     ]
 )
 """`operations.parquet`: one row per logged operation."""
