@@ -100,17 +100,14 @@ def _signature(found: list[Signature]) -> dict[str, object]:
 
 
 class WaitedFor(NamedTuple):
-    """How others waited for one rank in its communicators of one kind."""
+    """Of one rank in its communicators of one kind: collectives measured, how often last, the others' wait in those."""
 
     job: str
     rank: int
     parallelism: str | None
     collectives: int
-    """That were measured."""
     last: int
-    """To how many of them it came last."""
     wait_ns: int
-    """Summed over the others, in those."""
 
 
 def waited_for(selection: Selection) -> list[WaitedFor]:
