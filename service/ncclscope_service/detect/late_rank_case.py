@@ -149,6 +149,9 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     steps = judged.at_ns.shape[1]
     is_short = steps < WINDOWS_BAD * steps_per_window(context)
     clear_ns = _CLEAR * (context.step_ns or DEFAULT_STEP_NS) / steps if is_short else 0.0
+    # Lateness that came to a group from another may look firm some steps before that of its origin does.
+    has_origins = is_short and any(each.parallelism in MID_STEP_GROUPS for each in context.groups.values())
+    may_accuse = np.array([not has_origins or each.parallelism in _INNER for each in groups])
     ranks = np.array([each.global_ranks for each in groups])
     floors = np.array(
         [_SAME_HOST_FLOOR_NS if len(each.host_set()) == 1 else _OTHER_HOST_FLOOR_NS for each in groups], np.float64
@@ -159,6 +162,7 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
         & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
         & (largest >= floors[group])
         & (per_step >= max(least_per_step(context), clear_ns))
+        & may_accuse[group]
         & (firm >= _SUPPORTING)
     )
     return _Candidates(
