@@ -184,7 +184,7 @@ def _newest_of_each(store: Store, rows: AnyRows) -> Columns:
     found = np.flatnonzero((rows["member"] >= 0) & (sequence >= 0) & (is_collective | IS_PAIR[of["op"]]))
     keys, key = distinct_together(
         rows["member"][found],
-        np.where(is_collective, NO_NUMBER, of["op"])[found],
+        np.where(is_collective, NO_NUMBER, of["op"].astype(np.int64))[found],
         np.where(is_collective, NO_NUMBER, of["root"])[found],
     )
     highest = np.full(len(keys[0]), NO_NUMBER, np.int64)
