@@ -63,7 +63,7 @@ class OpenFile:
         self.is_zone_open = is_zone_open
         """Its stamps may be of any zone."""
         self.zone_told_in: int | None = None
-        """The quarter of an hour in which its zone was told last."""
+        """The quarter of an hour in which its zone was last recognised."""
         self.ahead: list[bytes] = []
         """Read from the file up to the tail's offset, and not by the reader yet."""
         self.last_decision: Decision | None = None

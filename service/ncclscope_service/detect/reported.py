@@ -85,7 +85,7 @@ class TorchTimeouts:
     _sequences: dict[_Place, int] = field(default_factory=dict[_Place, int])
     """The first operation on which each rank gave up."""
     _enqueued: dict[_Place, tuple[int, int]] = field(default_factory=dict[_Place, tuple[int, int]])
-    """What each rank had enqueued and finished last."""
+    """The last operations that each rank had enqueued and finished."""
     _global_ranks: dict[_Place, int] = field(default_factory=dict[_Place, int])
     _names: dict[tuple[str | None, str | None], str] = field(default_factory=dict[tuple[str | None, str | None], str])
     """Descriptions of groups."""
@@ -221,7 +221,7 @@ class _Report:
     """By process: its first line that says this."""
     first_fact: Fact | None = None
     timeouts: TorchTimeouts = field(default_factory=TorchTimeouts)
-    """What PyTorch's watchdogs said, if that is what is reported."""
+    """Statements of PyTorch's watchdogs, if those are what is reported."""
 
 
 class Reported:

@@ -64,7 +64,7 @@ class StampOffsets:
                 [self._rows, np.full(more, np.array((NO_TIME_NS, NO_TIME_NS, now_ns), _OFFSET))]
             )
         rows = row_ops.take(self._rows, found)
-        offsets, told = rows["offset_ns"], rows["settled_ns"]
+        offsets, reported = rows["offset_ns"], rows["settled_ns"]
         is_new = offsets == NO_TIME_NS
         known = np.where(is_new, delays, offsets)
         has_moved = (delays < known - _JITTER_NS) | (delays > known + _JITTER_NS)
@@ -72,12 +72,14 @@ class StampOffsets:
         rows["moved_at_ns"][has_moved] = now_ns
         is_settled = now_ns - rows["moved_at_ns"] >= _SETTLED_NS
         has_changed = (
-            is_settled & (told != NO_TIME_NS) & (np.abs(offsets - np.where(told == NO_TIME_NS, 0, told)) > _CHANGED_NS)
+            is_settled
+            & (reported != NO_TIME_NS)
+            & (np.abs(offsets - np.where(reported == NO_TIME_NS, 0, reported)) > _CHANGED_NS)
         )
         self._changes.update(
-            zip((found[has_changed] // 2).tolist(), (told - offsets)[has_changed].tolist(), strict=True)
+            zip((found[has_changed] // 2).tolist(), (reported - offsets)[has_changed].tolist(), strict=True)
         )
-        rows["offset_ns"], rows["settled_ns"] = offsets, np.where(is_settled, offsets, told)
+        rows["offset_ns"], rows["settled_ns"] = offsets, np.where(is_settled, offsets, reported)
         self._rows[found] = rows
 
     def times(
