@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 from service.fake_service import JOB
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,14 @@ def open_page(
     page.on("console", note)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"http://127.0.0.1:{port}/{at}")
-    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    try:
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    except AssertionError as error:
+        asked = page.evaluate(
+            "performance.getEntriesByType('resource').map((each) => [each.name, each.responseStatus])"
+        )
+        error.add_note(f"The console said {complaints}; the page asked for {asked}.")
+        raise
     return page, complaints
 
 
@@ -185,6 +192,20 @@ def test_an_address_leads_to_its_view(browser: Browser, repository: Path, width:
             assert page.evaluate("document.documentElement.dataset.theme") == scheme
             assert complaints == []
             page.context.close()
+
+
+def test_a_stream_that_never_answers_is_asked_for_again(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port, browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        swallowed = list[Route]()
+        page.route("**/api/events", lambda route: route.continue_() if swallowed else swallowed.append(route))
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.clock.run_for(29_000)
+        expect(page.locator("#connection")).to_have_attribute("data-state", "waiting")
+        page.clock.run_for(3_000)
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+        assert len(swallowed) == 1
 
 
 def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repository: Path) -> None:

@@ -202,8 +202,11 @@ const askForToken = async () => {
   if (answer?.status === 401) location.reload();
 };
 
+let events = null;
+
 const connect = () => {
-  const events = new EventSource("/api/events");
+  events = new EventSource("/api/events");
+  state.heardAt = performance.now();
   events.addEventListener("overview", (event) => {
     state.overview = JSON.parse(event.data);
     state.heardAt = performance.now();
@@ -214,7 +217,6 @@ const connect = () => {
     setConnection("lost", "reconnecting");
     // A browser gives up for good where the answer was an error (a proxy, a full service): then start anew.
     if (events.readyState === EventSource.CLOSED) {
-      events.close();
       askForToken();
       setTimeout(connect, 2000);
     }
@@ -293,9 +295,14 @@ document.addEventListener("themechange", () => {
   state.asked = null; // charts carry their colours
   draw();
 });
+// A connection that died unseen (a laptop that slept, a proxy that forgot it) never fails: it is silent. Overviews come
+// every second.
 setInterval(() => {
-  if (byId("connection").dataset.state === "live" && performance.now() - state.heardAt > 5000) {
-    setConnection("lost", "no news from the service");
+  const silence = performance.now() - state.heardAt;
+  if (byId("connection").dataset.state === "live" && silence > 5000) setConnection("lost", "no news from the service");
+  if (silence > 30_000 && events.readyState !== EventSource.CLOSED) {
+    events.close();
+    connect();
   }
 }, 1000);
 
