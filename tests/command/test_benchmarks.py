@@ -38,7 +38,7 @@ def _analyzed(path: Path, out: Path) -> tuple[str, dict[str, Any], str]:
 def test_a_file_of_nccl_tests_alone_is_read_and_shown_with_its_curve(tmp_path: Path) -> None:
     (tmp_path / "run.txt").write_text(OUTPUT)
     said, summary, report = _analyzed(tmp_path, tmp_path / "out")
-    assert "Read 1 files (output of nccl-tests only)" in said
+    assert "Read 1 file (output of nccl-tests only)" in said
     assert "AllReduce float sum, 2 ranks on 1 host: 2 rows, run.txt" in said
     assert re.search(r"1,073,741,824 +100 ms +10\.74 GB/s +10\.74 GB/s +100\.5 ms +10\.68 GB/s", said)
     assert summary["level"] == "output of nccl-tests only"

@@ -30,7 +30,7 @@ from ncclscope_service.detect.context import (
     group_from_communicator,
     without_explained,
 )
-from ncclscope_service.detect.hang import Hang
+from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
@@ -77,10 +77,6 @@ class Detectors:
         """How far each rank has come (`progress.PROGRESS`), about once a second."""
         self._hang.ingest_progress(progress, context)
         self._stopped_logging.ingest_progress(progress, context)
-
-    def ingest_last_progress(self, progress: Columns, context: Context) -> None:
-        """How far each rank has come (`progress.PROGRESS`) at the end of a job, where no time need be known."""
-        self._hang.ingest_last_progress(progress, context)
 
     def update_context(self, context: Context) -> None:
         """The job as it stands, for calls of which no time is known: until it is over without what has ended."""
@@ -135,6 +131,15 @@ class Detectors:
         self._late_rank.evict_communicators(communicators)
         self._bandwidth_drop.evict_communicators(communicators)
         self._mismatch.evict_communicators(communicators)
+
+    def hang_at_end(self, counts: Columns, context: Context) -> Finding | None:
+        """The hang that the counts (`progress.PROGRESS`) at the end of the job show, if none is found already.
+
+        `context`: its groups that have not ended. No time of the counts need be known.
+        """
+        if self._hang.is_open or self._mismatch.with_losses or self._mismatch.enqueued():
+            return None
+        return hang_at_end(counts, context)
 
     def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
         """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.
@@ -373,12 +378,17 @@ class Detection:
         for name in sorted({*active, *self._jobs}):
             job = self._jobs[name]
             with self._errors.isolated("detect", f"job {name}"):
+                living = None
                 if name in active:
                     context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
+                    living = self._groups.without_ended(context)
                 job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
+                if final and living is not None:
+                    hang = job.detectors.hang_at_end(job.progress.rows, living)
+                    job.findings = by_urgency([*job.findings, *((hang,) if hang else ())])
                 job.fails_since_ns = None
                 continue
             job.fails_since_ns = job.fails_since_ns or at_ns
@@ -400,8 +410,6 @@ class Detection:
         timed = row_ops.filter_rows(counts, counts["last_ns"] != NO_TIME_NS)
         if len(timed):
             detectors.ingest_progress(timed, living)
-        if context.is_over:
-            detectors.ingest_last_progress(counts, living)
         detectors.update_context(context if context.is_over else living)
         for steps in (*job.steps, np.empty(0, STEP)):
             detectors.ingest_steps(steps, context)

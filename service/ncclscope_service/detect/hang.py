@@ -289,8 +289,6 @@ class Hang:
         self._ledger = Ledger()
         self._reported: _LastReport | None = None
         self._context: Context | None = None
-        self._last_progress: tuple[Columns, Context] | None = None
-        """Counts at the end of the job and its context."""
 
     @property
     def is_open(self) -> bool:
@@ -370,20 +368,7 @@ class Hang:
         else:
             unclear, doubtful = self._unclear(stuck, now_ns, context)
             self._renew(unclear, doubtful, now_ns)
-        return self._at_end(doubted or self._enqueued) or self._ledger.findings()
-
-    def _at_end(self, doubted: Iterable[int]) -> list[Finding] | None:
-        """The hang in which the counts at the end of the job show that it was; None if they do not."""
-        if self._last_progress is None or self.is_open or any(True for _ in doubted):
-            return None
-        progress, context = self._last_progress
-        found = hang_at_end(progress, context)
-        return None if found is None else [found, *self._ledger.findings()]
-
-    def ingest_last_progress(self, progress: Columns, context: Context) -> None:
-        """Takes the counts (`PROGRESS`) at the end of the job, of all channels, and its groups that have not ended."""
-        self._context = context
-        self._last_progress = progress, context
+        return self._ledger.findings()
 
     def _mismatched(
         self, stuck: list[StuckChannel], mismatches: Mapping[str | None, Finding]
@@ -449,11 +434,11 @@ class Hang:
                 continue
             furthest = _furthest(behind)
             most = behind[furthest[0]]
-            ahead = self._named([rank for rank, lag in behind.items() if lag < most], group)
+            ahead = _named([rank for rank, lag in behind.items() if lag < most], group)
             yield ChannelWaits(
                 ahead=tuple(rank for rank in ahead if self._all_silent((rank,), now_ns)),
-                behind=self._named(furthest, group),
-                newest_here=frozenset(self._named(self._whose_newest_is_here(state, group), group)),
+                behind=_named(furthest, group),
+                newest_here=frozenset(_named(self._whose_newest_is_here(state, group), group)),
             )
 
     def _standing(self, channel: Channel, state: ChannelSilence) -> tuple[int, dict[int, int]]:
@@ -509,17 +494,15 @@ class Hang:
         if front < _LEAST_OPERATIONS:
             return None
         is_doubted = self._is_doubted(channel, doubted)
-        is_even = is_doubted or max(behind.values()) == 0
-        furthest = [] if is_even else _furthest(behind)
-        foremost = [rank for rank, lag in behind.items() if lag == 0 or is_doubted]
-        missing, waiting = self._named(furthest, group), self._named(foremost, group)
-        if not waiting or not (missing or is_even) or not self._all_silent((*missing, *waiting), now_ns):
+        found = _stuck_channel(channel, group, front, behind, is_doubted=is_doubted)
+        is_named = found.missing or is_doubted or max(behind.values()) == 0
+        if not found.waiting or not is_named or not self._all_silent((*found.missing, *found.waiting), now_ns):
             return None
-        if not all(
-            context.is_fully_observed(group.hosts[rank]) for rank in furthest or foremost if rank < len(group.hosts)
-        ):
+        judged = found.missing or found.waiting
+        hosts = (host for rank, host in zip(group.global_ranks, group.hosts, strict=True) if rank in judged)
+        if not all(map(context.is_fully_observed, hosts)):
             return None
-        return StuckChannel(channel, group, missing, waiting, state.last_ns, patience, front, is_doubted)
+        return replace(found, since_ns=state.last_ns, patience_ns=patience)
 
     def _waiting_for_resting(self, now_ns: int, context: Context) -> set[int]:
         """Global ranks that wait for one that has just ended a step: its pause excuses them."""
@@ -530,7 +513,7 @@ class Hang:
                 continue
             _, behind = self._standing(channel, state)
             if max(behind.values()) > 0:
-                excused.update(self._named([rank for rank, lag in behind.items() if lag == 0], group))
+                excused.update(_named([rank for rank, lag in behind.items() if lag == 0], group))
         return excused
 
     def _unclear(
@@ -569,15 +552,35 @@ class Hang:
     def _all_silent(self, ranks: tuple[int, ...], now_ns: int, least_ns: int = LEAST_SILENCE_NS) -> bool:
         return all(now_ns - self._active_ns.get(rank, 0) > least_ns for rank in ranks)
 
-    def _named(self, ranks: list[int], group: Group) -> tuple[int, ...]:
-        known = [group.global_ranks[rank] for rank in ranks if rank < len(group.global_ranks)]
-        return tuple(sorted(rank for rank in known if rank != NO_NUMBER))
-
 
 def _furthest(behind: dict[int, int]) -> list[int]:
     """Ranks that are furthest behind; all if nobody is."""
     most = max(behind.values())
     return [rank for rank, lag in behind.items() if lag == most]
+
+
+def _named(ranks: Iterable[int], group: Group) -> tuple[int, ...]:
+    """Global ranks of these ranks of a group, as far as they are known."""
+    known = [group.global_ranks[rank] for rank in ranks if rank < len(group.global_ranks)]
+    return tuple(sorted(rank for rank in known if rank != NO_NUMBER))
+
+
+def _stuck_channel(
+    channel: Channel, group: Group, front: int, behind: dict[int, int], *, is_doubted: bool = False
+) -> StuckChannel:
+    """A channel of which the first rank has enqueued `front` operations, and each other one so many fewer."""
+    is_even = is_doubted or max(behind.values()) == 0
+    foremost = [rank for rank, lag in behind.items() if lag == 0 or is_doubted]
+    return StuckChannel(
+        channel=channel,
+        group=group,
+        missing=() if is_even else _named(_furthest(behind), group),
+        waiting=_named(foremost, group),
+        since_ns=0,
+        patience_ns=0,
+        operations=front,
+        is_doubted=is_doubted,
+    )
 
 
 def _missing(stuck: list[StuckChannel]) -> set[int]:
@@ -605,44 +608,25 @@ def hang_at_end(progress: Columns, context: Context) -> Finding | None:
     if not len(rows) or context.lossy_hosts or context.silent_hosts:
         return None
     names = context.global_ranks_of(rows)
-    channels: defaultdict[Channel, dict[int, int]] = defaultdict(dict[int, int])
-    columns = (rows["communicator"], rows["sender"], rows["receiver"], rows["operations"], names)
-    for communicator, sender, receiver, operations, name in zip(*(each.tolist() for each in columns), strict=True):
-        channels[Channel(communicator, sender, receiver)][name] = operations
-    if any(
-        NO_NUMBER in counts
-        or (channel.sender == NO_NUMBER and len(counts) < len(context.groups[channel.communicator].hosts))
+    channels = last_counts(rows)
+    if (names == NO_NUMBER).any() or any(
+        channel.sender == NO_NUMBER and len(counts) < len(context.groups[channel.communicator].hosts)
         for channel, counts in channels.items()
     ):
         return None  # ranks that were not seen may be anywhere
-    standings = [
-        ChannelWaits(
-            tuple(rank for rank, count in counts.items() if count > min(counts.values())),
-            tuple(rank for rank, count in counts.items() if count == min(counts.values())),
-            frozenset(),
-        )
-        for counts in channels.values()
-    ]
-    waits = WaitGraph(standings)
+    waits = WaitGraph(_waits_at_end(channels, context))
     culprits = set(names.tolist()) - waits.waiting
     uneven = {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
     most = max((max(counts.values()) - min(counts.values()) for counts in uneven.values()), default=0)
     if len(culprits) != 1 or most < _LEAST_LAG or len({channel.communicator for channel in uneven}) < _LEAST_UNEVEN:
         return None
     (culprit,) = culprits
-    if not _stand_evenly(channels, culprit):
+    if not _stand_evenly(channels, culprit, context):
         return None
     stuck = [
-        StuckChannel(
-            channel,
-            context.groups[channel.communicator],
-            tuple(sorted(rank for rank, count in counts.items() if count == min(counts.values()))),
-            tuple(sorted(rank for rank, count in counts.items() if count == max(counts.values()))),
-            0,
-            0,
-            max(counts.values()),
-        )
+        _stuck_channel(channel, context.groups[channel.communicator], front, _lags(counts))
         for channel, counts in uneven.items()
+        for front in (max(counts.values()),)
     ]
     first = max((one for one in stuck if culprit in one.missing), key=lambda one: (len(one.waiting), one.operations))
     last_ns = max(int(rows["last_ns"][names == culprit].max()), 0)
@@ -659,17 +643,47 @@ def hang_at_end(progress: Columns, context: Context) -> Finding | None:
     )
 
 
-def _stand_evenly(channels: Mapping[Channel, dict[int, int]], culprit: int) -> bool:
-    """Whether ranks other than the culprit stand where others of their busiest channel do, as after a hang."""
-    busiest: dict[int, tuple[int, Channel]] = {}
+def last_counts(progress: Columns) -> dict[Channel, dict[int, int]]:
+    """Operations that each communicator rank of each channel has enqueued, from its counts (`PROGRESS`)."""
+    channels: defaultdict[Channel, dict[int, int]] = defaultdict(dict[int, int])
+    columns = (progress[name].tolist() for name in ("communicator", "sender", "receiver", "rank", "operations"))
+    for communicator, sender, receiver, rank, operations in zip(*columns, strict=True):
+        channels[Channel(communicator, sender, receiver)][rank] = operations
+    return channels
+
+
+def _lags(counts: Mapping[int, int]) -> dict[int, int]:
+    """How many operations each rank is behind the first one."""
+    front = max(counts.values())
+    return {rank: front - count for rank, count in counts.items()}
+
+
+def _waits_at_end(channels: Mapping[Channel, dict[int, int]], context: Context) -> Iterator[ChannelWaits]:
+    """Waits of ranks of which nothing more comes."""
     for channel, counts in channels.items():
+        group, least = context.groups[channel.communicator], min(counts.values())
+        yield ChannelWaits(
+            ahead=_named((rank for rank, count in counts.items() if count > least), group),
+            behind=_named((rank for rank, count in counts.items() if count == least), group),
+            newest_here=frozenset(),
+        )
+
+
+def _stand_evenly(channels: Mapping[Channel, dict[int, int]], culprit: int, context: Context) -> bool:
+    """Whether ranks other than the culprit stand where others of their busiest channel do, as after a hang."""
+    named = {
+        channel: {context.groups[channel.communicator].global_ranks[rank]: count for rank, count in counts.items()}
+        for channel, counts in channels.items()
+    }
+    busiest: dict[int, tuple[int, Channel]] = {}
+    for channel, counts in named.items():
         if culprit in counts and len(set(counts.values()) - {counts[culprit]}) > 1:
             return False
         for rank, count in counts.items():
             busiest[rank] = max(busiest.get(rank, (0, channel)), (count, channel))
     own = [
         [count for rank, count in counts.items() if rank != culprit and busiest[rank][1] == channel]
-        for channel, counts in channels.items()
+        for channel, counts in named.items()
     ]
     even = sum(len(counts) - len(set(counts)) for counts in own)
     return even >= max(_LEAST_EVEN, sum(len(counts) - 1 for counts in own if counts) / 2)

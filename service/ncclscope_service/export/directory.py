@@ -26,7 +26,12 @@ from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables.communicators_file import write_communicators
 from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations
 from ncclscope_service.export.tables.kernels_file import write_kernels
-from ncclscope_service.export.tables.operations_file import write_last_operations, write_operations
+from ncclscope_service.export.tables.operations_file import (
+    LastOperations,
+    last_operations_of,
+    write_last_operations,
+    write_operations,
+)
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
@@ -61,6 +66,7 @@ class Content:
     selection: Selection
     totals: Totals
     traffic: Traffic
+    last_operations: LastOperations
     comparison: dict[str, object] | None = None
     """Content of `compare.json`; None if no other run was given."""
 
@@ -85,7 +91,7 @@ def packed_json(document: object) -> bytes:
 
 WRITERS: Final[dict[str, Writer]] = {
     "operations.parquet": lambda content, path: write_operations(content.selection, path),
-    "last_operations.parquet": lambda content, path: write_last_operations(content.selection, path),
+    "last_operations.parquet": lambda content, path: write_last_operations(content.last_operations, path),
     "kernels.parquet": lambda content, path: write_kernels(content.selection, path),
     "communicators.parquet": lambda content, path: write_communicators(
         content.selection, path, content.totals.signatures
@@ -98,7 +104,7 @@ WRITERS: Final[dict[str, Writer]] = {
     "summary.json": _json_writer(lambda content: summary_document(content.selection, content.totals, content.traffic)),
     TRACE_FILE: lambda content, path: write_trace(content.selection, path),
     "report.html": lambda content, path: write_report(
-        content.selection, path, content.totals, content.traffic, content.comparison
+        content.selection, path, content.totals, content.traffic, content.comparison, content.last_operations
     ),
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
@@ -125,7 +131,7 @@ def write_run(
 def content_of(selection: Selection, *, compare: RunFigures | None = None, name: str = "this run") -> Content:
     """Everything that the files show. With `compare`, that run is put beside this one, which is called `name`."""
     comparison = None if compare is None else compare_document(figures_of_selection(selection, name), compare)
-    return Content(selection, totals(selection), measure_traffic(selection), comparison)
+    return Content(selection, totals(selection), measure_traffic(selection), last_operations_of(selection), comparison)
 
 
 def write_content(

@@ -74,8 +74,9 @@ def _read(selection: Selection) -> Iterator[str]:
     ranks, inferred = len(seen_ranks(selection)), inferred_ranks(selection)
     flagged = f", {inferred:,} of them inferred" if inferred else ""
     yield (
-        f"Read {files_read(selection)} files ({level(selection)}): {len(hosts)} hosts, "
-        f"{len(selection.processes())} processes, {ranks or NOT_RECORDED} ranks{flagged}"
+        f"Read {_amount(files_read(selection), 'file')} ({level(selection)}): {_amount(len(hosts), 'host')}, "
+        f"{_amount(len(selection.processes()), 'process', 'processes')}, "
+        f"{_amount(ranks, 'rank') if ranks else f'{NOT_RECORDED} ranks'}{flagged}"
     )
     if len(selection.jobs) > 1:
         yield f"  jobs        {_printable(_jobs(selection))}"
@@ -95,7 +96,7 @@ def _jobs(selection: Selection) -> str:
     for job in selection.jobs:
         processes = [index for index in selection.processes() if store.process_job[index] == job]
         hosts = {store.processes[index].host for index in processes}
-        words.append(f"{job} ({len(processes):,} processes on {len(hosts):,} host{'' if len(hosts) == 1 else 's'})")
+        words.append(f"{job} ({_amount(len(processes), 'process', 'processes')} on {_amount(len(hosts), 'host')})")
     return ", ".join(words)
 
 
@@ -138,7 +139,7 @@ def _benchmarks(selection: Selection) -> Iterator[str]:
     found = selection.benchmarks
     if not found:
         return
-    yield f"{len(found):,} benchmark{'' if len(found) == 1 else 's'} of nccl-tests"
+    yield f"{_amount(len(found), 'benchmark')} of nccl-tests"
     for each in found[:_MAX_LINES]:
         torn = f" ({each.torn_rows:,} torn)" if each.torn_rows else ""
         yield _printable(f"  {benchmark_name(each)}: {len(each.rows):,} rows{torn}, {each.file}")
@@ -182,7 +183,7 @@ def _kernels(selection: Selection) -> Iterator[str]:
 
 def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     found = communicator_rows(selection, sums)
-    yield f"{len(found)} communicators"
+    yield _amount(len(found), "communicator")
     rows = [
         (
             _printable(" ".join(str(row[of]) for of in ("name", "communicator", "group_name") if row[of] is not None)),
@@ -202,7 +203,7 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
 
 def _findings(selection: Selection) -> Iterator[str]:
     found = sorted(selection.findings, key=lambda finding: finding.since_ns)
-    yield f"{len(found)} findings" if found else "No findings"
+    yield _amount(len(found), "finding") if found else "No findings"
     names = names_of(selection.store.communicators, selection.store.members)
     for finding in found[:_MAX_COMMUNICATORS]:
         sentence = with_name(finding.summary, finding.job, finding.comm_id, names)
@@ -221,6 +222,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -
             for place, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield f"  {'  '.join(cells)}".rstrip()
+
+
+def _amount(number: int, one: str, many: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def _share(ratio: float | None, of_what: str) -> str:

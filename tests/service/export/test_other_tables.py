@@ -16,6 +16,7 @@ from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.communicators_file import write_communicators
 from ncclscope_service.export.tables.iterations_file import write_efficiency
 from ncclscope_service.export.tables.kernels_file import launch_plans, write_kernels
+from ncclscope_service.export.tables.operations_file import last_operations_of
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import HostClock
 from ncclscope_service.store.tables import Store
@@ -117,6 +118,20 @@ def test_last_operations_say_where_each_rank_stood_and_how_far_behind(tmp_path: 
         ("0xd0:0>1:0", 0, 1, 1, 2, "node2", 1, 0, "Recv"),
         ("0xd0:1>0:0", 1, 0, 0, 0, "node1", 1, 0, "Recv"),
         ("0xd0:1>0:0", 1, 0, 1, 2, "node2", 1, 0, "Send"),
+    ]
+
+
+def test_of_groups_that_stand_unevenly_the_one_furthest_behind_comes_first() -> None:
+    store = small_run()
+    member = next(each for each in store.members if (each.communicator, each.rank) == (1, 1))
+    own = np.flatnonzero(store.operations.rows["member"] == member.index)
+    store.operations.rows.put("coll_seq", own, np.zeros(len(own), np.int64))
+    uneven = last_operations_of(select(store)).uneven
+    assert [(row["comm_id"], row["comm_rank"], row["behind"]) for row in uneven] == [
+        ("0xa2", 1, 5),
+        ("0xa2", 0, 0),
+        ("0xa1", 1, 4),
+        ("0xa1", 0, 0),
     ]
 
 

@@ -51,7 +51,7 @@ from ncclscope_service.export.summary import (
     matched_ratio,
     seen_ranks,
 )
-from ncclscope_service.export.tables.operations_file import last_operations_table
+from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import Names, names_of, with_name
@@ -220,27 +220,33 @@ def write_report(
     sums: Totals | None = None,
     traffic: Traffic | None = None,
     comparison: dict[str, object] | None = None,
+    last: LastOperations | None = None,
 ) -> None:
     """Writes the page; about 5 MB, most of which is the plotting library."""
     sums = totals(selection) if sums is None else sums
     traffic = measure_traffic(selection) if traffic is None else traffic
+    last = last_operations_of(selection) if last is None else last
     data = report_data(selection, sums, traffic) | {"compare": None if comparison is None else compare_data(comparison)}
     if selection.benchmarks:
         data["benchmarks"] = benchmark_curves(selection)
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums, data, comparison):
+        for text in _page(selection, sums, data, comparison, last):
             file.write(text)
 
 
 def _page(
-    selection: Selection, sums: Totals, data: dict[str, object], comparison: dict[str, object] | None
+    selection: Selection,
+    sums: Totals,
+    data: dict[str, object],
+    comparison: dict[str, object] | None,
+    last: LastOperations,
 ) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
     figures = Figures(data)
-    yield from _sections(selection, sums, figures, comparison)
+    yield from _sections(selection, sums, figures, comparison, last)
     yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
@@ -315,15 +321,23 @@ def _hosts_text(hosts: int) -> str:
 
 
 def _sections(
-    selection: Selection, sums: Totals, figures: Figures, comparison: dict[str, object] | None
+    selection: Selection,
+    sums: Totals,
+    figures: Figures,
+    comparison: dict[str, object] | None,
+    last: LastOperations,
 ) -> Iterator[str]:
-    for number, (title, parts) in enumerate(_contents(selection, sums, figures, comparison), start=1):
+    for number, (title, parts) in enumerate(_contents(selection, sums, figures, comparison, last), start=1):
         yield f'<h2><span class="number">{number}</span>{escape(title)}</h2>'
         yield from parts
 
 
 def _contents(
-    selection: Selection, sums: Totals, figures: Figures, comparison: dict[str, object] | None
+    selection: Selection,
+    sums: Totals,
+    figures: Figures,
+    comparison: dict[str, object] | None,
+    last: LastOperations,
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """The sections in the order in which somebody who was called at night wants them."""
     yield "Findings", (_findings(selection),)
@@ -334,7 +348,7 @@ def _contents(
     yield "Iterations", _iterations(selection, sums, figures)
     yield "How fast", _speed(selection, sums, figures)
     yield "Who waited", (waited_for_table(selection, figures.next_table()), *figures.waits())
-    yield "Where every rank stood", (_standing(selection, figures),)
+    yield "Where every rank stood", (_standing(last, figures),)
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
     yield "How each group communicates", _signatures(selection, sums, figures)
@@ -352,11 +366,10 @@ def _iterations(selection: Selection, sums: Totals, figures: Figures) -> Iterato
     yield from figures.iterations()
 
 
-def _standing(selection: Selection, figures: Figures) -> str:
-    last = last_operations_table(selection).to_pylist()
-    if any(row["behind"] for row in last):
-        return standing_table(last, figures.next_table())
-    if not last:
+def _standing(last: LastOperations, figures: Figures) -> str:
+    if last.uneven:
+        return standing_table(last.uneven, figures.next_table())
+    if not len(last.table):
         return f"<p>{cell(None)}</p>"
     return '<p class="lead">In every group, all ranks enqueued the same number of operations.</p>'
 

@@ -16,6 +16,7 @@ from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
     NOT_RECORDED,
+    WaitedFor,
     gaps,
     inspector_rows,
     iterations_document,
@@ -127,12 +128,17 @@ def _calls_text(calls: Calls | None) -> str:
     return median if calls.least == calls.most else f"{median} <small>({calls.least} to {calls.most})</small>"
 
 
-_MAX_WAITED_FOR: Final = 10
+_MAX_WAITED_FOR: Final = 4
 
 
 def waited_for_rows(selection: Selection) -> list[tuple[str, str, str, str, str]]:
-    """Rank, kind, collectives, share to which it came last and wait: the ranks that were waited for longest."""
+    """Rank, kind, collectives, share to which it came last and wait: the ranks of each kind that were waited for
+    longest; the kind with the longest wait first.
+    """
     several = len(selection.jobs) > 1
+    kinds: dict[tuple[str, str | None], list[WaitedFor]] = {}
+    for one in waited_for(selection):
+        kinds.setdefault((one.job, one.parallelism), []).append(one)
     return [
         (
             f"{escape(one.job)} {one.rank}" if several else str(one.rank),
@@ -141,18 +147,19 @@ def waited_for_rows(selection: Selection) -> list[tuple[str, str, str, str, str]
             ratio_text(one.last / one.collectives),
             span_text(one.wait_ns),
         )
-        for one in waited_for(selection)[:_MAX_WAITED_FOR]
+        for ranks in kinds.values()
+        for one in ranks[:_MAX_WAITED_FOR]
     ]
 
 
 def waited_for_table(selection: Selection, number: int) -> str:
-    """The ranks that the others waited for longest."""
+    """The ranks of each kind of communicator that the others waited for longest."""
     columns = (("Rank", ""), ("Parallelism", "text"), ("Collectives", ""), ("Came last", ""), ("Others waited", ""))
     caption = (
-        f"<b>Table {number}.</b> Who is waited for: the {_MAX_WAITED_FOR} ranks for which others waited longest, by "
-        "kind of communicator. Collectives: those of which all ranks were seen and that no rank can leave early (no "
-        "Broadcast, Reduce, Send). Came last: more than 20 µs after the second last. Others waited: summed over the "
-        "other ranks, in those to which it came last."
+        f"<b>Table {number}.</b> Who is waited for: of each kind of communicator, the {_MAX_WAITED_FOR} ranks for "
+        "which others waited longest. Collectives: those of which all ranks were seen and that no rank can leave early "
+        "(no Broadcast, Reduce, Send). Came last: more than 20 µs after the second last. Others waited: summed over "
+        "the other ranks, in those to which it came last."
     )
     return table(caption, columns, waited_for_rows(selection))
 
@@ -201,13 +208,8 @@ def _told_by(of: Mapping[str, object]) -> str:
 _MAX_STANDING: Final = 32
 
 
-def standing_table(found: Sequence[Mapping[str, Any]], number: int) -> str:
-    """The ranks of groups that stand at different operations, rows of `last_operations_table`; most behind first."""
-    most: dict[str, int] = {}
-    for row in found:
-        most[_group(row)] = max(row["behind"], most.get(_group(row), 0))
-    uneven = [row for row in found if most[_group(row)]]
-    uneven.sort(key=lambda row: (-most[_group(row)], _group(row), -row["behind"]))
+def standing_table(uneven: Sequence[Mapping[str, Any]], number: int) -> str:
+    """The ranks of groups that stand at different operations (`LastOperations.uneven`)."""
     several = len({row["job"] for row in uneven}) > 1
     rows = (
         (
@@ -239,10 +241,6 @@ def standing_table(found: Sequence[Mapping[str, Any]], number: int) -> str:
         f"lines that were read. Behind: how many fewer than the rank that enqueued most.{rest}"
     )
     return table(caption, columns, rows)
-
-
-def _group(row: Mapping[str, object]) -> str:
-    return f"{row['job']} {row['comm_id']} {row['sender']} {row['receiver']}"
 
 
 def clocks_table(selection: Selection, number: int) -> str:

@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -132,13 +133,23 @@ def collective_ids(view: OperationView) -> pa.Array:
     return pc.if_else(pa.array(is_pair), pair, collective)
 
 
-def write_last_operations(selection: Selection, path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class LastOperations:
+    """Where every rank stood."""
+
+    table: pa.Table
+    """Columns of `schema.LAST_OPERATIONS`, by communicator and rank."""
+    uneven: list[dict[str, Any]]
+    """Rows of the groups whose ranks stand at different operations, most behind first."""
+
+
+def write_last_operations(last: LastOperations, path: Path) -> None:
     """Writes the file; it has no rows if no operation of a known rank is known."""
-    write_slices([last_operations_table(selection)], schema.LAST_OPERATIONS, path)
+    write_slices([last.table], schema.LAST_OPERATIONS, path)
 
 
-def last_operations_table(selection: Selection) -> pa.Table:
-    """Where every rank of the selected jobs stood: columns of `schema.LAST_OPERATIONS`, by communicator and rank.
+def last_operations_of(selection: Selection) -> LastOperations:
+    """Where every rank of the selected jobs stood.
 
     Send and Recv count by ordered pair, at both of its ranks. All operations that the store has count, whatever
     stretch of time is selected: a rank that enqueued nothing in it stands where it stood. One-sided operations, what a
@@ -148,16 +159,18 @@ def last_operations_table(selection: Selection) -> pa.Table:
     everything = store.operations.rows
     is_all = selection.has_process.all()
     part = Part(everything, None if is_all else np.flatnonzero(selection.has_process[everything["process"]]))
-    newest = [_newest_of_each(store, rows) for rows in part.slices()]
-    view = OperationView(store, _newest_of_each(store, row_ops.concat([everything[:0].copy(), *newest])))
+    slices = [_newest_of_each(store, rows) for rows in part.slices()]
+    newest = _newest_of_each(store, row_ops.concat([everything[:0].copy(), *slices]))
+    view = OperationView(store, row_ops.filter_rows(newest, _has_channel(OperationView(store, newest))))
     own, peer, is_send = _comm_rank(view), _peer(view), view.is_op(IS_SEND)
     is_pair = view.is_op(IS_PAIR)
     sender = np.where(is_pair, np.where(is_send, own.values, peer.values), NO_NUMBER)
     receiver = np.where(is_pair, np.where(is_send, peer.values, own.values), NO_NUMBER)
     counts = np.where(is_pair, view.rows["pair_seq"], view.rows["coll_seq"]).astype(np.int64) + 1
     channels, channel = distinct_together(view.communicators(), sender, receiver)
-    front = np.zeros(len(channels[0]), np.int64)
+    front, least = np.zeros(len(channels[0]), np.int64), np.full(len(channels[0]), np.iinfo(np.int64).max)
     np.maximum.at(front, channel, counts)
+    np.minimum.at(least, channel, counts)
     columns = {
         "sender": numbers(sender),
         "receiver": numbers(receiver),
@@ -170,10 +183,18 @@ def last_operations_table(selection: Selection) -> pa.Table:
         else (columns.get(field.name) or operation_column(view, field.name)).arrow(field.type)
         for field in schema.LAST_OPERATIONS
     ]
-    usable = np.flatnonzero(own.is_known & ~(is_pair & (~peer.is_known | (sender == receiver))))
-    order = np.lexsort((own.values, receiver, sender, view.communicators()))
     table = pa.Table.from_arrays(arrays, names=schema.LAST_OPERATIONS.names)
-    return table.take(order[np.isin(order, usable)])
+    most_behind = np.lexsort((own.values, counts, channel, (least - front)[channel]))
+    uneven = most_behind[(least < front)[channel[most_behind]]]
+    order = np.lexsort((own.values, receiver, sender, view.communicators()))
+    return LastOperations(table.take(order), table.take(uneven).to_pylist())
+
+
+def _has_channel(view: OperationView) -> Mask:
+    """Whether the rank is known, and of a Send or Recv that the peer is another."""
+    own, peer, is_pair = _comm_rank(view), _peer(view), view.is_op(IS_PAIR)
+    has_channel: Mask = own.is_known & (~is_pair | (peer.is_known & (peer.values != own.values)))
+    return has_channel
 
 
 def _newest_of_each(store: Store, rows: AnyRows) -> Columns:
