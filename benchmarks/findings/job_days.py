@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.findings.least_delay import Series, least_delays, noise
 from numpy.typing import NDArray
 
-from ncclscope_service.detect import comparable_groups, late_rank
+from ncclscope_service.detect import comparable_groups
+from ncclscope_service.detect.settings import DEFAULTS
 from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, DropWatch, firmness
 
 _SERIES: Final = 4
@@ -161,10 +162,10 @@ def _slow_siblings(levels: Series) -> int:
         spread = 1.4826 * np.median(np.abs(best - reference[:, None]), axis=1)
         gap = reference[:, None] - mine
         gaps[place] = gap
-        behind[place] = gap - np.maximum(comparable_groups.SLOW, comparable_groups.SPREADS * spread)[:, None]
+        behind[place] = gap - np.maximum(DEFAULTS.siblings.least_log_loss, DEFAULTS.siblings.spreads * spread)[:, None]
     span = np.lib.stride_tricks.sliding_window_view(levels, block * blocks, axis=0)
     scatter = np.abs(span - np.median(span, axis=2, keepdims=True)).reshape(len(span), -1)
-    least = comparable_groups.NOISES * 1.4826 * np.median(scatter, axis=1)[:count, None]
+    least = DEFAULTS.siblings.noises * 1.4826 * np.median(scatter, axis=1)[:count, None]
     slow: NDArray[np.bool_] = np.logical_and.reduce((behind > 0) & (gaps > least), axis=0)
     return int(np.count_nonzero(slow[1:] & ~slow[:-1]))
 
@@ -180,7 +181,7 @@ def _late_ranks(lateness: NDArray[np.float64]) -> int:
     own = np.take_along_axis(windows, rank[:, :, None, None], axis=2)[:, :, 0]
     by_window = np.median(own.reshape(*own.shape[:2], _JUDGED_EVERY, -1), axis=3)
     per_step = np.median(own, axis=2)
-    named = (firmness(own) >= late_rank.FIRM) & ((by_window > 0).sum(axis=2) >= 3)
+    named = (firmness(own) >= DEFAULTS.late_rank.firmness) & ((by_window > 0).sum(axis=2) >= 3)
     named &= per_step >= min(0.01 * _STEP_NS, 0.5 * _MILLISECOND)
     return int(np.count_nonzero(named[1:] & ~named[:-1]))
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ncclscope.baseline import baseline_option, read_baselines
+from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
+from ncclscope.thresholds import Thresholds, threshold_options
 from ncclscope_wire.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ _WHY = {
 )
 @baseline_option
 @size_options
+@threshold_options
 def analyze(
     paths: tuple[Path, ...],
     out: Path,
@@ -80,6 +83,7 @@ def analyze(
     jobs: int,
     baselines: tuple[Path, ...],
     sizes: Sizes,
+    thresholds: Thresholds,
 ) -> None:
     """Analyze logs and exports of a finished run. Files under PATHS are recognised by their content.
 
@@ -95,7 +99,10 @@ def analyze(
     bounds = _bounds(iterations)
     require_writable(out, "--out")
     settings = PipelineSettings(
-        sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
+        sizes=sizes.for_pipeline(),
+        gpus_per_node=sizes.gpus_per_node,
+        baseline=read_baselines(baselines),
+        thresholds=thresholds(),
     )
     read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)
     try:
@@ -114,6 +121,9 @@ def analyze(
     if drawn is not None:
         click.echo(f"The trace shows iterations {drawn[0]} to {drawn[1]}: give --iterations for others.")
     click.echo(f"\nwritten to {out}")
+
+
+analyze.params.append(config_option(None))
 
 
 def _compared(paths: tuple[Path, ...], read: Callable[..., OfflineRun]) -> RunFigures | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ncclscope.config_file import TABLES, keys_of_agent, keys_of_command, read_table, schema
+from ncclscope.config_file import TABLES, keys_of_agent, keys_of_command, read_table, read_thresholds, schema
 from ncclscope.security import Security
 from ncclscope.serve import address_of, serve
 from ncclscope_agent.config import load
@@ -38,6 +38,10 @@ def config(file: Path | None, with_schema: bool) -> None:
                 _check_agent(given[table]) if table == "agent" else _check_serve(file)
         except (ConfigError, click.ClickException) as error:
             faults += [line for line in _sentences(error) if line not in faults]
+    try:
+        given["detect"] = {**read_thresholds(file)}
+    except ConfigError as error:
+        faults += [line for line in _sentences(error) if line not in faults]
     if faults:
         raise click.UsageError("\n".join(faults))
     told = ", ".join(f"[{table}] {len(values)} settings" for table, values in given.items() if values)

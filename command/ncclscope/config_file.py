@@ -7,6 +7,9 @@
     [serve]
     listen = "0.0.0.0:9797"
 
+    [detect.late_rank]
+    least_share = 0.02
+
 A flag wins over an environment variable, that over the file, and the file over the default. What may be in it comes
 from the same tables as the flags; unknown keys and wrong types are all reported at once, with their lines.
 """
@@ -18,17 +21,21 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final, cast
 
 import click
 
 from ncclscope_agent.config import Setting, settings_table
+from ncclscope_service.detect.settings import THRESHOLDS, check, flattened
 from ncclscope_wire.errors import ConfigError
 
 MOST_BYTES: Final = 1 << 20
 TABLES: Final = ("agent", "serve")
-_HEADER: Final = re.compile(r"\s*\[\s*\"?([^\]\"]+?)\"?\s*\]")
+_ALL_TABLES: Final = (*TABLES, "detect")
+_PATH: Final = "ncclscope.config_file"
+_HEADER: Final = re.compile(r"\s*\[\s*([^\]]+?)\s*\]")
 _NOT_IN_FILES: Final = frozenset({"config", "help", "version"})
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
@@ -87,7 +94,7 @@ def read_table(path: Path, table: str, keys: Mapping[str, Key]) -> dict[str, obj
     """
     text = _text(path)
     content = _parsed(path, text)
-    faults = [_unknown(path, text, "", name, TABLES) for name in content if name not in TABLES]
+    faults = [_unknown(path, text, "", name, _ALL_TABLES) for name in content if name not in _ALL_TABLES]
     given = content.get(table, {})
     if not isinstance(given, dict):
         faults.append(f"{_place(path, text, '', table)}: [{table}] is a table, not a value")
@@ -105,6 +112,31 @@ def read_table(path: Path, table: str, keys: Mapping[str, Key]) -> dict[str, obj
     return values
 
 
+def read_thresholds(path: Path) -> dict[str, float]:
+    """The thresholds of detectors that the table `[detect]` gives, by full name (`detect.settings`).
+
+    Raises:
+        ConfigError: names everything that is wrong with them, with lines.
+    """
+    text = _text(path)
+    given = _parsed(path, text).get("detect", {})
+    values = flattened(cast("dict[str, object]", given) if isinstance(given, dict) else {"detect": given})
+    faults: list[str] = []
+    for name, value in values.items():
+        try:
+            check({name: value})
+        except ConfigError as error:
+            group, _, own = f"detect.{name}".rpartition(".")
+            line = next(chain(_lines(text, group, own), _lines(text, "detect", name.partition(".")[0])), None)
+            faults.append(f"{path}{f', line {line}' if line is not None else ''}: {error}")
+    if not faults:
+        try:
+            return check(values)
+        except ConfigError as error:
+            faults = [f"{path}: {line}" for line in str(error).splitlines()]
+    raise ConfigError("\n".join(faults))
+
+
 def schema(commands: Mapping[str, Mapping[str, Key]]) -> dict[str, object]:
     """JSON Schema of the file, from the keys of each table."""
     return {
@@ -119,17 +151,51 @@ def schema(commands: Mapping[str, Mapping[str, Key]]) -> dict[str, object]:
                 "properties": {name: key.schema() for name, key in keys.items()},
             }
             for table, keys in commands.items()
-        },
+        }
+        | {"detect": _schema_of_thresholds()},
     }
 
 
-def config_option(table: str) -> click.Option:
-    """`--config FILE` for a command whose options are its settings: what the file says is their default."""
+def _schema_of_thresholds() -> dict[str, object]:
+    groups: dict[str, dict[str, object]] = {}
+    for each in THRESHOLDS.values():
+        group, _, name = each.name.partition(".")
+        key = Key(
+            name=name,
+            parameter=name,
+            kind="integer" if each.is_whole else "number",
+            help=each.about,
+            default=each.default,
+            low=each.low,
+            high=each.high,
+        )
+        groups.setdefault(group, {})[name] = key.schema()
+    tables: dict[str, object] = {
+        group: {"type": "object", "additionalProperties": False, "properties": keys} for group, keys in groups.items()
+    }
+    of_jobs = {"type": "object", "additionalProperties": False, "properties": tables}
+    jobs = {"type": "object", "description": "By pattern of job names.", "additionalProperties": of_jobs}
+    return {"type": "object", "additionalProperties": False, "properties": {**tables, "job": jobs}}
+
+
+def config_path() -> Path | None:
+    """The file of `--config` of the command that runs."""
+    path: Path | None = click.get_current_context().meta.get(_PATH)
+    return path
+
+
+def config_option(table: str | None) -> click.Option:
+    """`--config FILE` for a command whose options are its settings: what the file says is their default.
+
+    None: of the file the command takes the thresholds of detectors alone (`read_thresholds`).
+    """
 
     def use(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is not None:
+            context.meta[_PATH] = path
             try:
-                context.default_map = read_table(path, table, keys_of_command(context.command))
+                if table is not None:
+                    context.default_map = read_table(path, table, keys_of_command(context.command))
             except ConfigError as error:
                 raise click.UsageError(str(error)) from error
         return path
@@ -142,7 +208,9 @@ def config_option(table: str) -> click.Option:
         is_eager=True,
         expose_value=False,
         callback=use,
-        help=f"TOML file whose table [{table}] holds settings; flags and variables win over it.",
+        help="TOML file whose table [detect] holds thresholds of the detectors; --set wins over it."
+        if table is None
+        else f"TOML file whose table [{table}] holds settings; flags and variables win over it.",
     )
 
 
@@ -197,7 +265,7 @@ def _lines(text: str, table: str, name: str) -> Iterator[int]:
     for number, line in enumerate(text.splitlines(), 1):
         header = _HEADER.match(line)
         if header is not None:
-            now = header[1].strip()
+            now = header[1].strip('"') if header[1].startswith('"') else header[1]
             if not table and now.partition(".")[0] == name:
                 yield number
         elif now == table and assignment.match(line):

@@ -19,6 +19,7 @@ from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
 from ncclscope.sizes import Sizes, size_options
+from ncclscope.thresholds import Thresholds, threshold_options
 
 if TYPE_CHECKING:
     from ncclscope_service.keep.persistence import PersistenceSettings
@@ -174,8 +175,10 @@ def _group_seconds(text: str) -> float | None:
 @security_options
 @baseline_option
 @size_options
+@threshold_options
 @notification_options
 def serve(
+    *,
     listen: str,
     http: str,
     data: Path,
@@ -187,6 +190,7 @@ def serve(
     job_silence: float,
     baselines: tuple[Path, ...],
     sizes: Sizes,
+    thresholds: Thresholds,
     notifications: Notifications,
 ) -> None:
     """Run the service: it takes data from agents and serves the live page, /metrics and the API."""
@@ -214,7 +218,10 @@ def serve(
         data=data,
         persistence=keeping.for_service(),
         pipeline=PipelineSettings(
-            sizes=sizes.for_pipeline(), gpus_per_node=sizes.gpus_per_node, baseline=read_baselines(baselines)
+            sizes=sizes.for_pipeline(),
+            gpus_per_node=sizes.gpus_per_node,
+            baseline=read_baselines(baselines),
+            thresholds=thresholds(),
         ),
         receivers=notifications.for_service(),
         public_url=notifications.public_url,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -56,6 +57,8 @@ class Pipeline:
 
     _now_ns: int | None = None
     """Of the last `process_backlog`; None offline."""
+    changed_thresholds: Mapping[str, float] = MappingProxyType({})
+    """Thresholds of detectors that were changed while the service ran; they win over those of the settings."""
 
     def __init__(
         self,
@@ -219,7 +222,13 @@ class Pipeline:
         self._detection.ingest_steps(self._grouping.drain_steps())
         step_ns, clocks = self._grouping.step_ns(), self._measurement.clocks
         self._detection.process_collectives(
-            measured, now_ns, clocks, step_ns=step_ns, silent_hosts=silent_hosts, final=final
+            measured,
+            now_ns,
+            clocks,
+            step_ns=step_ns,
+            silent_hosts=silent_hosts,
+            thresholds={**self.settings.thresholds, **self.changed_thresholds},
+            final=final,
         )
 
     def _patience_ns(self, now_ns: int) -> int:

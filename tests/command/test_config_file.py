@@ -7,13 +7,16 @@ import os
 import tomllib
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from ncclscope.analyze import analyze
 from ncclscope.cli import main
-from ncclscope.config_file import keys_of_agent, keys_of_command, read_table, schema
+from ncclscope.config_file import keys_of_agent, keys_of_command, read_table, read_thresholds, schema
 from ncclscope.serve import serve
+from ncclscope.thresholds import Thresholds
 from ncclscope_agent.config import load
 from ncclscope_wire.errors import ConfigError
 
@@ -140,3 +143,33 @@ def test_the_example_in_the_documentation_fits_the_schema_and_is_read(repository
     path = written(tmp_path, text)
     assert read_table(path, "agent", keys_of_agent())["token_file"] == "/etc/ncclscope/agent.token"
     assert read_table(path, "serve", keys_of_command(serve))["http"] == "127.0.0.1:9798"
+
+
+def test_thresholds_are_refused_with_their_line_and_the_name_that_is_nearest(tmp_path: Path) -> None:
+    text = (
+        '[detect]\nhang.rest = 3\n[detect.late_rank]\nleast_share = 2\n\n[detect.job."a-*".hang]\nrest_seconds = "x"\n'
+    )
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_thresholds(path)
+    assert [line.removeprefix(str(path)) for line in str(caught.value).splitlines()] == [
+        ", line 2: there is no threshold 'hang.rest': did you mean hang.rest_seconds?",
+        ", line 4: late_rank.least_share: 2 is not between 0 and 1",
+        ", line 7: hang.rest_seconds is a number, not 'x'",
+    ]
+    assert CliRunner().invoke(main, ["config", str(path)]).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [serve, analyze], ids=lambda command: command.name)
+def test_a_threshold_that_is_set_wins_over_the_file(tmp_path: Path, command: click.Command) -> None:
+    path = written(tmp_path, "[detect.late_rank]\nleast_share = 0.02\nfirmness = 7\n")
+    arguments = ["--config", str(path), "--set", "detect.late_rank.least_share=0.03"]
+    arguments += [] if command is serve else ["--out", str(tmp_path / "out"), str(tmp_path)]
+    with command.make_context(command.name, [*arguments]):
+        assert Thresholds.of_command(("late_rank.least_share=0.03",))() == {
+            "late_rank.least_share": 0.03,
+            "late_rank.firmness": 7,
+        }
+    done = CliRunner().invoke(command, [*arguments, "--set", "hang.rest_second=1"])
+    assert done.exit_code == 2
+    assert "did you mean hang.rest_seconds?" in done.output

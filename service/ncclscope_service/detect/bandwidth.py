@@ -12,6 +12,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -30,17 +31,15 @@ from ncclscope_service.detect.comparable_groups import (
     bytes_of,
 )
 from ncclscope_service.detect.context import Context, Group, Ledger, name_of_groups
+from ncclscope_service.detect.settings import BandwidthSettings
 from ncclscope_service.detect.slow_link import Located, SlowGroup, locate_slow_groups, slow_link_finding
-from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, Drop, DropWatch, medians
+from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, Drop, DropRule, DropWatch, medians
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 _STEADY_WINDOW_NS: Final = 10_000_000_000
-_PAGE_SHARE: Final = 0.20
-"""Loss that is worth waking somebody for."""
-_PAGE_AFTER_NS: Final = 300_000_000_000
-"""One group alone must be slow for so long."""
 _RIPENS_NS: Final = 5_000_000_000
 """Groups of one fault do not drop in the same second: what one cannot locate, two may."""
 _MANY: Final = 3
@@ -65,7 +64,8 @@ class _Series:
     _window: int = 0
     _values: list[float] = field(default_factory=list[float])
 
-    def ingest_window(self, at_ns: int, level: float) -> None:
+    def ingest_window(self, at_ns: int, level: float, settings: BandwidthSettings) -> None:
+        self.quick.rule, self.steady.rule = _rules(settings)
         if not self.steady.is_ready or self.quick.drop is not None:
             self.quick.ingest_window(at_ns, level)
         if self.quick.drop is not None:
@@ -74,7 +74,7 @@ class _Series:
         if window != self._window and self._values:
             middle = sorted(self._values)[len(self._values) // 2]
             self.steady.ingest_window(self._window * _STEADY_WINDOW_NS, middle)
-            self.drift.ingest_window(self._window * _STEADY_WINDOW_NS, middle)
+            self.drift.ingest_window(self._window * _STEADY_WINDOW_NS, middle, least_drift=settings.least_drift)
             self._values = []
         self._window = window
         self._values.append(level)
@@ -95,6 +95,15 @@ class _Series:
     @property
     def _watch(self) -> DropWatch:
         return self.steady if self.steady.is_ready else self.quick
+
+
+@lru_cache(maxsize=64)
+def _rules(settings: BandwidthSettings) -> tuple[DropRule, DropRule]:
+    """The quick and the steady rule as they are set."""
+    return (
+        replace(QUICK, gate=settings.least_loss, h=settings.first_hour_evidence),
+        replace(STEADY, gate=settings.least_loss, h=settings.evidence),
+    )
 
 
 class BandwidthDrop:
@@ -136,7 +145,9 @@ class BandwidthDrop:
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job. What is late by seconds is left out."""
         self._context = context = self._links.context_with_links(context)
-        closed = self._levels.ingest_collectives(self._links.with_link_numbers(collectives))
+        settings = context.settings.bandwidth
+        numbered = self._links.with_link_numbers(collectives)
+        closed = self._levels.ingest_collectives(numbered, least_bytes=settings.least_bytes)
         shapes = self._levels.shapes
         is_known = [shapes[number].communicator in context.groups for number in closed.shape.tolist()]
         windows = closed if all(is_known) else closed.filter(np.asarray(is_known))
@@ -145,12 +156,12 @@ class BandwidthDrop:
         self._newest_ns = max(self._newest_ns, int(windows.at_ns.max(initial=0)))
         columns = (windows.shape, windows.at_ns, windows.level, windows.worst_seq)
         for number, at_ns, level, worst_seq in zip(*(each.tolist() for each in columns), strict=True):
-            self._series[number].ingest_window(at_ns, level)
+            self._series[number].ingest_window(at_ns, level, settings)
             if worst_seq != NO_NUMBER:
                 recent = self._worst.setdefault(shapes[number].communicator, deque(maxlen=_WINDOWS_SHOWN))
                 recent.append((level, worst_seq))
         for shared in self._wires.ingest_windows(windows, shapes, context):
-            self._together.setdefault(shared.wires, _Series()).ingest_window(shared.at_ns, shared.level)
+            self._together.setdefault(shared.wires, _Series()).ingest_window(shared.at_ns, shared.level, settings)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators."""
@@ -242,8 +253,8 @@ class BandwidthDrop:
                 reference=found.baseline,
                 reference_is_siblings=False,
                 since_ns=found.since_ns,
-                confidence=_QUICK_CONFIDENCE if found.rule == QUICK else _STEADY_CONFIDENCE,
-                baseline_seconds=found.windows * (1 if found.rule == QUICK else 10),
+                confidence=_QUICK_CONFIDENCE if found.rule.baseline == QUICK.baseline else _STEADY_CONFIDENCE,
+                baseline_seconds=found.windows * (1 if found.rule.baseline == QUICK.baseline else 10),
             )
             for communicator, found in drops.items()
         }
@@ -303,11 +314,12 @@ class BandwidthDrop:
         worst = max(communicators, key=lambda communicator: slow[communicator].loss)
         found, group = slow[worst], context.groups[worst]
         since = min(slow[communicator].since_ns for communicator in communicators)
-        is_sure = len(communicators) > 1 or self._newest_ns - since >= _PAGE_AFTER_NS
+        settings = context.settings.bandwidth
+        is_sure = len(communicators) > 1 or self._newest_ns - since >= settings.critical_after_seconds * SECOND_NS
         hosts = frozenset[str]().union(*(context.groups[communicator].host_set() for communicator in communicators))
         made = Finding(
             kind=FindingKind.BANDWIDTH_DROP,
-            severity=Severity.CRITICAL if found.loss >= _PAGE_SHARE and is_sure else Severity.WARNING,
+            severity=Severity.CRITICAL if found.loss >= settings.critical_loss and is_sure else Severity.WARNING,
             job=context.job,
             comm_id=group.comm_id if len(communicators) == 1 else None,
             parallelism=group.parallelism,
@@ -368,12 +380,6 @@ def _sentence(names: list[str], found: SlowGroup, group: Group) -> str:
     )
 
 
-_LEAST_SECONDS: Final = 150e-6
-"""Least time of a message at the limit."""
-_BELOW: Final = 0.5
-"""Share of the limit below which a group is slow."""
-_HEALED: Final = 0.6
-"""Share of the limit above which it is slow no more: no flapping at the border."""
 _CONFIDENCE: Final = 0.7
 """The topology may have been read incompletely."""
 
@@ -408,18 +414,20 @@ class BelowLimit:
 
     def _slow(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> dict[int, int]:
         """By communicator below its limit, the shape that shows it most."""
+        settings = context.settings.below_limit
         limits = {
             number: group.limit
             for number in recent.full().tolist()
             if (group := context.groups.get(shapes[number].communicator)) is not None
             and group.limit
-            and bytes_of(shapes[number]) / group.limit >= _LEAST_SECONDS
+            and bytes_of(shapes[number]) / group.limit >= 1e-6 * settings.least_us
         }
         if not limits:
             return {}
         levels = medians(recent.level[list(limits)].reshape(len(limits), BLOCKS, BLOCK))
         efficiency = np.exp(levels) / np.array(list(limits.values()))[:, None]
-        bars = [_HEALED if shapes[number].communicator in self._below else _BELOW for number in limits]
+        below, healed = settings.least_ratio, settings.healed_ratio  # no flapping at the border
+        bars = [healed if shapes[number].communicator in self._below else below for number in limits]
         is_slow: NDArray[np.bool_] = np.logical_and.reduce(efficiency < np.array(bars)[:, None], axis=1)
         worst: dict[int, tuple[float, int]] = {}
         for number, found, slow in zip(limits, medians(efficiency).tolist(), is_slow.tolist(), strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +12,12 @@ from numpy.typing import NDArray
 from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts
+from ncclscope_service.detect.settings import BlindSettings
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store, hosts_of
 from ncclscope_wire.records import SourceKind
-
-_LEAST_OPERATIONS: Final = 1000
-"""Fewer operations give no ratio."""
-_ALIGNED_ENOUGH: Final = 0.9
-"""Share of captured operations that must have found their kernel; healthy jobs are above 0.99."""
-_ALIGNED_CRITICAL: Final = 0.5
-_TORN_TOO_MANY: Final = 0.001
-"""Share of torn lines; a log of one process has none."""
-_LOSS_REMEMBERED_NS: Final = 300_000_000_000
-"""Findings rest on the last minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +51,22 @@ class Blind:
 
     def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
         """Takes the present counters of one host."""
-        self._judge("gap", self._gap(seen, now_ns), seen, context, now_ns)
-        self._judge("align", _alignment(seen), seen, context, now_ns)
+        self._judge("gap", self._gap(seen, context.settings.blind, now_ns), seen, context, now_ns)
+        self._judge("align", _alignment(seen, context.settings.blind), seen, context, now_ns)
 
     def findings(self) -> list[Finding]:
         """All findings so far."""
         return self._ledger.findings()
 
-    def _gap(self, seen: HostVisibility, now_ns: int) -> tuple[str, Severity] | None:
+    def _gap(self, seen: HostVisibility, settings: BlindSettings, now_ns: int) -> tuple[str, Severity] | None:
         loss = self._losses.setdefault(seen.host, _Loss())
         if seen.gaps > loss.gaps:
             loss.gaps, loss.at_ns = seen.gaps, now_ns
         lines = seen.operations + seen.torn_lines
-        if lines >= _LEAST_OPERATIONS and seen.torn_lines > _TORN_TOO_MANY * lines:
+        if lines >= settings.least_operations and seen.torn_lines > settings.most_torn_share * lines:
             torn = 100 * seen.torn_lines / lines
             return f"{torn:.2g} % of the operation lines of {seen.host} are torn", Severity.WARNING
-        if loss.gaps and now_ns - loss.at_ns <= _LOSS_REMEMBERED_NS:
+        if loss.gaps and now_ns - loss.at_ns <= settings.remembered_seconds * SECOND_NS:
             return (
                 f"input from {seen.host} was lost in {loss.gaps} {'place' if loss.gaps == 1 else 'places'}",
                 Severity.WARNING,
@@ -111,11 +102,11 @@ class Blind:
         )
 
 
-def _alignment(seen: HostVisibility) -> tuple[str, Severity] | None:
-    if seen.covered < _LEAST_OPERATIONS or seen.matched >= _ALIGNED_ENOUGH * seen.covered:
+def _alignment(seen: HostVisibility, settings: BlindSettings) -> tuple[str, Severity] | None:
+    if seen.covered < settings.least_operations or seen.matched >= settings.least_matched_share * seen.covered:
         return None
     share = seen.matched / seen.covered
-    severity = Severity.CRITICAL if share < _ALIGNED_CRITICAL else Severity.WARNING
+    severity = Severity.CRITICAL if share < settings.critical_matched_share else Severity.WARNING
     return f"only {100 * share:.0f} % of the captured operations of {seen.host} were matched to a kernel", severity
 
 

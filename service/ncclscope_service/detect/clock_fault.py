@@ -8,9 +8,7 @@ from typing import Final
 from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts
 from ncclscope_service.store.records import Finding, FindingKind, HostClock, Severity
-
-_LASTS_NS: Final = 10_000_000_000
-"""A first estimate from few operations may be contradicted by the next ones."""
+from ncclscope_service.store.settings import SECOND_NS
 
 _MOVES_TOGETHER_NS: Final = 60_000_000_000
 
@@ -88,8 +86,9 @@ class ClockFault:
             self._ledger.close("clock", at_ns)
             return
         self._since_ns = at_ns if self._since_ns is None else self._since_ns
-        if at_ns - self._since_ns < _LASTS_NS and not context.is_over:
-            return
+        lasts_ns = context.settings.other.clock_fault_seconds * SECOND_NS
+        if at_ns - self._since_ns < lasts_ns and not context.is_over:
+            return  # a first estimate from few operations may be contradicted by the next ones
         ratio = check.violation_ratio or 0.0
         kind, confidence = FindingKind.CLOCK_FAULT, 0.7
         what = f"{100 * ratio:.2g} % of collectives end on one rank before they start on another"

@@ -32,13 +32,12 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.detect.context import Context, Group, group_name
+from ncclscope_service.detect.settings import SiblingsSettings
 from ncclscope_service.detect.statistics import medians
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 WINDOW_NS: Final = 1_000_000_000
-LEAST_BYTES: Final = 64 * 1024
-"""Below, time is latency and busbw says nothing about the wires."""
 _BUCKETS_PER_OCTAVE: Final = 8
 _SHAPES_PER_COMMUNICATOR: Final = 12
 _GROUPS_CACHED: Final = 65_536
@@ -96,11 +95,14 @@ class Levels:
         self._newest = 0
         self._closed_before = 0
 
-    def ingest_collectives(self, collectives: Columns) -> Windows:
-        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows that closed."""
+    def ingest_collectives(self, collectives: Columns, *, least_bytes: int) -> Windows:
+        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows that closed.
+
+        Below `least_bytes` time is latency, and busbw says nothing about the wires.
+        """
         usable = (
             (collectives["busbw"] > 0)
-            & (collectives["message_bytes"] >= LEAST_BYTES)
+            & (collectives["message_bytes"] >= least_bytes)
             & (collectives["end_true_ns"] // WINDOW_NS >= self._closed_before)
         )
         new = self._numbered(row_ops.filter_rows(collectives, usable))
@@ -288,17 +290,6 @@ def _link(group: Group, low: int, high: int) -> Link:
 _OLD_NS: Final = 600_000_000_000
 """Older windows of a group are not compared with its siblings' present ones. Within it, time between captures does not
 count: of a cycle of 100 s a capture may show 10 s."""
-SLOW: Final = 0.20
-"""In log busbw: 18 % slower than its siblings."""
-_STILL_SLOW: Final = 0.12
-"""One that was slow stays so until its median has come this near: no flapping at the border."""
-_HEALTHY: Final = 0.08
-"""In log busbw: as near to its siblings a group is healthy."""
-SPREADS: Final = 6.0
-"""Times the spread of the best siblings."""
-NOISES: Final = 6.5
-"""Times the scatter of single windows: medians of four of a correlated series scatter nearly as much."""
-_LEAST_GROUPS: Final = 3
 LEAST_HEALTHY: Final = 2
 
 
@@ -325,6 +316,7 @@ class Siblings:
 
     def verdicts(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> list[Verdict]:
         """Slow and healthy communicators, at most one verdict each: slow in any shape is slow."""
+        settings = context.settings.siblings
         full = recent.full()
         full = full[recent.at_ns[full, 0] >= recent.newest_ns - _OLD_NS]
         families: dict[Hashable, list[int]] = defaultdict(list)
@@ -335,10 +327,11 @@ class Siblings:
                 families[(shape.op, shape.bucket, *_likeness(group))].append(number)
         by_communicator: dict[int, Verdict] = {}
         for family in families.values():
-            if len(family) < _LEAST_GROUPS:
+            if len(family) < settings.least_groups:
                 continue
             communicators = [shapes[number].communicator for number in family]
-            for verdict in _compare(communicators, recent.level[family], recent.at_ns[family, 0], self._slow):
+            since_ns = recent.at_ns[family, 0]
+            for verdict in _compare(communicators, recent.level[family], since_ns, self._slow, settings):
                 known = by_communicator.get(verdict.communicator)
                 if known is None or (verdict.is_slow, verdict.loss) > (known.is_slow, known.loss):
                     by_communicator[verdict.communicator] = verdict
@@ -362,7 +355,11 @@ def scatter_of(levels: NDArray[np.float64]) -> float:
 
 
 def _compare(
-    communicators: list[int], levels: NDArray[np.float64], since_ns: NDArray[np.int64], already_slow: set[int]
+    communicators: list[int],
+    levels: NDArray[np.float64],
+    since_ns: NDArray[np.int64],
+    already_slow: set[int],
+    settings: SiblingsSettings,
 ) -> list[Verdict]:
     """Compares groups that do the same work, by their levels (group by window)."""
     blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
@@ -371,9 +368,12 @@ def _compare(
     spread = 1.4826 * medians(np.abs(best - reference[:, None]))
     behind = reference - blocks
     middles = medians(behind)
-    slow = (behind > np.maximum(np.maximum(SLOW, SPREADS * spread), NOISES * scatter_of(levels))).all(axis=1)
-    slow |= np.array([communicator in already_slow for communicator in communicators]) & (middles > _STILL_SLOW)
-    healthy = (behind < _HEALTHY).sum(axis=1) > BLOCKS / 2
+    least = np.maximum(settings.least_log_loss, settings.spreads * spread)
+    # medians of four windows of a correlated series scatter nearly as much as single ones
+    slow = (behind > np.maximum(least, settings.noises * scatter_of(levels))).all(axis=1)
+    was_slow = np.array([communicator in already_slow for communicator in communicators])
+    slow |= was_slow & (middles > settings.healed_log_loss)  # no flapping at the border
+    healthy = (behind < settings.healthy_log_loss).sum(axis=1) > BLOCKS / 2
     amount = int(healthy.sum())
     if amount < LEAST_HEALTHY:
         return []

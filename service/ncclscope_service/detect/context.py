@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import distinct
+from ncclscope_service.detect.settings import DEFAULTS, DetectionSettings
 from ncclscope_service.store.records import Communicator, Finding, FindingKind, Severity
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -76,6 +77,8 @@ class Context:
     """Whether the end of a step is known of all ranks."""
     is_over: bool = False
     """Whether no more input comes."""
+    settings: DetectionSettings = DEFAULTS
+    """The thresholds of this job."""
 
     def is_fully_observed(self, host: str) -> bool:
         """Whether none of this host's input is known to be missing."""

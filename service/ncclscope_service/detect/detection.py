@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -37,6 +37,7 @@ from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
+from ncclscope_service.detect.settings import settings_of
 from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.job.iteration_numbering import Periods
@@ -362,12 +363,13 @@ class Detection:
         *,
         step_ns: int | None,
         silent_hosts: frozenset[str],
+        thresholds: Mapping[str, float],
         final: bool,
     ) -> None:
         """Hands the detectors what was measured, by time, and renews `Store.findings`.
 
         Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
-        silence after the newest line means nothing.
+        silence after the newest line means nothing. `thresholds`: what is not as by default (`settings.settings_of`).
         """
         at_ns = self._newest_time(measured) if final else now_ns
         silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns)
@@ -381,6 +383,7 @@ class Detection:
                 living = None
                 if name in active:
                     context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
+                    context = replace(context, settings=settings_of(thresholds, name))
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)

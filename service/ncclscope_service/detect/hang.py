@@ -36,9 +36,10 @@ import numpy as np
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.context import Context, Group, Ledger, duration_text, names_of_ranks
-from ncclscope_service.detect.pauses import LEAST_SILENCE_NS, ChannelSilence
+from ncclscope_service.detect.pauses import ChannelSilence
 from ncclscope_service.detect.progress import ProgressBoard
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -257,12 +258,8 @@ class WaitGraph:
         return seen - self.waiting
 
 
-_INSIDE_SILENCE_NS: Final = 8_000_000_000
-"""If nobody is missing, silence is the only evidence."""
 _LEAST_OPERATIONS: Final = 3
 """A channel must have worked before its silence means something."""
-_LEAST_TO_BE_INSIDE: Final = 100
-"""Operations of a channel before all of its ranks count as stuck inside one: set-up calls pause for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +433,7 @@ class Hang:
             most = behind[furthest[0]]
             ahead = _named([rank for rank, lag in behind.items() if lag < most], group)
             yield ChannelWaits(
-                ahead=tuple(rank for rank in ahead if self._all_silent((rank,), now_ns)),
+                ahead=tuple(rank for rank in ahead if self._all_silent((rank,), now_ns, context)),
                 behind=_named(furthest, group),
                 newest_here=frozenset(_named(self._whose_newest_is_here(state, group), group)),
             )
@@ -485,9 +482,10 @@ class Hang:
     ) -> StuckChannel | None:
         state, group = self._channels[channel], context.groups.get(channel.communicator)
         silence = state.silence_ns(now_ns)
-        if silence <= LEAST_SILENCE_NS or group is None or state.ranks < 2:
+        settings = context.settings.hang
+        if silence <= settings.least_silence_seconds * SECOND_NS or group is None or state.ranks < 2:
             return None  # no patience is shorter
-        patience = state.patience_ns(others_are_stuck=others_are_stuck)
+        patience = state.patience_ns(settings, others_are_stuck=others_are_stuck)
         if silence <= patience:
             return None
         front, behind = self._standing(channel, state)
@@ -496,7 +494,8 @@ class Hang:
         is_doubted = self._is_doubted(channel, doubted)
         found = _stuck_channel(channel, group, front, behind, is_doubted=is_doubted)
         is_named = found.missing or is_doubted or max(behind.values()) == 0
-        if not found.waiting or not is_named or not self._all_silent((*found.missing, *found.waiting), now_ns):
+        ranks = (*found.missing, *found.waiting)
+        if not found.waiting or not is_named or not self._all_silent(ranks, now_ns, context):
             return None
         judged = found.missing or found.waiting
         hosts = (host for rank, host in zip(group.global_ranks, group.hosts, strict=True) if rank in judged)
@@ -507,9 +506,11 @@ class Hang:
     def _waiting_for_resting(self, now_ns: int, context: Context) -> set[int]:
         """Global ranks that wait for one that has just ended a step: its pause excuses them."""
         excused: set[int] = set()
+        settings = context.settings.hang
+        least_ns = settings.least_silence_seconds * SECOND_NS
         for channel, state in self._channels.items():
             group, silence = context.groups.get(channel.communicator), state.silence_ns(now_ns)
-            if group is None or not state.is_resting or not LEAST_SILENCE_NS < silence <= state.patience_ns():
+            if group is None or not state.is_resting or not least_ns < silence <= state.patience_ns(settings):
                 continue
             _, behind = self._standing(channel, state)
             if max(behind.values()) > 0:
@@ -521,8 +522,7 @@ class Hang:
     ) -> tuple[Finding, StuckChannel] | tuple[None, None]:
         """The finding that the job stands still although counts prove nothing, if it does."""
         doubted = [one for one in stuck if one.is_doubted]
-        is_silent = self._all_silent(tuple(self._active_ns), now_ns, _INSIDE_SILENCE_NS)
-        if not doubted or not is_silent or not context.knows_steps:
+        if not doubted or not self._is_job_silent(now_ns, context) or not context.knows_steps:
             return None, None
         first = max(doubted, key=lambda one: one.since_ns)
         since = self._since(first.since_ns)
@@ -539,18 +539,24 @@ class Hang:
             for one in stuck
             if not one.missing
             and not one.is_doubted
-            and one.operations >= _LEAST_TO_BE_INSIDE
+            and one.operations >= context.settings.hang.least_inside_operations
             and set(one.waiting) == set(one.group.global_ranks)
             and all(self._last_on.get(rank) == one.channel.communicator for rank in one.waiting)
         ]
         if culprits:
             whole = [one for one in whole if set(one.waiting) <= culprits]
-        elif not self._all_silent(tuple(self._active_ns), now_ns, _INSIDE_SILENCE_NS) or not context.knows_steps:
+        elif not self._is_job_silent(now_ns, context) or not context.knows_steps:
             return None
         return min(whole, key=lambda one: (len(one.waiting), one.since_ns), default=None)
 
-    def _all_silent(self, ranks: tuple[int, ...], now_ns: int, least_ns: int = LEAST_SILENCE_NS) -> bool:
+    def _all_silent(self, ranks: tuple[int, ...], now_ns: int, context: Context) -> bool:
+        least_ns = context.settings.hang.least_silence_seconds * SECOND_NS
         return all(now_ns - self._active_ns.get(rank, 0) > least_ns for rank in ranks)
+
+    def _is_job_silent(self, now_ns: int, context: Context) -> bool:
+        """Whether all ranks are silent for so long that this alone is evidence."""
+        least_ns = context.settings.hang.inside_silence_seconds * SECOND_NS
+        return all(now_ns - newest_ns > least_ns for newest_ns in self._active_ns.values())
 
 
 def _furthest(behind: dict[int, int]) -> list[int]:

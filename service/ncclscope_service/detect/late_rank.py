@@ -57,14 +57,10 @@ _STEP_CHANGED_FOR: Final = 8
 """Batches in a row for which the step must be so much longer or shorter: it must not follow every tremor."""
 _STEP_IS_ANOTHER: Final = 1.5
 """Beyond it steps of the old length cannot be compared with those of the new one."""
-FIRM: Final = 6.5
-"""Mean margin over its standard error that names a rank."""
 _EXCUSED_FOR: Final = 5
 """Passes in a row at which others must explain the lateness of a named rank before its finding is closed."""
 _SPANS_STAGES: Final = frozenset({"PP", "EMBEDDING"})
 _MAY_SPAN_STAGES: Final = frozenset({"WORLD", None})
-_LEAST_CONFIDENCE: Final = 0.5
-"""Of the alignment: kernels that were matched with less are as likely wrong."""
 
 
 class LateRank:
@@ -89,7 +85,7 @@ class LateRank:
         self._context = context
         found, inverse = distinct(collectives["communicator"])
         is_group = np.array([communicator in context.groups for communicator in found.tolist()], np.bool_)
-        known = (collectives["confidence"] >= _LEAST_CONFIDENCE) & is_group[inverse]
+        known = (collectives["confidence"] >= context.settings.late_rank.least_confidence) & is_group[inverse]
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
         usable &= ~np.isin(collectives["op"], ROOTED)
         self._update_step_length(context)
@@ -151,7 +147,8 @@ class LateRank:
             for groups, firm in zip(judged, pooled, strict=True)
             for case in strongest_cases(groups, firm, self._blames, context)
         ]
-        sure = {case.global_rank for case in cases if case.firmness >= FIRM} | self._named_ranks()
+        firm_enough = context.settings.late_rank.firmness
+        sure = {case.global_rank for case in cases if case.firmness >= firm_enough} | self._named_ranks()
         return [case for case in cases if case.global_rank in sure]
 
     def _named_ranks(self) -> set[int]:

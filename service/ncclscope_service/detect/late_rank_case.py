@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.detect.context import Context, Group, duration_text
+from ncclscope_service.detect.settings import LateRankSettings
 from ncclscope_service.detect.statistics import Firmness, Margins, firmness, margins_over_others, medians
 from ncclscope_service.detect.step_blame import (
     ALL_OPS,
@@ -29,13 +30,6 @@ from ncclscope_service.detect.step_blame import (
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
 
-_SAME_HOST_FLOOR_NS: Final = 5_000
-_OTHER_HOST_FLOOR_NS: Final = 30_000
-"""Three times the skew with which hosts end a collective."""
-_SHARE_OF_STEP: Final = 0.01
-"""Lateness below this share of a step is not worth a person's time."""
-_FLOOR_AT_MOST_NS: Final = 500_000
-"""A rank that costs half a millisecond per step is worth naming in a step of any length."""
 _CLEAR: Final = 0.4
 """Share of one step that a rank must have cost the others altogether if fewer steps were seen than three windows have:
 jitter may last for a few steps, and look firm in them."""
@@ -44,10 +38,6 @@ _SUPPORTING: Final = 3.0
 _STANDS_OUT: Final = 0.75
 """Share of a rank's lateness in one kind of operation from which the sentence names that kind."""
 _INNER: Final = frozenset({"TP", "CP", "EP"})
-_CRITICAL_COST: Final = 0.1
-"""A tenth of every step lost on all other ranks is worth a page."""
-_COSTS_NOTHING: Final = 0.0005
-"""Of a step: less is 0.0 % in the sentence, and information."""
 _MOST_CONFIDENCE: Final = 0.99
 _COLLECTIVES_SHOWN: Final = 8
 
@@ -153,8 +143,12 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     has_origins = is_short and any(each.parallelism in MID_STEP_GROUPS for each in context.groups.values())
     may_accuse = np.array([not has_origins or each.parallelism in _INNER for each in groups])
     ranks = np.array([each.global_ranks for each in groups])
-    floors = np.array(
-        [_SAME_HOST_FLOOR_NS if len(each.host_set()) == 1 else _OTHER_HOST_FLOOR_NS for each in groups], np.float64
+    own_settings = context.settings.late_rank
+    floors = 1e3 * np.array(
+        [
+            own_settings.least_same_host_us if len(each.host_set()) == 1 else own_settings.least_other_host_us
+            for each in groups
+        ]
     )
     is_considerable = (
         (windows.sum(axis=1) >= WINDOWS_BAD)
@@ -247,7 +241,8 @@ def _over_peers(judged: JudgedGroups, place: int, rank: int, context: Context) -
 
 def least_per_step(context: Context) -> float:
     """Blame per step below this is not worth a person's time."""
-    return min(_SHARE_OF_STEP * (context.step_ns or DEFAULT_STEP_NS), _FLOOR_AT_MOST_NS)
+    settings = context.settings.late_rank
+    return min(settings.least_share * (context.step_ns or DEFAULT_STEP_NS), 1e3 * settings.enough_us)
 
 
 def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding:
@@ -257,7 +252,7 @@ def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding
     bound = "up to " if any(group.parallelism == "PP" for group in context.groups.values()) else ""
     return Finding(
         kind=FindingKind.LATE_RANK,
-        severity=severity_of_cost(case.cost_ratio),
+        severity=severity_of_cost(case.cost_ratio, context.settings.late_rank),
         job=context.job,
         comm_id=case.group.comm_id,
         parallelism=case.group.parallelism,
@@ -290,11 +285,11 @@ def late_rank_finding(rank: int, cases: list[Case], context: Context) -> Finding
     )
 
 
-def severity_of_cost(cost_ratio: float) -> Severity:
+def severity_of_cost(cost_ratio: float, settings: LateRankSettings) -> Severity:
     """Severity of a finding that costs this share of a step: nothing is information, a tenth is worth a page."""
-    if cost_ratio < _COSTS_NOTHING:
+    if cost_ratio < settings.info_share:
         return Severity.INFO
-    return Severity.CRITICAL if cost_ratio >= _CRITICAL_COST else Severity.WARNING
+    return Severity.CRITICAL if cost_ratio >= settings.critical_share else Severity.WARNING
 
 
 def _how_late(case: Case) -> str:

@@ -21,6 +21,7 @@ from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
 from ncclscope_service.detect.lossy_calls import Difference, LossyCalls
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
@@ -50,8 +51,6 @@ _LOST_AT_MOST: Final = 8
 """Lines lost in a row that are looked for."""
 _SHIFTED: Final = 3
 """A wrong call differs in one place, two that were swapped in two."""
-_SILENCE_NS: Final = 5_000_000_000
-"""Ranks that called different operations usually make no further calls."""
 _CODES: Final = 256
 """A call is a number: bytes times this, plus the code of the operation."""
 _AMONG_LOSSES: Final = 0.7
@@ -219,7 +218,7 @@ class Mismatch:
     def _found(self, sequence: _Sequence, group: Group, context: Context, now_ns: int) -> Finding | None:
         if sequence.lossy is not None:
             lossy = sequence.lossy
-            if context.is_over or now_ns - lossy.newest_ns >= _SILENCE_NS:
+            if context.is_over or now_ns - lossy.newest_ns >= _silence_ns(context):
                 lossy.place(is_end=True)
             return _finding_of_difference(sequence, lossy, group, context) if lossy.is_placed else None
         if not sequence.disputes or not _is_settled(sequence, now_ns, context, is_lossy=self._is_lossy):
@@ -361,6 +360,11 @@ def _streams(sequence: _Sequence, seq: int, place: int, rank: int) -> dict[int, 
     return {first: since, rank: {}}
 
 
+def _silence_ns(context: Context) -> float:
+    """Ranks that called different operations usually make no further calls."""
+    return context.settings.other.mismatch_silence_seconds * SECOND_NS
+
+
 def _is_settled(sequence: _Sequence, now_ns: int, context: Context, *, is_lossy: bool) -> bool:
     """Whether enough has followed to tell a wrong call from a lost line, and it is no lost line.
 
@@ -369,7 +373,7 @@ def _is_settled(sequence: _Sequence, now_ns: int, context: Context, *, is_lossy:
     dispute = sequence.disputes[min(sequence.disputes)]
     one, other = (dispute.streams[rank] for rank in list(dispute.streams)[:2])
     compared = one.keys() & other.keys()
-    if len(compared) < _ENOUGH and now_ns - dispute.newest_ns < _SILENCE_NS and not context.is_over:
+    if len(compared) < _ENOUGH and now_ns - dispute.newest_ns < _silence_ns(context) and not context.is_over:
         return False
     first = min(sequence.disputes)
     agreement = {

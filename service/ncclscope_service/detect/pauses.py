@@ -12,19 +12,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.detect.settings import HangSettings
 from ncclscope_service.job.iteration_numbering import Periods
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
-LEAST_SILENCE_NS: Final = 5_000_000_000
-"""No shorter silence is ever called a hang: garbage collection and file systems pause for seconds."""
-_REST_NS: Final = 120_000_000_000
-"""Evaluation and checkpoints of a minute or two are ordinary."""
-_GAP_FACTOR: Final = 20
-"""Times the usual gap between operations."""
-_LONGEST_FACTOR: Final = 3
-"""Times the longest gap or pause seen."""
 _GAPS_KEPT: Final = 2048
 _HOUR_NS: Final = 3_600_000_000_000
 _FIRST_GAPS: Final = 16
@@ -86,24 +80,25 @@ class ChannelSilence:
         self._gaps[self._seen % _GAPS_KEPT] = newest_ns, newest_ns - self.last_ns, min(operations, 2**31 - 1)
         self._seen += 1
 
-    def patience_ns(self, *, others_are_stuck: bool = False) -> int:
+    def patience_ns(self, settings: HangSettings, *, others_are_stuck: bool = False) -> int:
         """How long a silence is ordinary; if others are stuck already, the longest gap known decides alone."""
         if self._recent is None:
             gaps = self._last_hour()["gap_ns"]
             self._recent = len(gaps), int(gaps.max(initial=0))
         amount, longest_gap = self._recent
-        longest = _LONGEST_FACTOR * longest_gap
+        longest, least = settings.longest_gaps * longest_gap, settings.least_silence_seconds * SECOND_NS
         if self.is_resting:
-            return max(_REST_NS, _LONGEST_FACTOR * self.longest_rest_ns, longest)
+            longest_rest = settings.longest_gaps * self.longest_rest_ns
+            return round(max(settings.rest_seconds * SECOND_NS, longest_rest, longest))
         if not amount:
-            return 4 * LEAST_SILENCE_NS
+            return round(4 * least)
         if others_are_stuck:
-            return max(LEAST_SILENCE_NS, longest)
+            return round(max(least, longest))
         # many operations pass between two passes: their mean gap is the usual one, that of the pass an upper bound
         if self._usual_ns is None:
             recent = self._last_hour()
             self._usual_ns = float(np.percentile(recent["gap_ns"] / recent["operations"], 99))
-        return round(max(LEAST_SILENCE_NS, _GAP_FACTOR * self._usual_ns, longest))
+        return round(max(least, settings.usual_gaps * self._usual_ns, longest))
 
     def _last_hour(self) -> Columns:
         known = self._gaps[: self._seen]

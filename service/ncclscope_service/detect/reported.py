@@ -18,11 +18,10 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire import facts
 from ncclscope_wire.facts import Fact
 
-_FORGOTTEN_NS: Final = 600_000_000_000
-"""A finding is closed so long after its last line."""
 _REPORTS_KEPT: Final = 64
 _LINES_SHOWN: Final = 8
 _SEVERE_EVENTS: Final = frozenset({"fatal", "error"})
@@ -256,7 +255,7 @@ class Reported:
         for key, report in self._reports.items():
             if report.may_be_exit and not failed:
                 continue
-            if now_ns - report.newest_ns <= _FORGOTTEN_NS:
+            if now_ns - report.newest_ns <= context.settings.other.reported_failure_seconds * SECOND_NS:
                 self._ledger.update(key, _finding(report, context))
             else:
                 self._ledger.close(key, report.newest_ns)

@@ -33,7 +33,6 @@ def hosts_that_explain(slow: Sequence[frozenset[str]], healthy: Sequence[frozens
     return frozenset(named)
 
 
-_CRITICAL_LOSS: Final = 0.20
 _LARGEST_SHARE_OF_HOSTS: Final = 0.5
 """A fault of half the hosts is a fault of the fabric."""
 _LEAST_GROUPS_OF_RANKS: Final = 2
@@ -141,7 +140,9 @@ def slow_link_finding(located: Located, slow: Mapping[int, SlowGroup], context: 
     certainty = 1.0 / len(hosts) if len(groups) == 1 else 1.0 / (1.0 + 0.5 * (len(hosts) - 1))
     return Finding(
         kind=FindingKind.SLOW_LINK,
-        severity=Severity.CRITICAL if loss >= _CRITICAL_LOSS and len(groups) > 1 else Severity.WARNING,
+        severity=Severity.CRITICAL
+        if loss >= context.settings.bandwidth.critical_loss and len(groups) > 1
+        else Severity.WARNING,
         job=context.job,
         comm_id=context.groups[worst].comm_id,
         parallelism=context.groups[worst].parallelism,

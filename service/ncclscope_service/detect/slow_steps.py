@@ -18,17 +18,13 @@ import numpy as np
 from ncclscope_service.detect.context import Context, duration_text
 from ncclscope_service.detect.statistics import Drop, DropRule, DropWatch
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 
 _RULE: Final = DropRule(
     baseline=30, baseline_kept=720, h=24.0, recent=11, gate=0.04, gate_spreads=1.2, sought=0.08, sought_spreads=1.5
 )
-"""Windows are steps: 30 healthy ones, then about ten longer by a tenth. A false alarm comes about every e^h steps."""
-_OTHERS_FIRST_NS: Final = 30_000_000_000
-"""A late rank is named within 20 s or 6 steps: until then what explains slow steps may still be found."""
-_CRITICAL_SHARE: Final = 0.20
-_LONG_STEPS: Final = 5.0
-"""Steps longer than so many usual ones are evaluations and checkpoints."""
+"""Windows are steps: 30 healthy ones, then about ten longer by a tenth. `gate` and `h` are settings."""
 _MEMORY: Final = 1 / 8
 """Share of the newest step in the usual duration."""
 _REMEMBERED: Final = 720
@@ -66,9 +62,11 @@ class SlowSteps:
     def ingest_steps(self, steps: Columns, context: Context) -> None:
         """Takes steps (`step_times.STEP`) in order."""
         self._context = context
+        settings = context.settings.slow_steps
+        self._watch.rule = replace(_RULE, gate=settings.least_share, h=settings.evidence)
         for step in steps.tolist():
             _, started_ns, duration_ns, _, _ = step
-            if duration_ns <= 0 or (self._usual_ns and duration_ns > _LONG_STEPS * self._usual_ns):
+            if duration_ns <= 0 or (self._usual_ns and duration_ns > settings.long_steps * self._usual_ns):
                 continue
             self._usual_ns += (duration_ns - self._usual_ns) * (_MEMORY if self._usual_ns else 1.0)
             self._watch.ingest_window(started_ns, -math.log(duration_ns))
@@ -84,7 +82,8 @@ class SlowSteps:
     def findings(self, others: Sequence[Finding]) -> list[Finding]:
         """All findings so far, but those that one of the `others` of this job explains."""
         found = list(self._closed)
-        is_due = self._context.is_over or self._newest_ns - self._alarmed_ns >= _OTHERS_FIRST_NS
+        wait_ns = self._context.settings.slow_steps.others_first_seconds * SECOND_NS
+        is_due = self._context.is_over or self._newest_ns - self._alarmed_ns >= wait_ns
         if self._alarm is not None and is_due:
             found.append(self._finding(self._alarm))
         return [each for each in found if not any(_explains(other, each) for other in others)]
@@ -96,6 +95,7 @@ class SlowSteps:
         share = now[1] / before[1] - 1.0
         operations, size = (float(now[at] / before[at] - 1.0) if before[at] else 0.0 for at in (2, 3))
         has_changed = max(abs(operations), abs(size)) > _CHANGED
+        is_critical = share >= self._context.settings.slow_steps.critical_share and not has_changed
         first = next(number for number, start, *_ in self._steps if start >= drop.since_ns)
         cause = (
             f"a step has {operations:+.1%} operations and {size:+.1%} bytes: the work itself has changed"
@@ -104,7 +104,7 @@ class SlowSteps:
         )
         return Finding(
             kind=FindingKind.SLOW_STEPS,
-            severity=Severity.CRITICAL if share >= _CRITICAL_SHARE and not has_changed else Severity.WARNING,
+            severity=Severity.CRITICAL if is_critical else Severity.WARNING,
             job=self._context.job,
             since_ns=drop.since_ns,
             confidence=0.95,

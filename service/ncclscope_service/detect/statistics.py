@@ -255,8 +255,6 @@ _DOUBT: Final = 6.0
 """Windows at which the CUSUM is higher are not learnt: they may belong to a loss."""
 _DRIFT_WEIGHT: Final = 0.02
 """Lambda of the exponential mean: a memory of about eight minutes."""
-_DRIFT_GATE: Final = 0.05
-"""Least drift, in log busbw."""
 _DRIFT_ERRORS: Final = 5.0
 """Standard errors of the exponential mean."""
 _DRIFT_WINDOWS: Final = 180
@@ -414,7 +412,7 @@ class DriftWatch:
         self._below = 0
         self._warmup = _WARMUP
 
-    def ingest_window(self, at_ns: int, level: float) -> None:
+    def ingest_window(self, at_ns: int, level: float, *, least_drift: float = 0.05) -> None:
         """Takes the next ten-second window; `drift` says afterwards whether the alarm is on."""
         if self._warmup:
             self._warmup -= 1
@@ -430,7 +428,7 @@ class DriftWatch:
         self._mean += _DRIFT_WEIGHT * (level - self._mean)
         error = self._sigma * np.sqrt(_DRIFT_WEIGHT / (2 - _DRIFT_WEIGHT) + 1 / len(self._first))
         behind = self._middle - self._mean
-        if behind <= max(_DRIFT_GATE, _DRIFT_ERRORS * error) * (0.5 if self.drift else 1.0):
+        if behind <= max(least_drift, _DRIFT_ERRORS * error) * (0.5 if self.drift else 1.0):
             self._below, self.drift = 0, None
             return
         self._since_ns = self._since_ns if self._below else at_ns

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 
@@ -18,19 +17,9 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.detect.context import Context, Ledger, duration_text, names_of_ranks
 from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
-
-_JOB_SILENCE_NS: Final = 300_000_000_000
-"""Evaluation and checkpoints take minutes."""
-_LONGEST_FACTOR: Final = 3
-"""Times the longest gap of the job so far."""
-_LEAST_LIFE_NS: Final = 30_000_000_000
-"""A job must have logged for so long before its silence means something."""
-_RANK_SILENCE_NS: Final = 30_000_000_000
-"""Agents that catch up after a pause need seconds."""
-_LEAST_BEHIND: Final = 256
-"""Collectives by which the others are ahead: no host enqueues so far ahead of its GPU."""
 
 
 class StoppedLogging:
@@ -82,17 +71,19 @@ class StoppedLogging:
         return self._ledger.findings()
 
     def _silent_ranks(self, context: Context) -> list[int]:
+        silence_ns = context.settings.stopped_logging.rank_silence_seconds * SECOND_NS
         return [
             rank
             for rank, (last, newest, _) in self._behind.items()
-            if newest - last > _RANK_SILENCE_NS
-            and all(newest - self._unheard_ns.get(host, 0) > _RANK_SILENCE_NS for host in context.hosts_of((rank,)))
+            if newest - last > silence_ns
+            and all(newest - self._unheard_ns.get(host, 0) > silence_ns for host in context.hosts_of((rank,)))
         ]
 
     def _is_silent(self, now_ns: int, context: Context) -> bool:
         silence = now_ns - max(self._newest_ns, *self._unheard_ns.values(), 0)
-        has_lived = self._newest_ns - self._first_ns >= _LEAST_LIFE_NS
-        patience = max(_JOB_SILENCE_NS, _LONGEST_FACTOR * self._longest_gap_ns)
+        settings = context.settings.stopped_logging
+        has_lived = self._newest_ns - self._first_ns >= settings.least_life_seconds * SECOND_NS
+        patience = max(settings.job_silence_seconds * SECOND_NS, settings.longest_gaps * self._longest_gap_ns)
         return has_lived and silence > patience and bool(context.groups)
 
     def _rank_finding(self, rank: int, context: Context) -> Finding:
@@ -132,11 +123,12 @@ def _behind(progress: Columns, context: Context) -> dict[int, tuple[int, int, in
     np.maximum.at(front, inverse, rows["operations"])
     np.maximum.at(newest, inverse, rows["last_ns"])
     lags = front[inverse] - rows["operations"]
-    if not (lags >= _LEAST_BEHIND).any():
+    is_behind = lags >= context.settings.stopped_logging.least_behind_operations
+    if not is_behind.any():
         return {}
     names = context.global_ranks_of(rows)
     found: dict[int, tuple[int, int, int]] = {}
-    late = np.flatnonzero((lags >= _LEAST_BEHIND) & (names >= 0))
+    late = np.flatnonzero(is_behind & (names >= 0))
     for at in late[np.argsort(inverse[late], kind="stable")].tolist():
         name = int(names[at])
         found[name] = (int(rows["last_ns"][names == name].max()), int(newest[inverse[at]]), int(lags[at]))

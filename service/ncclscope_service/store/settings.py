@@ -80,6 +80,8 @@ class PipelineSettings:
     gpus_per_node: int | None = None
     baseline: MeasuredBaseline | None = None
     """Results of nccl-tests on this machine: the baseline of what it tested, preferred to what the job itself shows."""
+    thresholds: dict[str, float] = field(default_factory=dict[str, float])
+    """Thresholds of detectors that are not as by default, by name (`detect.settings.THRESHOLDS`)."""
     settle_ns: int = 10 * SECOND_NS
     """How long ranks that logged nothing yet are waited for before a collective counts as complete without them."""
     patience_ns: int = 120 * SECOND_NS

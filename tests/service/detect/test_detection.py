@@ -62,6 +62,7 @@ class _Service:
             self.clocks,
             step_ns=None,
             silent_hosts=silent_hosts,
+            thresholds={},
             final=final,
         )
 

@@ -9,6 +9,7 @@ from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.late_rank_case import severity_of_cost
+from ncclscope_service.detect.settings import LateRankSettings
 from ncclscope_service.detect.statistics import firmness, margins_over_others
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import Finding, Severity
@@ -102,7 +103,7 @@ def test_the_numbers_of_a_rank_that_loses_time_at_one_place_of_a_step_are_of_tha
 
 
 def test_severity_follows_cost_and_lateness_without_a_cost_is_information() -> None:
-    assert [severity_of_cost(ratio) for ratio in (0.0004, 0.01, 0.1)] == [
+    assert [severity_of_cost(ratio, LateRankSettings()) for ratio in (0.0004, 0.01, 0.1)] == [
         Severity.INFO, Severity.WARNING, Severity.CRITICAL,
     ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from service.detect.test_hang import CONTEXT, GROUPS, Counters
 from ncclscope_service.detect.context import Context
 from ncclscope_service.detect.hang import Hang
 from ncclscope_service.detect.pauses import ChannelSilence, StepPauses
+from ncclscope_service.detect.settings import HangSettings
 from ncclscope_service.store.state import snapshot
 
 SECOND = 1_000_000_000
@@ -23,15 +24,15 @@ def looked_at(seconds: int, *, gap_at: int | None = None, since: int = 1_700_000
 
 
 def test_what_a_channel_does_all_the_time_is_ordinary_and_three_times_its_longest_gap_too() -> None:
-    assert ChannelSilence().patience_ns() == 20 * SECOND
-    assert looked_at(600).patience_ns() == 5 * SECOND
-    assert looked_at(600, gap_at=300).patience_ns() == 30 * SECOND
-    assert looked_at(600, gap_at=300).patience_ns(others_are_stuck=True) == 30 * SECOND
+    assert ChannelSilence().patience_ns(HangSettings()) == 20 * SECOND
+    assert looked_at(600).patience_ns(HangSettings()) == 5 * SECOND
+    assert looked_at(600, gap_at=300).patience_ns(HangSettings()) == 30 * SECOND
+    assert looked_at(600, gap_at=300).patience_ns(HangSettings(), others_are_stuck=True) == 30 * SECOND
 
 
 def test_a_gap_is_forgotten_with_the_looks_that_are_kept() -> None:
-    assert looked_at(2000, gap_at=20).patience_ns() == 30 * SECOND
-    assert looked_at(2100, gap_at=20).patience_ns() == 5 * SECOND
+    assert looked_at(2000, gap_at=20).patience_ns(HangSettings()) == 30 * SECOND
+    assert looked_at(2100, gap_at=20).patience_ns(HangSettings()) == 5 * SECOND
 
 
 def test_a_channel_takes_little_memory_however_long_it_is_looked_at() -> None:

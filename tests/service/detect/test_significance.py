@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclscope_service.detect.late_rank import FIRM
+from ncclscope_service.detect.settings import LateRankSettings
 from ncclscope_service.detect.statistics import Firmness, PooledScatter, firmness, margins_over_others
 from ncclscope_service.detect.step_blame import Blames
 
@@ -33,10 +33,10 @@ def after_looks(pooled: PooledScatter, phi: float, late_ns: float, groups: int =
 
 def test_a_rank_that_is_late_by_four_times_its_jitter_is_firm_against_all_groups_but_not_by_its_own_steps() -> None:
     (firm,) = after_looks(PooledScatter(), 0.0, 4e6)
-    assert firm[0, 1] >= FIRM
+    assert firm[0, 1] >= LateRankSettings().firmness
     assert firm[1:].max() < 5
     alone = margins_over_others(blames(np.random.default_rng(4), 0.0, 4e6)[0])[1]
-    assert firmness(alone) < FIRM
+    assert firmness(alone) < LateRankSettings().firmness
 
 
 @pytest.mark.parametrize("phi", [0.6, 0.9])
