@@ -42,10 +42,12 @@ _WHY = {
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option(
     "--out",
-    required=True,
+    default=Path("ncclscope-report"),
+    show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="Output folder; created if needed, existing files are replaced.",
 )
+@click.option("--brief", is_flag=True, help="Print ten lines instead of all tables.")
 @click.option("--job", default="default", show_default=True, help="Name of the job.")
 @click.option("--iterations", metavar="A-B", help="Only these iterations, for example 5-8 (by NVTX marks).")
 @click.option(
@@ -76,6 +78,7 @@ _WHY = {
 def analyze(
     paths: tuple[Path, ...],
     out: Path,
+    brief: bool,
     job: str,
     iterations: str | None,
     log_timezone: str | None,
@@ -93,7 +96,7 @@ def analyze(
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import content_of, write_content  # noqa: PLC0415
     from ncclscope_service.export.selection import latest_iterations, select  # noqa: PLC0415
-    from ncclscope_service.export.terminal import terminal_report  # noqa: PLC0415
+    from ncclscope_service.export.terminal import terminal_report, terminal_summary  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
@@ -117,10 +120,11 @@ def analyze(
     drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
     write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
-    click.echo(terminal_report(selection, content.totals))
-    if drawn is not None:
+    click.echo((terminal_summary if brief else terminal_report)(selection, content.totals))
+    if drawn is not None and not brief:
         click.echo(f"The trace shows iterations {drawn[0]} to {drawn[1]}: give --iterations for others.")
-    click.echo(f"\nwritten to {out}")
+    if not brief:
+        click.echo(f"\nwritten to {out}")
 
 
 analyze.params.append(config_option(None))

@@ -7,10 +7,8 @@ them; a real service takes what they send. All are processes of their own, as th
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from typing import Any, Final, cast
 import click
 
 from ncclscope.extras import require_service, require_writable
+from ncclscope.serve import is_free_port, ports_of_service
 from ncclscope.simulate import configuration_of
 from ncclscope.snapshot import fetch_snapshot
 
@@ -92,7 +91,7 @@ def demo(
     if keep is not None:
         require_writable(keep, "--keep")
     with _folder(keep) as folder:
-        run = DemoRun(folder=folder, simulator=simulator, http_port=http_port if _is_free(http_port) else 0)
+        run = DemoRun(folder=folder, simulator=simulator, http_port=http_port if is_free_port(http_port) else 0)
         with _signals_end_it(), closing(run):
             try:
                 run.start()
@@ -156,11 +155,10 @@ class DemoRun:
 
     def _has_read_ports(self) -> bool:
         """Takes the ports that the service prints once it listens on both."""
-        log = (self.folder / "service.log").read_text()
-        web, agents = re.search(r"live page +http://[^:]+:(\d+)/", log), re.search(r"--connect [^:]+:(\d+)", log)
-        if web is None or agents is None:
+        ports = ports_of_service((self.folder / "service.log").read_text())
+        if ports is None:
             return False
-        self.http_port, self.agents_port = int(web[1]), int(agents[1])
+        self.agents_port, self.http_port = ports
         return True
 
     def hosts(self) -> list[str]:
@@ -301,14 +299,6 @@ def _check_simulator(arguments: Sequence[str]) -> None:
         configuration_of(["--live", "--out", ".", *_LAYOUT, *arguments])
     except click.UsageError as error:
         raise click.UsageError(error.format_message()) from error
-
-
-def _is_free(port: int) -> bool:
-    try:
-        with socket.create_server(("127.0.0.1", port)):
-            return True
-    except OSError:
-        return False
 
 
 def _answers(url: str) -> bool:

@@ -21,6 +21,7 @@ import click
 
 from ncclscope import node
 from ncclscope.options import nccl_version
+from ncclscope.run_report import ReportRun, say
 from ncclscope_agent.config import variable_of
 from ncclscope_agent.nccl_settings.advice import NcclVersion, Verdict, remarks_on_environment
 from ncclscope_agent.nccl_settings.presets import glob_of, preset
@@ -153,6 +154,10 @@ class _Patience:
                    "agent.")  # fmt: skip
 @click.option("--hand-over", type=click.FloatRange(0, 3600), default=20.0, show_default=True, metavar="SECONDS",
               help="Time for the agent to send the rest after that.")  # fmt: skip
+@click.option("--report", "report_to", type=click.Path(path_type=Path, file_okay=False), is_flag=False,
+              flag_value="ncclscope-report", metavar="[DIR]",
+              help="For a job on one node, without a service: start one beside the job, record with nsys where it is "
+                   "installed, and leave a report in DIR (default: ncclscope-report).")  # fmt: skip
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def run(
     *,
@@ -165,6 +170,7 @@ def run(
     wants_agent: str,
     linger: float,
     hand_over: float,
+    report_to: Path | None,
     command: tuple[str, ...],
 ) -> None:
     """Run a job with NCCL's variables set and an agent beside it: srun ncclscope run -- python train.py
@@ -172,11 +178,15 @@ def run(
     The agent's settings may be given as variables (NCCLSCOPE_CONNECT and so on). The job runs even if the agent fails.
     Signals and exit status are the job's.
     """
+    report = None if report_to is None else ReportRun(report_to)
+    if report is not None:
+        report.prepare(os.environ, local_tasks(os.environ))
+        log_file, exports = log_file or report.log_file, (*exports, str(report.exports))
     prepared = prepare(os.environ, nccl, log_file=log_file, calls=calls, keep=keep)
     first = is_first_on_node(os.environ) if wants_agent == "auto" else wants_agent == "yes"
     if first:
         for sentence in prepared.changed:
-            _say(sentence)
+            say(sentence)
     environment = prepared.environment
     if connect is not None:
         environment[variable_of("connect")] = connect
@@ -189,7 +199,14 @@ def run(
         become(command, environment)
     with Watch() as watch:
         patience = _Patience(linger=linger, hand_over=hand_over)
+        if report is not None:
+            environment[variable_of("connect")] = report.start_service(watch) or connect or ""
+            command = report.recorded(command)
         status = _run_beside_agent(watch, command, environment, prepared.log_file, exports, locked, patience)
+        if report is not None:
+            report.stop_service(watch)
+    if report is not None:
+        report.write(prepared.log_file)
     end_as(status)
 
 
@@ -209,7 +226,7 @@ def prepare(
         if remark.verdict is Verdict.CHANGE and remark.found is not None
     }
     if log_file is not None:
-        must_change.setdefault("NCCL_DEBUG_FILE", "--log-file was given")
+        must_change.setdefault("NCCL_DEBUG_FILE", "--log-file or --report was given")
     result, changed = dict(environment), list[str]()
     for name, value in wanted.items():
         if environment.get(name, value) != value and (keep or name not in must_change):
@@ -247,7 +264,7 @@ def _lock(folder: Path) -> int | None:
             note_arrival(descriptor, os.environ)
             return descriptor
     except OSError as error:
-        _say(f"{folder}: {error.strerror}: the job runs, and NCCL may log to its output")
+        say(f"{folder}: {error.strerror}: the job runs, and NCCL may log to its output")
     return None
 
 
@@ -299,7 +316,7 @@ def _start_agent(
         with _told_by_agent(log_file).open("ab") as output:
             return watch.start_apart(_agent_command(log_file, exports, *more), environment, output.fileno())
     except OSError as error:
-        _say(f"no agent: {error.strerror}: the job runs without")
+        say(f"no agent: {error.strerror}: the job runs without")
         return None
 
 
@@ -350,9 +367,9 @@ def _end_agent(
         again = _start_agent(watch, environment, log_file, exports, *late)
         status = None if again is None else _ended_within(watch, again, seconds)
     if status == _WRONG_SETTINGS << 8:
-        _say(f"the agent did not start, and nothing was sent: {_told_by_agent(log_file)} says why")
+        say(f"the agent did not start, and nothing was sent: {_told_by_agent(log_file)} says why")
     elif status != 0:
-        _say(f"{_NOT_EVERYTHING}: {_told_by_agent(log_file)} says why")
+        say(f"{_NOT_EVERYTHING}: {_told_by_agent(log_file)} says why")
     return False
 
 
@@ -362,9 +379,9 @@ def _tell_what_is_left(told: Path, begin: int) -> None:
         stream.seek(begin)
         said = stream.read()
         if b"kept_in_spool" in said:
-            _say(f"{_NOT_EVERYTHING}: the rest is in the agent's spool; `ncclscope agent --send-spools` sends it")
+            say(f"{_NOT_EVERYTHING}: the rest is in the agent's spool; `ncclscope agent --send-spools` sends it")
         elif b"not_all_sent" in said or _CONNECTED.search(said) is None:
-            _say(f"{_NOT_EVERYTHING}: {told} says why")
+            say(f"{_NOT_EVERYTHING}: {told} says why")
 
 
 def _size(path: Path) -> int:
@@ -380,7 +397,3 @@ def _ended_within(watch: Watch, agent: int, seconds: float) -> int | None:
     if status is None:
         os.kill(agent, signal.SIGKILL)
     return status
-
-
-def _say(text: str) -> None:
-    print(f"ncclscope run: {text}", file=sys.stderr, flush=True)

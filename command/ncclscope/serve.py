@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -254,3 +256,18 @@ def address_of(text: str, option: str) -> tuple[str, int]:
     if not host or not port.isdigit() or int(port) > 65535:
         raise click.UsageError(f"{option}: {text!r} is not HOST:PORT, for instance 127.0.0.1:9797")
     return host.strip("[]"), int(port)
+
+
+def ports_of_service(printed: str) -> tuple[int, int] | None:
+    """The ports for agents and for the page in what `ncclscope serve` prints; None if it does not listen yet."""
+    web, agents = re.search(r"live page +https?://[^:]+:(\d+)/", printed), re.search(r"--connect [^:]+:(\d+)", printed)
+    return None if web is None or agents is None else (int(agents[1]), int(web[1]))
+
+
+def is_free_port(port: int) -> bool:
+    """Whether nobody listens on a port of this machine."""
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -161,3 +162,65 @@ def test_the_agent_hands_over_what_the_last_process_of_the_node_wrote_last(tmp_p
             return sum(int(job["operations"]) for job in jobs)
 
         wait_for(lambda: operations() == lines, f"{lines} operations")
+
+
+_LOGGED_JOB = """
+import os, pathlib, shutil, sys, time, urllib.request
+logs = pathlib.Path(os.environ["NCCL_DEBUG_FILE"]).parent
+for each in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    shutil.copy(each, logs)
+print("job output", flush=True)
+{then}
+"""
+"""A job that writes the logs of a simulated one where NCCL would."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "status"), [("sys.exit(3)", 3), ("time.sleep(3600)", -signal.SIGINT)])
+def test_with_report_one_command_serves_the_page_and_leaves_a_report_however_the_job_ends(
+    tmp_path: Path, then: str, status: int
+) -> None:
+    job, report, page = tmp_path / "job", tmp_path / "report", re.compile(r"live page (http://127\.0\.0\.1:\d+)/")
+    simulated = run_command(
+        *("simulate", "--out", str(job), "--nodes", "1", "--gpus", "4", "--tp", "2", "--pp", "1", "--dp", "2")
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    (tmp_path / "job.py").write_text(_LOGGED_JOB.format(then=then))
+    command = [sys.executable, str(tmp_path / "job.py"), str(job / "logs")]
+    printed = tmp_path / "printed"
+    ran = [sys.executable, "-m", "ncclscope", "run", f"--report={report}", "--", *command]
+    with (
+        printed.open("wb") as output,
+        subprocess.Popen(ran, stdout=subprocess.PIPE, stderr=output, start_new_session=True) as started,
+    ):
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"job output\n"
+            found = page.search(printed.read_text())
+            assert found is not None, printed.read_text()
+            if status < 0:
+                wait_for(lambda: operations_of(found[1]) > 1000, "operations on the page")
+                os.killpg(started.pid, signal.SIGINT)
+            assert started.wait(PATIENCE_SECONDS) == status, printed.read_text()
+        finally:
+            started.kill()
+    summary = printed.read_text().partition("writing the report\n")[2].splitlines()
+    assert len(summary) <= 12, "ten lines, and where the report is"
+    assert "4 ranks on 1 host" in "\n".join(summary)
+    assert summary[-1] == f"ncclscope run: report {report / 'report.html'}"
+    assert (report / "report.html").stat().st_size > 100_000
+    assert not subprocess.run(["pgrep", "-f", str(report)], check=False, capture_output=True).stdout, "nothing runs on"
+
+
+def operations_of(url: str) -> int:
+    """Operations of all jobs that a service has."""
+    overview = fetch_json(f"{url}/api/overview")
+    assert isinstance(overview, dict)
+    return sum(job["operations"] or 0 for job in overview["jobs"])
+
+
+@pytest.mark.parametrize("variables", [{"SLURM_NNODES": "2"}, {"LOCAL_WORLD_SIZE": "8"}])
+def test_a_report_is_of_one_node_and_one_command(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = _run(f"--report={tmp_path}", "--", "true", variables=variables)
+    assert done.returncode == 2
+    assert "for a job on one node, started once" in done.stderr

@@ -35,11 +35,12 @@ def benchmark_name(table: Benchmark) -> str:
     what = " ".join(word for word in (op, table.dtype, red_op, root) if word)
     if table.ranks is None:
         return f"{what}, ranks not printed"
-    return f"{what}, {_amount(table.ranks, 'rank')} on {_amount(len(table.nodes), 'host')}"
+    return f"{what}, {amount_text(table.ranks, 'rank')} on {amount_text(len(table.nodes), 'host')}"
 
 
-def _amount(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def amount_text(amount: int, one: str, many: str | None = None) -> str:
+    """A number of things, with thousands apart: `1 rank`, `2,048 ranks`."""
+    return f"{amount:,} {one if amount == 1 else many or f'{one}s'}"
 
 
 def _operation(table: Benchmark) -> str | None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.export.benchmarks import benchmarks_document
+from ncclscope_service.export.benchmarks import amount_text, benchmarks_document
 from ncclscope_service.export.selection import Selection, seats
 from ncclscope_service.export.tables.kernels_file import is_duplicate
 from ncclscope_service.export.tables.operations_file import IS_ROOTED
@@ -334,18 +334,17 @@ def capture_notes(selection: Selection) -> list[str]:
     graphs = graphs_note(selection)
     notes = [] if graphs is None else [graphs]
     if without_cuda:
-        notes.append(f"{_exports(without_cuda)} without CUDA kernels: record with --trace=cuda,nvtx")
+        notes.append(f"{amount_text(without_cuda, 'export')} without CUDA kernels: record with --trace=cuda,nvtx")
     if silent and graphs is None:
-        notes.append(f"{_exports(silent)} without NCCL kernels: none ran, or nsys followed other processes")
+        notes.append(
+            f"{amount_text(silent, 'export')} without NCCL kernels: none ran, or nsys followed other processes"
+        )
     if without_nvtx:
         notes.append(
-            f"{_exports(without_nvtx)} without NVTX ranges: --trace=cuda,nvtx tells iterations and exact calls"
+            f"{amount_text(without_nvtx, 'export')} without NVTX ranges: "
+            "--trace=cuda,nvtx tells iterations and exact calls"
         )
     return notes
-
-
-def _exports(amount: int) -> str:
-    return f"{amount:,} export{'' if amount == 1 else 's'}"
 
 
 def gaps(selection: Selection) -> list[dict[str, object]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import unescape
+from statistics import median
 
-from ncclscope_service.export.benchmarks import benchmark_name, files_read
+from ncclscope_service.export.benchmarks import amount_text, benchmark_name, files_read
 from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.report.tables import (
     bandwidth_text,
@@ -26,6 +27,7 @@ from ncclscope_service.export.summary import (
     has_kernels,
     inferred_ranks,
     inspector_document,
+    iterations_document,
     level,
     matched_ratio,
     seen_ranks,
@@ -34,6 +36,7 @@ from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Measured
+from ncclscope_service.store.records import Severity
 from ncclscope_service.store.rows import Match
 
 _MAX_COMMUNICATORS = 20
@@ -47,6 +50,35 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
     """Plain text of some 40 lines for a terminal; ends with a newline."""
     sums = totals(selection) if sums is None else sums
     return "\n".join(_lines(selection, sums)) + "\n"
+
+
+def terminal_summary(selection: Selection, sums: Totals) -> str:
+    """At most ten lines: the gravest findings, what ran, how long its steps were, and how fast it communicated."""
+    return "\n".join([*_findings(selection, 4), *_summed_up(selection, sums)]) + "\n"
+
+
+def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
+    found, everything = communicator_rows(selection, sums), sums.all()
+    hosts = {selection.store.processes[index].host for index in selection.processes()}
+    size = bytes_text(everything.bytes if everything.sized else None)
+    yield (
+        f"{amount_text(len(seen_ranks(selection)), 'rank')} on {amount_text(len(hosts), 'host')}, "
+        f"{amount_text(len(found), 'communicator')}, {amount_text(everything.operations, 'operation')}, "
+        f"{_plain(size)} ({level(selection)})"
+    )
+    for steps in iterations_document(selection, sums).values():
+        if steps is not None:
+            ratio = steps["exposed_ratio"]
+            exposed = "" if ratio is None else f", exposed communication {ratio_text(ratio)}"
+            yield f"{steps['iterations']:,} steps of {span_text(steps['median_ns'])}{exposed}"
+            break
+    rates: dict[str, list[float]] = {}
+    for row in found:
+        if isinstance(rate := row["busbw"], float) and row["parallelism"] not in {None, "WORLD"}:
+            rates.setdefault(str(row["parallelism"]), []).append(rate)
+    shown = [f"{kind} {bandwidth_text(median(each))}" for kind, each in sorted(rates.items())]
+    if shown:
+        yield f"bus bandwidth: {', '.join(shown)}"
 
 
 def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
@@ -74,9 +106,9 @@ def _read(selection: Selection) -> Iterator[str]:
     ranks, inferred = len(seen_ranks(selection)), inferred_ranks(selection)
     flagged = f", {inferred:,} of them inferred" if inferred else ""
     yield (
-        f"Read {_amount(files_read(selection), 'file')} ({level(selection)}): {_amount(len(hosts), 'host')}, "
-        f"{_amount(len(selection.processes()), 'process', 'processes')}, "
-        f"{_amount(ranks, 'rank') if ranks else f'{NOT_RECORDED} ranks'}{flagged}"
+        f"Read {amount_text(files_read(selection), 'file')} ({level(selection)}): {amount_text(len(hosts), 'host')}, "
+        f"{amount_text(len(selection.processes()), 'process', 'processes')}, "
+        f"{amount_text(ranks, 'rank') if ranks else f'{NOT_RECORDED} ranks'}{flagged}"
     )
     if len(selection.jobs) > 1:
         yield f"  jobs        {_printable(_jobs(selection))}"
@@ -96,7 +128,9 @@ def _jobs(selection: Selection) -> str:
     for job in selection.jobs:
         processes = [index for index in selection.processes() if store.process_job[index] == job]
         hosts = {store.processes[index].host for index in processes}
-        words.append(f"{job} ({_amount(len(processes), 'process', 'processes')} on {_amount(len(hosts), 'host')})")
+        words.append(
+            f"{job} ({amount_text(len(processes), 'process', 'processes')} on {amount_text(len(hosts), 'host')})"
+        )
     return ", ".join(words)
 
 
@@ -139,7 +173,7 @@ def _benchmarks(selection: Selection) -> Iterator[str]:
     found = selection.benchmarks
     if not found:
         return
-    yield f"{_amount(len(found), 'benchmark')} of nccl-tests"
+    yield f"{amount_text(len(found), 'benchmark')} of nccl-tests"
     for each in found[:_MAX_LINES]:
         torn = f" ({each.torn_rows:,} torn)" if each.torn_rows else ""
         yield _printable(f"  {benchmark_name(each)}: {len(each.rows):,} rows{torn}, {each.file}")
@@ -183,7 +217,7 @@ def _kernels(selection: Selection) -> Iterator[str]:
 
 def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     found = communicator_rows(selection, sums)
-    yield _amount(len(found), "communicator")
+    yield amount_text(len(found), "communicator")
     rows = [
         (
             _printable(" ".join(str(row[of]) for of in ("name", "communicator", "group_name") if row[of] is not None)),
@@ -201,15 +235,15 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
         yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see communicators.parquet"
 
 
-def _findings(selection: Selection) -> Iterator[str]:
-    found = sorted(selection.findings, key=lambda finding: finding.since_ns)
-    yield _amount(len(found), "finding") if found else "No findings"
+def _findings(selection: Selection, most: int = _MAX_COMMUNICATORS) -> Iterator[str]:
+    found = sorted(selection.findings, key=lambda each: (-list(Severity).index(each.severity), each.since_ns))
+    yield amount_text(len(found), "finding") if found else "No findings"
     names = names_of(selection.store.communicators, selection.store.members)
-    for finding in found[:_MAX_COMMUNICATORS]:
+    for finding in found[:most]:
         sentence = with_name(finding.summary, finding.job, finding.comm_id, names)
         yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {sentence}")
-    if len(found) > _MAX_COMMUNICATORS:
-        yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see findings.json"
+    if len(found) > most:
+        yield f"  and {len(found) - most} more, see findings.json"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -> Iterator[str]:
@@ -222,10 +256,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 2) -
             for place, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield f"  {'  '.join(cells)}".rstrip()
-
-
-def _amount(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def _share(ratio: float | None, of_what: str) -> str:
