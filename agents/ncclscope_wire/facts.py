@@ -26,7 +26,6 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A number of bytes."""
 Word: TypeAlias = Annotated[int, Meta(ge=0)]
 """64 bits: a pointer, a hash, an identifier."""
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=128)]
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 
@@ -41,9 +40,6 @@ class Fact:
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
     tid: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
     logged_at_ns: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    file: Name | None = None
-    """Source file that printed it, if the line says so (warnings, allocations)."""
-    file_line: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,6 @@ class RingOrder(Fact):
 
     channel: Number
     ranks: tuple[Number, ...]
-    channels: Number | None = None
     is_cut: bool = False
     """NCCL itself left out the rest: `...` from 2.23 on; before, 20 ranks may be all or not."""
 
@@ -62,7 +57,6 @@ class RingNeighbours(Fact):
     """The neighbours of one rank in a ring (2.10 on)."""
 
     channel: Number
-    previous: Rank
     rank: Rank
     next: Rank
 
@@ -96,8 +90,6 @@ class EnvironmentSetting(Fact):
 
     variable: Name
     value: Text
-    is_integer: bool
-    """NCCL read it as an integer: it says so with a full stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +99,6 @@ class BuildSeen(Fact):
     what: Name
     """git, cuda_driver, libfabric, aws-ofi-nccl, device_plugin."""
     version: Name
-    branch: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +108,9 @@ class PluginSeen(Fact):
     kind: Name
     """NET, TUNER, PROFILER, ENV, GIN, RMA, COLLNET, P2P."""
     event: Name
-    """loaded, not_found, no_symbol, initialized, assigned, failed, closed, named, state."""
+    """loaded, not_found, no_symbol, initialized, assigned, failed or named."""
     name: Text | None = None
-    version: Number | None = None
     library: Text | None = None
-    state: Signed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +118,6 @@ class NetworkChosen(Fact):
     """Network that a communicator uses, or the provider below it."""
 
     network: Name
-    nics: Number | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +125,6 @@ class GpuDirect(Fact):
     """Whether GPUDirect RDMA is possible between a GPU and a NIC, or a NIC and the driver."""
 
     is_enabled: bool
-    network: Name | None = None
-    gpu: Name | None = None
-    """As printed: bus id up to 2.23, rank up to 2.28, topology id later."""
-    rank: Rank | None = None
-    via: Name | None = None
-    """PXN: the GPU whose NIC is used."""
-    nic: Name | None = None
-    nic_name: Name | None = None
-    distance: Number | None = None
-    limit: Number | None = None
-    read: Number | None = None
-    mode: Name | None = None
-    means: Name | None = None
-    """nvidia-peermem, DMABUF, DMA-BUF."""
-    reason: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +132,6 @@ class CudaFailure(Fact):
     """A CUDA call failed."""
 
     error: Text
-    code: Signed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +139,8 @@ class IbCompletionError(Fact):
     """A work request on a queue pair failed; status 12 = retry exceeded: peer or cable gone."""
 
     status: Signed
-    vendor_error: Signed
-    opcode: Signed
     status_name: Name | None = None
-    opcode_name: Name | None = None
-    size_bytes: Signed | None = None
     peer: Text | None = None
-    request: Name | None = None
-    local_gid: Text | None = None
-    remote_gid: Text | None = None
     nic: Name | None = None
 
 
@@ -187,9 +152,6 @@ class IbEvent(Fact):
     severity: Name
     """fatal, error, non-fatal or unknown."""
     nic: Name | None = None
-    port: Number | None = None
-    code: Signed | None = None
-    on: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +169,6 @@ class ConnectionTrouble(Fact):
     what: Name
     """One of closed, retries and refused."""
     peer: Text | None = None
-    attempts: Number | None = None
-    error: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,11 +178,7 @@ class ProxyTrouble(Fact):
     what: Name
     text: Text | None = None
     """The whole message."""
-    device: Number | None = None
     operation: Name | None = None
-    rank: Rank | None = None
-    result: Signed | None = None
-    communicator: Word | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +186,6 @@ class CommunicatorTrouble(Fact):
     """A communicator is aborted, or carries an asynchronous error."""
 
     what: Name
-    communicator: Word | None = None
-    result: Signed | None = None
-    detected_in: Name | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +193,7 @@ class Misuse(Fact):
     """NCCL refuses what it was asked: duplicate GPU, versions that differ, a root that is none."""
 
     what: Name
-    function: Name | None = None
     ranks: tuple[Rank, ...] = ()
-    versions: tuple[Number, ...] = ()
-    value: Signed | None = None
-    bus_id: Word | None = None
-    detail: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +202,6 @@ class MemoryFailure(Fact):
 
     what: Name
     size_bytes: Size | None = None
-    code: Signed | None = None
-    detail: Text | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,10 +230,7 @@ class TorchGroup(Fact):
 
     rank: Rank
     """In the group."""
-    size: Number
     global_rank: Rank | None = None
-    group: Name | None = None
-    """Description, which is the name that frameworks give: default_pg, TENSOR_MODEL_PARALLEL_GROUP."""
     group_id: Name | None = None
     """Number of the group in its process."""
     group_uid: Name | None = None
@@ -320,11 +263,7 @@ class TorchTimeout(Fact):
     rank: Rank
     sequence: Size
     operation: Name
-    elements_in: Size | None = None
-    """Up to PyTorch 2.0 it prints the shape instead."""
-    elements_out: Size | None = None
     timeout_ms: Size
-    ran_ms: Size
     global_rank: Rank | None = None
     group: Name | None = None
     group_id: Name | None = None
@@ -344,7 +283,6 @@ class TorchProgress(Fact):
     group_id: Name | None = None
     group_uid: Name | None = None
     failed_at: Signed | None = None
-    from_rank: Rank | None = None
 
 
 CHANNELS: Final[tuple[type[Fact], ...]] = (

@@ -46,7 +46,7 @@ def _environment(record: Fact | CommunicatorEvent) -> object:
 
 def _ring_order(record: Fact | CommunicatorEvent) -> object:
     assert isinstance(record, facts.RingOrder)
-    return record.channel, record.channels, record.ranks
+    return record.channel, record.ranks
 
 
 def _init(record: Fact | CommunicatorEvent) -> object:
@@ -106,7 +106,7 @@ FAMILIES: dict[str, Family] = {
     "ring_order": Family(
         "Channel ",
         r"Channel (?P<c>\d+)/(?P<n>\d+) :(?P<ranks>(?: +\d+)+)\s*$",
-        lambda m: (int(m["c"]), int(m["n"]), tuple(_numbers(m["ranks"]))),
+        lambda m: (int(m["c"]), tuple(_numbers(m["ranks"]))),
         _ring_order,
         9_000,
     ),

@@ -21,7 +21,7 @@ _TWO_JOBS: dict[ProcessKey, WorldOfProcess] = {
 
 def variable(process: ProcessKey, name: str, value: str) -> LoggedFact:
     host, pid = process
-    return said(EnvironmentSetting(line=1, host=host, pid=pid, variable=name, value=value, is_integer=True))
+    return said(EnvironmentSetting(line=1, host=host, pid=pid, variable=name, value=value))
 
 
 def said(fact: Fact) -> LoggedFact:

@@ -18,7 +18,7 @@ def said(fact: Fact, rank: int | None = None, at: int = 1) -> LoggedFact:
 
 def test_a_watchdog_names_its_collective_its_group_and_who_had_not_enqueued_it() -> None:
     detector = Reported()
-    timeout = facts.TorchTimeout(line=7, rank=1, sequence=42, operation="ALLREDUCE", timeout_ms=600_000, ran_ms=600_010)
+    timeout = facts.TorchTimeout(line=7, rank=1, sequence=42, operation="ALLREDUCE", timeout_ms=600_000)
     progress = [
         facts.TorchProgress(
             line=8 + rank,
@@ -48,7 +48,7 @@ def gave_up(
 ) -> list[LoggedFact]:
     """The four lines of one time-out: as it is found, the progress of the group, as it is thrown, and `what()`."""
     work = facts.TorchTimeout(
-        line=1, rank=rank, sequence=sequence, operation=operation, timeout_ms=300_000, ran_ms=1, global_rank=rank
+        line=1, rank=rank, sequence=sequence, operation=operation, timeout_ms=300_000, global_rank=rank
     )
     thrown = replace(work, line=3, group_id=group)
     progress = facts.TorchProgress(
@@ -93,7 +93,7 @@ def test_time_outs_of_several_groups_are_one_event_and_copies_of_a_line_are_one_
 def test_lines_that_say_the_same_are_one_finding_that_names_who_says_it() -> None:
     detector = Reported()
     for rank in (3, 1):
-        failure = facts.CudaFailure(line=rank, host="node1", pid=rank, error="out of memory", code=2)
+        failure = facts.CudaFailure(line=rank, host="node1", pid=rank, error="out of memory")
         detector.ingest_facts([said(failure, rank)], CONTEXT)
     (finding,) = detector.findings(SECOND)
     assert (finding.ranks, finding.hosts) == ((1, 3), ("node1",))
@@ -130,9 +130,7 @@ def exiting(line: int = 9) -> list[LoggedFact]:
     last_words = [
         facts.ProxyTrouble(line=line, host="node1", pid=1, what="Accept failed", text=ACCEPT),
         facts.ProxyTrouble(line=line + 1, host="node1", pid=1, what="Could not receive type from localRank"),
-        facts.ProxyTrouble(
-            line=line + 2, host="node2", pid=2, what="Failed to execute operation", operation="Close", result=3
-        ),
+        facts.ProxyTrouble(line=line + 2, host="node2", pid=2, what="Failed to execute operation", operation="Close"),
         facts.ConnectionTrouble(line=line + 3, host="node2", pid=2, what="closed"),
         facts.CommunicatorTrouble(line=line + 4, host="node2", pid=2, what="abort"),
         facts.OtherWarning(line=line + 5, host="node2", pid=2, text="one went away"),

@@ -100,7 +100,7 @@ def test_the_set_up_line_of_a_group_says_the_global_rank_of_its_ranks() -> None:
     service.ingest([init(line=1, comm_id=1, rank=0, pid=10), init(line=2, comm_id=2, rank=0, pid=11)])
     for member, rank in zip(service.store.members, (0, 4), strict=True):
         member.global_rank = rank
-    set_up = TorchGroup(line=1, rank=0, size=4, global_rank=0, group=_TENSOR, group_id="2")
+    set_up = TorchGroup(line=1, rank=0, global_rank=0, group_id="2")
     service.ingest(facts=[set_up, _created(2)], file="b")
     assert service.names() == [_TENSOR, None]
     assert not service.stage.group_names.assign(), "what is known does not change"

@@ -46,8 +46,8 @@ def test_a_ring_that_was_cut_or_is_of_others_tells_nothing() -> None:
 
 def test_what_other_ranks_printed_is_added() -> None:
     mine, theirs = Channels(3), Channels(3)
-    mine.add_fact(RingNeighbours(line=1, channel=0, previous=2, rank=0, next=1))
-    theirs.add_fact(RingNeighbours(line=1, channel=1, previous=0, rank=1, next=2))
+    mine.add_fact(RingNeighbours(line=1, channel=0, rank=0, next=1))
+    theirs.add_fact(RingNeighbours(line=1, channel=1, rank=1, next=2))
     mine.merge(theirs)
     assert mine.following.tolist() == [[1, -1, -1], [-1, 2, -1]]
 

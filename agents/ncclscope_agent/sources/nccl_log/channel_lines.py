@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, Fields, form, numbers
+from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, Fields, forms, numbers
 from ncclscope_wire import facts
 
 _TREE_NODE: Final = re.compile(r"(?:\[(\d+)\] )?(-?\d+(?:/-?\d+){2}|-?\d+)->(\d+)->(-?\d+(?:/-?\d+){2}|-?\d+)")
@@ -56,45 +56,25 @@ def _tree(fields: Fields) -> Fields:
 
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    form(
+    *forms(
         "ring_order",
         facts.RingOrder,
-        "Channel ",
-        r"Channel (?P<channel>\d+)/(?P<channels>\d+) :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
+        r"(?:Channel|Ring) (?P<channel>\d+)(?:/\d+)? :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
+        r"Channel (?P<channel>\d+)/\d+(?P<padding>  )(?P<order>(?: +\d+)+)",  # RCCL
+        starts=("Channel ", "Ring "),
         finish=_ring_order,
     ),
-    form(
-        "ring_order",
-        facts.RingOrder,
-        ("Channel ", "Ring "),
-        r"(?:Channel|Ring) (?P<channel>\d+) :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
-        finish=_ring_order,
-    ),
-    form(
-        "ring_order",
-        facts.RingOrder,
-        "Channel ",
-        r"Channel (?P<channel>\d+)/(?P<channels>\d+)(?P<padding>  )(?P<order>(?: +\d+)+)",  # RCCL
-        finish=_ring_order,
-    ),
-    form(
-        "ring",
-        facts.RingNeighbours,
-        "Ring ",
-        r"Ring (?P<channel>\d+) : (?P<previous>-?\d+) -> (?P<rank>\d+) -> (?P<next>-?\d+)",
-    ),
-    form(
+    *forms("ring", facts.RingNeighbours, r"Ring (?P<channel>\d+) : -?\d+ -> (?P<rank>\d+) -> (?P<next>-?\d+)"),
+    *forms(
         "tree",
         facts.TreeNeighbours,
-        "Tree ",
         r"Tree (?P<channel>\d+) : (?P<up>-?\d+) -> (?P<rank>\d+) -> (?P<below>-?\d+(?:/-?\d+){2})",
         finish=_tree,
     ),
-    form("tree", facts.TreeNeighbours, "Trees", r"Trees (?P<trees>\[\d+\] [\[\]0-9/>| -]+)", finish=_tree_nodes),
-    form(
+    *forms("tree", facts.TreeNeighbours, r"Trees (?P<trees>\[\d+\] [\[\]0-9/>| -]+)", finish=_tree_nodes),
+    *forms(
         "tree",
         facts.TreeNeighbours,
-        "NVLS Trees",
         r"NVLS Trees : (?P<trees>\[\d+\] [\[\]0-9/>| -]+)",
         fixed={"is_nvls": True},
         finish=_tree_nodes,

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_agent.sources.nccl_log.line_form import FRONT_BYTES, Family, form
+from ncclscope_agent.sources.nccl_log.line_form import Family, forms
 
 _PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ _PLACEHOLDERS: Final[Mapping[str, str]] = MappingProxyType(
             r"(?:(?:P2P|SHM)/[\x20-\x7e]{1,116}|direct shared memory|(?:NET|COLLNET)/[^/]+(?:/[^/\d][^/]*)*/\d+(?:\(\d+\))?"
             r"(?:/GDRDMA(?:\(\w+\))?)?(?:/Shared)?(?:/[A-Z]\w*)*)"
         ),
-        "<hex>": r"(?:(?:0x)?[0-9a-f]{1,16}|\(nil\))",
+        "<hex>": r"(?:\(nil\)|(?:0x)?[0-9a-f]{1,16})",
         "<s>": r"\d[\d.e+]{0,20}",
         "<word>": r"[\w.:-]{1,100}",
         "<path>": r"\S{1,400}",
@@ -239,28 +239,23 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 _CALL: Final = r"p?nccl[A-Z]\w{1,60}\((?:-?<hex>(?:, ?-?<hex>){0,15})?\)"
 """The part behind `NCCL CALL `: function and arguments."""
 
-_FIXED_START: Final = re.compile(r"(?:[\w :/-]|\\\[)*(?![?*+{])")
-_FIXED_END: Final = re.compile(r"(?:(?<!\\)[A-Za-z]|\\\)|\\\.|<address>)\)?\Z")
+
+def _counted(name: str, *rows: str) -> tuple[Family, ...]:
+    return forms(name, None, *map(_pattern, rows))
 
 
-def _counted(name: str, row: str) -> Family:
-    pattern = row
+def _pattern(row: str) -> str:
     for placeholder, expression in _PLACEHOLDERS.items():
-        pattern = pattern.replace(placeholder, expression)
-    start = _FIXED_START.match(row)
-    fixed = "" if start is None else start[0].replace("\\", "")
-    starts = fixed if len(fixed) >= FRONT_BYTES else ""
-    return form(name, None, starts, pattern, is_closed=_FIXED_END.search(row) is not None)
+        row = row.replace(placeholder, expression)
+    return row
 
 
-COUNTED: Final[tuple[Family, ...]] = tuple(_counted(name, row) for name, rows in _ROWS.items() for row in rows)
-REMARKS: Final[tuple[Family, ...]] = tuple(
-    _counted("remark", row)
-    for row in (
-        r"(?:NET|COLLNET|TUNER|PROFILER|ENV|GIN|RMA)/<word>(?: ?: ?| )<text>",
-        r"(?:RCCL|MSCCL|MSCCL\+\+|mscclpp|rsmi|ROCr)(?: ?: ?| )<text>",
-        r"(?:NVLS|MNNVL|CollNet|SHARP|Sharp|PXN|DMA-BUF|GDRCOPY|P2P|SHM|CE|PAT|TOPO|Topology|Bootstrap|bootstrap|CollTrace)\b[ :]<text>",
-    )
+COUNTED: Final[tuple[Family, ...]] = tuple(family for name, rows in _ROWS.items() for family in _counted(name, *rows))
+REMARKS: Final[tuple[Family, ...]] = _counted(
+    "remark",
+    r"(?:NET|COLLNET|TUNER|PROFILER|ENV|GIN|RMA)/<word>(?: ?: ?| )<text>",
+    r"(?:RCCL|MSCCL|MSCCL\+\+|mscclpp|rsmi|ROCr)(?: ?: ?| )<text>",
+    r"(?:NVLS|MNNVL|CollNet|SHARP|Sharp|PXN|DMA-BUF|GDRCOPY|P2P|SHM|CE|PAT|TOPO|Topology|Bootstrap|bootstrap|CollTrace)\b[ :]<text>",
 )
 """Remarks that a part of NCCL or a plug-in makes under its name, in forms of which nothing is used.
 
@@ -269,8 +264,8 @@ is not known is passed on.
 """
 MATRIX_HEADER: Final = re.compile(rb"     Function \|(?: +[A-Za-z0-9]+)+ *\|(?: +[A-Za-z0-9]+)+ *\|?\s*")
 """The first continuation line of the matrix of functions, protocols and algorithms (2.24 on)."""
-MATRIX_ROW: Final = _counted("function_matrix", r" *[A-Z]\w{1,30} \|(?: +\d){1,8} *\|(?: +\d){1,16} *\|?")
+MATRIX_ROW: Final = _counted("function_matrix", r" *[A-Z]\w{1,30} \|(?: +\d){1,8} *\|(?: +\d){1,16} *\|?")[0]
 """The other continuation lines."""
-CALLS: Final[tuple[Family, ...]] = (_counted("call", _CALL),)
-TRACE: Final = _counted("trace", "")
+CALLS: Final[tuple[Family, ...]] = _counted("call", _CALL)
+TRACE: Final = _counted("trace", "")[0]
 """Lines of builds with TRACE=1: `NCCL TRACE` and any text."""

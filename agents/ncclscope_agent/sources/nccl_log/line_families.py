@@ -37,7 +37,6 @@ _REMARKS: Final = FamilyIndex(REMARKS)
 _CALLS: Final = FamilyIndex(CALLS)
 _MATRIX: Final = FamilyIndex([MATRIX_ROW])
 
-_LOCATION: Final = re.compile(rb"([\w/.-]{1,100}\.(?:cc|h|cu|c)):(\d{1,6})(?: \([\w:~]{1,80}\))?")
 _TORCH_AT: Final = re.compile(rb"(?: (\d{1,10}) )?ProcessGroupNCCL\.cpp:\d{1,6}\] |what\(\):  ")
 """With the thread in front if PyTorch was built with glog."""
 _TORCH_RANK: Final = re.compile(rb"\[rank(\d{1,9})\]:")
@@ -55,16 +54,12 @@ def read_record(record: LogRecord, line: int, logged_at_ns: int | None) -> Famil
     if record.level == b"TRACE":
         return (_INDEX.read(message, about) if record.end is RecordEnd.LINE else None) or _trace(record)
     about[RECORD_BYTES] = record.message_at - record.begin + len(message)
-    location = _LOCATION.fullmatch(record.location)
-    if location is not None:
-        about.update(file=location[1].decode(), file_line=int(location[2]))
     behind = _COMMUNICATOR_BEHIND.search(message) if b" comm 0x" in message else None
     found = None if behind is None else _INDEX.read(message[: behind.start()], about)
     found = found or _INDEX.read(message, about)
     if found is None and (frame := _FRAME.match(message)) is not None:
         # NCCL prints the warning of a failure that it expects as INFO, with file and line in the message.
-        name, _, number = frame[0].decode().strip().rpartition(":")
-        found = _INDEX.read(message[frame.end() :], {**about, "file": name, "file_line": int(number)})
+        found = _INDEX.read(message[frame.end() :], about)
     if found is None and record.level == b"INFO":
         found = _REMARKS.read(message, about)
     if found is None or record.end is RecordEnd.LINE:
@@ -86,7 +81,6 @@ def _trace(record: LogRecord) -> FamilyRead | None:
 
 def other_warning(record: LogRecord, line: int, logged_at_ns: int | None) -> OtherWarning:
     """A warning that is of no family; what is not printable in it is replaced."""
-    location = _LOCATION.fullmatch(record.location)
     text = record.message.decode("utf-8", "replace").strip()
     return OtherWarning(
         line=line,
@@ -94,8 +88,6 @@ def other_warning(record: LogRecord, line: int, logged_at_ns: int | None) -> Oth
         pid=record.writer.pid,
         tid=record.writer.tid,
         logged_at_ns=logged_at_ns,
-        file=None if location is None else location[1].decode(),
-        file_line=None if location is None else int(location[2]),
         text="".join(letter if letter.isprintable() else "?" for letter in text)[:_LONGEST_WARNING],
     )
 

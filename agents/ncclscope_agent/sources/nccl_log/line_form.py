@@ -27,6 +27,8 @@ _INTEGER: Final = re.compile(r"-?\d{1,20}")
 _HEX: Final = "_hex"
 _LIST: Final = "_list"
 _IS: Final = "_is"
+_FIXED_START: Final = re.compile(r"(?:[\w :/-]|\\\[)*(?![?*+{])")
+_FIXED_END: Final = re.compile(r"(?:(?<!\\)[A-Za-z']|\\\)|\\\.|\\]|<\\d\{1,5}>)\)?\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +66,37 @@ class FamilyRead:
         return self.fact is not None or self.family.record is None
 
 
-def form(
+def forms(
     name: str,
     record: type[Fact] | None,
-    starts: str | tuple[str, ...],
-    pattern: str,
-    *,
+    *patterns: str,
+    starts: tuple[str, ...] | None = None,
     fixed: Mapping[str, object] | None = None,
     finish: Callable[[Fields], Fields | None] | None = None,
-    is_closed: bool = False,
-) -> Family:
-    """A line form; `starts` is "" if nothing at its front is fixed, `record` None if its lines are only counted."""
-    heads = (starts,) if isinstance(starts, str) else starts
-    return Family(
-        name=name,
-        record=record,
-        starts=tuple(head.encode() for head in heads if head),
-        pattern=re.compile(pattern, re.ASCII),
-        fixed=fixed or {},
-        finish=finish,
-        is_closed=is_closed,
-        integers=_integers(record),
+) -> tuple[Family, ...]:
+    """Line forms of one family that fill a record alike; `record` None if its lines are only counted.
+
+    `starts` is needed if a pattern begins with alternatives: without it its lines are looked for among all.
+    """
+    return tuple(
+        Family(
+            name=name,
+            record=record,
+            starts=tuple(head.encode() for head in starts) if starts is not None else _start_of(pattern),
+            pattern=re.compile(pattern, re.ASCII),
+            fixed=fixed or {},
+            finish=finish,
+            is_closed=_FIXED_END.search(pattern) is not None,
+            integers=_integers(record),
+        )
+        for pattern in patterns
     )
+
+
+def _start_of(pattern: str) -> tuple[bytes, ...]:
+    found = _FIXED_START.match(re.sub(r"\A\(\?P<\w+>(?!\(|[^()]*\|)", "", pattern))
+    start = "" if found is None else found[0].replace("\\", "")
+    return (start.encode(),) if len(start) >= FRONT_BYTES else ()
 
 
 def _integers(record: type[Fact] | None) -> frozenset[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ncclscope_agent.sources.nccl_log.line_form import Family, Fields, form
+from ncclscope_agent.sources.nccl_log.line_form import Family, Fields, forms
 from ncclscope_wire import facts
 
 _TEXT: Final = r"[\x20-\x7e]"
@@ -23,254 +23,165 @@ _WORD: Final = r"[\w.+-]{1,64}"
 def _setting(fields: Fields) -> Fields:
     """An integer parameter ends with a full stop, a text has none."""
     value = str(fields["value"])
-    is_integer = re.fullmatch(r"-?\d+\.", value) is not None
-    return {**fields, "value": value[:-1] if is_integer else value, "is_integer": is_integer}
+    return {**fields, "value": value[:-1] if re.fullmatch(r"-?\d+\.", value) else value}
 
 
 def _enabled(fields: Fields) -> Fields:
     return {**fields, "is_enabled": str(fields.pop("enabled")).lower() == "enabled"}
 
 
-_PLUGIN_KIND: Final = r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN|RMA)/Plugin ?: "
+_KINDS: Final = ("NET/", "TUNER/", "PROFILER/", "ENV/", "GIN/", "RMA/")
+_PLUGIN: Final = r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN|RMA)/Plugin ?: "
+_LOADED: Final = {"event": "loaded"}
 
 FAMILIES: Final[tuple[Family, ...]] = (
-    form(
+    *forms(
         "environment",
         facts.EnvironmentSetting,
-        "NCCL_",
         r"(?P<variable>NCCL_\w{1,100}) set (?:by environment )?to (?P<value>[^\x00]{0,1000})",
         finish=_setting,
     ),
-    form(
+    *forms(
         "environment",
         facts.EnvironmentSetting,
-        "NET/Plugin",
         rf"NET/Plugin: Plugin name set by env to (?P<value>{_TEXT}{{1,400}})",
-        fixed={"variable": "NCCL_NET_PLUGIN", "is_integer": False},
+        fixed={"variable": "NCCL_NET_PLUGIN"},
     ),
-    form(
+    *forms(
         "environment",
         facts.EnvironmentSetting,
-        "NET/OFI ",
-        rf"NET/OFI (?:Running on (?P<platform>\S{{1,40}}) platform, )?Setting (?P<variable>\w{{1,100}})"
+        r"NET/OFI (?:Running on \S{1,40} platform, )?Setting (?P<variable>\w{1,100})"
         rf" environment variable to (?P<value>{_TEXT}{{1,400}})",
-        fixed={"is_integer": False},
-        finish=lambda fields: {name: value for name, value in fields.items() if name != "platform"},
     ),
-    form(
-        "build",
-        facts.BuildSeen,
-        "NCCL git",
-        r"NCCL git version (?:(?P<branch>[\w./-]{1,100}) )?(?P<version>[0-9a-f]{6,40}(?:-dirty)?)",
-        fixed={"what": "git"},
+    *(
+        family
+        for what, pattern in (
+            ("git", r"NCCL git version (?:[\w./-]{1,100} )?(?P<version>[0-9a-f]{6,40}(?:-dirty)?)"),
+            ("cuda_driver", r"cudaDriverVersion (?P<version>\d{4,6})"),
+            ("aws-ofi-nccl", r"NET/OFI (?:Using|Initializing) aws-ofi-nccl (?P<version>[\w.-]{1,64})"),
+            ("libfabric", r"NET/OFI Using Libfabric version (?P<version>[\w.-]{1,64})"),
+            ("device_plugin", r"Using non-device net plugin version (?P<version>\d{1,4})"),
+        )
+        for family in forms("build", facts.BuildSeen, pattern, fixed={"what": what})
     ),
-    form(
-        "build",
-        facts.BuildSeen,
-        "cudaDriverVersion",
-        r"cudaDriverVersion (?P<version>\d{4,6})",
-        fixed={"what": "cuda_driver"},
-    ),
-    form(
-        "build",
-        facts.BuildSeen,
-        "NET/OFI ",
-        r"NET/OFI (?:Using|Initializing) aws-ofi-nccl (?P<version>[\w.-]{1,64})",
-        fixed={"what": "aws-ofi-nccl"},
-    ),
-    form(
-        "build",
-        facts.BuildSeen,
-        "NET/OFI ",
-        r"NET/OFI Using Libfabric version (?P<version>[\w.-]{1,64})",
-        fixed={"what": "libfabric"},
-    ),
-    form(
-        "build",
-        facts.BuildSeen,
-        "Using ",
-        r"Using non-device net plugin version (?P<version>\d{1,4})",
-        fixed={"what": "device_plugin"},
-    ),
-    form("network", facts.NetworkChosen, "Using network", rf"Using network (?P<network>[A-Za-z]{_TEXT}{{0,80}})"),
-    form(
+    *forms(
         "network",
         facts.NetworkChosen,
-        "NET/OFI ",
-        r"NET/OFI Selected [Pp]rovider is (?P<network>[\w;-]{1,64})(?:,? ?\(found (?P<nics>\d+) nics\)|)",
+        rf"Using network (?P<network>[A-Za-z]{_TEXT}{{0,80}})",
+        r"NET/OFI Selected [Pp]rovider is (?P<network>[\w;-]{1,64})(?:,? ?\(found \d+ nics\)|)",
     ),
-    form(
+    *forms(
         "gpu_direct",
         facts.GpuDirect,
-        "GPU Direct",
-        r"GPU Direct RDMA (?P<enabled>Enabled|Disabled) for (?:GPU (?P<gpu>[\w:.-]{1,32})|(?P<gpu2>[\w:.-]{1,32}))"
-        r" / HCA (?P<nic>[\w:.-]{1,32})"
-        r" \(distance (?P<distance>\d+) (?:<=|>) (?P<limit>\d+)\)(?:, read (?P<read>\d)(?: mode (?P<mode>\w{1,32}))?)?",
-        finish=lambda fields: _enabled({("gpu" if name == "gpu2" else name): value for name, value in fields.items()}),
-    ),
-    form(
-        "gpu_direct",
-        facts.GpuDirect,
-        "GPU Direct",
-        r"GPU Direct RDMA (?P<enabled>Enabled|Disabled) for (?P<gpu>GPU/\d+-\d+) \(rank (?P<rank>\d+)\) - (?P<nic>NET/\d+-\d+) \("
-        r"(?: using PXN via (?P<via>GPU/\d+-\d+), )?distance (?P<distance>\d+) (?:<=|>) (?P<limit>\d+)"
-        r"(?:, read (?P<read>\d), mode (?P<mode>\w{1,32}))?\)",
-        finish=_enabled,
-        is_closed=True,
-    ),
-    form(
-        "gpu_direct",
-        facts.GpuDirect,
-        "NET/",
-        rf"NET/(?P<network>{_WORD}) : GPU Direct RDMA (?P<enabled>Enabled|Disabled) for"
-        r" (?:GPU (?P<gpu>\d+)\[[0-9a-f]+\] / )?HCA (?P<nic>\d+) '(?P<nic_name>[^']{1,100})'(?: \((?P<reason>[^()]{1,200})\))?",
+        r"GPU Direct RDMA (?P<enabled>Enabled|Disabled) for (?:GPU )?[\w:.-]{1,32} / HCA [\w:.-]{1,32}"
+        r" \(distance \d+ (?:<=|>) \d+\)(?:, read \d(?: mode \w{1,32})?)?",
+        r"GPU Direct RDMA (?P<enabled>Enabled|Disabled) for GPU/\d+-\d+ \(rank \d+\) - NET/\d+-\d+ \("
+        r"(?: using PXN via GPU/\d+-\d+, )?distance \d+ (?:<=|>) \d+(?:, read \d, mode \w{1,32})?\)",
+        rf"NET/{_WORD} : GPU Direct RDMA (?P<enabled>Enabled|Disabled) for"
+        r" (?:GPU \d+\[[0-9a-f]+\] / )?HCA \d+ '[^']{1,100}'(?: \([^()]{1,200}\))?",
+        rf"NET/{_WORD} : GPU Direct RDMA \([\w-]{{1,40}}\) (?P<enabled>enabled|disabled) for HCA \d+ '[^']{{1,100}}'?",
         finish=_enabled,
     ),
-    form(
-        "gpu_direct",
-        facts.GpuDirect,
-        "NET/",
-        rf"NET/(?P<network>{_WORD}) : GPU Direct RDMA \((?P<means>[\w-]{{1,40}})\) (?P<enabled>enabled|disabled)"
-        r" for HCA (?P<nic>\d+) '(?P<nic_name>[^']{1,100})'?",
-        finish=_enabled,
-    ),
-    form(
-        "gpu_direct",
-        facts.GpuDirect,
-        "DMA-BUF",
-        r"DMA-BUF is (?P<no>not )?available on GPU device (?P<gpu>\d+)",
-        fixed={"means": "DMA-BUF"},
-        finish=lambda fields: {**fields, "is_enabled": fields.pop("no", None) is None},
-    ),
+    *forms("gpu_direct", facts.GpuDirect, r"DMA-BUF is not available on GPU device \d+", fixed={"is_enabled": False}),
+    *forms("gpu_direct", facts.GpuDirect, r"DMA-BUF is available on GPU device \d+", fixed={"is_enabled": True}),
     # Plugins
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("NET/", "TUNER/", "PROFILER/", "ENV/", "GIN/", "RMA/"),
-        _PLUGIN_KIND + r"Could not find: (?P<library>[\w. -]{1,200}?)(?:\. Using internal [\w ]{1,40}\.|\.)?",
+        _PLUGIN + r"Could not find: [\w. -]{1,200}?(?:\. Using internal [\w ]{1,40}\.|\.)?",
+        _PLUGIN
+        + rf"(?:dlerror={_TEXT}{{1,400}}? )?No plugin found(?: \([\w.-]{{1,100}}\))?(?:\.|, using internal implementation)",
+        starts=_KINDS,
         fixed={"event": "not_found"},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("NET/", "TUNER/", "PROFILER/"),
-        _PLUGIN_KIND
-        + rf"(?:dlerror={_TEXT}{{1,400}}? )?"
-        + r"No plugin found(?: \((?P<library>[\w.-]{1,100})\))?(?:\.|, using internal implementation)",
-        fixed={"event": "not_found"},
-        is_closed=True,
-    ),
-    form(
-        "plugin",
-        facts.PluginSeen,
-        ("NET/", "TUNER/", "PROFILER/"),
-        _PLUGIN_KIND + rf"Plugin load \((?P<library>[\w./-]{{1,200}})\) returned (?P<state>\d+) : {_TEXT}{{1,300}}",
+        _PLUGIN + rf"Plugin load \([\w./-]{{1,200}}\) returned \d+ : {_TEXT}{{1,300}}",
+        starts=_KINDS,
         fixed={"event": "failed"},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("NET/", "TUNER/", "PROFILER/", "GIN/", "RMA/"),
-        _PLUGIN_KIND + r"Failed to find (?P<name>nccl[A-Za-z]{1,60}?)(?:_v(?P<version>\d+))?(?: symbol)?"
+        _PLUGIN + r"Failed to find nccl[A-Za-z]{1,60}?(?:_v\d+)?(?: symbol)?"
         rf"(?:\.|, using internal \w{{1,20}} instead\.| \(>= v\d+\)\.{_TEXT}{{0,120}})",
+        starts=_KINDS,
         fixed={"event": "no_symbol"},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("NET/", "TUNER/", "PROFILER/"),
         r"(?:NET|TUNER|PROFILER)/Plugin ?: Loaded (?P<kind>net|collnet|tuner|profiler|gin|rma) plugin"
-        rf" (?P<name>{_TEXT}{{1,100}}?) \(v(?P<version>\d+)\)",
-        fixed={"event": "loaded"},
+        rf" (?P<name>{_TEXT}{{1,100}}?) \(v\d+\)",
+        starts=_KINDS,
+        fixed=_LOADED,
         finish=lambda fields: {**fields, "kind": str(fields["kind"]).upper()},
-        is_closed=True,
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("TUNER/", "PROFILER/", "ENV/"),
-        _PLUGIN_KIND + rf"Using (?P<name>{_TEXT}{{1,100}}?) \(v(?P<version>\d+)\)",
-        fixed={"event": "loaded"},
-        is_closed=True,
+        _PLUGIN + rf"Using (?P<name>{_TEXT}{{1,100}}?) \(v\d+\)",
+        starts=_KINDS,
+        fixed=_LOADED,
     ),
-    form(
+    *forms(
+        "plugin",
+        None,
+        _PLUGIN.replace("?P<kind>", "?:")
+        + r"Closing (?:tuner: |(?:env|profiler|net|collnet|gin|rma) plugin )[\w' .-]{1,100}",
+        starts=_KINDS,
+    ),
+    *forms(
+        "plugin", None, r"Retrieving state (?:\d+ )?for [\w. -]{1,80}", r"Initialized state (?:\d+ )?for [\w. -]{1,80}"
+    ),
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("TUNER/", "PROFILER/", "ENV/", "NET/"),
-        _PLUGIN_KIND + r"Closing (?:tuner: |(?:env|profiler|net|collnet|gin|rma) plugin )(?P<name>[\w' .-]{1,100})",
-        fixed={"event": "closed"},
-        finish=lambda fields: {**fields, "name": str(fields["name"]).strip("'")},
-    ),
-    form(
-        "plugin",
-        facts.PluginSeen,
-        ("Initialized ", "Assigned ", "Failed to init"),
         r"(?P<event>Initialized|Assigned|Failed to initialize) (?P<kind>NET|GIN|RMA) plugin (?P<name>[\w. -]{1,80}?)(?: to comm)?",
+        starts=("Initialized ", "Assigned ", "Failed to init"),
         finish=lambda fields: {**fields, "event": str(fields["event"]).split(maxsplit=1)[0].lower()},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        "Failed to init",
         r"Failed to initialize any (?P<kind>NET|GIN|RMA) plugin",
         fixed={"event": "failed"},
-        is_closed=True,
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        "Successfully loaded",
         r"Successfully loaded external (?:(?P<kind>network|tuner|profiler) )?plugin (?P<library>\S{1,400})",
-        fixed={"event": "loaded"},
+        fixed=_LOADED,
         finish=lambda fields: {
             **fields,
             "kind": {"tuner": "TUNER", "profiler": "PROFILER"}.get(str(fields.get("kind")), "NET"),
         },
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        "Plugin Path",
         r"Plugin Path : (?P<library>\S{1,400})",
         fixed={"kind": "NET", "event": "named"},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        "P2P plugin",
-        rf"P2P plugin (?:v(?P<version>\d+) )?(?P<name>{_WORD})",
+        rf"P2P plugin (?:v\d+ )?(?P<name>{_WORD})",
         fixed={"kind": "P2P", "event": "loaded"},
     ),
-    form(
+    *forms(
         "plugin",
         facts.PluginSeen,
-        ("Retrieving state", "Initialized state"),
-        r"(?:Retrieving|Initialized) state (?:(?P<state>\d+) )?for (?P<name>[\w. -]{1,80})",
-        fixed={"kind": "NET", "event": "state"},
-    ),
-    form(
-        "plugin",
-        facts.PluginSeen,
-        "Error: network",
-        rf"Error: network (?P<name>{_TEXT}{{1,80}}) not found\.",
+        rf"Error: network {_TEXT}{{1,80}} not found\.",
         fixed={"kind": "NET", "event": "not_found"},
-        is_closed=True,
     ),
-    form(
+    *forms(
         "path_not_used",
         facts.PathNotUsed,
-        "NET/",
         rf"NET/\w{{1,20}} ?: ?(?P<reason>SHARP (?:coll )?init error: {_TEXT}{{1,300}})",
-        fixed={"path": "CollNet"},
-    ),
-    form(
-        "path_not_used",
-        facts.PathNotUsed,
-        "Cannot init",
         r"(?P<reason>Cannot initialize CollNet, using point-to-point network instead)",
         fixed={"path": "CollNet"},
-        is_closed=True,
     ),
-    # The machine
 )
 """Forms about network and machine, in the order in which they are tried."""

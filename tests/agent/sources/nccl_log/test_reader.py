@@ -490,8 +490,6 @@ def test_a_warning_that_no_family_reads_is_passed_on_with_its_text() -> None:
             host="node17",
             pid=41822,
             tid=41903,
-            file="misc/new.cc",
-            file_line=12,
             text="Something new happened to 0x7f00 after 3 s",
         ),
     )
