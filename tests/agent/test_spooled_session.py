@@ -25,15 +25,6 @@ def fill(world: World, lines: int = 60, *, log: int = 0) -> None:
     world.write_spool()
 
 
-def test_with_a_service_that_is_there_everything_arrives() -> None:
-    world = World()
-    world.converse(2)
-    fill(world)
-    world.settle()
-    assert not list(world.missing())
-    assert len(world.applied.lines) == 1
-
-
 def test_while_the_service_is_away_reading_goes_on_far_beyond_the_window() -> None:
     world = away(World(window=WindowLimits(max_batches=2)))
     fill(world, 200)
@@ -41,26 +32,6 @@ def test_while_the_service_is_away_reading_goes_on_far_beyond_the_window() -> No
     assert world.session.statistics().window_batches == 40
     world.settle()
     assert not list(world.missing())
-
-
-def test_data_of_a_log_that_was_deleted_arrives_after_a_restart_of_the_agent() -> None:
-    world = away(World())
-    fill(world)
-    world.vanish(0)
-    world.kill_agent()
-    world.settle()
-    assert world.applied.lines[world.logs[0].key] == list(range(1, 61))
-
-
-def test_a_restarted_agent_reads_on_where_the_spool_ends_without_a_service() -> None:
-    world = away(World())
-    fill(world)
-    world.kill_agent()
-    fill(world, 30)
-    world.kill_agent()
-    world.vanish(0)
-    world.settle()
-    assert world.applied.lines[world.logs[0].key] == list(range(1, 91))
 
 
 def test_what_the_service_has_of_a_session_is_not_sent_again_after_a_restart() -> None:
@@ -89,36 +60,6 @@ def test_a_service_that_lost_its_state_gets_the_rest_of_a_deleted_log_and_a_gap_
     assert world.applied.gaps == {"spool_lost": 30}
 
 
-def test_a_service_that_lost_its_state_gets_all_of_a_log_that_is_still_there() -> None:
-    world = World()
-    world.converse(2)
-    fill(world, 30)
-    fill(world, 30, log=1)
-    world.settle()
-    world.disconnect()
-    fill(world, 30)
-    fill(world, 30, log=1)
-    world.vanish(1)
-    world.lose_service()
-    world.kill_agent()
-    world.settle()
-    assert not list(world.missing())
-    assert world.applied.gaps == {"spool_lost": 30}
-    assert world.applied.lines[world.logs[0].key] == list(range(1, 61))
-
-
-def test_a_power_loss_costs_nothing_while_the_log_is_there() -> None:
-    world = World(limits=SpoolLimits(sync_ns=1000 * SECOND))
-    world.converse(2)
-    fill(world)
-    world.converse(10)
-    fill(world)
-    world.cut_power()
-    world.settle()
-    assert not list(world.missing())
-    assert not world.applied.gaps
-
-
 def test_what_the_service_has_beyond_the_spool_is_cut_off_by_line() -> None:
     world = World(limits=SpoolLimits(sync_ns=1000 * SECOND), logs=1)
     world.converse(2)
@@ -145,18 +86,6 @@ def test_expired_batches_leave_a_gap_and_the_others_arrive() -> None:
     world.vanish(0)
     world.settle()
     assert dropped["expired"] * 5 == world.applied.gaps["spool_lost"] >= 35
-    assert not list(world.missing())
-
-
-def test_a_full_disk_costs_nothing_while_the_service_is_there() -> None:
-    world = World()
-    world.converse(2)
-    for _ in range(20):
-        world.write(0, 10)
-        world.read()
-        world.fail_spool()
-        world.converse(2)
-    world.settle()
     assert not list(world.missing())
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import random
 import socket
-import struct
 from pathlib import Path
-from typing import Any, cast
 
-import msgpack
 import pytest
-from end_to_end.processes import end, fetch, fetch_json, run_command, running, serving, wait_for
+from end_to_end.processes import end, run_command, running, serving, wait_for
 
 _LINE = (
     "node1:10:11 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f00 recvbuff 0x7f00 count 1024 datatype 7 op 0 "
@@ -61,15 +58,6 @@ def test_wrong_usage_ends_with_status_2(tmp_path: Path) -> None:
     assert "Mars/Olympus" in wrong_zone.stderr
 
 
-def _refused(web: int) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for line in fetch(f"http://127.0.0.1:{web}/metrics").decode().splitlines():
-        if line.startswith("ncclscope_sessions_refused_total{"):
-            labels, value = line.rsplit(" ", 1)
-            found[labels.split('reason="')[1].split('"')[0]] = float(value)
-    return found
-
-
 def _send(port: int, data: bytes) -> bytes:
     """What the service answers before it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
@@ -79,32 +67,6 @@ def _send(port: int, data: bytes) -> bytes:
         while more := connection.recv(65536):
             answer += more
     return answer
-
-
-def _frame(message: object) -> bytes:
-    payload = cast(bytes, msgpack.packb(message))
-    return struct.pack(">I", len(payload)) + payload
-
-
-def _operations(web: int) -> int:
-    overview = cast("dict[str, Any]", fetch_json(f"http://127.0.0.1:{web}/api/overview"))
-    return sum(job["operations"] for job in overview["jobs"])
-
-
-def test_a_peer_that_breaks_the_protocol_is_refused_by_name_and_others_are_served(tmp_path: Path) -> None:
-    _good_log(tmp_path / "good.log", 50)
-    with serving(tmp_path / "service.log", "--data", str(tmp_path / "data")) as service:
-        agents, web = service.agents, service.web
-        _send(agents, struct.pack(">I", 2**31) + b"x" * 100)
-        _send(agents, random.Random(3).randbytes(10_000))
-        answer = _send(agents, _frame({"type": "hello", "protocol_version": 999}))
-        assert b"999" in answer
-        wait_for(lambda: sum(_refused(web).values()) >= 3, "three refusals")
-        assert any("version" in reason for reason in _refused(web))
-        assert any("large" in reason or "size" in reason or "frame" in reason for reason in _refused(web))
-        done = run_command("agent", "--once", "--connect", f"127.0.0.1:{agents}", "--logs", str(tmp_path / "good.log"))
-        assert done.returncode == 0, done.stderr
-        wait_for(lambda: _operations(web) == 50, "the operations, which a tick counts")
 
 
 @pytest.mark.parametrize("option", ["--listen", "--http"])

@@ -67,11 +67,6 @@ async def wait_for_end(process: subprocess.Popen[bytes]) -> int:
     return process.returncode
 
 
-def is_at(node: Node, batches: int, sender: subprocess.Popen[bytes]) -> bool:
-    """The service was given so many batches and waits to take another, or the sender has ended."""
-    return len(node.service.received) >= batches or sender.poll() is not None
-
-
 def hold(node: Node, batches: int) -> anyio.Event:
     """Has the service take no more than so many batches until the event is set."""
     may_go_on, given = anyio.Event(), [0]
@@ -134,40 +129,6 @@ async def test_an_agent_that_is_stopped_reads_all_that_was_written_and_not_a_sha
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_senders_killed_after_any_number_of_batches_lose_nothing_and_send_nothing_twice(node: Node) -> None:
-    for name in ("first.log", "second.log", "third.log"):
-        await leave(node, batches=3, lines=50, name=name)
-    async with node.service.listening(node.listen):
-        for batches in (0, 1, 2, 1, 3, 1, 0):
-            with ExitStack() as stack:
-                may_go_on = hold(node, batches)
-                sender = node.sender(stack, "--window-batches", "1")
-                await until(partial(is_at, node, len(node.service.received) + batches, sender), "so many batches")
-                kill(sender)
-                may_go_on.set()
-        node.service.gate = None
-        await send_all(node)
-    assert node.spools() == []
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_of_two_senders_at_once_one_leaves_the_spool_to_the_other(node: Node) -> None:
-    await leave(node, batches=2)
-    async with node.service.listening(node.listen):
-        with ExitStack() as stack:
-            first, may_go_on = await held_sender(node, stack, 1)
-            second = await send(node)
-            assert second.returncode == 0
-            assert '"in_use": 1' in second.stderr
-            may_go_on.set()
-            assert await wait_for_end(first) == 0
-        await node.wait_for_all()
-    assert node.spools() == []
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
 async def test_the_spool_of_an_agent_that_runs_is_left_alone(node: Node) -> None:
     with ExitStack() as stack:
         node.logs.write(500)
@@ -183,23 +144,6 @@ async def test_the_spool_of_an_agent_that_runs_is_left_alone(node: Node) -> None
         async with node.service.listening(node.listen):
             await node.wait_for_all()
         assert end(agent) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_an_agent_that_comes_back_while_its_spool_is_sent_waits_and_goes_on(node: Node) -> None:
-    await leave(node, batches=2)
-    async with node.service.listening(node.listen):
-        with ExitStack() as stack:
-            sender, may_go_on = await held_sender(node, stack, 1)
-            agent = node.agent(stack, "--job", "17")
-            node.logs.write(100, "later.log")
-            await anyio.sleep(2)  # for the agent to find that it must wait; one that does not would have ended
-            assert agent.poll() is None
-            may_go_on.set()
-            assert await wait_for_end(sender) == 0
-            await node.wait_for_all()
-            assert end(agent) == 0
 
 
 @pytest.mark.slow
@@ -247,18 +191,6 @@ async def test_what_another_version_left_and_this_one_cannot_send_stays_until_it
     done = await send_days_later(node)
     assert done.returncode == 0, done.stderr
     assert node.spools() == []
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_a_service_that_refuses_is_something_to_look_at_and_costs_nothing(node: Node) -> None:
-    await leave(node)
-    async with node.service.listening(node.listen):
-        with ExitStack() as stack:
-            newer = stack.enter_context(running(node.said, *node.send_spools(), protocol=99))
-            assert await wait_for_end(newer) == 4
-        assert '"event": "spool_stuck"' in node.said.read_text()
-        await send_all(node)
 
 
 @pytest.mark.asyncio

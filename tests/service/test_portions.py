@@ -27,7 +27,10 @@ from ncclscope_simulator import SimulationConfig
 from ncclscope_simulator.faults import parse_faults
 from ncclscope_wire.batch import Batch, Columns
 
-_DECIDED = ("op_count", "member", "seq", "coll_seq", "match", "start_ns", "end_ns", "ranks_seen", "finished")
+_DECIDED = (
+    "op_count", "member", "seq", "coll_seq", "match", "start_ns", "end_ns", "ranks_seen", "finished", "iteration",
+    "inspected_ns",
+)  # fmt: skip
 _QUICK = ("stamped_lossy", "graphs", "inspector", "by_order")
 _CHUNKED = SimulationConfig(
     iterations=20, nodes=2, gpus=2, tp=1, pp=2, dp=2, nvtx=False, capture="duty:0.4", chunk_seconds=2

@@ -7,15 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from align_samples import lose, training
 from service.simulated_batches import SECOND_NS, advanced, batches_by_job
 from service.test_portions import assert_equal
 
-from ncclscope_service.align.process_aligner import ProcessAligner
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.store import state
 from ncclscope_simulator import SimulationConfig
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import StateError
@@ -74,26 +70,6 @@ def test_a_new_process_goes_on_exactly(batches_of: Callable[[str], list[Batch]],
     restored = Pipeline.restore((tmp_path / "out").read_bytes())
     whole = _finished(advanced(Pipeline(), batches), len(batches) + 1)
     assert_equal(restored.store, whole.store)
-
-
-@pytest.mark.parametrize("stamps", [True, False])
-def test_a_restored_aligner_goes_on_exactly(stamps: bool) -> None:
-    rng = np.random.default_rng(1)
-    recorder = training(rng, 6, counts=False)
-    sample = lose(recorder.sample(stamps=stamps, groups=False), rng, lines=0.02, kernels=0.02)
-    whole, restarted = ProcessAligner("2.28.3"), ProcessAligner("2.28.3")
-    expected, found = list[bytes](), list[bytes]()
-    parts = zip(np.array_split(sample.operations, 7), np.array_split(sample.kernels, 7), strict=True)
-    for operations, kernels in parts:
-        restarted = state.restore(state.snapshot(restarted), ProcessAligner)
-        for aligner, out in ((whole, expected), (restarted, found)):
-            aligner.ingest_operations(operations)
-            aligner.ingest_kernels(kernels)
-            out.append(aligner.align_ready(final=False).tobytes())
-    found.append(restarted.align_ready(final=True).tobytes())
-    expected.append(whole.align_ready(final=True).tobytes())
-    assert found == expected
-    assert any(found)
 
 
 def test_a_damaged_snapshot_makes_no_pipeline() -> None:

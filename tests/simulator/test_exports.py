@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -58,69 +57,9 @@ def test_the_metadata_table_is_the_last_and_named_by_the_version(version: str, s
     assert tables[-1] == ("EXPORT_META_DATA" if version == "2022.4" else "META_DATA_EXPORT")
 
 
-@pytest.mark.parametrize("version", ["2.11", "2.14", "2.18", "2.21", "2.28"])
-def test_a_clean_capture_holds_the_kernel_of_every_launch_at_its_time(version: str, simulate: Simulate) -> None:
-    folder = simulate(nccl=version)
-    rows, kernels = truth(folder), _kernel_rows(folder)
-    expected = _expected(rows)
-    assert kernels.keys() == expected.keys()
-    assert len(kernels) == len({row["launch_id"] for row in rows if row["launch_id"] is not None})
-    for key, row in expected.items():
-        found = (row["start_ns"], row["end_ns"], row["stream_id"], row["kernel"], row["grid"], 0)
-        assert kernels[key] == found
-
-
-def test_host_times_lead_back_to_the_reference_clock(simulate: Simulate) -> None:
-    folder = simulate()
-    hosts = json.loads((folder / "truth" / "job.json").read_text())["hosts"]
-    assert hosts["node01"]["offset_ns"] == hosts["node01"]["drift_ppm"] == 0
-    assert hosts["node02"]["offset_ns"] != 0
-    for row in truth(folder):
-        if row["start_ns"] is not None:
-            clock = hosts[row["host"]]
-            since = row["start_ns"] - clock["at_ns"]
-            back = row["start_ns"] - clock["offset_ns"] - clock["drift_ppm"] * 1e-6 * since
-            assert abs(back - row["start_true_ns"]) <= 300  # float64 of an epoch is good to 256 ns
-
-
-def test_every_kernel_has_a_launch_call_on_the_thread_that_logged_it(simulate: Simulate) -> None:
-    folder = simulate(nccl="2.21")
-    calls = {
-        (row[0], row[1]): row[2:]
-        for path in exports(folder)
-        for row in rows_of(
-            path,
-            "SELECT (r.globalTid >> 24) & 0xFFFFFF, r.correlationId, r.globalTid & 0xFFFFFF, n.value,"
-            " r.end + s.utcEpochNs FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN StringIds n ON n.id = r.nameId"
-            " JOIN TARGET_INFO_SESSION_START_TIME s",
-        )
-    }
-    for key, row in _expected(truth(folder)).items():
-        tid, name, end = calls[key]
-        assert tid == row["tid"]
-        assert name == "cudaLaunchKernelExC_v11060"
-        assert end < row["start_ns"]
-
-
 def test_correlation_ids_repeat_between_processes(simulate: Simulate) -> None:
     keys = list(_kernel_rows(simulate()))
     assert len({number for _, number in keys}) < len(keys)
-
-
-def test_a_launch_lies_in_its_call_or_in_the_end_of_its_group(simulate: Simulate) -> None:
-    path = exports(simulate(nccl="2.21"))[0]
-    query = (
-        "SELECT t.value, count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds n ON n.id = k.shortName"
-        " JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.correlationId = k.correlationId"
-        " AND r.globalTid & ~0xFFFFFF = k.globalPid"
-        " JOIN NVTX_EVENTS d ON d.eventType = 75 AND d.text = 'NCCL' AND d.globalTid & ~0xFFFFFF = k.globalPid"
-        " JOIN NVTX_EVENTS v ON v.eventType = 59 AND v.domainId = d.domainId AND v.globalTid = r.globalTid"
-        " AND v.start <= r.start AND v.end >= r.end JOIN StringIds t ON t.id = v.textId"
-        " WHERE n.value LIKE 'nccl%' GROUP BY 1"
-    )
-    found = dict(rows_of(path, query))
-    assert set(found) == {"ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast", "ncclGroupEnd"}
-    assert sum(found.values()) == len(rows_of(path, _KERNELS))
 
 
 def test_steps_are_marked_in_the_default_domain(simulate: Simulate) -> None:
@@ -128,20 +67,6 @@ def test_steps_are_marked_in_the_default_domain(simulate: Simulate) -> None:
     marks = rows_of(path, "SELECT text, count(*) FROM NVTX_EVENTS WHERE domainId = 0 AND eventType = 59 GROUP BY 1")
     assert marks == [("iteration 0", 4), ("iteration 1", 4)]
     assert "NVTX_EVENTS" not in columns_of(exports(simulate(nvtx=False))[0])
-
-
-def test_kernels_are_cut_at_the_end_of_a_chunk_and_missing_from_the_next(simulate: Simulate) -> None:
-    folder = simulate(iterations=12, chunk_seconds=0.3)
-    kernels, expected = _kernel_rows(folder), _expected(truth(folder))
-    assert len(exports(folder)) > 4
-    assert kernels.keys() == expected.keys()
-    cut = {key for key, row in expected.items() if row["kernel_cut"]}
-    assert cut
-    assert {key for key, found in kernels.items() if found[5]} == cut
-    for key, row in expected.items():
-        start, end = kernels[key][:2]
-        assert start == row["start_ns"]
-        assert end < row["end_ns"] if key in cut else end == row["end_ns"]
 
 
 def test_a_duty_cycle_records_its_share(simulate: Simulate) -> None:
@@ -155,15 +80,6 @@ def test_no_capture_writes_no_export(simulate: Simulate) -> None:
     folder = simulate(capture="none")
     assert exports(folder) == []
     assert not any(row["covered"] for row in truth(folder))
-
-
-def test_lost_kernels_are_known_to_the_truth(simulate: Simulate) -> None:
-    folder = simulate(faults=parse_faults(["drop_kernels:ratio=0.2"]), iterations=4)
-    rows = truth(folder)
-    lost = {row["launch_id"] for row in rows if row["kernel_lost"]}
-    launches = {row["launch_id"] for row in rows if row["launch_id"] is not None}
-    assert 0.1 < len(lost) / len(launches) < 0.3
-    assert len(_kernel_rows(folder)) == len(launches) - len(lost)
 
 
 def test_a_clock_step_moves_all_later_times_of_its_host(simulate: Simulate) -> None:

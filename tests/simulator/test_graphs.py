@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,44 +23,6 @@ def _replays(folder: Path) -> list[Row]:
     return rows
 
 
-def test_lines_are_printed_once_at_capture_and_kernels_run_in_every_step(simulate: Simulate) -> None:
-    folder = simulate(**_GRAPHS)
-    rows, replays = truth(folder), _replays(folder)
-    captured = [row for row in rows if row["captured"]]
-    assert {row["iteration"] for row in captured} == {2}
-    per_step = sum(row["iteration"] == 1 for row in rows)
-    assert len([row for row in rows if row["iteration"] >= 3]) * len(captured) < per_step * per_step
-    assert {row["iteration"] for row in replays} == {2, 3, 4}
-    assert {row["replay"] for row in replays} == {0, 1, 2}
-    launches = {row["launch_id"] for row in captured if row["launch_id"] is not None}
-    assert {row["launch_id"] for row in replays} == launches
-    assert len(replays) == 3 * len(launches)
-
-
-def test_a_captured_operation_names_the_kernel_of_the_first_replay(simulate: Simulate) -> None:
-    folder = simulate(**_GRAPHS)
-    first = {row["launch_id"]: row for row in _replays(folder) if row["replay"] == 0}
-    captured = [row for row in truth(folder) if row["captured"] and row["launch_id"] is not None]
-    for row in captured:
-        replay = first[row["launch_id"]]
-        assert (row["kernel_correlation_id"], row["start_ns"]) == (replay["correlation_id"], replay["start_ns"])
-        assert row["called_ns"] < row["start_true_ns"]
-
-
-def test_all_kernels_of_a_graph_launch_share_its_one_api_record(simulate: Simulate) -> None:
-    folder = simulate(**_GRAPHS, cuda_graph_trace="node")
-    kernels = [row for path in exports(folder) for row in rows_of(path, _KERNELS)]
-    recorded = {(pid, correlation, node, start) for pid, correlation, node, start in kernels if node is not None}
-    expected = {(row["pid"], row["correlation_id"], row["graph_node_id"], row["start_ns"]) for row in _replays(folder)}
-    assert recorded == expected
-    names = rows_of(
-        exports(folder)[0],
-        "SELECT DISTINCT n.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN StringIds n ON n.id = r.nameId"
-        " WHERE r.correlationId IN (SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE graphNodeId NOT NULL)",
-    )
-    assert ("cudaGraphLaunch_v10000",) in names
-
-
 def test_by_default_nsys_lists_no_kernel_of_a_graph_but_its_launch_as_a_whole(simulate: Simulate) -> None:
     folder = simulate(**_GRAPHS)
     (path,) = exports(folder)
@@ -69,17 +30,6 @@ def test_by_default_nsys_lists_no_kernel_of_a_graph_but_its_launch_as_a_whole(si
     ((launches,),) = rows_of(path, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_GRAPH_TRACE")
     assert launches == len({(row["pid"], row["correlation_id"]) for row in _replays(folder)}) == 2 * 3
     assert "CUPTI_ACTIVITY_KIND_GRAPH_TRACE" not in columns_of(exports(simulate(**_GRAPHS, cuda_graph_trace="node"))[0])
-
-
-def test_a_graph_that_is_captured_anew_prints_its_lines_again_and_counts_replays_from_zero(simulate: Simulate) -> None:
-    folder = simulate(**_GRAPHS | {"iterations": 6}, recapture_every=2, graphs_per_step=3)
-    captured, replays = [row for row in truth(folder) if row["captured"]], _replays(folder)
-    assert {row["iteration"] for row in captured} == {2, 4}
-    assert {(row["iteration"], row["replay"]) for row in replays} == {(2, 0), (3, 1), (4, 0), (5, 1)}
-    graphs = defaultdict[int, set[int]](set)
-    for row in replays:
-        graphs[row["pid"]].add(row["graph"])
-    assert {len(own) for own in graphs.values()} == {6}
 
 
 @pytest.mark.parametrize(

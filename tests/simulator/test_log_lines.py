@@ -48,16 +48,6 @@ def _messages(folder: Path, level: str = "INFO") -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_line_has_a_prefix_and_every_operation_line_its_fields(version: str, simulate: Simulate) -> None:
-    folder = simulate(nccl=version, capture="none")
-    lines = log_lines(folder)
-    assert all(HEAD.match(line) for line in lines)
-    operations = [message for message in _messages(folder) if ": opCount " in message]
-    assert all(COLL.match(message) for message in operations)
-    assert len(operations) == len(truth(folder))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
 def test_init_lines_have_the_fields_of_their_version(version: str, simulate: Simulate) -> None:
     minor = _minor(version)
     folder = simulate(nccl=version, capture="none")
@@ -134,15 +124,6 @@ def test_a_send_shows_its_buffer_as_recvbuff_from_2_12(simulate: Simulate) -> No
     assert column("2.12") == {True}
 
 
-def test_lines_recur_in_every_step_but_for_the_count(simulate: Simulate) -> None:
-    folder = simulate(nccl="2.27", capture="none", timestamps=False, iterations=3, nodes=1, pp=1)
-    repeats = {line: 0 for line in log_lines(folder) if ": opCount " in line}
-    for line in log_lines(folder):
-        if line in repeats:
-            repeats[line] += 1
-    assert {count % 3 for count in repeats.values()} == {0}
-
-
 def test_stamps_are_the_hosts_own_clock_in_utc(simulate: Simulate) -> None:
     folder = simulate(nccl="2.28", capture="none")
     assert all(re.match(r"^\[2026-03-02 1[01]:\d\d:\d\d\.\d{6}\] node0\d:", line) for line in log_lines(folder))
@@ -156,18 +137,6 @@ def test_the_bare_version_line_goes_to_stdout_up_to_2_21(simulate: Simulate) -> 
     assert not any("NCCL version" in line for line in log_lines(older))
     assert not list((newer / "logs").glob("stdout*"))
     assert any(line.endswith("[0] NCCL INFO NCCL version 2.22.3+cuda12.4") for line in log_lines(newer))
-
-
-@pytest.mark.parametrize(("version", "starts_per_send"), [("2.21", 1), ("2.28", 0)])
-def test_call_lines_show_groups(version: str, starts_per_send: int, simulate: Simulate) -> None:
-    folder = simulate(nccl=version, capture="none", calls=True)
-    calls = _messages(folder, "CALL")
-    rows = truth(folder)
-    peers = [row for row in rows if row["op"] in {"Send", "Recv"}]
-    groups = len({row["launch_id"] for row in peers})
-    assert calls.count("ncclGroupStart()") == groups + starts_per_send * len(peers)
-    assert calls.count("ncclGroupEnd()") == groups + starts_per_send * len(peers)
-    assert sum(not call.startswith("ncclGroup") for call in calls) == len(rows)
 
 
 def test_transports_rings_and_topology_have_known_shapes(simulate: Simulate) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulator.jobs import Simulate, log_lines, truth
+from simulator.jobs import log_lines, truth
 
 from ncclscope_simulator import Player, SimulationConfig, parse_faults, write
 
@@ -96,58 +96,6 @@ def test_a_folder_that_holds_a_job_is_not_written_over(tmp_path: Path) -> None:
     write(_SMALL, tmp_path)
     with pytest.raises(FileExistsError, match="already holds a simulated job"):
         write(_SMALL, tmp_path)
-
-
-@pytest.mark.parametrize("faults", [(), ("drop_lines:ratio=0.1",), ("torn_lines:ratio=0.2",)])
-@pytest.mark.parametrize("together", [False, True])
-def test_truth_points_at_the_physical_line_of_every_operation(
-    faults: tuple[str, ...], together: bool, simulate: Simulate
-) -> None:
-    folder = simulate(faults=parse_faults(faults), process_per_node=together, iterations=3)
-    rows = truth(folder)
-    files = {str(path.relative_to(folder)): path.read_text().splitlines() for path in (folder / "logs").iterdir()}
-    for row in rows:
-        assert (row["log_line"] is None) == (row["line_lost"] or row["line_torn"])
-        if row["log_line"] is not None:
-            line = files[row["log_file"]][row["log_line"] - 1]
-            _, found, last = line.rpartition(f"{row['host']}:{row['pid']}:{row['tid']} ")
-            assert found
-            assert f"INFO {row['op']}: opCount {row['op_count']:x} " in last
-            assert f" comm {row['comm_ptr']} [nranks={row['comm_size']}]" in last
-            assert f" count {row['count']} " in last
-    intact = sum(row["log_line"] is not None for row in rows)
-    assert len({(row["log_file"], row["log_line"]) for row in rows if row["log_line"] is not None}) == intact
-    if "drop_lines:ratio=0.1" in faults:
-        assert 0.85 < intact / len(rows) < 0.95
-    elif faults and not together:
-        assert 0.02 < sum(row["line_torn"] for row in rows) / len(rows) < 0.25
-    else:
-        assert intact == len(rows)
-
-
-def test_counts_of_the_job_agree_with_its_rows(simulate: Simulate) -> None:
-    folder = simulate()
-    job, rows = json.loads((folder / "truth" / "job.json").read_text()), truth(folder)
-    launches = {row["launch_id"] for row in rows} - {None}
-    assert job["counts"]["operations"] == len(rows)
-    assert job["counts"]["launches"] == job["counts"]["kernels"] == len(launches)
-    assert job["counts"]["log_lines"] == len(log_lines(folder))
-    assert [step["iteration"] for step in job["iterations"]] == [0, 1]
-    medians = {(each["comm_id"], each["op"], each["size_class"]): each for each in job["busbw"]}
-    (world,) = [each for each in job["communicators"] if each["parallelism"] == "WORLD"]
-    one = medians[world["comm_id"], "AllReduce", "4KiB"]
-    values = [row["busbw_bytes_per_second"] for row in rows if row["parallelism"] == "WORLD" and row["comm_rank"] == 0]
-    assert one["median_bytes_per_second"] == pytest.approx(float(np.median(values)))
-
-
-def test_sequence_numbers_count_the_rows_of_a_communicator(simulate: Simulate) -> None:
-    seen: dict[tuple[int, str], list[tuple[int, int | None]]] = {}
-    for row in truth(simulate()):
-        seen.setdefault((row["rank"], row["comm_id"]), []).append((row["seq"], row["coll_seq"]))
-    for own in seen.values():
-        assert [seq for seq, _ in own] == list(range(len(own)))
-        collectives = [nth for _, nth in own if nth is not None]
-        assert collectives == list(range(len(collectives)))
 
 
 def test_a_job_that_is_far_behind_begins_no_further_step_once_it_is_stopping(tmp_path: Path) -> None:

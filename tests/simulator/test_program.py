@@ -8,8 +8,6 @@ from itertools import pairwise
 import pytest
 from simulator.jobs import Row, Simulate, log_lines, truth
 
-from ncclscope_simulator import Fault, parse_faults
-
 
 def _by(rows: list[Row], *names: str) -> dict[tuple[object, ...], list[Row]]:
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
@@ -70,10 +68,6 @@ def test_kernels_of_one_stream_run_one_after_the_other(simulate: Simulate) -> No
             assert before["end_true_ns"] <= after["start_true_ns"]
 
 
-def test_operations_are_logged_before_their_kernels_start(simulate: Simulate) -> None:
-    assert all(row["called_ns"] < row["start_true_ns"] for row in _launched(truth(simulate())))
-
-
 def test_one_rank_communicators_log_and_launch_nothing(simulate: Simulate) -> None:
     rows = truth(simulate(dp=1, tp=4, zero1=True))
     alone = [row for row in rows if row["comm_size"] == 1]
@@ -111,60 +105,11 @@ def test_sequence_parallelism_and_zero1_change_the_mix(simulate: Simulate) -> No
     assert mix("DP", zero1=True) == {"ReduceScatter", "AllGather"}
 
 
-@pytest.mark.parametrize(
-    ("version", "in_node", "between"),
-    [("2.8", False, False), ("2.11", False, True), ("2.12", True, True), ("2.26", True, True), ("2.27", False, True)],
-)
-def test_op_count_moves_by_the_rule_of_its_version(
-    version: str, in_node: bool, between: bool, simulate: Simulate
-) -> None:
-    rows = [row for row in truth(simulate(nccl=version)) if row["comm_size"] > 1]
-    for launches in _by(rows, "comm_id", "rank").values():
-        moves = between if launches[0]["parallelism"] in {"PP", "WORLD", "EMBEDDING"} else in_node
-        values = [group[0]["op_count"] for group in _by(launches, "launch_id").values()]
-        assert values == (list(range(len(values))) if moves else [0] * len(values))
-        assert all(len({row["op_count"] for row in group}) == 1 for group in _by(launches, "launch_id").values())
-
-
 def test_communicators_that_share_a_printed_id_are_told_apart(simulate: Simulate) -> None:
     rows = truth(simulate(nccl="2.21"))
     ids = {(row["comm_id"], row["parallelism"]) for row in rows}
     assert len({comm_id for comm_id, _ in ids}) == len(ids)
     assert {comm_id.rpartition("#")[2] for comm_id, kind in ids if kind == "EMBEDDING"} == {"2"}
-
-
-def test_a_late_rank_makes_its_peers_wait_and_waits_least(simulate: Simulate) -> None:
-    rows = truth(simulate(faults=_faults("late_rank:rank=3,ms=4"), iterations=3))
-    waits: dict[int, int] = defaultdict(int)
-    for row in rows:
-        if row["parallelism"] == "TP" and row["rank"] in {2, 3}:
-            waits[row["rank"]] += row["wait_ns"]
-    assert waits[2] - waits[3] > 3 * 3_500_000
-
-
-def test_a_slow_link_slows_what_crosses_it_and_nothing_else(simulate: Simulate) -> None:
-    def median(faults: tuple[Fault, ...], parallelism: str) -> float:
-        rows = truth(simulate(faults=faults))
-        values = sorted(row["busbw_bytes_per_second"] for row in rows if row["parallelism"] == parallelism)
-        return float(values[len(values) // 2])
-
-    slow = _faults("slow_link:node=1,factor=0.5")
-    assert median(slow, "EMBEDDING") / median((), "EMBEDDING") == pytest.approx(0.5, abs=0.05)
-    assert median(slow, "DP") / median((), "DP") == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_hung_rank_leaves_kernels_that_never_end(simulate: Simulate) -> None:
-    folder = simulate(faults=_faults("hang:rank=2,at=1"), iterations=5, hang_seconds=0.5)
-    rows = truth(folder)
-    assert {row["iteration"] for row in rows} == {0, 1}
-    stuck = [row for row in rows if row["launch_id"] is not None and row["end_true_ns"] is None]
-    assert stuck
-    assert 2 not in {row["rank"] for row in stuck if row["parallelism"] == "TP"}
-    assert all(row["kernel_correlation_id"] is None and not row["covered"] for row in stuck)
-
-
-def _faults(*texts: str) -> tuple[Fault, ...]:
-    return parse_faults(texts)
 
 
 def test_sharded_data_parallelism_gathers_parameters_as_often_as_its_stage_says(simulate: Simulate) -> None:

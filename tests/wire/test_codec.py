@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import cast
 
@@ -97,51 +96,6 @@ def test_decoded_columns_are_our_own_memory() -> None:
 def test_lone_surrogates_become_question_marks() -> None:
     message = decode_message(encode_message(Goodbye(reason="a\udcffb")))
     assert message == Goodbye(reason="a?b")
-
-
-@given(payload=st.binary(max_size=200))
-def test_any_bytes_give_a_message_or_a_protocol_error(payload: bytes) -> None:
-    with contextlib.suppress(ProtocolError):
-        decode_message(payload)
-
-
-@given(batch=batches(), data=st.data())
-@settings(max_examples=60)
-def test_a_message_with_changed_bytes_gives_a_message_or_a_protocol_error(batch: Batch, data: st.DataObject) -> None:
-    payload = bytearray(encode_message(BatchMessage(sequence=1, batch=batch)))
-    for _ in range(data.draw(st.integers(1, 4))):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(ProtocolError):
-        decode_message(bytes(payload))
-
-
-NESTED = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(
-    kind=st.sampled_from(["hello", "welcome", "batch", "heartbeat", "acknowledge", "goodbye", "refused", "?"]),
-    fields=st.dictionaries(
-        st.sampled_from(["protocol_version", "sequence", "batch", "positions", "health", "reason", "agent_wall_ns"]),
-        NESTED,
-    ),
-)
-def test_any_map_gives_a_message_or_a_protocol_error(kind: str, fields: dict[str, object]) -> None:
-    with contextlib.suppress(ProtocolError):
-        decode_message(packed({"kind": kind, **fields}))
-
-
-def test_a_hello_of_another_version_is_told_whatever_else_it_holds() -> None:
-    payload = packed({"kind": "hello", "protocol_version": 7, "something": [1, 2]})
-    assert decode_message(payload) == ForeignHello(protocol_version=7)
 
 
 def test_another_version_is_told_even_where_it_names_its_kinds_anew() -> None:

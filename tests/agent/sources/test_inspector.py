@@ -154,11 +154,6 @@ def test_the_same_bytes_give_the_same_rows_however_they_are_cut(cuts: list[int])
     assert [batch.begin for batch in batches[1:]] == [batch.end for batch in batches[:-1]]
 
 
-@given(data=st.binary(max_size=300))
-def test_any_bytes_give_batches_and_no_error(data: bytes) -> None:
-    assert read(b'{"header":' + data)[-1].end == 10 + len(data)
-
-
 def test_the_follower_reads_on_in_the_middle_of_a_dump(tmp_path: Path) -> None:
     path = tmp_path / "node1-pid41.log"
     whole = text(*dump_v43(2, comm_hash=0xA), *dump_v43(4, first=2, comm_hash=0xB))

@@ -90,11 +90,3 @@ def test_what_was_not_captured_is_not_covered(captured: tuple[Sample, list[tuple
     matches = fed(sample, spans, 1, 0)
     unseen = sample.truth[matches["operation"]] == NO_NUMBER
     assert np.count_nonzero(matches["match"][unseen] == Match.NOT_COVERED) > 0.98 * np.count_nonzero(unseen)
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_portions_of_captures_in_pieces_give_what_the_whole_gives(
-    captured: tuple[Sample, list[tuple[int, int]]], seed: int
-) -> None:
-    sample, spans = captured
-    assert np.array_equal(fed(sample, spans, 12, seed), fed(sample, spans, 1, 0))

@@ -7,7 +7,6 @@ import pytest
 from align_samples import BFLOAT16, Call, Recorder, Sample, align_whole, f1, lose
 
 from ncclscope_service.align.by_order.known_runs import divided, is_regular
-from ncclscope_service.align.process_aligner import ProcessAligner
 from ncclscope_wire.terms import NO_NUMBER
 
 _VERSION = "2.28.3"
@@ -50,22 +49,6 @@ def test_large_groups_that_nothing_tells_are_paired_whole(program: str, rounds: 
     matches = align_whole(_VERSION, sample)
     assert f1(sample, matches) == 1.0
     assert (matches["kernel"] != NO_NUMBER).all()
-
-
-@pytest.mark.parametrize("program", _PROGRAMS)
-def test_the_portions_in_which_such_groups_come_change_nothing(program: str) -> None:
-    sample = _grouped(program)
-    aligner, rng = ProcessAligner(_VERSION), np.random.default_rng(2)
-    found = []
-    lines, kernels = 0, 0
-    while lines < len(sample.operations) or kernels < len(sample.kernels):
-        to_line, to_kernel = lines + int(rng.integers(0, 40)), kernels + int(rng.integers(0, 12))
-        aligner.ingest_operations(sample.operations[lines:to_line])
-        aligner.ingest_kernels(sample.kernels[kernels:to_kernel])
-        found.append(aligner.align_ready(final=False))
-        lines, kernels = to_line, to_kernel
-    found.append(aligner.align_ready(final=True))
-    assert np.array_equal(np.sort(np.concatenate(found), order="operation"), align_whole(_VERSION, sample))
 
 
 def test_a_lost_line_of_a_group_leaves_the_others_with_their_kernel() -> None:

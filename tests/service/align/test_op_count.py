@@ -8,10 +8,8 @@ from align_samples import Call, Recorder, Sample, align_whole, f1, training
 
 from ncclscope_service.align.expected_launches import Translator
 from ncclscope_service.align.op_count import GROUP_SPAN
-from ncclscope_service.align.process_aligner import ProcessAligner
 from ncclscope_service.align.records import blank_operations
 from ncclscope_service.nccl.launch_rules import rules_of
-from ncclscope_service.store.rows import Match
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import OPERATION_CODES
 
@@ -88,12 +86,6 @@ def test_a_value_above_zero_may_stand_still_in_2_28_too() -> None:
     assert launched("2.28.3", rows_of(*layers, ("AllGather", 0, 8, 1))) == alone(7)
 
 
-@pytest.mark.parametrize("portions", [2, 3, 7, 50])
-def test_launches_are_the_same_in_any_portions(portions: int) -> None:
-    rows = job(stands_still=True).operations
-    assert sorted(launched("2.18.3", rows, portions=portions)) == sorted(launched("2.18.3", rows))
-
-
 def job(*, stands_still: bool, before: int = 0, after: int = 0) -> Sample:
     """A job whose opCounts move but for some steps."""
     recorder = training(np.random.default_rng(1), before, counts=True)
@@ -129,20 +121,3 @@ def test_a_clean_capture_is_exact_where_op_count_stands_still(version: str, befo
 def test_in_2_13_fused_sends_are_learnt_as_they_recur() -> None:
     sample = job(stands_still=True, before=4, after=10)
     assert f1(sample, align_whole("2.13.4", sample)) >= 0.999
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_matches_are_the_same_in_any_portions_where_op_count_stands_still(seed: int) -> None:
-    sample = job(stands_still=True, before=4, after=4)
-    rng, aligner = np.random.default_rng(seed), ProcessAligner("2.18.3")
-    operations, kernels, found = sample.operations, sample.kernels, []
-    while len(operations) or len(kernels):
-        amount = int(rng.integers(1, 200))
-        aligner.ingest_operations(operations[:amount])
-        aligner.ingest_kernels(kernels[: amount // 2])
-        operations, kernels = operations[amount:], kernels[amount // 2 :]
-        found.append(aligner.align_ready(final=False))
-    found.append(aligner.align_ready(final=True))
-    whole, portions = align_whole("2.18.3", sample), np.sort(np.concatenate(found), order="operation")
-    assert np.array_equal(portions[["operation", "kernel", "match"]], whole[["operation", "kernel", "match"]])
-    assert (whole["match"] == Match.MATCHED).all() or f1(sample, whole) == 1.0

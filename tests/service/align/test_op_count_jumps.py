@@ -33,12 +33,3 @@ def test_a_count_that_stands_says_nothing() -> None:
 @pytest.mark.parametrize("later", [3, 4 + FARTHEST + 1])
 def test_a_step_back_or_a_great_one_is_no_loss(later: int) -> None:
     assert OpCountJumps().ingest_lines(lines([0, 0], [4, later])).tolist() == [NO_NUMBER, NO_NUMBER]
-
-
-def test_portions_make_no_difference() -> None:
-    rng = np.random.default_rng(0)
-    rows = lines(rng.integers(0, 3, 60).tolist(), np.sort(rng.integers(0, 90, 60)).tolist())
-    whole = OpCountJumps().ingest_lines(rows).tolist()
-    jumps = OpCountJumps()
-    parts = [jumps.ingest_lines(rows[begin : begin + 7]).tolist() for begin in range(0, 60, 7)]
-    assert [each for part in parts for each in part] == whole

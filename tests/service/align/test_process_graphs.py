@@ -87,23 +87,6 @@ def test_nothing_is_decided_before_a_launch_has_shown_all_nodes_twice() -> None:
     assert told["launch"][told["is_first"]].tolist() == [10, 11, 8, 9]
 
 
-def test_portions_give_what_all_at_once_gives() -> None:
-    lines, launched, replays = _job(stamped=False)
-    told: list[Columns] = []
-    for size in (1, 3, 100):
-        graphs = ProcessGraphs("2.18.3")
-        rows = np.concatenate(replays)
-        parts: list[Columns] = []
-        for begin in range(0, len(rows), size):
-            graphs.ingest_kernels(rows[begin : begin + size])
-            if graphs.wants_lines(len(lines), final=False):
-                graphs.look_for_lines(lines, np.empty(0, np.int64), launched, final=False)
-            parts.append(graphs.drain_replays(final=False))
-        told.append(np.sort(np.concatenate(parts), order="kernel"))
-    assert told[0].tolist() == told[1].tolist() == told[2].tolist()
-    assert len(told[0]) == 12
-
-
 def test_replays_of_a_graph_whose_capture_was_not_logged_are_given_no_launch() -> None:
     lines, launched, replays = _job(stamped=True)
     graphs = ProcessGraphs("2.28.3")

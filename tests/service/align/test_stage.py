@@ -74,23 +74,6 @@ def test_operations_of_one_group_share_a_kernel_and_a_launch() -> None:
     assert found["launch"][0::2].tolist() == found["launch"][1::2].tolist()
 
 
-def test_portions_give_the_same_as_all_at_once() -> None:
-    whole, parts = _Service(), _Service()
-    log, export = rank_batches(0, range(120))
-    whole.feed(log, export)
-    whole.alignment.align_ready(final=True)
-    decided: list[int] = []
-    for begin in range(0, 120, 30):
-        parts.feed(*rank_batches(0, range(begin, begin + 30)))
-        decided += parts.alignment.align_ready().tolist()
-    assert decided
-    assert len(decided) == len(set(decided))
-    decided += parts.alignment.align_ready(final=True).tolist()
-    assert sorted(decided) == list(range(120))
-    for name in ("match", "kernel", "start_ns", "end_ns"):
-        assert parts.operations()[name].tolist() == whole.operations()[name].tolist()
-
-
 def test_processes_are_aligned_each_by_itself_and_launches_are_never_shared() -> None:
     service = _Service()
     for rank in (0, 1):

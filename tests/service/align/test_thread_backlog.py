@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from align_samples import Call, Recorder, Sample, align_whole, f1, feed_portions, lose
+from align_samples import Call, Recorder, Sample, align_whole, f1, feed_portions
 
 from ncclscope_service.align.op_count import PlanCounts, plans_of_roots
 from ncclscope_service.align.process_aligner import ProcessAligner
@@ -76,18 +76,6 @@ def test_all_kernels_of_a_group_are_its_launch(version: str, told: str) -> None:
     matches, plans = aligned(version, sample)
     assert f1(sample, matches) == 1.0
     assert plans == true_plans(sample)
-
-
-@pytest.mark.parametrize("told", TOLD)
-def test_portions_give_the_same_plans_as_one_pass(told: str) -> None:
-    counts, groups, stamps = TOLD[told]
-    version = "2.21.5" if counts else "2.28.3"
-    sample = lose(job(counts=counts).sample(stamps=stamps, groups=groups), np.random.default_rng(3), kernels=0.03)
-    whole = aligned(version, sample)
-    for seed in range(3):
-        portions = aligned(version, sample, seed)
-        assert np.array_equal(portions[0], whole[0])
-        assert portions[1] == whole[1]
 
 
 def test_a_lost_line_behind_a_group_does_not_make_its_kernel_the_groups() -> None:

@@ -8,8 +8,6 @@ from typing import Any, cast
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from wire.sample_batches import log_batch, log_source
 
 from ncclscope_service.intake.receive import Arrival, Outcome, ReceiveLimits, Receiver
@@ -268,24 +266,6 @@ def test_a_code_that_this_version_does_not_have_is_refused() -> None:
     assert refusal.message == "rank1.log: row 0: tunings.algorithm is 99, which is no code of this version"
 
 
-def test_after_bad_indices_the_agent_reads_on_from_the_last_good_position() -> None:
-    receiver = Receiver()
-    connected(receiver, 1)
-    receiver.on_bytes(1, said(*numbered(1, log_batch(0, 5))), NOW_NS)
-    refused(receiver.on_bytes(1, said(*numbered(2, log_batch(5, 6, operations=((3, 1),)))), NOW_NS))
-    receiver.on_disconnected(1)
-    assert connected(receiver, 2).positions[log_source().key].end == 5
-
-
-def test_a_frame_of_2_gib_is_refused_and_named() -> None:
-    receiver = Receiver()
-    receiver.open(1)
-    refusal = refused(receiver.on_bytes(1, (2**31).to_bytes(4, "big"), NOW_NS))
-    assert refusal.reason == "frame_too_long"
-    assert "2147483648 bytes" in refusal.message
-    assert receiver.statistics().faults == {"frame_too_long": 1}
-
-
 def test_an_agent_of_another_version_is_told_both_versions() -> None:
     receiver = Receiver()
     receiver.open(1)
@@ -393,27 +373,6 @@ def test_the_oldest_complete_source_is_forgotten_when_there_are_too_many() -> No
     receiver.on_disconnected(1)
     positions = connected(receiver, 2, hello(session_id="t")).positions
     assert set(positions) == {log_source(1).key, log_source(3).key}
-
-
-def test_other_agents_go_on_while_one_sends_garbage() -> None:
-    receiver = Receiver()
-    connected(receiver, 1)
-    connected(receiver, 2, hello("b"))
-    refused(receiver.on_bytes(1, encode_frame(b"\xc1" * 100), NOW_NS))
-    assert ranges_of(receiver.on_bytes(2, said(*numbered(1, log_batch(0, 5))), NOW_NS)) == [(0, 5)]
-
-
-@given(pieces=st.lists(st.binary(max_size=60), max_size=6), after_hello=st.booleans())
-def test_any_bytes_end_in_an_answer_never_in_an_exception(pieces: list[bytes], after_hello: bool) -> None:
-    receiver = Receiver()
-    receiver.open(1)
-    if after_hello:
-        receiver.on_bytes(1, said(hello()), NOW_NS)
-    for piece in pieces:
-        outcome = receiver.on_bytes(1, piece, NOW_NS)
-        assert outcome.received == ()
-        outcome = receiver.on_bytes(1, encode_frame(piece), NOW_NS)
-        assert outcome.received == ()
 
 
 def test_an_agent_that_comes_goes_and_comes_back_is_told_once_each_time() -> None:

@@ -48,22 +48,6 @@ def _steps(amount: int) -> list[str]:
     return [call for _ in range(amount) for call in _STEP]
 
 
-@pytest.mark.parametrize(("seed", "lost"), [(0, 0.0), (1, 0.0), (2, 0.05), (3, 0.05), (4, 0.05)])
-def test_portions_give_what_one_pass_gives(seed: int, lost: float) -> None:
-    rng = np.random.default_rng(seed)
-    letters = [letter for letter in _steps(30) if rng.random() >= lost]
-    whole, live = _Rank(), _Rank()
-    whole.read(letters)
-    whole.periods.learn(final=True)
-    cuts = sorted(rng.integers(0, len(letters), 40).tolist())
-    for begin, end in zip([0, *cuts], [*cuts, len(letters)], strict=True):
-        live.read(letters[begin:end])
-        live.periods.learn(final=False)
-    assert lost or live.numbers == whole.numbers
-    live.periods.learn(final=True)
-    assert live.numbers == whole.numbers
-
-
 def test_before_a_period_is_known_nothing_is_numbered_and_then_all_is() -> None:
     rank = _Rank()
     rank.read(_steps(2))

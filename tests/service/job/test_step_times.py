@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ncclscope_service.job.step_times import StepTimes
 from ncclscope_service.store.records import Process
@@ -60,18 +58,6 @@ def test_a_rank_that_lags_is_waited_for_and_one_that_stopped_is_not() -> None:
     assert [number for number, _ in drained(store, times)] == [0, 1]
     store.operations.append(operations(0, range(8, 20)))
     assert [number for number, _ in drained(store, times)] == list(range(2, 19))
-
-
-@given(st.lists(st.integers(0, 40), max_size=6))
-def test_portions_give_what_comes_at_once(cuts: list[int]) -> None:
-    rows = np.concatenate([operations(process, range(10)) for process in range(2)])
-    rows = rows[np.argsort(rows["logged_at_ns"], kind="stable")]
-    store = a_store()
-    times, found = StepTimes(store), list[tuple[int, int]]()
-    for part in np.split(rows, sorted(min(cut, len(rows)) for cut in cuts)):
-        store.operations.append(part)
-        found += drained(store, times)
-    assert found == [(number, _STEP_NS) for number in range(9)]
 
 
 def test_lines_without_any_time_give_no_steps() -> None:

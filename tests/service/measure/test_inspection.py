@@ -6,7 +6,6 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pytest
 from service.simulated_batches import SECOND_NS, advanced, export_batches, log_batches
 
 from ncclscope_service.pipeline import Pipeline
@@ -14,7 +13,6 @@ from ncclscope_service.store.rows import TimingSource, has_kernel, timing_source
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig, write
-from ncclscope_simulator.faults import parse_faults
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -68,23 +66,6 @@ def test_kernels_that_come_later_win_and_nothing_is_counted_twice(tmp_path: Path
     told_by_inspector = after.collectives.rows["coll_seq"] != NO_NUMBER
     keys = after.collectives.rows[["communicator", "coll_seq"]][told_by_inspector]
     assert len(np.unique(keys)) == len(keys)
-
-
-@pytest.mark.parametrize(
-    ("faults", "holes"), [([], 0.0), ([], 0.2), (["drop_lines:ratio=0.01"], 0.1)], ids=["clean", "holes", "lossy"]
-)
-def test_portions_give_what_one_pass_gives(faults: list[str], holes: float, tmp_path: Path) -> None:
-    config = SimulationConfig(
-        iterations=6, nodes=1, gpus=4, tp=2, pp=1, dp=2, inspector="v4.2", inspector_holes=holes, capture="none",
-        faults=parse_faults(faults),
-    )  # fmt: skip
-    lines, _ = _made(config, tmp_path)
-    ticked, whole = advanced(Pipeline(), lines), Pipeline()
-    for batch in lines:
-        whole.ingest_batch(batch, agent="a", session="s", job="j")
-    one, other = (_by_line(_flushed(pipeline, len(lines) + 1)) for pipeline in (ticked, whole))
-    assert (one["inspected_ns"] != NO_TIME_NS).mean() > 0.5
-    _assert_equal(one, other, "inspected_ns", "inspected_confidence", *_MEASURES)
 
 
 def test_beside_replays_of_graphs_kernels_measure_as_without_inspector(tmp_path: Path) -> None:
