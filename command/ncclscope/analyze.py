@@ -6,11 +6,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -30,12 +30,15 @@ _TRACED_OPERATIONS = 50_000
 """Operations of a trace whose iterations are not chosen: 70 MB of events, which a browser opens in seconds."""
 _WHY = {
     "not_read_empty": "empty",
-    "not_read_nccl_tests": "that speak of nccl-tests without a row of its table",
-    "not_read_unknown": "of another kind",
-    "unreadable": "that cannot be read (may this user read them?)",
+    "not_read_nccl_tests": "words of nccl-tests without a row of its table",
+    "not_read_unknown": "of another kind (no NCCL log, nsys export, Inspector dump, topology or output of nccl-tests)",
+    "unreadable": "cannot be read (may this user read them?)",
     "duplicate": "equal to others",
+    "report_with_export": "its export is read",
+    "topology_of_unknown_host": "a topology that does not name its host",
 }
 """Reasons for which files are left out, in words."""
+_NAMED: Final = 5
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -121,6 +124,8 @@ def analyze(
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
     write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
     click.echo((terminal_summary if brief else terminal_report)(selection, content.totals))
+    for sentence in _left_out(run):
+        click.echo(f"Not read, {sentence}")
     if drawn is not None and not brief:
         click.echo(f"The trace shows iterations {drawn[0]} to {drawn[1]}: give --iterations for others.")
     if not brief:
@@ -168,12 +173,18 @@ def _bounds(text: str | None) -> tuple[int, int] | None:
 
 
 def _why_nothing(run: OfflineRun) -> str:
-    skipped = ", ".join(f"{count} {_WHY.get(reason, reason)}" for reason, count in sorted(run.skipped.items()))
-    why = f"of the files, {skipped}" if skipped else "no files at all"
+    why = "; ".join(_left_out(run)) or "no files at all"
     return (
-        f"nothing readable: {why}. ncclscope reads NCCL logs (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS naming COLL) "
-        "and Nsight Systems exports (.sqlite)"
+        f"nothing readable: {why}. ncclscope reads NCCL logs (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS naming COLL), "
+        "Nsight Systems exports (.sqlite) and dumps of NCCL Inspector"
     )
+
+
+def _left_out(run: OfflineRun) -> Iterator[str]:
+    """Each reason for which files were left out, with the names of the first."""
+    for reason, names in sorted(run.skipped.items()):
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        yield f"{_WHY.get(reason, reason)}: {', '.join(names[:_NAMED])}{more}"
 
 
 class _Progress:

@@ -7,7 +7,7 @@ preferred over the `.nsys-rep` report of its stem. Files of equal size and conte
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +34,9 @@ class Discovery:
     """Files that lie under the paths that were asked for."""
 
     files: list[FoundFile] = field(default_factory=list[FoundFile])
-    skipped: Counter[str] = field(default_factory=Counter[str])
-    """Files left out, by reason: "duplicate", "report_with_export", "unreadable", or the kind that is not read."""
+    skipped: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
+    """Names of files left out, by reason: "duplicate", "report_with_export", "unreadable", or the kind that is not
+    read."""
 
     def of_kind(self, *kinds: FileKind) -> list[FoundFile]:
         """The files of these kinds, in order of name."""
@@ -46,7 +47,7 @@ READ_KINDS: Final = frozenset(FileKind) - {FileKind.EMPTY, FileKind.UNKNOWN}
 
 
 def discover(paths: Sequence[Path]) -> Discovery:
-    """Everything readable under these paths, and a count of the rest by reason."""
+    """Everything readable under these paths, and the names of the rest by reason."""
     discovery = Discovery()
     contents: dict[int, _Contents] = {}
     for path, name in _walk_all(paths):
@@ -55,14 +56,14 @@ def discover(paths: Sequence[Path]) -> Discovery:
                 first = stream.read(ENOUGH_BYTES)
             size = path.stat().st_size
         except OSError:
-            discovery.skipped["unreadable"] += 1
+            discovery.skipped["unreadable"].append(name)
             continue
         kind = recognise(first, path.name)
         if kind not in READ_KINDS:
-            discovery.skipped[f"not_read_{kind.value}"] += 1
+            discovery.skipped[f"not_read_{kind.value}"].append(name)
             continue
         if contents.setdefault(size, _Contents()).has(path):
-            discovery.skipped["duplicate"] += 1
+            discovery.skipped["duplicate"].append(name)
             continue
         discovery.files.append(FoundFile(path=path, name=name, kind=kind, size_bytes=size))
     _leave_to_exports(discovery)
@@ -72,14 +73,10 @@ def discover(paths: Sequence[Path]) -> Discovery:
 def _leave_to_exports(discovery: Discovery) -> None:
     """Drops the reports whose export is read as well."""
     exports = {found.path for found in discovery.of_kind(FileKind.NSYS_SQLITE)}
-    kept = [
-        found
-        for found in discovery.files
-        if found.kind is not FileKind.NSYS_REPORT or found.path.with_suffix(".sqlite") not in exports
-    ]
-    if len(kept) < len(discovery.files):
-        discovery.skipped["report_with_export"] += len(discovery.files) - len(kept)
-    discovery.files = kept
+    for found in discovery.of_kind(FileKind.NSYS_REPORT):
+        if found.path.with_suffix(".sqlite") in exports:
+            discovery.skipped["report_with_export"].append(found.name)
+            discovery.files.remove(found)
 
 
 def _walk_all(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:

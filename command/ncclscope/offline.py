@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,8 +35,8 @@ class OfflineRun:
 
     pipeline: Pipeline
     files_read: int = 0
-    skipped: Counter[str] = field(default_factory=Counter[str])
-    """Files by the reason for which they were left out."""
+    skipped: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
+    """Names of files by the reason for which they were left out."""
     benchmarks: list[Benchmark] = field(default_factory=list[Benchmark])
     """Tables of nccl-tests, in order of the files' names."""
 
@@ -63,7 +63,7 @@ def run_offline(
         _Reading(run, job, discovery, make_task, progress).read(jobs)
     if log_timezone is None:
         run.pipeline.shift_stamps()
-    run.pipeline.store.skipped.update({f"file_{reason}": count for reason, count in run.skipped.items()})
+    run.pipeline.store.skipped.update({f"file_{reason}": len(names) for reason, names in run.skipped.items()})
     run.pipeline.finish(time.time_ns())
     return run
 
@@ -161,4 +161,4 @@ class _Reading:
             self._run.files_read += part.is_read
             self._run.benchmarks += part.benchmarks
             if part.skipped is not None:
-                self._run.skipped[part.skipped] += 1
+                self._run.skipped[part.skipped].append(task.found.name)

@@ -94,4 +94,4 @@ def test_a_file_that_only_speaks_of_nccl_tests_is_not_read(tmp_path: Path) -> No
     (tmp_path / "notes.md").write_text("# Avg bus bandwidth is what we compare\n")
     done = CliRunner().invoke(main, ["analyze", str(tmp_path / "notes.md"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 3
-    assert "1 that speak of nccl-tests without a row of its table" in done.output
+    assert "words of nccl-tests without a row of its table: notes.md" in done.output

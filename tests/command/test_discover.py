@@ -56,7 +56,7 @@ def test_other_files_are_counted_by_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0")
     found = discover([tmp_path])
     assert found.files == []
-    assert found.skipped == {"not_read_empty": 1, "not_read_unknown": 2}
+    assert found.skipped == {"not_read_empty": ["empty.log"], "not_read_unknown": ["notes.txt", "photo.png"]}
 
 
 def test_hidden_files_and_folders_are_not_looked_at(tmp_path: Path) -> None:
@@ -84,14 +84,14 @@ def test_equal_content_is_read_once_whatever_its_name(tmp_path: Path) -> None:
     _log(tmp_path / "c.log", count=2)
     found = discover([tmp_path])
     assert _names(found) == ["a.log", "c.log"]
-    assert found.skipped == {"duplicate": 2}
+    assert found.skipped == {"duplicate": ["b.log", "copy/a.log"]}
 
 
 def test_a_file_asked_for_twice_is_read_once(tmp_path: Path) -> None:
     log = _log(tmp_path / "a.log")
     found = discover([log, tmp_path])
     assert _names(found) == ["a.log"]
-    assert found.skipped == {"duplicate": 1}
+    assert found.skipped == {"duplicate": ["a.log"]}
 
 
 def test_equal_sizes_alone_make_no_duplicate(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_report_beside_its_export_is_left_to_the_export(tmp_path: Path) -> Non
     (tmp_path / "rank1.nsys-rep").write_bytes(_REPORT + b"another")
     found = discover([tmp_path])
     assert _names(found) == ["rank0.sqlite", "rank1.nsys-rep"]
-    assert found.skipped == {"report_with_export": 1}
+    assert found.skipped == {"report_with_export": ["rank0.nsys-rep"]}
 
 
 def test_a_report_is_read_where_its_export_is_not(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ncclscope.cli import main
 from ncclscope.demo import Settling
 from ncclscope.extras import require_writable
 from ncclscope.simulate import configuration_of
+from ncclscope_service.export.summary import NO_OPERATIONS
 from ncclscope_wire.errors import ConfigError
 
 _LINE = (
@@ -180,3 +181,22 @@ def test_a_machine_that_stood_still_is_given_time_to_go_on() -> None:
 def test_a_service_that_does_not_answer_is_not_waited_for_without_end() -> None:
     settling = Settling()
     assert [settling.is_over([], float(second)) for second in range(6)] == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("options", [(), ("--brief",)])
+def test_logs_without_operations_say_first_what_was_not_set_and_tell_the_rest(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """What most people have: NCCL_DEBUG=INFO, and NCCL_DEBUG_SUBSYS as it is by default."""
+    lines = [
+        f"node1:10{rank}:10{rank} [{rank}] NCCL INFO comm 0x55d0c8b3e2a{rank} rank {rank} nranks 2 cudaDev {rank} "
+        f"nvmlDev {rank} busId {rank}b000 commId 0x5a3d6c0fa9de3b5f - Init COMPLETE"
+        for rank in range(2)
+    ]
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    done = CliRunner().invoke(main, ["analyze", str(tmp_path / "job.log"), "--out", str(tmp_path / "out"), *options])
+    assert done.exit_code == 0, done.output
+    assert NO_OPERATIONS in done.output
+    assert "operations  " not in done.output, "no column of the table is empty"
+    assert "2 ranks" in done.output
+    assert NO_OPERATIONS.partition("`")[0] in (tmp_path / "out" / "report.html").read_text()

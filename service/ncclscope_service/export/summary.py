@@ -197,6 +197,12 @@ def _compared(series: Columns) -> tuple[int, float | None]:
 
 
 NOT_RECORDED: Final = "not recorded"
+
+NO_OPERATIONS: Final = (
+    "No operations in these logs: NCCL_DEBUG_SUBSYS did not name COLL (`ncclscope env` prints what to set), or the job "
+    "ended before its first. What they tell all the same follows."
+)
+"""The first thing to say of the logs that most people have: NCCL_DEBUG=INFO, and nothing else set."""
 """Text for people if the inputs do not say; in files it is null."""
 
 LEVELS: Final = {

@@ -20,10 +20,12 @@ from ncclscope_service.export.report.tables import (
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
+    NO_OPERATIONS,
     NOT_RECORDED,
     capture_notes,
     captured_ratio,
     gaps,
+    has_inspector,
     has_kernels,
     inferred_ranks,
     inspector_document,
@@ -42,6 +44,7 @@ from ncclscope_service.store.rows import Match
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
 _MAX_SIZES = 40
+_MEASURES = (("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text), ("wait_ratio", ratio_text))
 _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -54,7 +57,8 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
 
 def terminal_summary(selection: Selection, sums: Totals) -> str:
     """At most ten lines: the gravest findings, what ran, how long its steps were, and how fast it communicated."""
-    return "\n".join([*_findings(selection, 4), *_summed_up(selection, sums)]) + "\n"
+    first = [] if sums.all().operations or has_inspector(selection) else [NO_OPERATIONS]
+    return "\n".join([*first, *_findings(selection, 4), *_summed_up(selection, sums)]) + "\n"
 
 
 def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
@@ -137,8 +141,13 @@ def _jobs(selection: Selection) -> str:
 def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
     everything = sums.all()
     size = bytes_text(everything.bytes if everything.sized else None)
-    if not everything.operations and (document := inspector_document(selection)) is not None:
-        yield f"No operations of logs: {document['records']:,} records of NCCL Inspector tell of them"
+    if not everything.operations:
+        document = inspector_document(selection)
+        yield (
+            NO_OPERATIONS
+            if document is None
+            else f"No operations of logs: {document['records']:,} records of NCCL Inspector tell of them"
+        )
         yield from (f"  exports     {note}" for note in capture_notes(selection))
         return
     yield f"{_plain(count_text(everything.operations))} operations, {_plain(size)}"
@@ -218,19 +227,20 @@ def _kernels(selection: Selection) -> Iterator[str]:
 def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
     found = communicator_rows(selection, sums)
     yield amount_text(len(found), "communicator")
+    has_operations = any(row["operations"] for row in found)
     rows = [
         (
             _printable(" ".join(str(row[of]) for of in ("name", "communicator", "group_name") if row[of] is not None)),
             str(row["parallelism"] or "-"),
             str(row["size"]),
-            str(row["operations"]),
-            *measures_of(row, ("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text)),
-            *measures_of(row, ("wait_ratio", ratio_text)),
+            str(row["hosts"]),
+            *((str(row["operations"]), *measures_of(row, *_MEASURES)) if has_operations else ()),
         )
         for row in found[:_MAX_COMMUNICATORS]
     ]
+    head = ("communicator", "kind", "ranks", "hosts", "operations", "bytes", "busbw", "limit", "waiting")
     if rows:
-        yield from _table(("communicator", "kind", "ranks", "operations", "bytes", "busbw", "limit", "waiting"), rows)
+        yield from _table(head[: len(rows[0])], rows)
     if len(found) > _MAX_COMMUNICATORS:
         yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see communicators.parquet"
 

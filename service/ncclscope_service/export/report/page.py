@@ -40,6 +40,7 @@ from ncclscope_service.export.report.tables import (
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
+    NO_OPERATIONS,
     NOT_RECORDED,
     capture_notes,
     captured_ratio,
@@ -303,7 +304,9 @@ def _header(selection: Selection, sums: Totals) -> str:
     )
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     name = level(selection)
-    notes = "".join(f"<p>{escape(note)}</p>" for note in capture_notes(selection))
+    lacks_operations = not everything.operations and inspector_document(selection) is None
+    told = ([NO_OPERATIONS] if lacks_operations else []) + capture_notes(selection)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in told)
     return (
         f'<h1>{escape(_title(selection))}</h1><p class="lead">{escape(name[0].upper() + name[1:])}. '
         f'{escape(_LEVELS[name])}</p><dl class="facts">{listed}</dl>{notes}'
