@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ncclscope_service.detect.comparable_groups import (
     BLOCK,
     BLOCKS,
+    WINDOW_NS,
     Levels,
     Links,
     RecentWindows,
@@ -29,6 +30,7 @@ from ncclscope_service.detect.comparable_groups import (
     Siblings,
     Wires,
     bytes_of,
+    joined,
 )
 from ncclscope_service.detect.context import Context, Group, Ledger, name_of_groups
 from ncclscope_service.detect.settings import BandwidthSettings
@@ -40,8 +42,8 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 _STEADY_WINDOW_NS: Final = 10_000_000_000
-_RIPENS_NS: Final = 5_000_000_000
-"""Groups of one fault do not drop in the same second: what one cannot locate, two may."""
+_RIPENS: Final = 2
+"""Windows. Groups of one fault do not drop in the same one: what one cannot locate, two may."""
 _MANY: Final = 3
 """This many groups of one parallelism that drop together are one finding."""
 _QUICK_CONFIDENCE: Final = 0.7
@@ -146,14 +148,20 @@ class BandwidthDrop:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job. What is late by seconds is left out."""
         self._context = context = self._links.context_with_links(context)
         settings = context.settings.bandwidth
-        numbered = self._links.with_link_numbers(collectives)
-        closed = self._levels.ingest_collectives(numbered, least_bytes=settings.least_bytes)
+        closed = self._levels.ingest_collectives(
+            self._links.with_link_numbers(collectives),
+            self.recent.next_window_ns(context.step_ns),
+            least_bytes=settings.least_bytes,
+            is_over=context.is_over,
+        )
         shapes = self._levels.shapes
         is_known = [shapes[number].communicator in context.groups for number in closed.shape.tolist()]
         windows = closed if all(is_known) else closed.filter(np.asarray(is_known))
         self.recent.ingest_windows(windows, len(shapes))
         self._series += [_Series() for _ in range(len(shapes) - len(self._series))]
         self._newest_ns = max(self._newest_ns, int(windows.at_ns.max(initial=0)))
+        if self.recent.window_ns < WINDOW_NS:
+            windows = joined(windows, WINDOW_NS)
         columns = (windows.shape, windows.at_ns, windows.level, windows.worst_seq)
         for number, at_ns, level, worst_seq in zip(*(each.tolist() for each in columns), strict=True):
             self._series[number].ingest_window(at_ns, level, settings)
@@ -193,7 +201,8 @@ class BandwidthDrop:
         }
         unlocated = {communicator: group for communicator, group in slow.items() if communicator not in explained}
         self._unlocated_since = {c: self._unlocated_since.get(c, self._newest_ns) for c in unlocated}
-        ripe = {c: g for c, g in unlocated.items() if self._newest_ns - self._unlocated_since[c] >= _RIPENS_NS}
+        ripe_ns = self._newest_ns - _RIPENS * self.recent.window_ns
+        ripe = {c: g for c, g in unlocated.items() if self._unlocated_since[c] <= ripe_ns}
         current |= self._unlocated(ripe, context)
         current |= self._drifts(context)
         for key, finding in current.items():

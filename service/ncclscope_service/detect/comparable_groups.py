@@ -1,8 +1,10 @@
-"""Groups that can be compared by bandwidth, and the windows of one second that bandwidth detectors judge.
+"""Groups that can be compared by bandwidth, and the windows that bandwidth detectors judge.
 
 Sizes are compared with their like: a *shape* is a communicator, an operation and a size rounded to an eighth of an
 octave, as busbw depends on size and a mix of sizes would read as noise. One sample is the median of log(busbw of the
-transfer) over a window of one second with data.
+transfer) over a window with data: one step of a job of which little was seen, twice as long each time that three dozen
+windows were seen, and a second in the end. So a few steps of a clear case suffice, while what is judged always lasts
+for a third of what was seen: a slow moment of a long job is no slow group.
 
 A pair of ranks that exchange by Send and Recv is a *link*, and watched as a group of its own. A pipeline's communicator
 spans many hosts, and each of its sends crosses but one pair of them: taken together, three healthy links hide the slow
@@ -24,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +40,14 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 WINDOW_NS: Final = 1_000_000_000
+"""The longest window, which all are after a minute at most."""
+_LEAST_WINDOW_NS: Final = 50_000_000
 _BUCKETS_PER_OCTAVE: Final = 8
 _SHAPES_PER_COMMUNICATOR: Final = 12
 _GROUPS_CACHED: Final = 65_536
 """Distributions of a group's ranks over hosts that are remembered."""
-_LATE_WINDOWS: Final = 2
-"""Windows that stay open for late collectives."""
+_LATE_SECONDS: Final = 2
+"""Seconds that stay open for late collectives."""
 
 
 class Shape(NamedTuple):
@@ -61,7 +65,7 @@ def bytes_of(shape: Shape) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Windows of one second, oldest first."""
+    """Windows of one length, oldest first."""
 
     shape: NDArray[np.int64]
     """Number of the shape of each."""
@@ -78,11 +82,11 @@ class Windows:
         )
 
 
-_OPEN: Final = np.dtype([("shape", "<i8"), ("window", "<i8"), ("level", "<f8"), ("coll_seq", "<i8")])
+_OPEN: Final = np.dtype([("shape", "<i8"), ("at_ns", "<i8"), ("level", "<f8"), ("coll_seq", "<i8")])
 
 
 class Levels:
-    """Windows of each shape; they close when data two windows younger has come."""
+    """Windows of each shape; they close when data two seconds younger has come, or when no more comes."""
 
     def __init__(self) -> None:
         self.shapes: list[Shape] = []
@@ -92,26 +96,35 @@ class Levels:
         """Shapes, by communicator."""
         self._open: Columns = np.empty(0, _OPEN)
         """Collectives of open windows."""
-        self._newest = 0
-        self._closed_before = 0
+        self._newest_ns = 0
+        self._closed_before_ns = 0
 
-    def ingest_collectives(self, collectives: Columns, *, least_bytes: int) -> Windows:
-        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows that closed.
+    def ingest_collectives(
+        self, collectives: Columns, window_ns: int, *, least_bytes: int, is_over: bool = False
+    ) -> Windows:
+        """Takes joined collectives (`rows.COLLECTIVE`) and returns the windows of this length that closed; all of them
+        if the job `is_over`: then collectives come by the second.
 
         Below `least_bytes` time is latency, and busbw says nothing about the wires.
         """
         usable = (
             (collectives["busbw"] > 0)
             & (collectives["message_bytes"] >= least_bytes)
-            & (collectives["end_true_ns"] // WINDOW_NS >= self._closed_before)
+            & (collectives["end_true_ns"] >= self._closed_before_ns)
         )
         new = self._numbered(row_ops.filter_rows(collectives, usable))
-        self._newest = max(self._newest, int(new["window"].max(initial=0)))
-        self._closed_before = max(self._closed_before, self._newest - _LATE_WINDOWS + 1)
+        self._newest_ns = max(self._newest_ns, int(new["at_ns"].max(initial=0)))
+        open_seconds = 0 if is_over else _LATE_SECONDS
+        before_ns = (self._newest_ns // WINDOW_NS + 1 - open_seconds) * WINDOW_NS
+        self._closed_before_ns = max(self._closed_before_ns, before_ns)
         waiting = row_ops.concat([self._open, new])
-        is_closed = waiting["window"] < self._closed_before
+        is_closed = waiting["at_ns"] < self._closed_before_ns
         self._open = row_ops.filter_rows(waiting, ~is_closed)
-        return _closed(row_ops.filter_rows(waiting, is_closed))
+        closed = row_ops.filter_rows(waiting, is_closed)
+        single = Windows(
+            shape=closed["shape"], at_ns=closed["at_ns"], level=closed["level"], worst_seq=closed["coll_seq"]
+        )
+        return joined(single, window_ns)
 
     def evict(self, numbers: NDArray[np.int64]) -> None:
         """Forgets all shapes but these, which get new numbers in their order."""
@@ -132,7 +145,7 @@ class Levels:
         )
         numbers = [self._number(Shape(*key)) for key in zip(*(each.tolist() for each in columns), strict=True)]
         found["shape"] = np.asarray(numbers, np.int64)[inverse]
-        found["window"] = collectives["end_true_ns"] // WINDOW_NS
+        found["at_ns"] = collectives["end_true_ns"]
         found["level"] = np.log(collectives["busbw"])
         found["coll_seq"] = collectives["coll_seq"]
         return row_ops.filter_rows(found, found["shape"] != NO_NUMBER)
@@ -148,23 +161,27 @@ class Levels:
         return number
 
 
-def _closed(collectives: Columns) -> Windows:
-    """The windows of these collectives, all of which have come."""
-    order = np.lexsort((collectives["level"], collectives["shape"], collectives["window"]))
-    shape, window, level, seq = (collectives[name][order] for name in ("shape", "window", "level", "coll_seq"))
-    begins = np.flatnonzero((np.diff(shape, prepend=NO_NUMBER) != 0) | (np.diff(window, prepend=-1) != 0))
+def joined(windows: Windows, window_ns: int) -> Windows:
+    """Windows of this length from shorter ones, or from single collectives, all of which have come."""
+    numbers = windows.at_ns // window_ns
+    order = np.lexsort((windows.level, windows.shape, numbers))
+    shape, number, level = windows.shape[order], numbers[order], windows.level[order]
+    begins = np.flatnonzero((np.diff(shape, prepend=NO_NUMBER) != 0) | (np.diff(number, prepend=-1) != 0))
     sizes = np.diff(begins, append=len(order))
     return Windows(
         shape=shape[begins],
-        at_ns=window[begins] * WINDOW_NS,
+        at_ns=number[begins] * window_ns,
         level=(level[begins + (sizes - 1) // 2] + level[begins + sizes // 2]) / 2,
-        worst_seq=seq[begins],
+        worst_seq=windows.worst_seq[order][begins],
     )
 
 
 BLOCK: Final = 4
 BLOCKS: Final = 3
 """A group must be slow in this many blocks of this many windows."""
+_JUDGED: Final = BLOCK * BLOCKS
+_KEPT: Final = 3 * _JUDGED
+"""Windows after which they become twice as long."""
 _EARLY: Final = 3
 """First windows of a shape: warm-up."""
 
@@ -173,42 +190,81 @@ class RecentWindows:
     """The last dozen windows of every shape, oldest first."""
 
     def __init__(self) -> None:
+        self.window_ns = 0
+        """How long windows are at present; 0: nothing was seen yet."""
         self._seen: NDArray[np.int64] = np.empty(0, np.int64)
-        self.at_ns: NDArray[np.int64] = np.empty((0, BLOCK * BLOCKS), np.int64)
-        """Shape by window, as the others."""
-        self.level: NDArray[np.float64] = np.empty((0, BLOCK * BLOCKS))
-        self.worst_seq: NDArray[np.int64] = np.empty((0, BLOCK * BLOCKS), np.int64)
+        """Windows of each shape so far, in windows of the present length."""
+        self._kept: dict[str, NDArray[Any]] = {
+            "at_ns": np.empty((0, _KEPT), np.int64),
+            "level": np.empty((0, _KEPT)),
+            "worst_seq": np.empty((0, _KEPT), np.int64),
+        }
+        """Shape by window."""
         self.newest_ns = 0
+
+    @property
+    def at_ns(self) -> NDArray[np.int64]:
+        """Shape by window, as the others."""
+        return self._kept["at_ns"][:, -_JUDGED:]
+
+    @property
+    def level(self) -> NDArray[np.float64]:
+        """Natural logarithm of busbw in bytes per second."""
+        return self._kept["level"][:, -_JUDGED:]
+
+    @property
+    def worst_seq(self) -> NDArray[np.int64]:
+        """The slowest collective of each."""
+        return self._kept["worst_seq"][:, -_JUDGED:]
+
+    def next_window_ns(self, step_ns: int | None) -> int:
+        """How long the next windows are to be; `step_ns`: None while not known."""
+        if not self.window_ns:
+            self.window_ns = min(max(step_ns or WINDOW_NS, _LEAST_WINDOW_NS), WINDOW_NS)
+        while self.window_ns < WINDOW_NS and self._seen.max(initial=0) >= _EARLY + _KEPT:
+            self._join_pairs()
+            self.window_ns = min(2 * self.window_ns, WINDOW_NS)
+        return self.window_ns
 
     def ingest_windows(self, windows: Windows, shapes: int) -> None:
         """Takes closed windows of so many shapes. The first of a shape are warm-up and left out."""
         if shapes > len(self._seen):
             more = max(shapes, 2 * len(self._seen)) - len(self._seen)
             self._seen = np.append(self._seen, np.zeros(more, np.int64))
-            empty = np.zeros((more, BLOCK * BLOCKS), np.int64)
-            self.at_ns, self.worst_seq = (np.concatenate([each, empty]) for each in (self.at_ns, self.worst_seq))
-            self.level = np.concatenate([self.level, empty.astype(np.float64)])
+            for name, kept in self._kept.items():
+                self._kept[name] = np.concatenate([kept, np.zeros((more, _KEPT), kept.dtype)])
         self.newest_ns = max(self.newest_ns, int(windows.at_ns.max(initial=0)))
-        for _, mine in group_by(windows.at_ns // WINDOW_NS):  # in each of them a shape is there once
+        for _, mine in group_by(windows.at_ns):  # in each of them a shape is there once
             self._seen[windows.shape[mine]] += 1
             late = mine[self._seen[windows.shape[mine]] > _EARLY]
             shape = windows.shape[late]
-            for kept, new in (
-                (self.at_ns, windows.at_ns),
-                (self.level, windows.level),
-                (self.worst_seq, windows.worst_seq),
-            ):
+            new = {"at_ns": windows.at_ns, "level": windows.level, "worst_seq": windows.worst_seq}
+            for name, kept in self._kept.items():
                 kept[shape, :-1] = kept[shape, 1:]
-                kept[shape, -1] = new[late]
+                kept[shape, -1] = new[name][late]
 
     def full(self) -> NDArray[np.intp]:
         """The shapes of which a dozen windows were seen."""
-        return np.flatnonzero(self._seen >= _EARLY + BLOCK * BLOCKS)
+        return np.flatnonzero(self._seen >= _EARLY + _JUDGED)
 
     def evict(self, numbers: NDArray[np.int64]) -> None:
         """Forgets all shapes but these, which get new numbers in their order."""
-        self._seen, self.at_ns = self._seen[numbers], self.at_ns[numbers]
-        self.level, self.worst_seq = self.level[numbers], self.worst_seq[numbers]
+        self._seen = self._seen[numbers]
+        self._kept = {name: kept[numbers] for name, kept in self._kept.items()}
+
+    def _join_pairs(self) -> None:
+        """Makes one window of each two, of all shapes."""
+        level, worst_seq = self._kept["level"], self._kept["worst_seq"]
+        pairs = np.zeros_like(level)
+        half = _KEPT // 2
+        pairs[:, half:] = (level[:, ::2] + level[:, 1::2]) / 2
+        for name, of_two in (
+            ("at_ns", self._kept["at_ns"][:, ::2]),
+            ("worst_seq", np.where(level[:, ::2] <= level[:, 1::2], worst_seq[:, ::2], worst_seq[:, 1::2])),
+        ):
+            self._kept[name] = np.concatenate([np.zeros_like(of_two), of_two], axis=1)
+        self._kept["level"] = pairs
+        self._seen = np.minimum(self._seen, _EARLY) + np.maximum(self._seen - _EARLY, 0) // 2
 
 
 _FIRST_NUMBER: Final = -2
@@ -291,6 +347,8 @@ _OLD_NS: Final = 600_000_000_000
 """Older windows of a group are not compared with its siblings' present ones. Within it, time between captures does not
 count: of a cycle of 100 s a capture may show 10 s."""
 LEAST_HEALTHY: Final = 2
+"""Groups that must agree, but for the one sibling of a group: then more must be missing, as nothing tells how much
+groups of the kind differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,19 +421,21 @@ def _compare(
 ) -> list[Verdict]:
     """Compares groups that do the same work, by their levels (group by window)."""
     blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
-    best = np.sort(blocks, axis=0)[-max(LEAST_HEALTHY, len(levels) // 3) :].T
+    least_healthy = min(LEAST_HEALTHY, len(levels) - 1)
+    sought = settings.least_log_loss if len(levels) > 2 else max(settings.least_log_loss, settings.pair_log_loss)
+    best = np.sort(blocks, axis=0)[-max(least_healthy, len(levels) // 3) :].T
     reference = medians(best)
     spread = 1.4826 * medians(np.abs(best - reference[:, None]))
     behind = reference - blocks
     middles = medians(behind)
-    least = np.maximum(settings.least_log_loss, settings.spreads * spread)
+    least = np.maximum(sought, settings.spreads * spread)
     # medians of four windows of a correlated series scatter nearly as much as single ones
     slow = (behind > np.maximum(least, settings.noises * scatter_of(levels))).all(axis=1)
     was_slow = np.array([communicator in already_slow for communicator in communicators])
     slow |= was_slow & (middles > settings.healed_log_loss)  # no flapping at the border
     healthy = (behind < settings.healthy_log_loss).sum(axis=1) > BLOCKS / 2
     amount = int(healthy.sum())
-    if amount < LEAST_HEALTHY:
+    if amount < least_healthy:
         return []
     own, middle = medians(blocks), float(medians(reference))
     return [

@@ -69,11 +69,12 @@ class SiblingsSettings:
     least_log_loss: float = _setting(
         0.2, 0.01, 2, "Least loss against the siblings, as a difference of natural logarithms: 0.2 is 18 %."
     )
+    pair_log_loss: float = _setting(0.35, 0.01, 2, "The same against one sibling alone: 0.35 is 30 %.")
     healed_log_loss: float = _setting(0.12, 0, 2, "The same, below which a slow group has healed.")
     healthy_log_loss: float = _setting(0.08, 0, 2, "The same, below which a group counts as healthy.")
     spreads: float = _setting(6.0, 1, 100, "Least loss in spreads of the best siblings.")
     noises: float = _setting(6.5, 1, 100, "Least loss in the scatter of single windows.")
-    least_groups: int = _setting(3, 2, 1000, "Groups that must do the same work to be compared.")
+    least_groups: int = _setting(2, 2, 1000, "Groups that must do the same work to be compared.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

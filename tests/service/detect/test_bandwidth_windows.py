@@ -124,3 +124,29 @@ def test_a_group_that_is_slow_alone_is_no_fault_of_the_wires_that_it_shares() ->
     assert final
     named = [finding.evidence.get("groups", finding.evidence.get("slow_groups")) for finding in final]
     assert sorted(str(names) for names in named) in (["['dp0', 'dp1']"], ["['dp0']", "['dp1']"])
+
+
+def short_job(slow_steps: range, steps: int, correlation: float = 0.0, seed: int = 1) -> list[Finding]:
+    """What is found at the end of some steps of 50 ms of two groups over the same hosts, one of which moves half."""
+    groups = {index: group(f"dp{index}", "DP", (index, index + 2), HOSTS[:2]) for index in range(2)}
+    context = Context(job="job", groups=groups, step_ns=50_000_000, is_over=True)
+    random, noise = np.random.default_rng(seed), np.zeros(2)
+    parts: list[Columns] = []
+    for step in range(steps):
+        noise = correlation * noise + np.sqrt(1 - correlation**2) * random.normal(0, 0.05, 2)
+        for index, level in enumerate(noise.tolist()):
+            share = 0.5 if index == 0 and step in slow_steps else 1.0
+            parts.append(rows_of(index, 0.05 * step + 0.02, 40e9 * np.exp(level) * share))
+    return told(context, (np.concatenate(parts[at : at + 40]) for at in range(0, len(parts), 40)))[-1]
+
+
+def test_sixty_steps_of_fifty_milliseconds_show_that_a_group_moves_half_of_what_its_sibling_moves() -> None:
+    (finding,) = short_job(range(20, 60), 60)
+    assert (finding.kind, finding.evidence["groups"]) == (FindingKind.BANDWIDTH_DROP, ["dp0"])
+    assert short_job(range(22), 22), "a dozen steps suffice"
+
+
+def test_short_jobs_whose_groups_jitter_or_are_slow_for_some_steps_are_quiet() -> None:
+    assert not any(short_job(range(0), 60, correlation=0.6, seed=seed) for seed in range(20))
+    assert not short_job(range(20, 26), 60)
+    assert not short_job(range(60, 70), 200)
