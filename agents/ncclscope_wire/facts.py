@@ -285,6 +285,20 @@ class TorchProgress(Fact):
     failed_at: Signed | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFailure(Fact):
+    """A program of the job failed or was killed: said by Python, by a launcher or by a scheduler.
+
+    `pid` may be known without the host; no line says both.
+    """
+
+    what: Name
+    """One of out of memory, exception, killed and exited."""
+    text: Text
+    """As printed, without what is in front."""
+    global_rank: Rank | None = None
+
+
 CHANNELS: Final[tuple[type[Fact], ...]] = (
     RingOrder,
     RingNeighbours,
@@ -313,8 +327,9 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
     OtherWarning,
     TorchTimeout,
     TorchProgress,
+    ProgramFailure,
 )
-"""Failures that NCCL, its plug-ins and PyTorch report."""
+"""Failures that NCCL, its plug-ins, PyTorch, Python, launchers and schedulers report."""
 GROUPS: Final[tuple[type[Fact], ...]] = (
     TorchGroup,
     TorchCommunicator,

@@ -55,7 +55,8 @@ def facts_of(text: str) -> list[Fact]:
         if cut.records:
             read = line_families.read_record(cut.records[0], 1, None)
         else:
-            read = line_families.read_torch(line, 1) or line_families.read_matrix_row(line)
+            read = line_families.read_torch(line, 1) or line_families.read_program(line, 1)
+            read = read or line_families.read_matrix_row(line)
         if read is not None and read.fact is not None:
             found.append(read.fact)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -40,16 +40,17 @@ from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
 from ncclscope_service.detect.settings import settings_of
 from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.detect.stopped_logging import StoppedLogging
+from ncclscope_service.detect.verdict import EndOfRanks, end_of_ranks, judge_end
 from ncclscope_service.job.iteration_numbering import Periods
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.store import rows
 from ncclscope_service.store.errors import InternalErrors
-from ncclscope_service.store.records import Finding, HostClock
+from ncclscope_service.store.records import Finding, FindingKind, HostClock, Verdict
 from ncclscope_service.store.retention import Evicted, Retention
 from ncclscope_service.store.settings import JUDGED_WITHIN_NS, SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.facts import Fact
+from ncclscope_wire.facts import Fact, ProgramFailure
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 
@@ -142,6 +143,16 @@ class Detectors:
             return None
         return hang_at_end(counts, context)
 
+    def verdict(
+        self,
+        findings: Sequence[Finding],
+        end: EndOfRanks,
+        newest_lines: Mapping[ProcessKey, int],
+        context: Context,
+    ) -> Verdict:
+        """How the job ended, or would have if nothing more came; `findings`: its own, by now."""
+        return judge_end(findings, self._reported, self._reported.lines.failures(newest_lines), end, context)
+
     def findings(self, now_ns: int, *, silence_at_ns: int | None = None) -> list[Finding]:
         """All findings of this job, open ones first. `now_ns` is the clock of the logs' newest times.
 
@@ -178,6 +189,8 @@ class Detectors:
         )
 
 
+_SILENT_NS: Final = 60_000_000_000
+"""A job that has enqueued nothing for so long may be over: its end is judged, provisionally."""
 _MOST_AT_ONCE: Final = 16_384
 """Collectives that detectors get in one pass; all that ended in one second stay together."""
 _LONGEST_PASS_NS: Final = 5_000_000_000
@@ -269,6 +282,8 @@ class _Job:
     """Those of the last pass."""
     versions_seen: int = 0
     """How many processes had said their NCCL version when the detectors were given them."""
+    end: tuple[tuple[int, ...], EndOfRanks] | None = None
+    """Where its ranks stand, once it is silent, and what that was computed from."""
     fails_since_ns: int | None = None
     """Since when every pass has failed by an internal error."""
 
@@ -327,6 +342,7 @@ class Detection:
         """Forgets jobs and communicators that are gone, and the findings of those jobs."""
         for job in gone.jobs:
             self._jobs.pop(job, None)
+            self._store.verdicts.pop(job, None)
         self._groups.forget(gone.communicators)
         for job in {self._store.communicators[index].job for index in gone.communicators} & self._jobs.keys():
             self._jobs[job].detectors.evict_communicators(gone.communicators)
@@ -377,27 +393,59 @@ class Detection:
         for process, change in self._store.stamp_offsets.drain_changes().items():
             moved[self._store.process_job[process]][self._store.processes[process].host] = change
         active = {*self._store.process_job, *self._facts} - self._retention.jobs
+        have_ended = cache(self._have_ended)
         for name in sorted({*active, *self._jobs}):
             job = self._jobs[name]
             with self._errors.isolated("detect", f"job {name}"):
-                living = None
+                context = None
                 if name in active:
                     context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
                     context = replace(context, settings=settings_of(thresholds, name))
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
-                    living = self._groups.without_ended(context)
                 job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
-                if final and living is not None:
-                    hang = job.detectors.hang_at_end(job.progress.rows, living)
-                    job.findings = by_urgency([*job.findings, *((hang,) if hang else ())])
+                if context is not None:
+                    self._judge_end(job, context, silence_at_ns, have_ended)
                 job.fails_since_ns = None
                 continue
             job.fails_since_ns = job.fails_since_ns or at_ns
         self._store.findings = by_urgency(
             finding for name, job in self._jobs.items() for finding in (*job.findings, *job.failure(name))
         )
+
+    def _judge_end(
+        self,
+        job: _Job,
+        context: Context,
+        silence_at_ns: int,
+        have_ended: Callable[[], Mapping[str, Mapping[int, bool]]],
+    ) -> None:
+        """Says how a job ended that is over, or would have if nothing more came of one that is silent."""
+        counts = job.progress.rows
+        if context.is_over:
+            hang = job.detectors.hang_at_end(counts, self._groups.without_ended(context))
+            job.findings = by_urgency([*job.findings, *((hang,) if hang else ())])
+        is_stuck = any(each.kind is FindingKind.HANG and each.until_ns is None for each in job.findings)
+        newest_ns = int(counts["last_ns"].max(initial=NO_TIME_NS))
+        is_silent = newest_ns != NO_TIME_NS and silence_at_ns - newest_ns > _SILENT_NS
+        if not (context.is_over or is_stuck or is_silent):
+            self._store.verdicts.pop(context.job, None)
+            return
+        ended = have_ended().get(context.job, {})
+        key = newest_ns, len(counts), sum(ended.values()), len(context.groups), context.is_over
+        if job.end is None or job.end[0] != key:
+            job.end = key, end_of_ranks(counts, context, ended)
+        self._store.verdicts[context.job] = job.detectors.verdict(job.findings, job.end[1], self._newest_lines, context)
+
+    def _have_ended(self) -> dict[str, dict[int, bool]]:
+        """By job and global rank: whether it ended a communicator."""
+        ended: defaultdict[str, dict[int, bool]] = defaultdict(dict[int, bool])
+        for member in self._store.members:
+            if member.global_rank is not None:
+                ranks = ended[self._store.process_job[member.process]]
+                ranks[member.global_rank] = ranks.get(member.global_rank, False) or not member.is_alive
+        return ended
 
     def _ingest(
         self, job: _Job, context: Context, measured: Columns, now_ns: int, clocks: Clocks, *, final: bool
@@ -419,7 +467,7 @@ class Detection:
         job.steps = []
         facts = self._facts.pop(context.job, [])
         if facts:
-            detectors.ingest_facts(list(self._with_ranks(facts, now_ns)), context)
+            detectors.ingest_facts(list(self._with_ranks(context.job, facts, now_ns)), context)
         detectors.ingest_newest_lines(self._newest_lines)
         if len(self._store.process_version) != job.versions_seen:
             job.versions_seen = len(self._store.process_version)
@@ -436,22 +484,39 @@ class Detection:
         for host in self._hosts.visibility(hosts):
             detectors.ingest_visibility(host, context, now_ns)
 
-    def _with_ranks(self, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
-        ranks: dict[tuple[str, int], set[int | None]] = defaultdict(set[int | None])
-        processes: dict[tuple[str, int], int] = {}
+    def _with_ranks(self, job: str, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
+        ranks: dict[ProcessKey, set[int | None]] = defaultdict(set[int | None])
+        processes: dict[ProcessKey, int] = {}
+        keys: dict[int, set[ProcessKey]] = defaultdict(set[ProcessKey])
+        """By pid, and (negative) by global rank less one."""
         for member in self._store.members:
             process = self._store.processes[member.process]
-            ranks[process.host, process.pid].add(member.global_rank)
-            processes[process.host, process.pid] = member.process
+            key = process.host, process.pid
+            ranks[key].add(member.global_rank)
+            processes[key] = member.process
+            if self._store.process_job[member.process] == job:
+                keys[process.pid].add(key)
+                keys[-1 - (member.global_rank or 0)] |= set() if member.global_rank is None else {key}
         for each in facts:
             fact = each.fact
-            own = ranks.get((fact.host, fact.pid), set()) if fact.host and fact.pid else set[int | None]()
-            rank = next(iter(own)) if len(own) == 1 else None
             key = (fact.host or "", fact.pid or 0)
+            said = fact.global_rank if isinstance(fact, ProgramFailure) else None
+            if not fact.host and (said is not None or fact.pid):
+                alike = keys.get(fact.pid or -1 - (said or 0), set())
+                key = next(iter(alike)) if len(alike) == 1 else key
+            own = ranks.get(key, set()) if key[0] and key[1] else set[int | None]()
+            rank = said if said is not None else next(iter(own)) if len(own) == 1 else None
             at_ns = self._store.stamp_offsets.time_of(processes.get(key), fact.logged_at_ns or NO_TIME_NS, each.at_ns)
-            at_ns = now_ns if at_ns == NO_TIME_NS else at_ns
-            is_behind = self._newest_lines.get(key, 0) > 0
-            yield LoggedFact(fact, each.source, rank, at_ns, is_behind)
+            log = self._store.process_source.get(processes.get(key, NO_NUMBER))
+            yield LoggedFact(
+                fact=fact,
+                source=each.source,
+                rank=rank,
+                at_ns=now_ns if at_ns == NO_TIME_NS else at_ns,
+                is_behind_operations=self._newest_lines.get(key, 0) > 0,
+                has_time=at_ns != NO_TIME_NS,
+                process=key if log is not None and self._store.sources[log].source.name == each.source else None,
+            )
 
     def _versions(self, job: str) -> dict[ProcessKey, str]:
         """NCCL version of each process of a job that printed its own."""

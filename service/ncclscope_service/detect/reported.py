@@ -13,11 +13,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
-from ncclscope_service.store.records import Finding, FindingKind, Severity
+from ncclscope_service.store.records import FailureLine, Finding, FindingKind, Severity
 from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire import facts
 from ncclscope_wire.facts import Fact
@@ -51,6 +52,10 @@ class LoggedFact(NamedTuple):
     """Logged, else observed; the job's newest time if neither is known."""
     is_behind_operations: bool = False
     """Whether its process logged operations in front of it."""
+    has_time: bool = True
+    """Whether the line has a time of its own."""
+    process: ProcessKey | None = None
+    """Whose log it stands in, if it is about that process."""
 
 
 TorchFact: TypeAlias = facts.TorchTimeout | facts.TorchProgress
@@ -121,6 +126,12 @@ class TorchTimeouts:
     def global_ranks(self) -> tuple[int, ...]:
         """Ranks of the job that gave up, as far as lines say them."""
         return tuple(sorted(set(self._global_ranks.values())))
+
+    def culprits(self) -> tuple[int, ...]:
+        """Ranks of the job that are furthest behind in the largest group, as far as lines say them."""
+        places = self._by_group()[0]
+        behind = self._behind(places) or self._furthest_behind(places)
+        return tuple(sorted({self._global_ranks[place] for place in behind if place in self._global_ranks}))
 
     def _names_of(self, places: list[_Place]) -> str:
         """These ranks of one group: those of the job if all are known."""
@@ -223,13 +234,114 @@ class _Report:
     """Statements of PyTorch's watchdogs, if those are what is reported."""
 
 
+class Role(IntEnum):
+    """What a failure says about the end of its job; the earlier ones explain the later ones."""
+
+    CAUSE = 0
+    TIMEOUT = 1
+    KILL = 2
+    EXCEPTION = 3
+    """One that no line says to have ended its program: those that were caught are printed, too."""
+    EXIT = 4
+    """A program ended with an error, and nothing says why."""
+    CONSEQUENCE = 5
+    """What processes say when others are gone."""
+
+
+class Failure(NamedTuple):
+    """A line that says that something failed, and what it says about the end of the job."""
+
+    role: Role
+    order: tuple[int, str, int]
+    """By time, if the line has one, by file and by line."""
+    line: FailureLine
+
+
+_WRITERS_KEPT: Final = 16_384
+"""Ranks, processes or files of which first failures and last words are kept."""
+_WORDS_SHOWN: Final = 240
+_BY_OTHERS: Final = re.compile(
+    r"remote process exited|network error|onnection (?:reset|closed|refused)|Broken pipe|[Ww]atchdog|ChildFailedError|"
+    r"ProcessRaisedException|ncclRemoteError|NCCL communicator was aborted"
+)
+"""In exceptions that come of others."""
+
+
+def _role_of(fact: Fact) -> Role | None:
+    """None if the line says nothing about the end of its job."""
+    if isinstance(fact, facts.ProgramFailure):
+        return _role_of_program(fact)
+    if isinstance(fact, facts.TorchTimeout | facts.TorchProgress):
+        return Role.TIMEOUT
+    if isinstance(fact, facts.ConnectionTrouble | facts.ProxyTrouble | facts.CommunicatorTrouble):
+        return Role.CONSEQUENCE
+    is_shutting_down = isinstance(fact, facts.CudaFailure) and _SHUTTING_DOWN in fact.error
+    return None if is_shutting_down or isinstance(fact, facts.OtherWarning | facts.PathNotUsed) else Role.CAUSE
+
+
+def _role_of_program(fact: facts.ProgramFailure) -> Role:
+    if fact.what in _ROLES:
+        return _ROLES[fact.what]
+    is_known = fact.global_rank is not None or fact.text.startswith(_ENGINES)
+    return Role.CONSEQUENCE if _BY_OTHERS.search(fact.text) else Role.CAUSE if is_known else Role.EXCEPTION
+
+
+_ROLES: Final = {_OUT_OF_MEMORY: Role.CAUSE, "killed": Role.KILL, "exited": Role.EXIT}
+_OF_NCCL: Final = "NCCL error"
+_ENGINES: Final = (_OF_NCCL, "CUDA error")
+"""Beginnings of exceptions of C++ that nobody catches."""
+
+
+class FailureLines:
+    """The first failure of each role and the last words of each rank, process or file."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[Role, Hashable], tuple[Failure, LoggedFact]] = {}
+        self._last: dict[Hashable, Failure] = {}
+
+    def add(self, logged: LoggedFact, text: str) -> None:
+        """Takes a failure in these words."""
+        fact, role = logged.fact, _role_of(logged.fact)
+        writer: Hashable = logged.rank if logged.rank is not None else fact.host and (fact.host, fact.pid)
+        writer = logged.source if writer is None else writer
+        if len(self._last) >= _WRITERS_KEPT and writer not in self._last:
+            return
+        line = FailureLine(
+            rank=logged.rank,
+            host=fact.host,
+            text=text[:_WORDS_SHOWN],
+            at_ns=logged.at_ns if logged.has_time else None,
+            where=f"{logged.source}:{fact.line}",
+        )
+        order = logged.at_ns if logged.has_time else 0, logged.source, fact.line
+        made = Failure(Role.CONSEQUENCE if role is None else role, order, line)
+        if writer not in self._last or self._last[writer].order <= order:
+            self._last[writer] = made
+        if role is not None and (role, writer) not in self._first:
+            self._first[role, writer] = made, logged
+
+    def failures(self, newest_lines: Mapping[ProcessKey, int]) -> list[Failure]:
+        """The first of each role of each rank, process or file, behind which its process logged no operation."""
+        return [
+            each
+            for each, logged in self._first.values()
+            if logged.process is None or newest_lines.get(logged.process, 0) <= logged.fact.line
+        ]
+
+    def last_words(self) -> tuple[FailureLine, ...]:
+        """Of each rank, by rank; those of processes and files without one are last."""
+        lines = (each.line for each in self._last.values())
+        return tuple(sorted(lines, key=lambda line: (line.rank is None, line.rank or 0, line.where)))
+
+
+@dataclass(slots=True)
 class Reported:
     """Failures that the logs of one job report."""
 
-    def __init__(self) -> None:
-        self._reports: dict[Hashable, _Report] = {}
-        self._ledger = Ledger()
-        self._context: Context | None = None
+    _reports: dict[Hashable, _Report] = field(default_factory=dict[Hashable, _Report])
+    _ledger: Ledger = field(default_factory=Ledger)
+    _context: Context | None = None
+    lines: FailureLines = field(default_factory=FailureLines)
 
     def ingest_newest_lines(self, lines: Mapping[ProcessKey, int]) -> None:
         """By process of the job: the line of the newest operation, if it has any."""
@@ -245,6 +357,13 @@ class Reported:
             key = None if trouble is None else trouble.key(one.fact)
             if trouble is not None and key is not None:
                 self._record(key, one, trouble)
+            if trouble is not None and (key is not None or isinstance(one.fact, facts.ProgramFailure)):
+                self.lines.add(one, _words_of(one.fact, trouble))
+
+    def timeouts(self) -> TorchTimeouts | None:
+        """What PyTorch's watchdogs say, if they gave up."""
+        report = self._reports.get(_TIMED_OUT)
+        return None if report is None else report.timeouts
 
     def findings(self, now_ns: int, *, is_stuck: bool = False) -> list[Finding]:
         """All findings so far. `is_stuck`: another detector says that the job stands still or goes wrong."""
@@ -292,6 +411,10 @@ class Reported:
 FactType = TypeVar("FactType", bound=Fact)
 
 
+_TIMED_OUT: Final = "torch"
+"""Key of the report of all time-outs."""
+
+
 class _Trouble(NamedTuple):
     """Severity, identity and text of one type of fact."""
 
@@ -310,7 +433,25 @@ def _with(name: str, value: object) -> str:
 
 def _torch_key(fact: TorchFact) -> Hashable | None:
     """Time-outs of all ranks and groups of a job are one event: one hang makes all of them."""
-    return "torch" if isinstance(fact, facts.TorchTimeout) or _failed_at(fact) is not None else None
+    return _TIMED_OUT if isinstance(fact, facts.TorchTimeout) or _failed_at(fact) is not None else None
+
+
+def _words_of(fact: Fact, trouble: _Trouble) -> str:
+    """What one line says."""
+    if isinstance(fact, facts.TorchTimeout):
+        return f"gave up on {fact.operation} {fact.sequence} after {fact.timeout_ms / 1000:.0f} s (PyTorch's watchdog)"
+    if isinstance(fact, facts.TorchProgress):
+        return f"gave up on collective {fact.failed_at}, had enqueued {fact.last_enqueued} (PyTorch's watchdog)"
+    return fact.text if isinstance(fact, facts.ProgramFailure) else trouble.text(fact)
+
+
+def _program_key(fact: facts.ProgramFailure) -> Hashable | None:
+    """Lines of programs that report what failed. Errors of NCCL are in its own lines; how programs end is a matter of
+    the verdict.
+    """
+    if _role_of(fact) is not Role.CAUSE or _OF_NCCL in fact.text:
+        return None
+    return "program", fact.what if fact.what == _OUT_OF_MEMORY else _shape(fact.text)
 
 
 def _gave_up(fact: TorchFact) -> str:
@@ -440,6 +581,12 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             _what,
             lambda fact: f"NCCL rejected a call: {fact.what}{_ranks_of(fact)}",
         ),
+        _of(
+            facts.ProgramFailure,
+            Severity.CRITICAL,
+            _program_key,
+            lambda fact: f"a program failed: {fact.text}" if fact.what == "exception" else fact.text,
+        ),
     )
 )
 
@@ -466,7 +613,8 @@ def _finding(report: _Report, context: Context) -> Finding:
             "lines": report.lines,
             "where": list(report.shown),
             "processes": len(report.first_lines),
-            "out_of_memory": _OUT_OF_MEMORY in report.text or isinstance(report.first_fact, facts.MemoryFailure),
+            "out_of_memory": _OUT_OF_MEMORY in report.text.lower()
+            or isinstance(report.first_fact, facts.MemoryFailure),
             **evidence,
         },
     )

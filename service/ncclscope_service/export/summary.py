@@ -24,7 +24,7 @@ from ncclscope_service.job.iterations import summarise
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.usage import Signature
-from ncclscope_service.store.records import SourceState
+from ncclscope_service.store.records import SourceState, Verdict
 from ncclscope_service.store.rows import IterationBy, Match
 from ncclscope_service.store.tables import version_of
 from ncclscope_wire.batch import Columns
@@ -239,6 +239,7 @@ def summary_document(
     document: dict[str, object] = {
         "level": level(selection),
         "jobs": list(selection.jobs),
+        "verdicts": {job: verdict_document(store.verdicts.get(job)) for job in selection.jobs},
         "hosts": hosts,
         "processes": len(selection.processes()),
         "ranks": len(seen_ranks(selection)) or None,
@@ -267,6 +268,19 @@ def summary_document(
     if selection.benchmarks:
         document["benchmarks"] = benchmarks_document(selection)
     return document
+
+
+def verdict_document(verdict: Verdict | None) -> dict[str, object] | None:
+    """How a job ended; None of one that goes on."""
+    if verdict is None:
+        return None
+    return {name: value for name, value in asdict(verdict).items() if name not in {"job", "last_words"}}
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """A sentence for people."""
+    sure = "The job is silent; as its logs stand, it is" if verdict.is_provisional else "How it ended:"
+    return f"{sure} {verdict.ending.value}: {verdict.summary}"
 
 
 def level(selection: Selection) -> str:

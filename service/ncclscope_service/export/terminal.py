@@ -33,6 +33,7 @@ from ncclscope_service.export.summary import (
     level,
     matched_ratio,
     seen_ranks,
+    verdict_text,
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.totals import Totals, totals
@@ -44,6 +45,7 @@ from ncclscope_service.store.rows import Match
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
 _MAX_SIZES = 40
+_MAX_VERDICTS = 4
 _MEASURES = (("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text), ("wait_ratio", ratio_text))
 _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -56,9 +58,10 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
 
 
 def terminal_summary(selection: Selection, sums: Totals) -> str:
-    """At most ten lines: the gravest findings, what ran, how long its steps were, and how fast it communicated."""
+    """At most ten lines: how it ended, the gravest findings, what ran, its steps, and how fast it communicated."""
     first = [] if sums.all().operations or has_inspector(selection) else [NO_OPERATIONS]
-    return "\n".join([*first, *_findings(selection, 4), *_summed_up(selection, sums)]) + "\n"
+    ended = list(_verdicts(selection))[:1]
+    return "\n".join([*ended, *first, *_findings(selection, 3), *_summed_up(selection, sums)]) + "\n"
 
 
 def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
@@ -86,6 +89,7 @@ def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
 
 
 def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
+    yield from _verdicts(selection)
     yield from _read(selection)
     yield ""
     yield from _benchmarks(selection)
@@ -102,6 +106,13 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
         yield from map(_printable, _table(head, waited))
     yield ""
     yield from _findings(selection)
+
+
+def _verdicts(selection: Selection) -> Iterator[str]:
+    """How each job ended."""
+    for job in selection.jobs[:_MAX_VERDICTS]:
+        if (verdict := selection.store.verdicts.get(job)) is not None:
+            yield _printable(f"{job}: {verdict_text(verdict)}" if len(selection.jobs) > 1 else verdict_text(verdict))
 
 
 def _read(selection: Selection) -> Iterator[str]:

@@ -153,6 +153,49 @@ class Finding:
     evidence: dict[str, object]
 
 
+class Ending(StrEnum):
+    """Ways in which a job ends."""
+
+    HANG = "hang"
+    CRASHED = "crashed"
+    KILLED = "killed"
+    ENDED_TOGETHER = "ended together"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureLine:
+    """A log line that says that something failed."""
+
+    rank: int | None
+    """Global rank that it is about."""
+    host: str | None
+    text: str
+    at_ns: int | None
+    """Logged, else observed; None if neither is known."""
+    where: str
+    """File and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a job ended, as far as its logs tell."""
+
+    job: str
+    ending: Ending
+    is_provisional: bool
+    """The job is silent but not known to be over."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks that hung, or that failed first; empty if they are not known."""
+    hosts: tuple[str, ...] = ()
+    summary: str
+    """One sentence: what happened, or why that is unclear."""
+    first_failure: FailureLine | None = None
+    """Of a job that crashed or was killed."""
+    last_words: tuple[FailureLine, ...] = ()
+    """By rank, the last line of each that says that something failed."""
+
+
 @dataclass(slots=True)
 class SourceState:
     """State of one source."""

@@ -31,6 +31,7 @@ from ncclscope_service.store.records import (
     RetiredSources,
     SourceGaps,
     SourceState,
+    Verdict,
 )
 from ncclscope_service.store.stamp_offsets import StampOffsets
 from ncclscope_wire.batch import Columns
@@ -156,6 +157,8 @@ class Store:
     clocks_are_trusted: bool = True
     """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
     findings: list[Finding] = field(default_factory=list[Finding])
+    verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
+    """By job, of those that are over or silent: how they ended."""
 
     understood: Counter[str] = field(default_factory=Counter[str])
     """Lines and records by family."""

@@ -14,7 +14,7 @@ from ncclscope_agent.sources.nccl_log import channel_lines, setting_lines, troub
 from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, MATRIX_ROW, REMARKS, TRACE
 from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, FamilyIndex, FamilyRead
 from ncclscope_agent.sources.nccl_log.prefix import LogRecord, RecordEnd, Writer
-from ncclscope_wire.facts import OtherWarning
+from ncclscope_wire.facts import OtherWarning, ProgramFailure
 
 FAMILIES: Final[tuple[Family, ...]] = (
     *channel_lines.FAMILIES,
@@ -33,6 +33,7 @@ _COMMUNICATOR_BEHIND: Final = re.compile(
 
 _INDEX: Final = FamilyIndex(FAMILIES)
 _TORCH: Final = FamilyIndex(trouble_lines.TORCH)
+_PROGRAMS: Final = FamilyIndex(trouble_lines.PROGRAMS)
 _REMARKS: Final = FamilyIndex(REMARKS)
 _CALLS: Final = FamilyIndex(CALLS)
 _MATRIX: Final = FamilyIndex([MATRIX_ROW])
@@ -40,6 +41,14 @@ _MATRIX: Final = FamilyIndex([MATRIX_ROW])
 _TORCH_AT: Final = re.compile(rb"(?: (\d{1,10}) )?ProcessGroupNCCL\.cpp:\d{1,6}\] |what\(\):  ")
 """With the thread in front if PyTorch was built with glog."""
 _TORCH_RANK: Final = re.compile(rb"\[rank(\d{1,9})\]:")
+_PROGRAM_AT: Final = re.compile(
+    rb"(?:\[rank(\d{1,9})\]: |\bRank (\d{1,9}): )?"
+    rb"(?<![\w.])(?:(?:[A-Za-z_][\w.]{0,80}\.)?(?:[A-Z]\w{0,40}Error: |process \d{1,6} terminated with signal )"
+    rb"|error: (?:\*\*\* |[\w.-]{1,80}: tasks? \d)|rank \d{1,9} died from |failed \(exitcode: "
+    rb"|Signal \d{1,2} \(SIG|Terminating process \d)"
+)
+_IN_FRONT: Final = re.compile(rb"(?:[\w.@-]{1,80}: ?|\[[\w,.@|/-]{1,80}\]:? ?)*+")
+"""Tags of launchers: only they may stand in front of an exception that nothing says to be one of a rank."""
 _LONGEST_WARNING: Final = 1024
 """NCCL's own limit of a message up to 2.28."""
 MATRIX_TITLE: Final = b"Enabled NCCL Func/Proto/Algo Matrix:"
@@ -106,6 +115,23 @@ def read_torch(text: bytes, line: int) -> FamilyRead | None:
     if rank is not None:
         about["global_rank"] = int(rank[1])
     return _TORCH.read(text[at.end() :], about)
+
+
+def read_program(text: bytes, line: int) -> FamilyRead | None:
+    """A line of Python, a launcher or a scheduler that says how a program failed; None if it is none that is known."""
+    if b"rror: " not in text and b"signal " not in text and b"xitcode" not in text and b"Signal " not in text:
+        return None
+    at = _PROGRAM_AT.search(text)
+    if at is None:
+        return None
+    about: dict[str, object] = {"line": line}
+    rank = at[1] or at[2]
+    if rank is not None:
+        about["global_rank"] = int(rank)
+    begin = at.end(1) + 3 if at[1] else at.end(2) + 2 if at[2] else at.start()
+    found = _PROGRAMS.read(text[begin:], about)
+    is_bare = found is not None and isinstance(found.fact, ProgramFailure) and found.fact.what == "exception"
+    return None if is_bare and rank is None and _IN_FRONT.fullmatch(text, 0, begin) is None else found
 
 
 def read_matrix_row(text: bytes) -> FamilyRead | None:

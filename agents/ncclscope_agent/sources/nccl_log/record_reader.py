@@ -78,7 +78,7 @@ class OtherRecords:
             if found is None:
                 self._matrix_of = None
         if found is None:
-            found = line_families.read_torch(text, line)
+            found = line_families.read_torch(text, line) or line_families.read_program(text, line)
         if found is None or not (is_whole or found.family.is_closed):
             return False
         _add(found, gathered)

@@ -1,5 +1,6 @@
 # ruff: noqa: E501  a pattern is as long as the line that it reads
-"""Lines that say that something went wrong: NCCL's warnings, and PyTorch's watchdog beside them.
+"""Lines that say that something went wrong: NCCL's warnings, and beside them PyTorch's watchdog, Python's exceptions, and
+what launchers and schedulers say of programs that ended.
 
 A warning may also come as INFO, with file and line inside the message, if NCCL expected the failure.
 
@@ -156,7 +157,61 @@ _WORK: Final = (
     r" ran for \d+ milliseconds before timing out\."
 )
 
+_SAID: Final = r"[\x20-\x7e]{0,900}"
+_KILLING: Final = frozenset({"9", "15", "SIGKILL", "SIGTERM", "Killed", "CANCELLED"})
+
+
+def _ended(fields: Fields) -> Fields:
+    """What became of a program, by its signal or in words: those that kill it come from outside."""
+    status = str(fields.pop("status", ""))
+    return {**fields, "what": "killed" if status.removeprefix("-") in _KILLING else "exited"}
+
+
+PROGRAMS: Final[tuple[Family, ...]] = (
+    *forms(
+        "program_failure",
+        facts.ProgramFailure,
+        rf"(?P<text>(?:[\w.]{{1,80}}\.)?\w{{0,40}}Error: CUDA out of memory\.{_SAID})",
+        starts=(),
+        fixed={"what": "out of memory"},
+    ),
+    *forms(
+        "program_failure",
+        facts.ProgramFailure,
+        rf"(?P<text>(?:[\w.]{{1,80}}\.)?[A-Z]\w{{0,40}}Error: {_SAID})",
+        starts=(),
+        fixed={"what": "exception"},
+    ),
+    *forms(
+        "program_failure",
+        facts.ProgramFailure,
+        rf"(?P<text>process \d{{1,6}} terminated with signal (?P<status>SIG\w{{1,8}}){_SAID})",
+        r"error: \*\*\* (?P<text>(?:JOB|STEP) [\d._+]{1,40} ON [\w.-]{1,80} (?P<status>CANCELLED) AT [\dT:-]{1,30}"
+        r"(?: DUE TO (?!TASK FAILURE)[A-Z ]{1,40})?) \*\*\*",
+        r"error: \*\*\* (?P<text>(?:JOB|STEP) [\d._+]{1,40} ON [\w.-]{1,80} CANCELLED AT [\dT:-]{1,30} DUE TO TASK FAILURE) \*\*\*",
+        rf"error: (?P<text>[\w.-]{{1,80}}: tasks? [\d,-]{{1,200}}: (?P<status>Killed|[A-Z][\w ]{{1,20}}){_SAID})",
+        rf"(?P<text>rank (?P<global_rank>\d{{1,9}}) died from signal (?P<status>\d{{1,2}}){_SAID})",
+        rf"(?P<text>failed \(exitcode: (?P<status>-?\d{{1,3}})\) local_rank: \d{{1,6}} \(pid: (?P<pid>\d{{1,9}})\) of binary: {_SAID})",
+        rf"(?P<text>Signal (?P<status>\d{{1,2}}) \(SIG\w{{1,8}}\) received by PID (?P<pid>\d{{1,9}})){_SAID}",
+        r"(?P<text>Terminating process (?P<pid>\d{1,9}) via signal SIG\w{1,8})",
+        starts=(),
+        finish=_ended,
+    ),
+)
+"""Forms of the text behind what `line_families.read_program` finds.
+
+*Source:* PyTorch `c10/cuda/CUDACachingAllocator.cpp`, `torch/distributed/__init__.py` (rank in front of an exception),
+`torch/distributed/elastic/multiprocessing/api.py`, `torch/multiprocessing/spawn.py`; Slurm `srun`, `slurmstepd`; PALS.
+"""
+
 TORCH: Final[tuple[Family, ...]] = (
+    *forms(
+        "program_failure",
+        facts.ProgramFailure,
+        rf"(?P<text>(?:NCCL error in|CUDA error): {_SAID})",
+        starts=(),
+        fixed={"what": "exception"},
+    ),
     *forms(
         "torch_group",
         facts.TorchGroup,

@@ -51,12 +51,14 @@ from ncclscope_service.export.summary import (
     level,
     matched_ratio,
     seen_ranks,
+    verdict_text,
 )
 from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import Names, names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Benchmark, Measured
+from ncclscope_service.store.records import Ending, Verdict
 from ncclscope_service.store.tables import version_of
 
 MAX_CHANGES: Final = 40
@@ -307,10 +309,25 @@ def _header(selection: Selection, sums: Totals) -> str:
     lacks_operations = not everything.operations and inspector_document(selection) is None
     told = ([NO_OPERATIONS] if lacks_operations else []) + capture_notes(selection)
     notes = "".join(f"<p>{escape(note)}</p>" for note in told)
+    verdicts = "".join(
+        _verdict(selection.store.verdicts[job]) for job in selection.jobs if job in selection.store.verdicts
+    )
     return (
         f'<h1>{escape(_title(selection))}</h1><p class="lead">{escape(name[0].upper() + name[1:])}. '
-        f'{escape(_LEVELS[name])}</p><dl class="facts">{listed}</dl>{notes}'
+        f'{escape(_LEVELS[name])}</p>{verdicts}<dl class="facts">{listed}</dl>{notes}'
     )
+
+
+_GRAVITY: Final = {Ending.HANG: "critical", Ending.CRASHED: "critical", Ending.KILLED: "warning"}
+
+
+def _verdict(verdict: Verdict) -> str:
+    """How one job ended, as a box like that of a finding."""
+    first = verdict.first_failure
+    where = "" if first is None else f" · first failure at <code>{escape(first.where)}</code>"
+    kind = f'<div class="kind">{escape(verdict.job)}{where}</div>'
+    gravity = _GRAVITY.get(verdict.ending, "info")
+    return f'<div class="finding {gravity}">{kind}<p>{escape(verdict_text(verdict))}</p></div>'
 
 
 def _only_iteration(selection: Selection, sums: Totals) -> dict[str, object]:

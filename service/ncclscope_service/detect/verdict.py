@@ -1,0 +1,174 @@
+"""How a job ended: a hang, a crash, a kill, all ranks together, or why that is unclear.
+
+What explains most comes first: a failure that is no consequence of another one, then a hang (as the last counts show
+it, or as PyTorch's watchdog says), then signals and exit statuses. Only if nothing failed does it count where the ranks
+stood.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from ncclscope_service.columns import row_ops
+from ncclscope_service.detect.context import Context, names_of_hosts, names_of_ranks
+from ncclscope_service.detect.hang import HangState, last_counts
+from ncclscope_service.detect.reported import Failure, Reported, Role
+from ncclscope_service.store.records import Ending, Finding, FindingKind, Verdict
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOfRanks:
+    """Where the ranks of a job stood at its end."""
+
+    counted: int
+    """Communicators, and pairs of Send and Recv, of which operations were logged."""
+    apart: int
+    """Most operations by which two ranks of one of them differ."""
+    unseen: int
+    """Ranks of their groups of which no operation was logged."""
+    ended: frozenset[int]
+    """Global ranks that ended a communicator."""
+    not_ended: frozenset[int]
+    """Global ranks that ended none."""
+    is_lossy: bool
+    """Whether log lines were lost."""
+
+    @property
+    def have_all_ended(self) -> bool:
+        """Whether each rank ended a communicator."""
+        return bool(self.ended) and not self.not_ended
+
+
+def end_of_ranks(counts: Columns, context: Context, has_ended: Mapping[int, bool]) -> EndOfRanks:
+    """From the last counts (`progress.PROGRESS`), and by global rank whether it ended a communicator."""
+    own = row_ops.filter_rows(counts, np.isin(counts["communicator"], np.fromiter(context.groups, np.int64)))
+    channels = last_counts(own)
+    return EndOfRanks(
+        counted=len(channels),
+        apart=max((max(each.values()) - min(each.values()) for each in channels.values()), default=0),
+        unseen=max(
+            (
+                len(context.groups[channel.communicator].hosts) - len(each)
+                for channel, each in channels.items()
+                if channel.sender == NO_NUMBER
+            ),
+            default=0,
+        ),
+        ended=frozenset(rank for rank, ended in has_ended.items() if ended),
+        not_ended=frozenset(rank for rank, ended in has_ended.items() if not ended),
+        is_lossy=bool(context.lossy_hosts or context.silent_hosts),
+    )
+
+
+_WORDLESS: Final = frozenset({HangState.STOPPED, HangState.UNCLEAR})
+"""States of a hang that name nobody."""
+
+
+def judge_end(
+    findings: Sequence[Finding], reported: Reported, failures: Sequence[Failure], end: EndOfRanks, context: Context
+) -> Verdict:
+    """How the job ended; `failures`: those of `reported` that its processes did not survive."""
+    found = next(_verdicts(findings, reported, failures, end, context))
+    return replace(found, is_provisional=not context.is_over, last_words=reported.lines.last_words())
+
+
+def _verdicts(
+    findings: Sequence[Finding], reported: Reported, failures: Sequence[Failure], end: EndOfRanks, context: Context
+) -> Iterator[Verdict]:
+    """All that can be said, what explains most first."""
+    by_role: defaultdict[Role, list[Failure]] = defaultdict(list[Failure])
+    for failure in failures:
+        by_role[failure.role].append(failure)
+    opened = {finding.kind: finding for finding in reversed(findings) if finding.until_ns is None}
+    hang, mismatch = opened.get(FindingKind.HANG), opened.get(FindingKind.MISMATCH)
+    causes = [
+        each for each in by_role[Role.CAUSE] if not any(_is_after(each, gave_up) for gave_up in by_role[Role.TIMEOUT])
+    ]
+    if causes:
+        yield _failed(Ending.CRASHED, causes, context)
+    if hang is not None and hang.evidence["state"] not in _WORDLESS:
+        yield _made(Ending.HANG, hang.summary, context, hang.ranks)
+    timeouts = reported.timeouts()
+    if by_role[Role.TIMEOUT] and timeouts is not None:
+        yield _made(Ending.HANG, timeouts.summary(), context, timeouts.culprits())
+    if by_role[Role.KILL]:
+        yield _failed(Ending.KILLED, by_role[Role.KILL], context)
+    if by_role[Role.EXIT]:
+        yield _failed(Ending.CRASHED, by_role[Role.EXCEPTION] or by_role[Role.EXIT], context)
+    if hang is not None:
+        yield _made(Ending.UNCLEAR, hang.summary, context)
+    if mismatch is not None:
+        yield _made(Ending.UNCLEAR, f"{mismatch.summary}; no line says why the job ended", context)
+    yield _without_failure([*by_role[Role.EXCEPTION], *by_role[Role.CONSEQUENCE]], end, context)
+
+
+def _is_after(one: Failure, other: Failure) -> bool:
+    """Whether it was logged later, as far as times or the lines of one file tell: what comes behind a time-out comes of
+    processes that end by it.
+    """
+    if one.order[1] == other.order[1]:
+        return one.order[2] > other.order[2]
+    return one.line.at_ns is not None and other.line.at_ns is not None and one.line.at_ns > other.line.at_ns
+
+
+def _without_failure(said: Sequence[Failure], end: EndOfRanks, context: Context) -> Verdict:
+    """How a job ended of which nothing says that it failed."""
+    lost = "log lines were lost, " if end.is_lossy else ""
+    if end.apart:
+        words = f" ({min(said).line.text})" if said else ""
+        why = (
+            f"{lost}ranks stopped up to {end.apart} operation{'s' if end.apart > 1 else ''} apart, and no line says "
+            f"why{words}: the job was killed, or its logs end before it did"
+        )
+        return _made(Ending.UNCLEAR, why, context)
+    if end.have_all_ended:
+        what = "at the same operations, and ended its communicators" if end.counted else "its communicators"
+        return _made(Ending.ENDED_TOGETHER, f"every rank ended {what}", context)
+    if end.ended:
+        some, others = (names_of_ranks(sorted(ranks)) for ranks in (end.ended, end.not_ended))
+        return _made(Ending.UNCLEAR, f"{some} ended communicators, {others} ended none, and no line says why", context)
+    if not end.counted:
+        why = "neither operations nor the end of communicators were logged, and no line reports a failure"
+        return _made(Ending.UNCLEAR, why, context)
+    if end.unseen or end.is_lossy:
+        why = (
+            lost.removesuffix(", ") or f"operations of {end.unseen} rank{'s' if end.unseen > 1 else ''} were not logged"
+        )
+        return _made(Ending.UNCLEAR, f"no line reports a failure, but {why}", context)
+    return _made(Ending.ENDED_TOGETHER, "every rank ended at the same operations", context)
+
+
+def _failed(ending: Ending, failures: Sequence[Failure], context: Context) -> Verdict:
+    """The first of these failures, with all ranks that failed in the same words at first."""
+    first = min(failures)
+    same = [each.line.rank for each in failures if each.line.text == first.line.text and each.line.rank is not None]
+    ranks = tuple(sorted(set(same)))
+    hosts = context.hosts_of(ranks) or (() if first.line.host is None else (first.line.host,))
+    who = names_of_ranks(ranks) if ranks else names_of_hosts(hosts) if hosts else "a process"
+    on = f" ({', '.join(hosts)})" if ranks and 0 < len(hosts) <= 3 else ""
+    if ending is Ending.CRASHED:
+        summary = f"{who}{on} failed first: {first.line.text}"
+    else:
+        summary = f"{who}{on}: {first.line.text}" if hosts or ranks else first.line.text
+    line = replace(first.line, host=first.line.host or next(iter(context.hosts_of(ranks[:1])), None))
+    return replace(_made(ending, summary, context, ranks, hosts), first_failure=line)
+
+
+def _made(
+    ending: Ending, summary: str, context: Context, ranks: tuple[int, ...] = (), hosts: tuple[str, ...] | None = None
+) -> Verdict:
+    return Verdict(
+        job=context.job,
+        ending=ending,
+        is_provisional=False,
+        ranks=ranks,
+        hosts=context.hosts_of(ranks) if hosts is None else hosts,
+        summary=summary,
+    )
