@@ -21,6 +21,8 @@ _COMMANDS: Final = {
     "serve": ("ncclscope.serve", "serve"),
     "analyze": ("ncclscope.analyze", "analyze"),
     "snapshot": ("ncclscope.snapshot", "snapshot"),
+    "findings": ("ncclscope.findings", "findings"),
+    "settings": ("ncclscope.findings", "settings"),
     "simulate": ("ncclscope.simulate", "simulate"),
     "run": ("ncclscope.run", "run"),
     "capture": ("ncclscope.capture", "capture"),

@@ -225,6 +225,7 @@ def serve(
             baseline=read_baselines(baselines),
             thresholds=thresholds(),
         ),
+        read_thresholds=thresholds,
         receivers=notifications.for_service(),
         public_url=notifications.public_url,
         snapshot_on_end=snapshot_on_end,

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import io
-import json
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -16,17 +11,14 @@ from typing import Final
 import click
 
 from ncclscope.extras import require_service, require_writable
+from ncclscope.service_port import ask, service_options
 from ncclscope_agent.credentials import Credentials
 
-_PATIENCE_SECONDS: Final = 600
 _MINUTE_NS: Final = 60_000_000_000
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output folder.")
-@click.option(
-    "--service", default="http://127.0.0.1:9798", show_default=True, metavar="URL", help="HTTP address of the service."
-)
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -34,23 +26,14 @@ _MINUTE_NS: Final = 60_000_000_000
 )
 @click.option("--job", help="Only this job.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Only the last N minutes.")
-@click.option(
-    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="File with a token for the service."
-)
-@click.option(
-    "--tls-ca",
-    "ca",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="CA certificates that sign the service's certificate (PEM).",
-)
+@service_options
 def snapshot(
     out: Path,
-    service: str,
     data: Path | None,
     job: str | None,
     minutes: float | None,
-    token_file: Path | None,
-    ca: Path | None,
+    service: str,
+    credentials: Credentials,
 ) -> None:
     """Write the files of `analyze` and a Chrome trace of what a running service has in memory.
 
@@ -61,9 +44,6 @@ def snapshot(
         for path in write_stopped(data, out, job=job, minutes=minutes):
             click.echo(path)
         return
-    if not service.startswith(("http://", "https://")):
-        raise click.UsageError(f"--service: {service!r} is not an address such as http://127.0.0.1:9798")
-    credentials = Credentials(tls_ca=str(ca or ""), token_file=str(token_file or ""))
     for name in fetch_snapshot(service, out, job=job, minutes=minutes, credentials=credentials):
         click.echo(out / name)
 
@@ -103,48 +83,8 @@ def fetch_snapshot(
     """
     given = (("job", job), ("minutes", minutes))
     asked = {name: str(value) for name, value in given if value is not None}
-    url = f"{service.rstrip('/')}/api/snapshot" + (f"?{urllib.parse.urlencode(asked)}" if asked else "")
-    known = credentials or Credentials()
-    token, context = known.token(), known.context()
-    request = urllib.request.Request(url, method="POST")
-    if token:
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_SECONDS, context=context) as answer:
-            packed = io.BytesIO(answer.read())
-    except urllib.error.HTTPError as error:
-        advice = " (--token-file FILE)" if error.code in (401, 403) else ""
-        raise click.ClickException(f"{url}: {_reason(error)}{advice}") from error
-    except http.client.HTTPException as error:
-        raise click.ClickException(
-            f"{service} does not speak HTTP: is it the port for agents, or one with TLS (https://)? Name the service's "
-            "HTTP address with --service"
-        ) from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        if isinstance(error, urllib.error.URLError) and isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise click.ClickException(
-                f"{service} has a certificate that is refused: {error.reason.verify_message}; --tls-ca names who may "
-                "sign it"
-            ) from error
-        raise click.ClickException(
-            f"no service answers at {service}: {_cause(error)}. "
-            "Start one with `ncclscope serve`, or name it with --service"
-        ) from error
-    return _unpack(packed, out)
-
-
-def _cause(error: Exception) -> str:
-    """The system's own words for an error, without those of the libraries on the way."""
-    inner = error.reason if isinstance(error, urllib.error.URLError) else error
-    return str(inner.strerror or inner) if isinstance(inner, OSError) else str(inner)
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    text = error.read().decode(errors="replace")
-    try:
-        return str(json.loads(text)["error"])
-    except (ValueError, KeyError, TypeError):
-        return text.strip() or f"HTTP {error.code}"
+    path = "/api/snapshot" + (f"?{urllib.parse.urlencode(asked)}" if asked else "")
+    return _unpack(io.BytesIO(ask(service, path, method="POST", credentials=credentials)), out)
 
 
 def _unpack(packed: io.BytesIO, out: Path) -> list[str]:

@@ -10,7 +10,7 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from ncclscope_service.auth.credentials import CredentialFiles, Credentials
 from ncclscope_service.clock.host_clocks import ClockPrior
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.export.directory import write_run
-from ncclscope_service.intake.journal_entry import NotificationSettled
+from ncclscope_service.intake.journal_entry import NotificationSettled, OperatorEntry
 from ncclscope_service.intake.receive import AgentRecord, Received, Receiver
 from ncclscope_service.keep.persistence import Persistence, PersistenceSettings
 from ncclscope_service.keep.service_state import SILENCE_NS, ServiceState, has_destroyed_all
@@ -39,6 +39,7 @@ from ncclscope_service.serve.views import DiskProbe, ServiceStatus, ServiceViews
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_service.store.tables import Store
+from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.loopback import is_loopback
 
 _log = structlog.get_logger(__name__)
@@ -86,6 +87,8 @@ class ServiceSettings:
     """Folder that gets the files of a run when the service is stopped, and of each job that ends in one of its own."""
     snapshots_kept: int = 20
     """Folders of ended jobs; the oldest are removed."""
+    read_thresholds: Callable[[], dict[str, float]] | None = None
+    """Reads the thresholds of `pipeline` again, at SIGHUP. Raises ConfigError."""
     stop_seconds: float = 45.0
     """A service that is asked to stop ends by that time, or as soon as the piece of work that is under way then is
     done: what is not decided or written is left to the next start."""
@@ -127,6 +130,7 @@ class Service:
             access=self._access,
             notifier=self._notifier,
             disk=self._disk,
+            on_operator=self._on_operator,
         )
         self._turns = Turns(self._is_full)
         self._mistakes_told_until = 0.0
@@ -216,6 +220,16 @@ class Service:
         """Reads certificates and lists of tokens again, now."""
         for known in (self._agent_credentials, self._http_credentials):
             known.reload(is_forced=True)
+
+    def reload_thresholds(self) -> None:
+        """Reads the thresholds of the detectors again from where they were given; wrong ones change nothing."""
+        read = self._settings.read_thresholds
+        if read is None:
+            return
+        try:
+            self.pipeline.settings = replace(self.pipeline.settings, thresholds=read())
+        except ConfigError as error:
+            _log.error("thresholds_not_read", why=str(error))
 
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
@@ -325,6 +339,13 @@ class Service:
             )
             self._persistence.journal.append(settled)
 
+    def _on_operator(self, entry: OperatorEntry) -> None:
+        """A person marked findings or changed thresholds, and it was found right."""
+        if self._persistence is not None:
+            self._persistence.journal.append(entry)
+        self._state.apply(entry)
+        _log.info("changed_by_operator", what=type(entry).__name__, by=entry.by)
+
     async def _write_states(self, persistence: Persistence) -> None:
         while True:
             await anyio.sleep(1)
@@ -394,6 +415,7 @@ async def run_service(settings: ServiceSettings, *, on_started: Callable[[int, i
             async for received in signals:
                 if received is signal.SIGHUP:
                     service.reload_credentials()
+                    service.reload_thresholds()
                     continue
                 until = time.monotonic() + settings.stop_seconds
                 _log.info("stopping", signal=signal.Signals(received).name, within_seconds=settings.stop_seconds)

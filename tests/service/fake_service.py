@@ -17,12 +17,17 @@ from typing import Final
 import numpy as np
 import uvicorn
 
+from ncclscope_service.detect.settings import checked_change
 from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.intake.journal_entry import FindingMarked
 from ncclscope_service.metrics.scrape import MetricsView, gather
 from ncclscope_service.rollup.series import Tally
+from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.routes import make_app
 from ncclscope_service.show.details import JobQuery, query_job
+from ncclscope_service.show.finding_events import FindingTracker
+from ncclscope_service.show.finding_marks import FindingMarks
 from ncclscope_service.show.health import (
     AgentView,
     HealthCheck,
@@ -32,7 +37,17 @@ from ncclscope_service.show.health import (
     journal_check,
     tick_check,
 )
-from ncclscope_service.show.overview import FindingView, HealthView, Overview, finding_views, health_view, make_overview
+from ncclscope_service.show.overview import (
+    FindingView,
+    HealthView,
+    MarksView,
+    Overview,
+    SettingsView,
+    finding_views,
+    health_view,
+    make_overview,
+    settings_view,
+)
 from ncclscope_service.store.records import (
     Communicator,
     Finding,
@@ -469,6 +484,10 @@ class FakeService:
     """When the findings were found; set at the first look, so that they grow older."""
     extra_findings: list[Finding] = field(default_factory=list[Finding])
 
+    known: FindingMarks = field(default_factory=FindingMarks)
+    changed: dict[str, float] = field(default_factory=dict[str, float])
+
+    _tracker: FindingTracker = field(default_factory=FindingTracker, init=False)
     _still: Store | None = field(default=None, init=False)
 
     def store(self, now_ns: int) -> Store:
@@ -492,7 +511,30 @@ class FakeService:
         )
         store = maker.make()
         store.findings.extend(self.extra_findings)
+        self.aliases.update(store.communicators, store.members)
+        self._tracker.compare(finding_views(store, self.aliases, most=None), now_ns)
+        store.findings = self.known.marked(self._tracker.identified(store.findings))
         return store
+
+    def marks(self) -> MarksView:
+        return MarksView(acknowledged=self.known.acknowledged, mutes=tuple(self.known.mutes.values()))
+
+    def mark(self, asked: MarkRequest) -> None:
+        now_ns = time.time_ns() if self.now_ns is None else self.now_ns
+        entry = FindingMarked(
+            action=asked.action, at_ns=now_ns, by=asked.by, note=asked.note, finding=asked.finding, kind=asked.kind,
+            job=asked.job, ranks=asked.ranks, hosts=asked.hosts, until_ns=now_ns + round(asked.seconds * 1e9),
+            mute=asked.mute,
+        )  # fmt: skip
+        self.known.check(entry, self.store(now_ns).findings)
+        self.known, self._still = self.known.applied(entry), None
+
+    def settings(self) -> SettingsView:
+        return settings_view({"late_rank.least_share": 0.02}, self.changed, ())
+
+    def change_settings(self, asked: ChangeRequest) -> None:
+        values = {**self.changed, **checked_change(asked.values, self.changed)}
+        self.changed = {name: value for name, value in values.items() if value is not None}
 
     def findings(self) -> tuple[FindingView, ...]:
         store = self.store(time.time_ns() if self.now_ns is None else self.now_ns)

@@ -214,7 +214,7 @@ def settings_of(given: Mapping[str, float], job: str) -> DetectionSettings:
     """
     values = {name: value for name, value in given.items() if name in THRESHOLDS}
     for name, value in given.items():
-        pattern, own = _split(name)
+        pattern, own = split_name(name)
         if pattern is not None and own in THRESHOLDS and fnmatchcase(job, pattern):
             values[own] = value
     return _settings(values) if values else DEFAULTS
@@ -238,7 +238,7 @@ def check(given: Mapping[str, object]) -> dict[str, float]:
     checked: dict[str, float] = {}
     faults: list[str] = []
     for name, value in given.items():
-        pattern, own = _split(name.removeprefix(_PREFIX))
+        pattern, own = split_name(name.removeprefix(_PREFIX))
         known = THRESHOLDS.get(own)
         if known is None:
             faults.append(_unknown(own))
@@ -249,11 +249,33 @@ def check(given: Mapping[str, object]) -> dict[str, float]:
         else:
             checked[own if pattern is None else f'{_JOB}"{pattern}".{own}'] = cast("float", value)
     if not faults:
-        patterns = {pattern for name in checked if (pattern := _split(name)[0]) is not None}
+        patterns = {pattern for name in checked if (pattern := split_name(name)[0]) is not None}
         faults = sorted({fault for job in ("", *patterns) for fault in _disorder(settings_of(checked, job))})
     if faults:
         raise ConfigError("\n".join(faults))
     return checked
+
+
+def checked_change(values: Mapping[str, float | None], given: Mapping[str, float]) -> dict[str, float | None]:
+    """A change of thresholds by full names; None: what was changed is to be as at the start. `given`: all that hold.
+
+    Raises:
+        ConfigError: names everything that is wrong with it, or with what would hold then.
+    """
+    numbers = check({name: _as_whole(value) for name, value in values.items() if value is not None})
+    names = check({name: _default_of(name) for name, value in values.items() if value is None})
+    check({**given, **numbers})
+    return {**numbers, **dict.fromkeys(names)}
+
+
+def _as_whole(value: float) -> float:
+    """JSON does not tell whole numbers from others."""
+    return int(value) if value.is_integer() else value
+
+
+def _default_of(name: str) -> float:
+    known = THRESHOLDS.get(split_name(name.removeprefix(_PREFIX))[1])
+    return math.nan if known is None else known.default
 
 
 def parse_assignment(text: str) -> tuple[str, float | str]:
@@ -283,7 +305,7 @@ def flattened(table: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def _split(name: str) -> tuple[str | None, str]:
+def split_name(name: str) -> tuple[str | None, str]:
     """The pattern of jobs in a name, None if it holds for all, and the name of the threshold."""
     if not name.startswith(_JOB):
         return None, name

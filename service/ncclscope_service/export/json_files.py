@@ -5,6 +5,7 @@ Host times become reference times by the formula of `clocks.json`, for whole col
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -125,4 +126,7 @@ def finding_record(finding: Finding) -> dict[str, object]:
         "confidence": finding.confidence,
         "summary": finding.summary,
         "evidence": finding.evidence,
+        **({"id": finding.id} if finding.id else {}),
+        **({} if finding.acknowledged is None else {"acknowledged": asdict(finding.acknowledged)}),
+        **({} if finding.muted is None else {"muted": asdict(finding.muted)}),
     }

@@ -6,6 +6,7 @@ its agent sent. Times are the service's wall clock.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Final, TypeAlias
 
 import msgspec
@@ -83,7 +84,51 @@ class NotificationSettled(msgspec.Struct, frozen=True, kw_only=True, tag="told",
     is_delivered: bool
 
 
-Entry: TypeAlias = HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid | Ticked | NotificationSettled
+class ThresholdsChanged(msgspec.Struct, frozen=True, kw_only=True, tag="thresholds"):
+    """Somebody changed thresholds of detectors (`detect.settings`) while the service ran."""
+
+    at_ns: int
+    by: str
+    """Who it was; empty if nobody said."""
+    values: dict[str, float | None]
+    """By name; None: as given at the start again."""
+
+
+class MarkAction(StrEnum):
+    """What somebody does to findings."""
+
+    ACKNOWLEDGE = "acknowledge"
+    MUTE = "mute"
+    CLEAR = "clear"
+    """Takes an acknowledgement or mutes back."""
+
+
+class FindingMarked(msgspec.Struct, frozen=True, kw_only=True, tag="mark", omit_defaults=True):
+    """Somebody acknowledged or muted findings, or took it back; what is empty is not given."""
+
+    action: MarkAction
+    at_ns: int
+    by: str = ""
+    note: str = ""
+    finding: str = ""
+    """Id of a finding."""
+    kind: str = ""
+    job: str = ""
+    """Pattern."""
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Patterns."""
+    until_ns: int = 0
+    """Of a mute."""
+    mute: str = ""
+    """Id of the mute that is cleared."""
+
+
+OperatorEntry: TypeAlias = ThresholdsChanged | FindingMarked
+"""What a person did."""
+Entry: TypeAlias = (
+    HelloSaid | BatchTaken | SessionForgotten | GoodbyeSaid | Ticked | NotificationSettled | OperatorEntry
+)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final[msgspec.msgpack.Decoder[Entry]] = msgspec.msgpack.Decoder(Entry)

@@ -23,6 +23,7 @@ from ncclscope_service.intake.journal_entry import (
     Entry,
     HelloSaid,
     NotificationSettled,
+    OperatorEntry,
     Ticked,
     decode_entry,
 )
@@ -282,7 +283,7 @@ class _CompleteAgents:
         Raises:
             StateError: another version wrote it, and its agent is not known.
         """
-        if isinstance(entry, Ticked | NotificationSettled):
+        if isinstance(entry, Ticked | NotificationSettled | OperatorEntry):
             return
         agent = _agent_of(entry)
         if isinstance(entry, HelloSaid):
@@ -313,8 +314,8 @@ class _CompleteAgents:
 
         Settled notifications are left out: there are no receivers while entries are applied so.
         """
-        if isinstance(entry, Ticked | NotificationSettled):
-            return isinstance(entry, Ticked)
+        if isinstance(entry, Ticked | NotificationSettled | OperatorEntry):
+            return not isinstance(entry, NotificationSettled)
         agent = _agent_of(entry)
         return agent in agents and number >= self._begins[agent]
 
@@ -322,7 +323,7 @@ class _CompleteAgents:
 def _agent_of(entry: Entry) -> str:
     if isinstance(entry, HelloSaid):
         return _hello_of(entry).agent_id
-    assert not isinstance(entry, Ticked | NotificationSettled), "the entry is of no agent"
+    assert not isinstance(entry, Ticked | NotificationSettled | OperatorEntry), "the entry is of no agent"
     return entry.agent
 
 

@@ -17,7 +17,7 @@ waits: a receiver that was away learns how things stand, not every step on the w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,13 +27,21 @@ from ncclscope_service.detect.blind import service_blind_finding
 from ncclscope_service.detect.context import by_urgency
 from ncclscope_service.intake.agents import KnownAgent
 from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.intake.journal_entry import Entry, HostPrior, NotificationSettled, Ticked
+from ncclscope_service.intake.journal_entry import (
+    Entry,
+    FindingMarked,
+    HostPrior,
+    NotificationSettled,
+    OperatorEntry,
+    Ticked,
+)
 from ncclscope_service.intake.receive import AgentRecord, Received, Receiver, ReplayError
 from ncclscope_service.metrics.series import SeriesBudget
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.show.finding_events import FindingChange, FindingEvent, FindingTracker
-from ncclscope_service.show.overview import FindingView, finding_views
+from ncclscope_service.show.finding_marks import FindingMarks
+from ncclscope_service.show.overview import FindingView, ThresholdChange, finding_views
 from ncclscope_service.store import state
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_service.store.settings import PipelineSettings
@@ -181,8 +189,17 @@ class ReplayCounts:
     """Agents of whom something was left out: they read on from their positions."""
 
 
+_CHANGES_KEPT: Final = 100
+
+
 class ServiceState:
-    """The pipeline, agents and their sessions, totals, findings and notifications."""
+    """The pipeline, agents and their sessions, totals, findings with their marks, and notifications."""
+
+    marks: FindingMarks = FindingMarks()
+    threshold_changes: tuple[ThresholdChange, ...] = ()
+    """The last ones, oldest first."""
+    _muted: frozenset[str] = frozenset()
+    """Open findings that were muted at the last tick, by id."""
 
     def __init__(self, settings: PipelineSettings | None = None) -> None:
         self.pipeline = Pipeline(settings)
@@ -260,10 +277,40 @@ class ServiceState:
         news: list[FindingEvent] = []
         with self.pipeline.errors.isolated("notify", "what was due"):
             news = self.news.compare(self.findings(), now_ns)
-            for event in news:
+            known = self.pipeline.store
+            known.findings = self.news.identified(known.findings)
+            self.marks = self.marks.at((each.id for each in known.findings), now_ns)
+            self._mark_findings()
+            for event in self._to_notify(news):
                 for outbox in self.outboxes.values():
                     outbox.offer(event)
         return news
+
+    def apply(self, entry: OperatorEntry) -> None:
+        """Applies what a person did; `marks.check` and `detect.settings.check` have found it right."""
+        if isinstance(entry, FindingMarked):
+            self.marks = self.marks.applied(entry)
+            self._mark_findings()
+            return
+        values = {**self.pipeline.changed_thresholds, **entry.values}
+        self.pipeline.changed_thresholds = {name: value for name, value in values.items() if value is not None}
+        changes = [
+            ThresholdChange(at_ns=entry.at_ns, by=entry.by, name=name, value=value)
+            for name, value in entry.values.items()
+        ]
+        self.threshold_changes = (*self.threshold_changes, *changes)[-_CHANGES_KEPT:]
+
+    def _mark_findings(self) -> None:
+        self.pipeline.store.findings = self.marks.marked(self.pipeline.store.findings)
+
+    def _to_notify(self, news: Sequence[FindingEvent]) -> list[FindingEvent]:
+        """The changes that are reported: none of muted findings but their end, and those whose mute has ended."""
+        views = {each.id: each for each in self.findings() if each.until_ns is None}
+        muted = frozenset(each.id for each in views.values() if each.muted is not None)
+        told = [event for event in news if event.id not in muted]
+        again = sorted((self._muted - muted) & views.keys() - {event.id for event in told})
+        self._muted = muted
+        return [*told, *(FindingEvent(event=FindingChange.OPENED, id=each, finding=views[each]) for each in again)]
 
     def findings(self) -> tuple[FindingView, ...]:
         """All findings that are kept, the open ones first."""
@@ -291,6 +338,8 @@ class ServiceState:
         elif isinstance(entry, NotificationSettled):
             if (outbox := self.outboxes.get(entry.receiver)) is not None:
                 outbox.settle(entry.finding, entry.change, is_delivered=entry.is_delivered)
+        elif isinstance(entry, OperatorEntry):
+            self.apply(entry)
         else:
             try:
                 received = receiver.replay(entry)

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.job_charts import Timeline, TrafficView
-from ncclscope_service.show.overview import FindingView, HealthView, Overview
+from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class ApiRoute:
     """Name of the method that answers it, and of the operation in OpenAPI."""
     method: str = "GET"
     summary: str
+    body: Any = None
+    """Type of the JSON that it takes; None: it takes none."""
     answer: Any = None
     """Type of the JSON that it answers; None for another media type."""
     media_type: str = "application/json"
@@ -55,10 +58,45 @@ class ApiRoute:
         return tuple(re.findall(r"\{(\w+)\}", self.described_path))
 
 
+class MarkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to do to findings: of those that `finding` names, or for a mute of all that fit the rest."""
+
+    action: MarkAction
+    finding: str = ""
+    """Id of a finding."""
+    kind: str = ""
+    job: str = ""
+    """Pattern (`*`, `?`)."""
+    ranks: tuple[int, ...] = ()
+    """A finding fits that names one of these global ranks."""
+    hosts: tuple[str, ...] = ()
+    """The same, patterns."""
+    seconds: float = 0.0
+    """How long a mute lasts."""
+    mute: str = ""
+    """Id of the mute that is cleared."""
+    note: str = ""
+    by: str = ""
+    """Who it is; of a token that has a name, that name counts."""
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Thresholds to change, by name; null: as given at the start again."""
+
+    values: dict[str, float | None]
+    by: str = ""
+
+
 MAX_TIMELINE_SECONDS: Final = 60.0
 """The longest stretch that the timeline is drawn for."""
 
 _JOB: Final = Parameter(name="job", schema={"type": "string"}, description="Only this job; default: all.")
+
+_REFUSED: Final = (
+    (400, "The body is not understood, or says what cannot be done."),
+    (413, "The body is too long."),
+    (503, "The state of before the restart is being restored."),
+)
 
 _NO_JOB: Final = (404, "There is no such job.")
 
@@ -75,6 +113,36 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         summary="The latest findings, the open ones first.",
         answer=list[FindingView],
         parameters=(_JOB,),
+    ),
+    ApiRoute(
+        path="/api/findings/marks",
+        operation="marks",
+        summary="What people said of findings, as far as it holds: acknowledgements and mutes.",
+        answer=MarksView,
+    ),
+    ApiRoute(
+        path="/api/findings/mark",
+        operation="mark",
+        method="POST",
+        summary="Acknowledges or mutes findings, or takes that back; answers with all marks that hold then.",
+        body=MarkRequest,
+        answer=MarksView,
+        faults=_REFUSED,
+    ),
+    ApiRoute(
+        path="/api/settings",
+        operation="settings",
+        summary="The thresholds of the detectors: defaults, bounds, what was given and what was changed since.",
+        answer=SettingsView,
+    ),
+    ApiRoute(
+        path="/api/settings/change",
+        operation="change_settings",
+        method="POST",
+        summary="Changes thresholds of the detectors from now on, over restarts; answers with all that hold then.",
+        body=ChangeRequest,
+        answer=SettingsView,
+        faults=_REFUSED,
     ),
     ApiRoute(
         path="/api/health",
@@ -195,6 +263,9 @@ EVENTS: Final = frozenset({"overview", "finding", "health"})
 DEFAULT_EVENTS: Final = frozenset({"overview", "finding"})
 """Events for a listener that names none; the overview holds the health."""
 
+_BODIES: Final = frozenset(route.body.__name__ for route in API_ROUTES if route.body is not None)
+"""Of these fields may be left out."""
+
 _REFERENCE: Final = "#/components/schemas/{name}"
 
 
@@ -208,9 +279,12 @@ class Fault:
 
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document of a service of this version."""
+    bodies = [route.body for route in API_ROUTES]
     typed = [route.answer for route in API_ROUTES if route.answer is not None]
     schemas, components = msgspec.json.schema_components(
-        [*typed, FindingEvent, Fault], schema_hook=_schema_of, ref_template=_REFERENCE
+        [*typed, FindingEvent, Fault, *(each for each in bodies if each is not None)],
+        schema_hook=_schema_of,
+        ref_template=_REFERENCE,
     )
     answers = dict(zip([route.path for route in API_ROUTES if route.answer is not None], schemas, strict=False))
     paths = {route.described_path: {route.method.lower(): _operation(route, answers)} for route in API_ROUTES}
@@ -241,6 +315,9 @@ def _operation(route: ApiRoute, answers: dict[str, Any]) -> dict[str, Any]:
         "responses": {"200": {"description": "The answer.", "content": content}, **faults},
     }
     parts = (Parameter(name=name, place="path", schema={"type": "string"}, description="") for name in route.parts)
+    if route.body is not None:
+        schema = {"$ref": _REFERENCE.format(name=route.body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if parameters := [_parameter(each) for each in (*parts, *route.parameters)]:
         operation["parameters"] = parameters
     return operation
@@ -261,7 +338,8 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     if "properties" not in schema:
         return schema
     properties = {name: _without_default(field) for name, field in schema["properties"].items()}
-    return {**schema, "properties": properties, "required": list(properties), "additionalProperties": False}
+    required = schema["required"] if schema.get("title") in _BODIES else list(properties)
+    return {**schema, "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _without_default(field: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,12 @@ class HttpAccess:
             self.refused[refusal.value] += 1
         return refusal
 
+    def name_of(self, headers: Mapping[str, str]) -> str:
+        """The name that the list gives whoever asks; empty if it gives none."""
+        access = self._access()
+        grant = None if access is None else access.grant_for_token(_token(headers.get("authorization", "")))
+        return "" if grant is None else grant.name
+
     def _refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if method not in _READING and _is_cross_site(headers):
             return Refusal.CROSS_SITE
@@ -125,6 +131,8 @@ class Gated:
         if scope["type"] == "http":
             request = Request(scope)
             refusal = self._access.check(request.method, request.url.path, request.headers)
+            if request.method not in _READING:
+                request.state.name = self._access.name_of(request.headers)
         await (self._app if refusal is None else _answer(refusal))(scope, receive, send)
 
 

@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import anyio
+import msgspec
 import orjson
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -26,7 +27,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ncclscope_service.metrics.exposition import Scrapes
 from ncclscope_service.metrics.scrape import MetricsView
-from ncclscope_service.serve.api_table import API_ROUTES, DEFAULT_EVENTS, EVENTS, MAX_TIMELINE_SECONDS, describe
+from ncclscope_service.serve.api_table import (
+    API_ROUTES,
+    DEFAULT_EVENTS,
+    EVENTS,
+    MAX_TIMELINE_SECONDS,
+    ChangeRequest,
+    MarkRequest,
+    describe,
+)
 from ncclscope_service.serve.http_server import Gated, HttpAccess, PageFiles, PlotlyScript, page, runbooks
 from ncclscope_service.serve.live import Event, Hub
 from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
@@ -40,7 +49,8 @@ from ncclscope_service.show.job_charts import (
     traffic_input,
     traffic_view,
 )
-from ncclscope_service.show.overview import FindingView, HealthView, Overview
+from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
+from ncclscope_wire.errors import ConfigError
 
 OVERVIEW_SECONDS: Final = 1.0
 """How often listeners get a new overview."""
@@ -54,6 +64,10 @@ KEPT_SECONDS: Final = 1.0
 TRAFFIC_KEPT_SECONDS: Final = 10.0
 
 _MAX_KEPT: Final = 64
+
+_MAX_BODY_BYTES: Final = 64 * 1024
+
+_Body = TypeVar("_Body", MarkRequest, ChangeRequest)
 
 _MAX_DIGITS: Final = 18
 """Of a number in a query; Python refuses to read thousands of them."""
@@ -82,6 +96,22 @@ class ServiceView(Protocol):
 
     def findings(self) -> tuple[FindingView, ...]:
         """All findings that are kept, the open ones first."""
+        ...
+
+    def marks(self) -> MarksView:
+        """What people said of findings."""
+        ...
+
+    def mark(self, asked: MarkRequest) -> None:
+        """Acknowledges or mutes findings, or takes it back. Raises ConfigError if that cannot be done."""
+        ...
+
+    def settings(self) -> SettingsView:
+        """The thresholds of the detectors."""
+        ...
+
+    def change_settings(self, asked: ChangeRequest) -> None:
+        """Changes thresholds. Raises ConfigError if names or numbers are wrong."""
         ...
 
     def health(self) -> HealthView:
@@ -223,6 +253,37 @@ class _Answers:
     async def findings(self, request: Request) -> Response:
         job = request.query_params.get("job")
         return _json([each for each in self._view.overview().findings if job in {None, each.job}])
+
+    async def marks(self, _: Request) -> Response:
+        return _json(self._view.marks())
+
+    async def mark(self, request: Request) -> Response:
+        asked = await self._asked(request, MarkRequest)
+        _checked(self._view.mark, msgspec.structs.replace(asked, by=_name_of(request) or asked.by))
+        return _json(self._view.marks())
+
+    async def settings(self, _: Request) -> Response:
+        return _json(self._view.settings())
+
+    async def change_settings(self, request: Request) -> Response:
+        asked = await self._asked(request, ChangeRequest)
+        _checked(self._view.change_settings, msgspec.structs.replace(asked, by=_name_of(request) or asked.by))
+        return _json(self._view.settings())
+
+    async def _asked(self, request: Request, kind: type[_Body]) -> _Body:
+        """The body of a request that changes something."""
+        is_ready, reason = self._view.is_ready()
+        if not is_ready:
+            raise HTTPException(503, reason)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body has over {_MAX_BODY_BYTES} bytes")
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+            raise HTTPException(400, f"the body is not understood: {error}") from error
 
     async def service_health(self, _: Request) -> Response:
         return _json(self._view.health())
@@ -376,6 +437,18 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def _name_of(request: Request) -> str:
+    """The name that the list of tokens gives whoever asks."""
+    return str(getattr(request.state, "name", ""))
+
+
+def _checked(change: Callable[[_Body], None], asked: _Body) -> None:
+    try:
+        change(asked)
+    except ConfigError as error:
+        raise HTTPException(400, str(error)) from error
 
 
 def _asked_seconds(query: Mapping[str, str]) -> float:

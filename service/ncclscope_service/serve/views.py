@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,19 +13,32 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
+from ncclscope_service.detect.settings import checked_change
+from ncclscope_service.intake.journal_entry import FindingMarked, MarkAction, OperatorEntry, ThresholdsChanged
 from ncclscope_service.intake.receive import AgentRecord, Receiver
 from ncclscope_service.keep.persistence import Persistence
 from ncclscope_service.keep.service_state import ServiceState
 from ncclscope_service.metrics.scrape import MetricsView, gather
 from ncclscope_service.metrics.series import ScrapeCache
+from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
 from ncclscope_service.serve.http_server import HttpAccess
 from ncclscope_service.serve.listen import Listener
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.notify import Notifier
 from ncclscope_service.serve.snapshots import write_snapshot
 from ncclscope_service.show.details import JobQuery, query_job
+from ncclscope_service.show.finding_marks import MOST_CHARACTERS
 from ncclscope_service.show.health import AgentView, HealthCheck, ServiceHealth, disk_check, journal_check, tick_check
-from ncclscope_service.show.overview import FindingView, HealthView, Overview, health_view, make_overview
+from ncclscope_service.show.overview import (
+    FindingView,
+    HealthView,
+    MarksView,
+    Overview,
+    SettingsView,
+    health_view,
+    make_overview,
+    settings_view,
+)
 
 _GATHERED_EVERY_SECONDS: Final = 0.25
 """Metrics are not gathered more often while operations come: 20 ms each time."""
@@ -101,7 +115,9 @@ class ServiceViews:
         access: HttpAccess,
         notifier: Notifier,
         disk: DiskProbe | None,
+        on_operator: Callable[[OperatorEntry], None],
     ) -> None:
+        """`on_operator` applies what a person does, and keeps it."""
         self._version = version
         self._state = state
         self._receiver = receiver
@@ -110,6 +126,7 @@ class ServiceViews:
         self._access = access
         self._notifier = notifier
         self._disk = disk
+        self._on_operator = on_operator
         self._persistence: Persistence | None = None
         self._listener: Listener | None = None
         self._metrics: MetricsView | None = None
@@ -142,6 +159,41 @@ class ServiceViews:
     def findings(self) -> tuple[FindingView, ...]:
         """All findings that are kept, the open ones first."""
         return self._state.findings()
+
+    def marks(self) -> MarksView:
+        """What people said of findings, as far as it holds."""
+        marks = self._state.marks
+        return MarksView(acknowledged=marks.acknowledged, mutes=tuple(marks.mutes.values()))
+
+    def mark(self, asked: MarkRequest) -> None:
+        """Acknowledges or mutes findings, or takes it back. Raises ConfigError if that cannot be done."""
+        now_ns = time.time_ns()
+        entry = FindingMarked(
+            action=asked.action,
+            at_ns=now_ns,
+            by=asked.by,
+            note=asked.note,
+            finding=asked.finding,
+            kind=asked.kind,
+            job=asked.job,
+            ranks=asked.ranks,
+            hosts=asked.hosts,
+            until_ns=now_ns + round(asked.seconds * 1e9) if asked.action is MarkAction.MUTE else 0,
+            mute=asked.mute,
+        )
+        self._state.marks.check(entry, self._state.pipeline.store.findings)
+        self._on_operator(entry)
+
+    def settings(self) -> SettingsView:
+        """The thresholds of the detectors."""
+        pipeline = self._state.pipeline
+        return settings_view(pipeline.settings.thresholds, pipeline.changed_thresholds, self._state.threshold_changes)
+
+    def change_settings(self, asked: ChangeRequest) -> None:
+        """Changes thresholds. Raises ConfigError if names or numbers are wrong."""
+        pipeline = self._state.pipeline
+        values = checked_change(asked.values, {**pipeline.settings.thresholds, **pipeline.changed_thresholds})
+        self._on_operator(ThresholdsChanged(at_ns=time.time_ns(), by=asked.by[:MOST_CHARACTERS], values=values))
 
     def health(self) -> HealthView:
         """Counts of all that was lost, skipped or refused."""

@@ -8,11 +8,13 @@ that it overlaps (it names one more rank, or has become more severe).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from ncclscope_service.show.overview import FindingView
+from ncclscope_service.store.records import Finding
 
 _Key = tuple[str, str, str | None, tuple[int, ...], tuple[str, ...]]
 
@@ -43,7 +45,10 @@ class _Known:
 
 
 class FindingTracker:
-    """Compares the findings of each pass with those of the one before. Memory: the findings that are open."""
+    """Compares the findings of each pass with those of the one before, and gives them ids. Memory: these findings."""
+
+    _ended: Mapping[tuple[_Key, int], str] = MappingProxyType({})
+    """Ids of closed findings, by key and beginning."""
 
     def __init__(self) -> None:
         self._open: dict[_Key, _Known] = {}
@@ -57,9 +62,10 @@ class FindingTracker:
         found: dict[_Key, _Known] = {}
         events: list[FindingEvent] = []
         open_ones = [each for each in findings if each.until_ns is None]
-        for finding in sorted(open_ones, key=lambda each: _key(each) not in gone):
-            known = _take(gone, finding)
-            identity = _identity(finding) if known is None else known.id
+        for each in sorted(open_ones, key=lambda each: _key(each) not in gone):
+            known = _take(gone, each)
+            identity = each.id or (_identity(each) if known is None else known.id)
+            finding = replace(each, id=identity)
             found[_key(finding)] = _Known(identity, finding)
             if known is None:
                 events.append(FindingEvent(event=FindingChange.OPENED, id=identity, finding=finding))
@@ -67,14 +73,34 @@ class FindingTracker:
                 events.append(FindingEvent(event=FindingChange.CHANGED, id=identity, finding=finding))
         ended = {_key(each): each for each in sorted(findings, key=_end) if each.until_ns is not None}
         for key, known in gone.items():
-            closed = ended.get(key) or _ended_at(known.finding, now_ns)
+            closed = replace(ended.get(key) or _ended_at(known.finding, now_ns), id=known.id)
             events.append(FindingEvent(event=FindingChange.CLOSED, id=known.id, finding=closed))
+        was_open = {key: known.id for key, known in gone.items() if key in ended}
+        self._ended = {
+            (key, each.since_ns): self._ended.get((key, each.since_ns))
+            or (was_open.get(key) if ended[key] is each else None)
+            or _identity(each)
+            for each in findings
+            if each.until_ns is not None
+            for key in (_key(each),)
+        }
         self._open = found
         return events
 
+    def identified(self, findings: Iterable[Finding]) -> list[Finding]:
+        """The same findings, which `compare` has seen last, with their ids."""
+        return [replace(each, id=self._id_of(each)) for each in findings]
 
-def _key(finding: FindingView) -> _Key:
-    return (finding.job, finding.kind, finding.comm_id, finding.ranks, finding.hosts)
+    def _id_of(self, finding: Finding) -> str:
+        key = _key(finding)
+        if finding.until_ns is not None:
+            return self._ended.get((key, finding.since_ns), "")
+        known = self._open.get(key)
+        return "" if known is None else known.id
+
+
+def _key(finding: FindingView | Finding) -> _Key:
+    return (finding.job, str(finding.kind), finding.comm_id, finding.ranks, finding.hosts)
 
 
 def _end(finding: FindingView) -> int:

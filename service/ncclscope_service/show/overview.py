@@ -6,13 +6,14 @@ Pure and stateless but for the aliases; a missing value is None, which the page 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
+from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, with_name
 from ncclscope_service.job.ranks import host_of_ranks
@@ -31,7 +32,7 @@ from ncclscope_service.show.communicators import (
     size_class_name,
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
-from ncclscope_service.store.records import Communicator, Finding
+from ncclscope_service.store.records import Acknowledgement, Communicator, Finding, Mute
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store, version_of
 
@@ -124,6 +125,10 @@ class FindingView:
     confidence: float
     summary: str
     evidence: dict[str, object]
+    id: str = ""
+    acknowledged: Acknowledgement | None = None
+    muted: Mute | None = None
+    """The mute that lasts longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +168,54 @@ class ClockView:
     samples: int
     steps: int
     is_reference: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdView:
+    """One threshold of a detector."""
+
+    name: str
+    about: str
+    default: float
+    low: float
+    high: float
+    is_whole: bool
+    started: float | None
+    """As given by file or flag; None: as by default."""
+    changed: float | None
+    """As changed while the service ran; None: it was not."""
+    jobs: dict[str, float]
+    """By pattern of job names: what holds for those jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdChange:
+    """One change of a threshold while the service ran."""
+
+    at_ns: int
+    by: str
+    name: str
+    value: float | None
+    """None: as given at the start again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsView:
+    """What can be changed while the service runs."""
+
+    thresholds: tuple[ThresholdView, ...]
+    changes: tuple[ThresholdChange, ...]
+    """The last ones, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarksView:
+    """What people said of findings, as far as it holds."""
+
+    acknowledged: dict[str, Acknowledgement]
+    """By id of the finding."""
+    mutes: tuple[Mute, ...]
+    """Oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,6 +489,37 @@ def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingV
         confidence=finding.confidence,
         summary=with_name(finding.summary, finding.job, finding.comm_id, alias_of),
         evidence=finding.evidence,
+        id=finding.id,
+        acknowledged=finding.acknowledged,
+        muted=finding.muted,
+    )
+
+
+def settings_view(
+    started: Mapping[str, float], changed: Mapping[str, float], changes: Sequence[ThresholdChange]
+) -> SettingsView:
+    """All thresholds; `started` and `changed`: those that were given, by name (`detect.settings`)."""
+    of_jobs: dict[str, dict[str, float]] = {}
+    for name, value in {**started, **changed}.items():
+        pattern, own = split_name(name)
+        if pattern is not None:
+            of_jobs.setdefault(own, {})[pattern] = value
+    return SettingsView(
+        thresholds=tuple(
+            ThresholdView(
+                name=name,
+                about=each.about,
+                default=each.default,
+                low=each.low,
+                high=each.high,
+                is_whole=each.is_whole,
+                started=started.get(name),
+                changed=changed.get(name),
+                jobs=of_jobs.get(name, {}),
+            )
+            for name, each in THRESHOLDS.items()
+        ),
+        changes=tuple(changes),
     )
 
 

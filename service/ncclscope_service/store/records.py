@@ -133,6 +133,37 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledgement:
+    """Somebody knows of a finding, and looks after it."""
+
+    by: str
+    """Empty if nobody said."""
+    note: str
+    at_ns: int
+    """Service's wall clock, as all times of marks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mute:
+    """Somebody does not want to hear of some findings for a time."""
+
+    id: str
+    by: str
+    note: str
+    at_ns: int
+    until_ns: int
+    finding: str | None
+    """Id of the only finding that it is about; the others are then empty."""
+    kind: str | None
+    job: str | None
+    """Pattern (`*`, `?`); None: any."""
+    ranks: tuple[int, ...]
+    """A finding fits that names one of them; empty: any."""
+    hosts: tuple[str, ...]
+    """The same, patterns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Something that a person must know, with the numbers that prove it."""
 
@@ -151,6 +182,11 @@ class Finding:
     confidence: float
     summary: str
     evidence: dict[str, object]
+    id: str = ""
+    """Of the fault, in a service that runs: stays as long as it is open, and after a restart."""
+    acknowledged: Acknowledgement | None = None
+    muted: Mute | None = None
+    """The mute that lasts longest."""
 
 
 class Ending(StrEnum):

@@ -24,7 +24,14 @@ from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
 from wire.sample_batches import log_batch
 
 from ncclscope_service.intake.communicators import MAX_RANKS
-from ncclscope_service.intake.journal_entry import Entry, NotificationSettled
+from ncclscope_service.intake.journal_entry import (
+    Entry,
+    FindingMarked,
+    MarkAction,
+    NotificationSettled,
+    OperatorEntry,
+    ThresholdsChanged,
+)
 from ncclscope_service.intake.receive import Receiver
 from ncclscope_service.keep.journal import (
     FORMAT,
@@ -114,6 +121,12 @@ class _Life:
             told.append(f"{event.event} {event.id}")
         self.sync()
         return told
+
+    def operate(self, entry: OperatorEntry) -> None:
+        """A person marks findings or changes thresholds."""
+        self._record(entry)
+        self.state.apply(entry)
+        self.sync()
 
     def say(self, message: Hello | BatchMessage) -> str | None:
         """The agent of the last connection says something; gives what was wrong with it."""
@@ -539,6 +552,45 @@ def test_an_open_finding_keeps_its_id_and_its_beginning_and_is_not_told_again(tm
         (finding,) = [each for each in again.state.findings() if each.until_ns is None]
         assert (finding.kind, finding.since_ns) == ("hang", opened[0].finding.since_ns)
         assert not [told for told in again.tell("hooks") if told.startswith("opened")]
+        again.kill()
+
+
+def test_marks_and_thresholds_survive_a_kill_and_a_muted_finding_is_told_again_when_its_mute_ends(
+    tmp_path: Path,
+) -> None:
+    hang = replace(_JOB, iterations=30, capture="none", faults=parse_faults(["hang:rank=0,at=20"]))
+    write(hang, tmp_path / "job")
+    batches = [batch for turn in zip_longest(*log_batches(tmp_path / "job", portions=4)) for batch in turn if batch]
+    end_ns = hang.start_ns + 60 * SECOND_NS
+    life = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+    life.operate(
+        FindingMarked(
+            action=MarkAction.MUTE, at_ns=end_ns, by="ann", kind="hang", job="j", until_ns=end_ns + 15 * SECOND_NS
+        )
+    )
+    life.operate(ThresholdsChanged(at_ns=end_ns, by="bob", values={"hang.rest_seconds": 600.0, "hang.usual_gaps": 9}))
+    life.operate(ThresholdsChanged(at_ns=end_ns + 1, by="", values={"hang.usual_gaps": None}))
+    life.send(batches)
+    for at in range(-60, 3):
+        life.tick(end_ns + at * SECOND_NS)
+    (finding,) = [each for each in life.state.findings() if each.until_ns is None]
+    assert finding.muted is not None
+    assert life.tell("hooks") == [], "nobody hears of a muted finding"
+    life.operate(FindingMarked(action=MarkAction.ACKNOWLEDGE, at_ns=end_ns, by="ann", note="on it", finding=finding.id))
+    life.kill()
+    for seconds, told in ((10, []), (20, [f"opened {finding.id}"]), (30, [])):
+        again = _Life(tmp_path / "data", outboxes=(Outbox("hooks"),))
+        again.tick(end_ns + seconds * SECOND_NS)
+        (found,) = [each for each in again.state.findings() if each.until_ns is None]
+        assert found.acknowledged is not None
+        assert (found.id, found.acknowledged.note) == (finding.id, "on it")
+        assert (found.muted is None, again.tell("hooks")) == (seconds > 15, told)
+        assert again.state.pipeline.changed_thresholds == {"hang.rest_seconds": 600.0}
+        assert [(each.by, each.name, each.value) for each in again.state.threshold_changes] == [
+            ("bob", "hang.rest_seconds", 600.0), ("bob", "hang.usual_gaps", 9), ("", "hang.usual_gaps", None),
+        ]  # fmt: skip
+        if seconds == 10:
+            again.persistence.close(again.state)
         again.kill()
 
 

@@ -12,9 +12,11 @@ from service.log_batches import rank_batches
 from service.simulated_batches import SECOND_NS, log_batches
 
 from ncclscope_service.app import Service, ServiceSettings
+from ncclscope_service.serve.api_table import ChangeRequest
 from ncclscope_service.serve.listen import ListenSettings
 from ncclscope_service.serve.notify import ReceiverSettings
 from ncclscope_simulator import SimulationConfig, parse_faults, write
+from ncclscope_wire.errors import ConfigError
 
 
 def test_metrics_are_gathered_once_between_two_ticks() -> None:
@@ -86,3 +88,21 @@ async def test_a_service_is_ready_when_its_state_is_restored_and_goes_on_where_i
             service.pipeline.store.strings.index_of("met before")
             tasks.cancel_scope.cancel()
         service.finish(1)
+
+
+def test_thresholds_are_read_again_when_asked_for_and_wrong_ones_change_nothing() -> None:
+    given: list[dict[str, float]] = [{"hang.rest_seconds": 60.0}]
+
+    def read() -> dict[str, float]:
+        if not given:
+            raise ConfigError("there is no threshold 'x'")
+        return given.pop()
+
+    service = Service(ServiceSettings(version="0", read_thresholds=read))
+    for _ in range(2):
+        service.reload_thresholds()
+        assert service.pipeline.settings.thresholds == {"hang.rest_seconds": 60.0}
+    service.views.change_settings(ChangeRequest(values={"hang.rest_seconds": 90.0}, by="ann"))
+    (rest,) = [each for each in service.views.settings().thresholds if each.name == "hang.rest_seconds"]
+    assert (rest.started, rest.changed, rest.default) == (60.0, 90.0, 120.0)
+    assert [(each.by, each.value) for each in service.views.settings().changes] == [("ann", 90.0)]

@@ -33,7 +33,9 @@ def test_every_schema_is_one_and_allows_nothing_unsaid(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     if schema.get("type") == "object":
         assert schema["additionalProperties"] is False
-        assert set(schema["required"]) == set(schema["properties"])
+        fields = set(schema["properties"])
+        bodies = {"MarkRequest": {"action"}, "ChangeRequest": {"values"}}
+        assert set(schema["required"]) == bodies.get(name, fields)
 
 
 def test_every_route_of_the_api_is_in_the_table() -> None:
@@ -49,7 +51,9 @@ def test_parts_of_a_path_are_parameters() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", [route.path for route in API_ROUTES if route.answer is not None])
+@pytest.mark.parametrize(
+    "path", [route.path for route in API_ROUTES if route.answer is not None and route.method == "GET"]
+)
 @pytest.mark.parametrize(
     "service",
     [

@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from service import fake_service as fake
 
+from ncclscope_service.auth.access import parse_access
 from ncclscope_service.serve.http_server import HttpAccess
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.routes import make_app
@@ -315,3 +316,84 @@ async def test_a_job_of_a_name_with_a_slash_is_found() -> None:
     async with client_of(service) as client:
         await client.get("/api/jobs/team%2Frun/traffic")
     assert asked == ["team/run"]
+
+
+async def test_findings_are_acknowledged_muted_and_cleared_over_the_api() -> None:
+    async with client_of(small_service()) as client:
+        first = (await client.get("/api/findings")).json()[0]
+        assert (first["acknowledged"], first["muted"]) == (None, None)
+        body = {"action": "acknowledge", "finding": first["id"], "note": "on it", "by": "ann"}
+        marks = (await client.post("/api/findings/mark", json=body)).json()
+        assert marks["acknowledged"][first["id"]]["note"] == "on it"
+        body = {"action": "mute", "kind": first["kind"], "seconds": 60}
+        (mute,) = (await client.post("/api/findings/mark", json=body)).json()["mutes"]
+        overview = (await client.get("/api/overview")).json()
+        (shown,) = [each for each in overview["findings"] if each["id"] == first["id"]]
+        assert (shown["acknowledged"]["by"], shown["muted"]) == ("ann", mute)
+        for named in ({"finding": first["id"]}, {"mute": mute["id"]}):
+            answer = await client.post("/api/findings/mark", json={"action": "clear", **named})
+            assert answer.status_code == 200
+        assert (await client.get("/api/findings/marks")).json() == {"acknowledged": {}, "mutes": []}
+
+
+async def test_thresholds_are_changed_and_reset_over_the_api() -> None:
+    async with client_of(small_service()) as client:
+        values = {"detect.hang.rest_seconds": 300, 'job."a-*".hang.rest_seconds': 600, "siblings.least_groups": 4}
+        changed = await client.post("/api/settings/change", json={"values": values})
+        by_name = {each["name"]: each for each in changed.json()["thresholds"]}
+        rest = by_name["hang.rest_seconds"]
+        assert (rest["default"], rest["started"], rest["changed"], rest["jobs"]) == (120, None, 300, {"a-*": 600})
+        assert by_name["late_rank.least_share"]["started"] == 0.02
+        await client.post("/api/settings/change", json={"values": {"hang.rest_seconds": None}})
+        thresholds = (await client.get("/api/settings")).json()["thresholds"]
+        assert [each["name"] for each in thresholds if each["changed"] is not None] == ["siblings.least_groups"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("findings/mark", b"{}", 400, "missing required field `action`"),
+        ("findings/mark", b'{"action": "forget"}', 400, "Invalid enum value 'forget'"),
+        ("findings/mark", b'{"action": "mute", "kind": "hang", "hours": 3}', 400, "unknown field `hours`"),
+        ("findings/mark", b'{"action": "acknowledge", "finding": "x"}', 400, "there is no finding 'x'; open are: "),
+        ("findings/mark", b"x" * 70_000, 413, "the body has over 65536 bytes"),
+        ("settings/change", b'{"values": {"hang.rest": 3}}', 400, "did you mean hang.rest_seconds?"),
+        ("settings/change", b'{"values": {"hang.zzz": null}}', 400, "there is no threshold 'hang.zzz'"),
+        ("settings/change", b'{"values": {"late_rank.info_share": 0.5}}', 400, "must not be above"),
+        ("settings/change", b'{"values": {"siblings.least_groups": 2.5}}', 400, "is a whole number, not 2.5"),
+        ("settings/change", b"[", 400, "the body is not understood"),
+    ],
+)
+async def test_what_cannot_be_changed_is_refused_with_a_sentence(
+    path: str, body: bytes, status: int, said: str
+) -> None:
+    async with client_of(small_service()) as client:
+        answer = await client.post(f"/api/{path}", content=body)
+        assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
+
+
+async def test_nothing_is_changed_before_the_state_is_restored() -> None:
+    service = small_service()
+    service.ready = (False, "the state of before the restart is being restored")
+    async with client_of(service) as client:
+        for path in ("findings/mark", "settings/change"):
+            answer = await client.post(f"/api/{path}", json={})
+            assert (answer.status_code, answer.json()) == (503, {"error": service.ready[1]})
+
+
+async def test_only_who_may_write_marks_findings_and_a_named_token_says_who_it_was() -> None:
+    tokens = f"{'r' * 16} name=grafana\n{'w' * 16} name=ops role=write\n"
+    access = HttpAccess(lambda: parse_access(tokens, where="tokens"))
+    async with client_of(small_service(), access) as client:
+        body = {"action": "mute", "kind": "hang", "seconds": 60, "by": "somebody else"}
+        for token, status in (("", 401), ("r" * 16, 403)):
+            headers = {"Authorization": f"Bearer {token}"}
+            answer = await client.post("/api/findings/mark", json=body, headers=headers)
+            assert answer.status_code == status
+        headers = {"Authorization": f"Bearer {'w' * 16}"}
+        answer = await client.post("/api/findings/mark", json=body, headers=headers)
+        assert [each["by"] for each in answer.json()["mutes"]] == ["ops"]
+        answer = await client.post("/api/findings/mark", json=body, auth=("ann", "w" * 16))
+        assert answer.status_code == 200
+        headers = {"Authorization": f"Bearer {'w' * 16}", "Sec-Fetch-Site": "cross-site"}
+        assert (await client.post("/api/findings/mark", json=body, headers=headers)).status_code == 403
