@@ -12,7 +12,7 @@ import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from ncclscope_agent.credentials import Credentials
 from ncclscope_wire.errors import ConfigError
@@ -23,6 +23,7 @@ LEAST_MEMORY_BYTES: Final = 128 * 1024**2
 """Beside the window: twice what the agent has while it reads an export of two million kernels."""
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
 _NS: Final = 1_000_000_000
+_Value = TypeVar("_Value")
 _TRUTHS: Final = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -38,203 +39,127 @@ class Setting:
     high: float | None = None
 
 
-def _about(text: str, *, unit: str = "", low: float | None = None, high: float | None = None) -> Mapping[str, Setting]:
-    return {"setting": Setting(help=text, unit=unit, low=low, high=high)}
+def _set(default: _Value, text: str, *, unit: str = "", low: float | None = None, high: float | None = None) -> _Value:
+    setting = Setting(help=text, unit=unit, low=low, high=high)
+    return field(default=default, metadata={"setting": setting})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """All settings of `ncclscope agent`."""
 
-    logs: tuple[str, ...] = field(
-        default=(), metadata=_about("NCCL logs to follow, including files that appear later.", unit="GLOB")
+    logs: tuple[str, ...] = _set((), "NCCL logs to follow, including files that appear later.", unit="GLOB")
+    exports: tuple[str, ...] = _set((), "Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
+    inspector: tuple[str, ...] = _set(
+        (), "Dumps of NCCL Inspector to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"
     )
-    exports: tuple[str, ...] = field(
-        default=(), metadata=_about("Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
+    connect: str = _set("127.0.0.1:9797", "Address of the service.", unit="HOST:PORT")
+    name: str = _set("", "Name of this agent on the page; default: the host's name.")
+    job: str = _set("", "Name of the job that wrote the files; default: SLURM_JOB_ID, else 'default'.")
+    log_timezone: str = _set(
+        "auto",
+        "Time zone of the log's stamps, which NCCL prints in local time. auto: local or UTC, "
+        "whichever fits the file's last change.",
+        unit="auto|UTC|local|±HH:MM|NAME",
     )
-    inspector: tuple[str, ...] = field(
-        default=(),
-        metadata=_about("Dumps of NCCL Inspector to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"),
+    nsys: str = _set("nsys", "Command that exports .nsys-rep files.", unit="COMMAND")
+    release_logs: bool = _set(
+        False,
+        "Free the disk space of log data that the service has, by punching holes. It cannot be read again.",
+        unit="yes|no",
     )
-    connect: str = field(default="127.0.0.1:9797", metadata=_about("Address of the service.", unit="HOST:PORT"))
-    name: str = field(default="", metadata=_about("Name of this agent on the page; default: the host's name."))
-    job: str = field(
-        default="", metadata=_about("Name of the job that wrote the files; default: SLURM_JOB_ID, else 'default'.")
+    window_bytes: int = _set(
+        16 * 1024**2,
+        "Limit on data that is sent and not acknowledged. Beyond it, files wait unread.",
+        unit="bytes",
+        low=64 * 1024,
+        high=1024**3,
     )
-    log_timezone: str = field(
-        default="auto",
-        metadata=_about(
-            "Time zone of the log's stamps, which NCCL prints in local time. auto: local or UTC, "
-            "whichever fits the file's last change.",
-            unit="auto|UTC|local|±HH:MM|NAME",
-        ),
+    window_batches: int = _set(4096, "The same limit as a number of batches.", unit="batches", low=1, high=1_000_000)
+    spool: str = _set(
+        "", "Keep unacknowledged data in this directory across restarts; default: in memory only.", unit="DIR"
     )
-    nsys: str = field(default="nsys", metadata=_about("Command that exports .nsys-rep files.", unit="COMMAND"))
-    release_logs: bool = field(
-        default=False,
-        metadata=_about(
-            "Free the disk space of log data that the service has, by punching holes. It cannot be read again.",
-            unit="yes|no",
-        ),
+    spool_max_bytes: int = _set(
+        1024**3, "Size limit of the spool. Beyond it, files wait unread.", unit="bytes", low=64 * 1024**2, high=2**40
     )
-    window_bytes: int = field(
-        default=16 * 1024**2,
-        metadata=_about(
-            "Limit on data that is sent and not acknowledged. Beyond it, files wait unread.",
-            unit="bytes",
-            low=64 * 1024,
-            high=1024**3,
-        ),
+    spool_max_age_seconds: float = _set(
+        259200.0,
+        "Data that waits longer in the spool is dropped and counted as a gap.",
+        unit="seconds",
+        low=60,
+        high=31_536_000,
     )
-    window_batches: int = field(
-        default=4096, metadata=_about("The same limit as a number of batches.", unit="batches", low=1, high=1_000_000)
+    spool_sync_seconds: float = _set(
+        1.0,
+        "Interval between syncs of the spool to disk: what a power loss may take.",
+        unit="seconds",
+        low=0.05,
+        high=3600,
     )
-    spool: str = field(
-        default="",
-        metadata=_about(
-            "Keep unacknowledged data in this directory across restarts; default: in memory only.",
-            unit="DIR",
-        ),
+    tick_min_seconds: float = _set(
+        0.01,
+        "Shortest pause between looks at logs; longer if that would take over 0.2 % of a core.",
+        unit="seconds",
+        low=0.01,
+        high=10,
     )
-    spool_max_bytes: int = field(
-        default=1024**3,
-        metadata=_about(
-            "Size limit of the spool. Beyond it, files wait unread.",
-            unit="bytes",
-            low=64 * 1024**2,
-            high=2**40,
-        ),
+    tick_max_seconds: float = _set(0.25, "Longest pause between looks at logs.", unit="seconds", low=0.01, high=60)
+    gather_seconds: float = _set(
+        1.0,
+        "Longest time to collect log data before sending, if sending sooner would take over 0.2 % "
+        "of a core. Values up to --tick-max-seconds: do not collect.",
+        unit="seconds",
+        low=0,
+        high=10,
     )
-    spool_max_age_seconds: float = field(
-        default=259200.0,
-        metadata=_about(
-            "Data that waits longer in the spool is dropped and counted as a gap.",
-            unit="seconds",
-            low=60,
-            high=31_536_000,
-        ),
+    export_tick_seconds: float = _set(
+        1.0, "Pause between looks for finished exports.", unit="seconds", low=0.05, high=60
     )
-    spool_sync_seconds: float = field(
-        default=1.0,
-        metadata=_about(
-            "Interval between syncs of the spool to disk: what a power loss may take.",
-            unit="seconds",
-            low=0.05,
-            high=3600,
-        ),
+    nice: int = _set(
+        10, "Niceness of the agent and its children; higher means lower priority; 0: unchanged.", low=0, high=19
     )
-    tick_min_seconds: float = field(
-        default=0.01,
-        metadata=_about(
-            "Shortest pause between looks at logs; longer if that would take over 0.2 % of a core.",
-            unit="seconds",
-            low=0.01,
-            high=10,
-        ),
+    io_priority: int = _set(
+        7, "Best-effort I/O priority of the agent and its children; 7 is the lowest; -1: unchanged.", low=-1, high=7
     )
-    tick_max_seconds: float = field(
-        default=0.25, metadata=_about("Longest pause between looks at logs.", unit="seconds", low=0.01, high=60)
+    max_cpu_percent: float = _set(
+        25.0,
+        "CPU budget, percent of one core over --budget-seconds. The agent slows down when it is "
+        "used up, and stops at twice as much; 0: no limit.",
+        unit="percent",
+        low=0,
+        high=6400,
     )
-    gather_seconds: float = field(
-        default=1.0,
-        metadata=_about(
-            "Longest time to collect log data before sending, if sending sooner would take over 0.2 % "
-            "of a core. Values up to --tick-max-seconds: do not collect.",
-            unit="seconds",
-            low=0,
-            high=10,
-        ),
+    max_memory_bytes: int = _set(
+        512 * 1024**2,
+        "Limit on resident memory. The agent stops after 10 s above it; 0: no limit.",
+        unit="bytes",
+        low=0,
+        high=1024**4,
     )
-    export_tick_seconds: float = field(
-        default=1.0, metadata=_about("Pause between looks for finished exports.", unit="seconds", low=0.05, high=60)
+    budget_seconds: float = _set(60.0, "Period of --max-cpu-percent.", unit="seconds", low=1, high=3600)
+    heartbeat_seconds: float = _set(1.0, "Interval between heartbeats.", unit="seconds", low=0.05, high=10)
+    silence_seconds: float = _set(
+        20.0, "Reconnect if the service is silent for this long.", unit="seconds", low=0.2, high=3600
     )
-    nice: int = field(
-        default=10,
-        metadata=_about(
-            "Niceness of the agent and its children; higher means lower priority; 0: unchanged.",
-            low=0,
-            high=19,
-        ),
+    connect_seconds: float = _set(10.0, "Time limit of one attempt to connect.", unit="seconds", low=0.1, high=600)
+    retry_seconds: float = _set(15.0, "Longest pause between attempts to connect.", unit="seconds", low=0.25, high=3600)
+    flush_seconds: float = _set(
+        5.0, "Time to send the rest when the agent is stopped.", unit="seconds", low=0, high=600
     )
-    io_priority: int = field(
-        default=7,
-        metadata=_about(
-            "Best-effort I/O priority of the agent and its children; 7 is the lowest; -1: unchanged.", low=-1, high=7
-        ),
+    once_seconds: float = _set(300.0, "Time limit of --once.", unit="seconds", low=0.1, high=86400)
+    tls: bool = _set(False, "Use TLS; implied by --tls-ca and --tls-cert.", unit="yes|no")
+    tls_ca: str = _set("", "CA certificates that sign the service's certificate; default: the system's.", unit="FILE")
+    tls_cert: str = _set("", "This agent's certificate (PEM), if the service requires one.", unit="FILE")
+    tls_key: str = _set("", "Private key; default: in the certificate file.", unit="FILE")
+    tls_server_name: str = _set(
+        "", "Host name in the service's certificate; default: the host of --connect.", unit="NAME"
     )
-    max_cpu_percent: float = field(
-        default=25.0,
-        metadata=_about(
-            "CPU budget, percent of one core over --budget-seconds. The agent slows down when it is "
-            "used up, and stops at twice as much; 0: no limit.",
-            unit="percent",
-            low=0,
-            high=6400,
-        ),
+    token_file: str = _set("", "File with this agent's token.", unit="FILE")
+    log_format: str = _set(
+        "auto", "Format of the agent's own log on stderr. auto: text at a terminal, else JSON.", unit="auto|json|text"
     )
-    max_memory_bytes: int = field(
-        default=512 * 1024**2,
-        metadata=_about(
-            "Limit on resident memory. The agent stops after 10 s above it; 0: no limit.",
-            unit="bytes",
-            low=0,
-            high=1024**4,
-        ),
-    )
-    budget_seconds: float = field(
-        default=60.0,
-        metadata=_about("Period of --max-cpu-percent.", unit="seconds", low=1, high=3600),
-    )
-    heartbeat_seconds: float = field(
-        default=1.0, metadata=_about("Interval between heartbeats.", unit="seconds", low=0.05, high=10)
-    )
-    silence_seconds: float = field(
-        default=20.0,
-        metadata=_about("Reconnect if the service is silent for this long.", unit="seconds", low=0.2, high=3600),
-    )
-    connect_seconds: float = field(
-        default=10.0, metadata=_about("Time limit of one attempt to connect.", unit="seconds", low=0.1, high=600)
-    )
-    retry_seconds: float = field(
-        default=15.0, metadata=_about("Longest pause between attempts to connect.", unit="seconds", low=0.25, high=3600)
-    )
-    flush_seconds: float = field(
-        default=5.0,
-        metadata=_about("Time to send the rest when the agent is stopped.", unit="seconds", low=0, high=600),
-    )
-    once_seconds: float = field(
-        default=300.0,
-        metadata=_about("Time limit of --once.", unit="seconds", low=0.1, high=86400),
-    )
-
-    tls: bool = field(
-        default=False,
-        metadata=_about("Use TLS; implied by --tls-ca and --tls-cert.", unit="yes|no"),
-    )
-    tls_ca: str = field(
-        default="",
-        metadata=_about("CA certificates that sign the service's certificate; default: the system's.", unit="FILE"),
-    )
-    tls_cert: str = field(
-        default="", metadata=_about("This agent's certificate (PEM), if the service requires one.", unit="FILE")
-    )
-    tls_key: str = field(default="", metadata=_about("Private key; default: in the certificate file.", unit="FILE"))
-    tls_server_name: str = field(
-        default="",
-        metadata=_about("Host name in the service's certificate; default: the host of --connect.", unit="NAME"),
-    )
-    token_file: str = field(default="", metadata=_about("File with this agent's token.", unit="FILE"))
-    log_format: str = field(
-        default="auto",
-        metadata=_about(
-            "Format of the agent's own log on stderr. auto: text at a terminal, else JSON.", unit="auto|json|text"
-        ),
-    )
-    insecure: bool = field(
-        default=False,
-        metadata=_about(
-            "Allow connections to other machines without TLS; anyone on the network can read them.", unit="yes|no"
-        ),
+    insecure: bool = _set(
+        False, "Allow connections to other machines without TLS; anyone on the network can read them.", unit="yes|no"
     )
 
     @property

@@ -39,14 +39,7 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
-from ncclscope_wire.topology import (
-    TopologyMap,
-    TuningTableMap,
-    packed_table,
-    packed_topology,
-    unpacked_table,
-    unpacked_topology,
-)
+from ncclscope_wire.topology import TopologySeen, TuningTableSeen, check_ends
 
 _Record = TypeVar("_Record")
 
@@ -115,8 +108,8 @@ class _BatchMap(_StretchMap, frozen=True, kw_only=True, omit_defaults=True):
     versions: tuple[VersionSeen, ...] = ()
     captures: tuple[CaptureSeen, ...] = ()
     facts: tuple[tuple[str, dict[str, object]], ...] = ()
-    topologies: tuple[TopologyMap, ...] = ()
-    tuning_tables: tuple[TuningTableMap, ...] = ()
+    topologies: tuple[TopologySeen, ...] = ()
+    tuning_tables: tuple[TuningTableSeen, ...] = ()
     gaps: tuple[SourceGap, ...] = ()
     counts: Counts = msgspec.field(default_factory=Counts)
 
@@ -288,8 +281,8 @@ def _map_of_batch(batch: Batch, bytes_of: Callable[[Columns], bytes]) -> _BatchM
         versions=batch.versions,
         captures=batch.captures,
         facts=tuple([(type(fact).__name__, _given(fact)) for fact in batch.facts]),
-        topologies=tuple([packed_topology(seen) for seen in batch.topologies]),
-        tuning_tables=tuple([packed_table(seen) for seen in batch.tuning_tables]),
+        topologies=batch.topologies,
+        tuning_tables=batch.tuning_tables,
         gaps=batch.gaps,
         counts=batch.counts,
     )
@@ -341,6 +334,8 @@ def _batch_of_map(content: _BatchMap, *, has_steps: bool) -> Batch:
         if name not in _TABLES:
             raise ProtocolError(f"batch: unknown table {name[:40]!r}")
     filled = {name: _columns(name, sent, has_steps=has_steps) for name, sent in content.tables.items()}
+    for topology in content.topologies:
+        check_ends(topology)
     facts = tuple(_convert(fields, FACT_TYPES[name], name) for name, fields in content.facts if name in FACT_TYPES)
     return Batch(
         source=content.source,
@@ -354,8 +349,8 @@ def _batch_of_map(content: _BatchMap, *, has_steps: bool) -> Batch:
         versions=content.versions,
         captures=content.captures,
         facts=facts,
-        topologies=tuple(unpacked_topology(sent) for sent in content.topologies),
-        tuning_tables=tuple(unpacked_table(sent) for sent in content.tuning_tables),
+        topologies=content.topologies,
+        tuning_tables=content.tuning_tables,
         gaps=content.gaps,
         counts=_with_skipped(content.counts, "unknown_fact", len(content.facts) - len(facts)),
         **filled,

@@ -1,4 +1,4 @@
-"""System blocks and tuning tables, by which NCCL describes the machine, as records.
+"""System blocks and tuning tables, by which NCCL describes the machine, as records; their parts travel as lists.
 
 A rate is in bytes per second (NCCL prints GB/s of 10**9 bytes with one decimal, per direction).
 """
@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ncclscope_wire.errors import ProtocolError
+
+_System: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
+_Local: TypeAlias = Annotated[int, Meta(ge=0, le=2**56 - 1)]
+_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Rate: TypeAlias = Annotated[int, Meta(ge=0, le=10**18)]
+_Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Process: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+_Line: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_Latency: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=64)]
 
 
 class NodeKind(StrEnum):
@@ -50,44 +60,41 @@ class TopologyOrigin(StrEnum):
     XML = "xml"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyNode:
+class TopologyNode(NamedTuple):
     """One node of a system block. (kind, system, local) names it within its block."""
 
     kind: NodeKind
-    system: int
+    system: _System
     """Machine of a multi-node NVLink domain; 0 elsewhere and if none is printed."""
-    local: int
+    local: _Local
     """GPU, PCI, NIC: bus id, domain<<20 | bus<<12 | device<<4 | function; CPU: NUMA node; NET: device number."""
-    rank: int | None = None
+    rank: _Rank | None = None
     """GPU: rank in the communicator whose block this is; None if it is not printed (2.30: below a DEV)."""
-    bytes_per_second: int | None = None
+    bytes_per_second: _Rate | None = None
     """NET: speed of the port."""
-    text: str = ""
+    text: Annotated[str, Meta(max_length=1024)] = ""
     """Text in brackets behind the name, else ""."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyLink:
+class TopologyLink(NamedTuple):
     """One direction of a link."""
 
-    start: int
+    start: _Index
     """Index into the block's nodes."""
-    end: int
+    end: _Index
     kind: LinkKind
-    bytes_per_second: int
+    bytes_per_second: _Rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyPath:
+class TopologyPath(NamedTuple):
     """One cell of the path lines: NCCL's own best path between two nodes."""
 
-    start: int
+    start: _Index
     """Index into the block's nodes."""
-    end: int
-    hops: int
-    bytes_per_second: int
-    kind: str
+    end: _Index
+    hops: _Index
+    bytes_per_second: _Rate
+    kind: _Name
     """Type of the path, as printed: LOC, NVL, NVB, C2C, PIX, PXB, P2C, PXN, PHB, SYS, NET, DIS."""
 
 
@@ -102,9 +109,9 @@ class TopologySeen:
     origin: TopologyOrigin
     host: str | None
     """None for a file, which names no host."""
-    pid: int | None
-    tid: int | None
-    line: int
+    pid: _Process | None
+    tid: _Process | None
+    line: _Line
     """First line of the block."""
     nodes: tuple[TopologyNode, ...]
     links: tuple[TopologyLink, ...]
@@ -112,18 +119,17 @@ class TopologySeen:
     paths: tuple[TopologyPath, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningCell:
+class TuningCell(NamedTuple):
     """One cell of a tuning table: what NCCL expects of a function with an algorithm and a protocol."""
 
-    function: str
+    function: _Name
     """"AllReduce", ..."""
-    algorithm: str
+    algorithm: _Name
     """As in terms.ALGORITHMS ("TREE", "RING", ...), or as printed for one not known."""
-    protocol: str
+    protocol: _Name
     """As in terms.PROTOCOLS."""
-    latency_us: float
-    bytes_per_second: int
+    latency_us: _Latency
+    bytes_per_second: _Rate
     """Algorithm bandwidth: message size per time; 0 = not available."""
 
 
@@ -132,129 +138,16 @@ class TuningTableSeen:
     """The tuning table that rank 0 of a communicator prints. Source: NCCL `src/graph/tuning.cc:ncclTopoTuneModel`."""
 
     host: str
-    pid: int
-    tid: int
-    line: int
-    cells: tuple[TuningCell, ...]
-    max_threads: tuple[tuple[str, str, int], ...] = ()
-    """(algorithm, protocol, threads)."""
-
-
-_System: TypeAlias = Annotated[int, Meta(ge=0, le=255)]
-_Local: TypeAlias = Annotated[int, Meta(ge=0, le=2**56 - 1)]
-_Rank: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Rate: TypeAlias = Annotated[int, Meta(ge=0, le=10**18)]
-_Index: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Process: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-_Line: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
-_Latency: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
-_Name: TypeAlias = Annotated[str, Meta(max_length=64)]
-
-_Node: TypeAlias = tuple[NodeKind, _System, _Local, _Rank | None, _Rate | None, Annotated[str, Meta(max_length=1024)]]
-_Link: TypeAlias = tuple[_Index, _Index, LinkKind, _Rate]
-_Path: TypeAlias = tuple[_Index, _Index, _Index, _Rate, _Name]
-_Cell: TypeAlias = tuple[_Name, _Name, _Name, _Latency, _Rate]
-_Threads: TypeAlias = tuple[_Name, _Name, _Index]
-
-
-class TopologyMap(Struct, frozen=True, kw_only=True):
-    """A TopologySeen as it travels."""
-
-    origin: TopologyOrigin
-    host: str | None
-    pid: _Process | None
-    tid: _Process | None
-    line: _Line
-    nodes: tuple[_Node, ...]
-    links: tuple[_Link, ...]
-    paths: tuple[_Path, ...] = ()
-
-
-class TuningTableMap(Struct, frozen=True, kw_only=True):
-    """A TuningTableSeen as it travels."""
-
-    host: str
     pid: _Process
     tid: _Process
     line: _Line
-    cells: tuple[_Cell, ...]
-    max_threads: tuple[_Threads, ...] = ()
+    cells: tuple[TuningCell, ...]
+    max_threads: tuple[tuple[_Name, _Name, _Index], ...] = ()
+    """(algorithm, protocol, threads)."""
 
 
-def packed_topology(seen: TopologySeen) -> TopologyMap:
-    """The topology in the form in which it travels."""
-    return TopologyMap(
-        origin=seen.origin,
-        host=seen.host,
-        pid=seen.pid,
-        tid=seen.tid,
-        line=seen.line,
-        nodes=tuple(
-            (node.kind, node.system, node.local, node.rank, node.bytes_per_second, node.text) for node in seen.nodes
-        ),
-        links=tuple((link.start, link.end, link.kind, link.bytes_per_second) for link in seen.links),
-        paths=tuple((path.start, path.end, path.hops, path.bytes_per_second, path.kind) for path in seen.paths),
-    )
-
-
-def unpacked_topology(sent: TopologyMap) -> TopologySeen:
-    """The record of a map.
-
-    Raises:
-        ProtocolError: a link or path ends at a node that is not there.
-    """
-    ends = [index for start, end, _, _ in sent.links for index in (start, end)]
-    ends += [index for start, end, _, _, _ in sent.paths for index in (start, end)]
-    if ends and max(ends) >= len(sent.nodes):
-        raise ProtocolError(f"batch: a topology of {len(sent.nodes)} nodes has a link to node {max(ends)}")
-    return TopologySeen(
-        origin=sent.origin,
-        host=sent.host,
-        pid=sent.pid,
-        tid=sent.tid,
-        line=sent.line,
-        nodes=tuple(
-            TopologyNode(kind=kind, system=system, local=local, rank=rank, bytes_per_second=rate, text=text)
-            for kind, system, local, rank, rate, text in sent.nodes
-        ),
-        links=tuple(
-            TopologyLink(start=start, end=end, kind=kind, bytes_per_second=rate)
-            for start, end, kind, rate in sent.links
-        ),
-        paths=tuple(
-            TopologyPath(start=start, end=end, hops=hops, bytes_per_second=rate, kind=kind)
-            for start, end, hops, rate, kind in sent.paths
-        ),
-    )
-
-
-def packed_table(seen: TuningTableSeen) -> TuningTableMap:
-    """The tuning table in the form in which it travels."""
-    return TuningTableMap(
-        host=seen.host,
-        pid=seen.pid,
-        tid=seen.tid,
-        line=seen.line,
-        cells=tuple(
-            (cell.function, cell.algorithm, cell.protocol, cell.latency_us, cell.bytes_per_second)
-            for cell in seen.cells
-        ),
-        max_threads=seen.max_threads,
-    )
-
-
-def unpacked_table(sent: TuningTableMap) -> TuningTableSeen:
-    """The tuning table that was sent."""
-    return TuningTableSeen(
-        host=sent.host,
-        pid=sent.pid,
-        tid=sent.tid,
-        line=sent.line,
-        cells=tuple(
-            TuningCell(
-                function=function, algorithm=algorithm, protocol=protocol, latency_us=latency, bytes_per_second=rate
-            )
-            for function, algorithm, protocol, latency, rate in sent.cells
-        ),
-        max_threads=sent.max_threads,
-    )
+def check_ends(seen: TopologySeen) -> None:
+    """Raises ProtocolError if a link or a path ends at a node that is not there."""
+    ends = [end for link in seen.links for end in link[:2]] + [end for path in seen.paths for end in path[:2]]
+    if ends and max(ends) >= len(seen.nodes):
+        raise ProtocolError(f"batch: a topology of {len(seen.nodes)} nodes has a link to node {max(ends)}")

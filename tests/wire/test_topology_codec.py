@@ -63,7 +63,7 @@ def test_a_block_of_a_node_is_small() -> None:
         ("links", [0, 1, "NVL", -1]),
         ("nodes", ["GPU", 256, 0, None, None, ""]),
         ("nodes", ["GPU", 0, 2**60, None, None, ""]),
-        ("nodes", ["GPU", 0, 0]),
+        ("nodes", ["GPU", 0]),
     ],
 )
 def test_what_cannot_be_a_topology_is_refused(field: str, wrong: list[object]) -> None:
