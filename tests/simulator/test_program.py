@@ -105,6 +105,21 @@ def test_sequence_parallelism_and_zero1_change_the_mix(simulate: Simulate) -> No
     assert mix("DP", zero1=True) == {"ReduceScatter", "AllGather"}
 
 
+@pytest.mark.parametrize(
+    ("version", "in_node", "between"),
+    [("2.8", False, False), ("2.11", False, True), ("2.12", True, True), ("2.26", True, True), ("2.27", False, True)],
+)
+def test_op_count_moves_by_the_rule_of_its_version(
+    version: str, in_node: bool, between: bool, simulate: Simulate
+) -> None:
+    rows = [row for row in truth(simulate(nccl=version)) if row["comm_size"] > 1]
+    for launches in _by(rows, "comm_id", "rank").values():
+        moves = between if launches[0]["parallelism"] in {"PP", "WORLD", "EMBEDDING"} else in_node
+        values = [group[0]["op_count"] for group in _by(launches, "launch_id").values()]
+        assert values == (list(range(len(values))) if moves else [0] * len(values))
+        assert all(len({row["op_count"] for row in group}) == 1 for group in _by(launches, "launch_id").values())
+
+
 def test_communicators_that_share_a_printed_id_are_told_apart(simulate: Simulate) -> None:
     rows = truth(simulate(nccl="2.21"))
     ids = {(row["comm_id"], row["parallelism"]) for row in rows}
