@@ -18,7 +18,6 @@ from ncclscope_agent.credentials import Credentials
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.loopback import is_loopback
 
-DEFAULT_PORT: Final = 9797
 LEAST_MEMORY_BYTES: Final = 128 * 1024**2
 """Beside the window: twice what the agent has while it reads an export of two million kernels."""
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final
 
 import structlog
 from structlog.typing import Processor
-
-FORMATS: Final = ("auto", "json", "text")
 
 
 def configure_logs(form: str) -> None:

@@ -20,7 +20,7 @@ _OPTION: Final = "--set"
 
 
 class Thresholds:
-    """What --config and --set say; the file is read again at each call."""
+    """The thresholds that --config and --set give; the file is read again at each call."""
 
     def __init__(self, file: Path | None, given: tuple[str, ...]) -> None:
         self._file = file

@@ -34,7 +34,7 @@ from ncclscope_wire.records import Source, SourceGap, SourceKind
 GONE: Final = "gone"
 """The reason of the gap that a source leaves if its file is gone."""
 _DETAILS: Final = {
-    "truncated": "{name} was truncated or written anew; {lost} bytes that were seen were not read before.",
+    "truncated": "{name} was truncated or rewritten; {lost} bytes that were seen were not read before.",
     "deleted": "{name} was deleted, and let go after 10 minutes without room for it; {lost} bytes were not read.",
     "unreadable": "{name} cannot be read any more; {lost} bytes were not read. Look at the disk and the mount.",
 }
@@ -67,7 +67,7 @@ def gone_sources(
 def last_batch_of(key: str, position: Position, kind: SourceKind, now_ns: int) -> Batch:
     """The end of a source that is gone. Its name is known to the service; here only its key is."""
     detail = (
-        f"what followed byte {position.end} (line {position.end_line}) was deleted, renamed or written anew while no "
+        f"what followed byte {position.end} (line {position.end_line}) was deleted, renamed or rewritten while no "
         "agent read it: whether anything did is not known. Keep logs until an agent has run again."
     )
     return Batch(

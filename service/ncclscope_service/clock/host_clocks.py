@@ -24,7 +24,7 @@ from ncclscope_service.columns.group_by import first_positions, group_by
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.join.ranks import KernelMatrix
 from ncclscope_service.store.records import HostClock
-from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS, has_launch
+from ncclscope_service.store.rows import has_launch
 from ncclscope_service.store.settings import CLOCKS_WITHIN_NS
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
@@ -242,10 +242,6 @@ class Clocks:
             if clock.samples >= _MATURE_SAMPLES or is_reference or len(self._by_host) == 1:
                 slack[host] = _SIGMAS * clock.sigma_ns
         return slack
-
-    def worst_sigma_ns(self) -> float:
-        """The largest uncertainty of any known clock."""
-        return max((clock.sigma_ns for clock in self._by_host.values()), default=SAME_HOST_SIGMA_NS)
 
     def is_trusted(self) -> bool:
         """False while operations contradict causality on the corrected clocks."""

@@ -290,7 +290,7 @@ class Mismatch:
 
 
 def _codes(rows: Columns) -> NDArray[np.int64]:
-    """What is called, as one number."""
+    """Operation and bytes of each call as one number."""
     codes: NDArray[np.int64] = rows["message_bytes"] * _CODES + rows["op"]
     return codes
 

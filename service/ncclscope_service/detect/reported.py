@@ -32,7 +32,7 @@ _VARIES: Final = re.compile(r"(?:0x)?[0-9a-f]*\d[0-9a-f]*|\S*[/.:<>@]\S*\d\S*")
 """Numbers, pointers, addresses and names with them in a message: what is left is its shape."""
 _LAST_WORDS: Final = frozenset({"Accept failed", "Could not receive type from localRank"})
 _LAST_REQUESTS: Final = frozenset({"Close", "Stop"})
-"""What NCCL's proxy says and is asked when processes exit without destroying their communicators.
+"""Messages and requests of NCCL's proxy when processes exit without destroying their communicators.
 
 *Source:* NCCL `src/proxy.cc:ncclProxyService`, 2.22 to 2.28.
 """

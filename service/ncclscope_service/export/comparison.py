@@ -48,7 +48,6 @@ MAX_ITERATIONS: Final = 4096
 """Iterations of which operations and bytes are kept, the first."""
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -292,7 +291,9 @@ def figures_of_folder(folder: Path, name: str) -> RunFigures:
         with pq.ParquetFile(path) as file:
             return _figures(name, (pa.Table.from_batches([batch]) for batch in file.iter_batches(columns=_COLUMNS)))
     except (OSError, pa.ArrowException, KeyError) as error:
-        raise FormatError(f"{path}: not the operations of an earlier run ({error}); analyze its inputs anew") from error
+        raise FormatError(
+            f"{path}: not the operations of an earlier run ({error}); analyze its inputs again"
+        ) from error
 
 
 def compare_document(this: RunFigures, other: RunFigures) -> dict[str, object]:

@@ -400,7 +400,7 @@ class Receiver:
             return None
         if agent.strings is None:
             raise AgentError(
-                "unauthorized", "its hosts are restricted since it began: begin anew", forgets_session=True
+                "unauthorized", "its hosts are restricted since it began: begin again", forgets_session=True
             )
         return HostWatch(grant, agent.strings)
 

@@ -202,8 +202,6 @@ class JournalStatistics:
     """On disk."""
     waiting_bytes: int
     """In memory, not on disk yet."""
-    entries_total: int
-    """Written since the start."""
     errors_total: int
     write_seconds: float | None
     """Of the last group, or of the one being written if that takes longer."""
@@ -240,7 +238,7 @@ class Journal:
         self._room = anyio.Event()
         self._room.set()
         self._limiter = anyio.CapacityLimiter(1)
-        self._entries = self._errors = 0
+        self._errors = 0
         self._began_at: float | None = None
         self._seconds: float | None = None
         self._trouble = ""
@@ -316,7 +314,6 @@ class Journal:
         return JournalStatistics(
             bytes=self._bytes,
             waiting_bytes=self._waiting_bytes,
-            entries_total=self._entries,
             errors_total=self._errors,
             write_seconds=self._slowest(),
             trouble=self._trouble or self._slowness(),
@@ -364,7 +361,6 @@ class Journal:
             self._arrival = anyio.Event()
         if self._waiting_bytes <= self._settings.max_waiting_bytes:
             self._room.set()
-        self._entries += len(group)
         if self._trouble:
             _log.info("journal_written_again")
             self._trouble = ""

@@ -45,7 +45,7 @@ OVERLAP: Final = "overlap"
 """Ends of kernels."""
 OP_COUNT: Final = "op_count"
 RANKS: Final = "ranks"
-"""What other ranks called, and when."""
+"""Calls of other ranks, and their times."""
 
 _SLACK_NS: Final = 20_000.0
 """Ends of one N-to-N collective differ by 10 us between nodes; twice that is still one."""
@@ -79,7 +79,7 @@ class Aligned:
     offsets_ns: NDArray[np.float64]
     """R: clock of each rank, minus the common one, at the last of them; NaN if it is not known."""
     shown_by: str = RANKS
-    """What placed the losses."""
+    """Evidence that placed the losses: kernels, OVERLAP, OP_COUNT or RANKS."""
 
     @property
     def lost(self) -> int:
@@ -308,7 +308,7 @@ _MORE: Final = 2
 
 @dataclass(slots=True)
 class _Traceback:
-    """What led to each cell; paths may end where either text does."""
+    """The step that led to each cell; paths may end where either text does."""
 
     lengths: NDArray[np.intp]
     pair_from: NDArray[np.int8]

@@ -193,11 +193,6 @@ class Store:
                 setattr(copied, each.name, copy(value))
         return copied
 
-    def table_bytes(self) -> int:
-        """Memory that the rows of all tables take."""
-        tables = [value for each in fields(self) if isinstance(value := getattr(self, each.name), Table)]
-        return sum(len(table) * table.dtype.itemsize for table in tables)
-
     def listed_communicators(self) -> list[Communicator]:
         """All communicators but those that were absorbed by another."""
         return [each for each in self.communicators if each.absorbed_by is None]

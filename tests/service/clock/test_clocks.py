@@ -182,7 +182,6 @@ def test_later_collectives_improve_an_estimate(cut: int) -> None:
     service.clocks.learn(service.kernels())
     service.clocks.estimate(_SECOND)
     assert service.store.clocks["node2"].samples >= few
-    assert service.clocks.worst_sigma_ns() >= SAME_HOST_SIGMA_NS
 
 
 def test_what_a_host_says_of_its_clock_stands_until_collectives_tell() -> None:

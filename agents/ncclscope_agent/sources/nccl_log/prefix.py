@@ -249,7 +249,7 @@ class _Prefix:
 
 
 _PREFIX_END: Final = re.compile(rb"(?:\d \[-?\d{1,5}|:\d{1,10}|\A\d{1,5})\] \Z")
-"""What is left in front of `NCCL` of a prefix that was torn; `[0] ` alone may be a quotation that left out the rest."""
+"""The rest of a torn prefix in front of `NCCL`; `[0] ` alone may be a quotation that left out the rest."""
 
 
 def cut_line(line: bytes, hosts: KnownHosts, end: RecordEnd = RecordEnd.LINE) -> CutLine:
