@@ -258,6 +258,37 @@ class WaitGraph:
         return seen - self.waiting
 
 
+_MOST_ENDS: Final = 8
+"""Ranks at which the waits of one job end: if more wait for nobody, it was killed, or logs were cut."""
+
+
+def ends_of_waits(waits: Iterable[ChannelWaits]) -> dict[int, tuple[int, ...]]:
+    """By rank that waits for another, directly or over others: the ranks at which its waits end, which wait for nobody.
+
+    Empty if all wait in a circle, or if too many ranks wait for nobody to blame any.
+    """
+    uneven = [each for each in waits if each.ahead]
+    waiting = {rank for each in uneven for rank in each.ahead}
+    held_by: defaultdict[int, list[ChannelWaits]] = defaultdict(list[ChannelWaits])
+    for each in uneven:
+        for rank in each.behind:
+            held_by[rank].append(each)
+    roots = held_by.keys() - waiting
+    ends: defaultdict[int, tuple[int, ...]] = defaultdict(tuple[int, ...])
+    for root in sorted(roots) if len(roots) <= _MOST_ENDS else ():
+        seen, left, followed = {root}, [root], set[int]()
+        while left:
+            for each in held_by.get(left.pop(), ()):
+                if id(each) not in followed:
+                    followed.add(id(each))
+                    more = set(each.ahead) - seen
+                    seen |= more
+                    left.extend(more)
+        for rank in seen - {root}:
+            ends[rank] += (root,)
+    return dict(ends)
+
+
 _LEAST_OPERATIONS: Final = 3
 """A channel must have worked before its silence means something."""
 
@@ -593,6 +624,8 @@ def _missing(stuck: list[StuckChannel]) -> set[int]:
     return {rank for one in stuck for rank in one.missing}
 
 
+AT_END: Final = "the job ended in a hang: "
+"""Beginning of the sentence."""
 _AT_END: Final = 0.7
 """Confidence of a hang that only the last counts show."""
 _LEAST_EVEN: Final = 2
@@ -643,7 +676,7 @@ def hang_at_end(progress: Columns, context: Context) -> Finding | None:
         made,
         confidence=_AT_END,
         summary=(
-            f"the job ended in a hang: {names_of_ranks((culprit,))}{on} never enqueued operation {first.operations} of "
+            f"{AT_END}{names_of_ranks((culprit,))}{on} never enqueued operation {first.operations} of "
             f"{first.group.name}; all other ranks were waiting for it, directly or over others"
         ),
     )

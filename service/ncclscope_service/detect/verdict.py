@@ -16,7 +16,7 @@ import numpy as np
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.context import Context, names_of_hosts, names_of_ranks
-from ncclscope_service.detect.hang import HangState, last_counts
+from ncclscope_service.detect.hang import AT_END, HangState, last_counts
 from ncclscope_service.detect.reported import Failure, Reported, Role
 from ncclscope_service.store.records import Ending, Finding, FindingKind, Verdict
 from ncclscope_wire.batch import Columns
@@ -94,7 +94,7 @@ def _verdicts(
     if causes:
         yield _failed(Ending.CRASHED, causes, context)
     if hang is not None and hang.evidence["state"] not in _WORDLESS:
-        yield _made(Ending.HANG, hang.summary, context, hang.ranks)
+        yield _made(Ending.HANG, hang.summary.removeprefix(AT_END), context, hang.ranks)
     timeouts = reported.timeouts()
     if by_role[Role.TIMEOUT] and timeouts is not None:
         yield _made(Ending.HANG, timeouts.summary(), context, timeouts.culprits())

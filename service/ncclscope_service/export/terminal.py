@@ -14,6 +14,7 @@ from ncclscope_service.export.report.tables import (
     bytes_text,
     count_text,
     measures_of,
+    ranks_text,
     ratio_text,
     span_text,
     waited_for_rows,
@@ -36,25 +37,28 @@ from ncclscope_service.export.summary import (
     verdict_text,
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals
+from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Measured
-from ncclscope_service.store.records import Severity
+from ncclscope_service.store.records import Ending, Severity
 from ncclscope_service.store.rows import Match
 
 _MAX_COMMUNICATORS = 20
 _MAX_LINES = 10
 _MAX_SIZES = 40
 _MAX_VERDICTS = 4
+_MAX_STANDING = 12
+_MAX_WORDS = 60
 _MEASURES = (("bytes", bytes_text), ("busbw", bandwidth_text), ("limit", bandwidth_text), ("wait_ratio", ratio_text))
 _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
+def terminal_report(selection: Selection, sums: Totals | None = None, last: LastOperations | None = None) -> str:
     """Plain text of some 40 lines for a terminal; ends with a newline."""
     sums = totals(selection) if sums is None else sums
-    return "\n".join(_lines(selection, sums)) + "\n"
+    return "\n".join(_lines(selection, sums, last_operations_of(selection) if last is None else last)) + "\n"
 
 
 def terminal_summary(selection: Selection, sums: Totals) -> str:
@@ -88,7 +92,7 @@ def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
         yield f"bus bandwidth: {', '.join(shown)}"
 
 
-def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
+def _lines(selection: Selection, sums: Totals, last: LastOperations) -> Iterator[str]:
     yield from _verdicts(selection)
     yield from _read(selection)
     yield ""
@@ -104,6 +108,7 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
         yield "Who is waited for"
         head = ("rank", "kind", "collectives", "came last", "others waited")
         yield from map(_printable, _table(head, waited))
+    yield from _standing(selection, last)
     yield ""
     yield from _findings(selection)
 
@@ -113,6 +118,33 @@ def _verdicts(selection: Selection) -> Iterator[str]:
     for job in selection.jobs[:_MAX_VERDICTS]:
         if (verdict := selection.store.verdicts.get(job)) is not None:
             yield _printable(f"{job}: {verdict_text(verdict)}" if len(selection.jobs) > 1 else verdict_text(verdict))
+
+
+def _standing(selection: Selection, last: LastOperations) -> Iterator[str]:
+    """Where the ranks stood whose groups stand apart, in jobs that did not end together."""
+    verdicts = selection.store.verdicts
+    together = {job for job, verdict in verdicts.items() if verdict.ending is Ending.ENDED_TOGETHER}
+    found = [row for row in last.by_rank() if row["job"] in verdicts.keys() - together]
+    if not found:
+        return
+    yield "Where ranks stood"
+    rows = [
+        (
+            " ".join(str(row[of]) for of in ("parallelism", "comm_id") if row[of] is not None),
+            str(row["op"]),
+            str(row["rank"]),
+            f"{row['operations']:,}",
+            f"{row['behind']:,}",
+            ranks_text(row["waits_for"]) or "-",
+            ranks_text(row["blamed"]) or "-",
+            (row["last_words"] or "-")[:_MAX_WORDS],
+        )
+        for row in found[:_MAX_STANDING]
+    ]
+    head = ("group", "last", "rank", "enqueued", "behind", "waits for", "waits end at", "last words")
+    yield from map(_printable, _table(head, rows))
+    if len(found) > _MAX_STANDING:
+        yield f"  and {len(found) - _MAX_STANDING} more, see last_operations.parquet"
 
 
 def _read(selection: Selection) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 from service.detect.simulated_job import Job, Simulation
 
 from ncclscope_service.detect.context import Context
-from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph, hang_at_end
+from ncclscope_service.detect.hang import ChannelWaits, Hang, WaitGraph, ends_of_waits, hang_at_end
 from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
@@ -404,3 +404,14 @@ def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show
     assert hang_at_end(last_counts({5: 2}), replace(CONTEXT, lossy_hosts=frozenset({"node1"}))) is None
     alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
     assert hang_at_end(last_counts({5: 2}), Context(job="job", groups=alone)) is None
+
+
+def test_waits_end_at_the_rank_that_waits_for_nobody_over_groups_and_past_even_ones() -> None:
+    waits = [standing((2,), (3,)), standing((0,), (2,)), standing((0, 4), (2, 6)), standing((), (5, 7))]
+    assert ends_of_waits(waits) == {2: (3,), 0: (3, 6), 4: (3, 6)}
+
+
+def test_waits_in_a_circle_or_for_many_end_nowhere() -> None:
+    assert ends_of_waits([standing((1,), (2,)), standing((2,), (1,))]) == {}
+    assert ends_of_waits([standing((0,), tuple(range(1, 10)))]) == {}
+    assert ends_of_waits([standing((0,), tuple(range(1, 9)))]) == {0: tuple(range(1, 9))}

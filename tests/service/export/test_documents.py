@@ -24,6 +24,7 @@ from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.export.totals import first_of_launch, totals
+from ncclscope_service.store.records import Ending, Verdict
 from ncclscope_service.store.tables import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -276,3 +277,30 @@ def test_a_browser_opens_the_report_without_an_error(
     assert faults == []
     assert asked == [path.as_uri()]
     assert drawn >= plots
+
+
+@pytest.mark.parametrize("ending", [*Ending, None])
+def test_how_a_job_ended_comes_first_and_where_its_ranks_stood_only_if_they_did_not_end_together(
+    ending: Ending | None, tmp_path: Path
+) -> None:
+    store = small_run()
+    if ending is not None:
+        store.verdicts["job"] = Verdict(job="job", ending=ending, is_provisional=False, summary="rank 1 <did> it")
+    files = write_run(store, tmp_path)
+    text, page = terminal_report(select(store)), files["report.html"].read_text(encoding="utf-8")
+    said = "" if ending is None else f"How it ended: {ending}: rank 1 <did> it"
+    assert text.startswith(said or "Read")
+    assert said.replace("<did>", "&lt;did&gt;") in page
+    assert ("Where ranks stood" in text) == (ending not in (None, Ending.ENDED_TOGETHER))
+    document = json.loads(files["summary.json"].read_bytes())["verdicts"]["job"]
+    assert document == (ending and {
+        "ending": ending.value, "is_provisional": False, "ranks": [], "hosts": [],
+        "summary": "rank 1 <did> it", "first_failure": None,
+    })  # fmt: skip
+
+
+def test_of_a_job_that_may_go_on_the_verdict_says_so() -> None:
+    store = small_run()
+    store.verdicts["job"] = Verdict(job="job", ending=Ending.HANG, is_provisional=True, summary="rank 1 is missing")
+    expected = "The job is silent; as its logs stand, it is hang: rank 1 is missing"
+    assert terminal_report(select(store)).splitlines()[0] == expected

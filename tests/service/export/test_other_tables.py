@@ -18,9 +18,9 @@ from ncclscope_service.export.tables.iterations_file import write_efficiency
 from ncclscope_service.export.tables.kernels_file import launch_plans, write_kernels
 from ncclscope_service.export.tables.operations_file import last_operations_of
 from ncclscope_service.store import rows
-from ncclscope_service.store.records import HostClock
+from ncclscope_service.store.records import Ending, FailureLine, HostClock, Verdict
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 Row = dict[str, object]
 Write = Callable[[Selection, Path], None]
@@ -133,6 +133,38 @@ def test_of_groups_that_stand_unevenly_the_one_furthest_behind_comes_first() -> 
         ("0xa1", 1, 4),
         ("0xa1", 0, 0),
     ]
+
+
+def test_last_operations_say_what_each_rank_waits_for_at_whom_waits_end_and_its_last_words() -> None:
+    store = small_run()
+    words = FailureLine(rank=1, host="node1", text="RuntimeError: bad", at_ns=None, where="out.log:7")
+    store.verdicts["job"] = Verdict(
+        job="job", ending=Ending.CRASHED, is_provisional=False, summary="it crashed", last_words=(words,)
+    )
+    last = last_operations_of(select(store))
+    columns = ("comm_id", "rank", "stopped_at", "waits_for", "blamed", "last_words")
+    assert [tuple(row[name] for name in columns) for row in last.by_rank()] == [
+        ("0xa1", 1, "0xa1:6", None, None, "RuntimeError: bad"),
+        ("0xa1", 0, "0xa1:6", [1], [1], None),
+    ]
+    dp = [row for row in last.table.to_pylist() if row["comm_id"] == "0xd0" and row["rank"] == 0]
+    assert {(row["stopped_at"], row["waits_for"], row["last_words"]) for row in dp} == {(None, None, None)}
+    assert {tuple(row["blamed"]) for row in dp} == {(1,)}, "it waits elsewhere"
+
+
+def test_last_operations_say_what_is_known_to_have_finished() -> None:
+    store = small_run()
+    member = next(each for each in store.members if (each.communicator, each.rank) == (1, 0))
+    own = np.flatnonzero(store.operations.rows["member"] == member.index)
+    late = own[store.operations.rows["coll_seq"][own] >= 3]
+    store.operations.rows.put("end_ns", late, np.full(len(late), NO_TIME_NS))
+    rows = last_operations_of(select(store)).table.to_pylist()
+    assert {(row["rank"], row["operations"], row["finished"]) for row in rows if row["comm_id"] == "0xa2"} == {
+        (2, 6, 3),
+        (3, 6, 6),
+    }
+    logs = last_operations_of(select(logs_only_run(with_stamps=True))).table.to_pylist()
+    assert {row["finished"] for row in logs} == {None}
 
 
 @pytest.mark.parametrize("with_stamps", [True, False])

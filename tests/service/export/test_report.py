@@ -176,6 +176,9 @@ def test_at_most_32_rows_of_standing_are_shown() -> None:
         "host": "h",
         "operations": 9,
         "op": "AllReduce",
+        "waits_for": None,
+        "blamed": [3, 4],
+        "last_words": None,
     }
     rows = [
         same | {"comm_id": f"{group}", "comm_rank": rank, "rank": rank, "behind": rank * group}

@@ -205,6 +205,11 @@ def _told_by(of: Mapping[str, object]) -> str:
     return escape(" and ".join(texts))
 
 
+def ranks_text(ranks: Sequence[int] | None) -> str:
+    """Global ranks, for a cell; empty if there are none."""
+    return ", ".join(map(str, ranks or ()))
+
+
 _MAX_STANDING: Final = 32
 
 
@@ -221,6 +226,9 @@ def standing_table(uneven: Sequence[Mapping[str, Any]], number: int) -> str:
             count_text(row["operations"]),
             count_text(row["behind"]),
             cell(row["op"]),
+            ranks_text(row["waits_for"]),
+            ranks_text(row["blamed"]),
+            cell(row["last_words"], ""),
         )
         for row in uneven[:_MAX_STANDING]
     )
@@ -233,12 +241,17 @@ def standing_table(uneven: Sequence[Mapping[str, Any]], number: int) -> str:
         ("Enqueued", ""),
         ("Behind", ""),
         ("Last", "text"),
+        ("Waits for", "text"),
+        ("Waits end at", "text"),
+        ("Last words", "text"),
     )
     more = len(uneven) - _MAX_STANDING
     rest = f" {count_text(more)} more rows are in last_operations.parquet." if more > 0 else ""
     caption = (
         f"<b>Table {number}.</b> Groups of which not all ranks enqueued the same number of operations, by the log "
-        f"lines that were read. Behind: how many fewer than the rank that enqueued most.{rest}"
+        "lines that were read. Behind: how many fewer than the rank that enqueued most. Waits for: ranks furthest "
+        "behind there. Waits end at: ranks that wait for nobody, directly or over other groups; none if there are more "
+        f"than eight. Last words: the last line of the rank that says that something failed.{rest}"
     )
     return table(caption, columns, rows)
 

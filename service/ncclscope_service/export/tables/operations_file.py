@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import distinct, distinct_together
+from ncclscope_service.columns.group_by import distinct, distinct_together, group_by
 from ncclscope_service.columns.table import AnyRows, Ids
+from ncclscope_service.detect.hang import ChannelWaits, ends_of_waits
 from ncclscope_service.export.json_files import clock_uncertainties, reference_times
 from ncclscope_service.export.selection import Part, Selection, collective_keys, seats
 from ncclscope_service.export.tables import schema
@@ -28,6 +30,7 @@ from ncclscope_service.export.tables.columns import (
     Column,
     Mask,
     OperationView,
+    Values,
     numbers,
     optional_words_at,
     plain,
@@ -142,6 +145,21 @@ class LastOperations:
     uneven: list[dict[str, Any]]
     """Rows of the groups whose ranks stand at different operations, most behind first."""
 
+    def by_rank(self) -> list[dict[str, Any]]:
+        """One of these rows for each rank, on its busiest group of those in which it waits, or of those in which it is
+        behind if waits end at it; these ranks come first.
+        """
+        ends = {(row["job"], rank) for row in self.uneven for rank in row["blamed"] or ()}
+        rows: dict[tuple[str, int | None], dict[str, Any]] = {}
+        for row in sorted(self.uneven, key=lambda row: -row["operations"]):
+            key = row["job"], row["rank"]
+            is_better = key not in ends and row["waits_for"] is not None
+            if key not in rows or (is_better and rows[key]["waits_for"] is None):
+                rows[key] = row
+        return sorted(
+            rows.values(), key=lambda row: ((row["job"], row["rank"]) not in ends, row["job"], row["rank"] or 0)
+        )
+
 
 def write_last_operations(last: LastOperations, path: Path) -> None:
     """Writes the file; it has no rows if no operation of a known rank is known."""
@@ -159,8 +177,7 @@ def last_operations_of(selection: Selection) -> LastOperations:
     everything = store.operations.rows
     is_all = selection.has_process.all()
     part = Part(everything, None if is_all else np.flatnonzero(selection.has_process[everything["process"]]))
-    slices = [_newest_of_each(store, rows) for rows in part.slices()]
-    newest = _newest_of_each(store, row_ops.concat([everything[:0].copy(), *slices]))
+    newest = _newest_in(store, part)
     view = OperationView(store, row_ops.filter_rows(newest, _has_channel(OperationView(store, newest))))
     own, peer, is_send = _comm_rank(view), _peer(view), view.is_op(IS_SEND)
     is_pair = view.is_op(IS_PAIR)
@@ -176,18 +193,108 @@ def last_operations_of(selection: Selection) -> LastOperations:
         "receiver": numbers(receiver),
         "operations": plain(counts),
         "behind": plain(front[channel] - counts),
+        "finished": numbers(_finished(store, part, view)),
     }
-    arrays = [
-        collective_ids(view)
-        if field.name == "collective_id"
-        else (columns.get(field.name) or operation_column(view, field.name)).arrow(field.type)
-        for field in schema.LAST_OPERATIONS
-    ]
-    table = pa.Table.from_arrays(arrays, names=schema.LAST_OPERATIONS.names)
+    is_uneven = (least < front)[channel]
+    arrays = {
+        "collective_id": collective_ids(view),
+        "stopped_at": _stopped_at(view, sender, receiver, least[channel], is_uneven),
+        **_waits(view, channel, counts, least, is_uneven),
+    }
+    table = pa.Table.from_arrays(
+        [
+            arrays[field.name]
+            if field.name in arrays
+            else (columns.get(field.name) or operation_column(view, field.name)).arrow(field.type)
+            for field in schema.LAST_OPERATIONS
+        ],
+        names=schema.LAST_OPERATIONS.names,
+    )
     most_behind = np.lexsort((own.values, counts, channel, (least - front)[channel]))
-    uneven = most_behind[(least < front)[channel[most_behind]]]
     order = np.lexsort((own.values, receiver, sender, view.communicators()))
-    return LastOperations(table.take(order), table.take(uneven).to_pylist())
+    return LastOperations(table.take(order), table.take(most_behind[is_uneven[most_behind]]).to_pylist())
+
+
+def _newest_in(store: Store, part: Part, *, is_finished: bool = False) -> Columns:
+    """`_newest_of_each` of all rows, or of those of which the end of the kernel is known."""
+    newest: Columns = part.rows[:0].copy()
+    for rows in part.slices():
+        chosen = rows["end_ns"] != NO_TIME_NS if is_finished else np.ones(len(rows), np.bool_)
+        newest = row_ops.concat([newest, _newest_of_each(store, rows, chosen)])
+    return _newest_of_each(store, newest, np.ones(len(newest), np.bool_))
+
+
+def _finished(store: Store, part: Part, view: OperationView) -> NDArray[np.int64]:
+    """Of each row: up to which count the operations of its channel are known to have finished on its rank."""
+    finished = _newest_in(store, part, is_finished=True)
+    keys = np.concatenate([_channel_keys(store, view.rows), _channel_keys(store, finished)], axis=1)
+    found, key = distinct_together(*keys)
+    amounts = np.full(len(found[0]), NO_NUMBER, np.int64)
+    sequence = np.where(finished["coll_seq"] != NO_NUMBER, finished["coll_seq"], finished["pair_seq"])
+    amounts[key[len(view.rows) :]] = sequence.astype(np.int64) + 1
+    return amounts[key[: len(view.rows)]]
+
+
+def _channel_keys(store: Store, rows: AnyRows) -> NDArray[np.int64]:
+    """Member, and of Send and Recv the operation and the peer: equal for rows of one rank on one channel."""
+    of, is_collective = store.templates_of(rows, "op", "root"), rows["coll_seq"] != NO_NUMBER
+    return np.array(
+        [
+            rows["member"],
+            np.where(is_collective, NO_NUMBER, of["op"].astype(np.int64)),
+            np.where(is_collective, NO_NUMBER, of["root"].astype(np.int64)),
+        ],
+        np.int64,
+    ).reshape(3, len(rows))
+
+
+def _stopped_at(
+    view: OperationView, sender: Values, receiver: Values, least: NDArray[np.int64], is_uneven: Mask
+) -> pa.Array:
+    """The first operation of each row's channel that not all of its ranks enqueued; null if there is none."""
+    comm_ids = _comm_id(view).objects()
+    found: list[str | None] = [None] * len(is_uneven)
+    for at in np.flatnonzero(is_uneven).tolist():
+        pair = "" if sender[at] == NO_NUMBER else f"{sender[at]}>{receiver[at]}:"
+        found[at] = f"{comm_ids[at]}:{pair}{least[at]}"
+    return pa.array(found, pa.string())
+
+
+_MOST_NAMED: Final = 8
+"""Ranks for which one waits that are listed."""
+
+
+def _waits(
+    view: OperationView,
+    channel: NDArray[np.intp],
+    counts: NDArray[np.int64],
+    least: NDArray[np.int64],
+    is_uneven: Mask,
+) -> dict[str, pa.Array]:
+    """Columns on whom each row's rank waits for on its channel, at whom its waits end, and its last words."""
+    jobs = [communicator.job for communicator in view.store.communicators]
+    ranks = _rank(view)
+    names = list(zip([jobs[of] for of in view.communicators().tolist()], ranks.objects(), strict=True))
+    waits_for: list[list[int] | None] = [None] * len(names)
+    by_job: dict[str, list[ChannelWaits]] = {}
+    for _, rows in group_by(channel[is_uneven]):
+        mine = np.flatnonzero(is_uneven)[rows]
+        is_behind = counts[mine] == least[channel[mine]]
+        behind = sorted(int(rank) for rank in ranks.values[mine[is_behind & ranks.is_known[mine]]])
+        ahead = mine[~is_behind & ranks.is_known[mine]]
+        waits = ChannelWaits(tuple(ranks.values[ahead].tolist()), tuple(behind), frozenset())
+        by_job.setdefault(names[mine[0]][0], []).append(waits)
+        for at in ahead.tolist():
+            waits_for[at] = behind[:_MOST_NAMED]
+    ends = {job: ends_of_waits(waits) for job, waits in by_job.items()}
+    words = {(job, line.rank): line.text for job, verdict in view.store.verdicts.items() for line in verdict.last_words}
+    blamed = [ends.get(job, {}).get(rank) if isinstance(rank, int) else None for job, rank in names]
+    said = [words.get((job, rank)) if isinstance(rank, int) else None for job, rank in names]
+    return {
+        "waits_for": pa.array(waits_for, pa.list_(pa.int32())),
+        "blamed": pa.array(blamed, pa.list_(pa.int32())),
+        "last_words": pa.array(said, pa.string()),
+    }
 
 
 def _has_channel(view: OperationView) -> Mask:
@@ -197,17 +304,13 @@ def _has_channel(view: OperationView) -> Mask:
     return has_channel
 
 
-def _newest_of_each(store: Store, rows: AnyRows) -> Columns:
-    """Of each member the collective with the highest number, and of each of its pairs the Send or Recv."""
-    of = store.templates_of(rows, "op", "root")
+def _newest_of_each(store: Store, rows: AnyRows, chosen: Mask) -> Columns:
+    """Of the chosen rows, of each member the collective with the highest number, and of each pair the Send or Recv."""
     is_collective = rows["coll_seq"] != NO_NUMBER
     sequence = np.where(is_collective, rows["coll_seq"], rows["pair_seq"])
-    found = np.flatnonzero((rows["member"] >= 0) & (sequence >= 0) & (is_collective | IS_PAIR[of["op"]]))
-    keys, key = distinct_together(
-        rows["member"][found],
-        np.where(is_collective, NO_NUMBER, of["op"].astype(np.int64))[found],
-        np.where(is_collective, NO_NUMBER, of["root"])[found],
-    )
+    is_paired = IS_PAIR[store.templates_of(rows, "op")["op"]]
+    found = np.flatnonzero(chosen & (rows["member"] >= 0) & (sequence >= 0) & (is_collective | is_paired))
+    keys, key = distinct_together(*_channel_keys(store, rows)[:, found])
     highest = np.full(len(keys[0]), NO_NUMBER, np.int64)
     np.maximum.at(highest, key, sequence[found])
     is_highest = sequence[found] == highest[key]

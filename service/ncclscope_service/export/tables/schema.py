@@ -175,6 +175,11 @@ LAST_OPERATIONS: Final = pa.schema(
         ("op", _TEXT),
         ("collective_id", _TEXT),
         ("logged_at_ns", _NS),
+        ("finished", pa.int64()),
+        ("stopped_at", _TEXT),
+        ("waits_for", pa.list_(pa.int32())),
+        ("blamed", pa.list_(pa.int32())),
+        ("last_words", _TEXT),
     ]
 )
 """`last_operations.parquet`: one row per rank of a communicator; of Send and Recv, per ordered pair and side."""
