@@ -104,6 +104,10 @@ class Tally:
     lines: int = 0
     numbered: int = 0
     """Lines with their true number."""
+    paired: int = 0
+    """Lines with a kernel."""
+    mispaired: int = 0
+    """Of these, those whose kernel is of another line."""
     findings: Counter[str] = field(default_factory=Counter[str])
 
 
@@ -192,15 +196,17 @@ def tally(found: Followed, rows: Sequence[Row]) -> Tally:
     possible = {key for key, amount in whole.items() if amount == (key[1] or 2)}
     measured: Counter[_Key] = Counter()
     groups: dict[tuple[object, ...], list[tuple[_Key, bool]]] = defaultdict(list)
-    for place, number, group, transfer_ns, wait_ns in _found_rows(found, rows):
-        row, key = rows[place], keys[place]
-        if row["comm_size"] < 2:
-            continue
-        counted.lines += 1
-        counted.numbered += number == key[-1]
-        if transfer_ns >= 0:
+    for each in _found_rows(found, rows):
+        if each.line is not None and rows[each.line]["comm_size"] > 1:
+            counted.lines += 1
+            counted.numbered += each.number == keys[each.line][-1]
+            counted.paired += each.kernel is not None
+            counted.mispaired += each.kernel is not None and each.kernel != each.line
+        if each.kernel is not None and rows[each.kernel]["comm_size"] > 1 and each.transfer_ns >= 0:
+            row, key = rows[each.kernel], keys[each.kernel]
             measured[key] += 1
-            groups[group].append((key, _is_off(transfer_ns, row["transfer_ns"]) or _is_off(wait_ns, row["wait_ns"])))
+            is_off = _is_off(each.transfer_ns, row["transfer_ns"]) or _is_off(each.wait_ns, row["wait_ns"])
+            groups[each.joined].append((key, is_off))
     counted.possible = len(possible)
     counted.measured = sum(measured[key] == whole[key] for key in possible)
     counted.judged = len(groups)
@@ -235,13 +241,27 @@ def _is_off(found_ns: int, true_ns: int | None) -> bool:
     return true_ns is not None and found_ns >= 0 and abs(found_ns - true_ns) > max(_WRONG_NS, _WRONG_SHARE * true_ns)
 
 
-def _found_rows(found: Followed, rows: Sequence[Row]) -> Iterator[tuple[int, int, tuple[object, ...], int, int]]:
-    """Place in the truth, number, what it was joined to, transfer and wait of each row of the store."""
+@dataclass(frozen=True, slots=True)
+class _FoundRow:
+    """One row of the store beside the truth."""
+
+    line: int | None
+    """Place in the truth of its line; None if that was lost."""
+    kernel: int | None
+    """Place in the truth of what its kernel ran, which is what is measured; None without one."""
+    number: int
+    joined: tuple[object, ...]
+    """By what it was joined with others."""
+    transfer_ns: int
+    wait_ns: int
+
+
+def _found_rows(found: Followed, rows: Sequence[Row]) -> Iterator[_FoundRow]:
+    """Each row of the store that is in the truth."""
     by_line = {(Path(row["log_file"]).name, row["log_line"]): nth for nth, row in enumerate(rows)}
     by_kernel: dict[object, list[int]] = defaultdict(list)
-    logged = {by_line[name, line] for (name, _), line in found.lines.items() if (name, line) in by_line}
     for nth, row in enumerate(rows):
-        if nth not in logged and row["kernel_correlation_id"] is not None:
+        if row["kernel_correlation_id"] is not None:
             by_kernel[row["host"], row["pid"], row["kernel_correlation_id"]].append(nth)
     store = found.store
     table = store.operations
@@ -251,24 +271,28 @@ def _found_rows(found: Followed, rows: Sequence[Row]) -> Iterator[tuple[int, int
     roots = store.templates_of(own, "root")["root"].tolist()
     columns = (own[name].tolist() for name in ("source", "line", "process", "member", "coll_seq", "pair_seq", "kernel"))
     found_times = zip(times["transfer_ns"].tolist(), times["wait_ns"].tolist(), strict=True)
-    kernels = store.kernels
     for source, line, process, member, coll_seq, pair_seq, kernel, root, spans in zip(
         *columns, roots, found_times, strict=True
     ):
         name = store.sources[source].source.name
         place = by_line.get((name, found.lines.get((name, line), -1)))
-        if place is None and kernel != NO_NUMBER:
+        ran: int | None = None
+        if kernel != NO_NUMBER:
             of = store.processes[process]
-            correlation = int(kernels.take(np.array([kernel]), "correlation_id")["correlation_id"][0])
-            free = by_kernel[of.host, of.pid, correlation]
-            place = free.pop(0) if free else None
-        if place is None:
+            correlation = int(store.kernels.take(np.array([kernel]), "correlation_id")["correlation_id"][0])
+            free = by_kernel[of.host, of.pid, correlation]  # of a group: its own line, else any that is left
+            ran = place if place in free else free[0] if free else None
+            if ran is not None:
+                free.remove(ran)
+        either = ran if place is None else place
+        if either is None:
             continue
         known = store.members[member]
-        ends = (known.rank, root) if rows[place]["op"] == "Send" else (root, known.rank)
+        op = rows[either]["op"]
+        ends = (known.rank, root) if op == "Send" else (root, known.rank)
         is_pair = coll_seq == NO_NUMBER
         number = pair_seq if is_pair else coll_seq
-        yield place, number, (known.communicator, ends if is_pair else None, number), *spans
+        yield _FoundRow(place, ran, number, (known.communicator, ends if is_pair else None, number), *spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +365,10 @@ def _cases(*, short: bool) -> Iterator[Case]:
 def print_numbers(*, short: bool = False) -> None:
     """What lost lines cost."""
     print(
-        "| job | NCCL | stamps | capture | lost | measured | wrong | numbers true | false findings"
+        "| job | NCCL | stamps | capture | lost | measured | wrong | other kernel | numbers true | false findings"
         " | mismatch | hang | clock set |"
     )
-    print("|---|---|---|---|---|---:|---:|---:|---|---|---|---|")
+    print("|---|---|---|---|---|---:|---:|---:|---:|---|---|---|---|")
     jobs: dict[Case, list[Case]] = defaultdict(list)
     for case in _cases(short=short):
         jobs[replace(case, loss="none")].append(case)
@@ -353,7 +377,7 @@ def print_numbers(*, short: bool = False) -> None:
             folders = [
                 stack.enter_context(simulated(plain.config(*faults))) for faults in ((), _SET_AND_MISMATCH, _HANG)
             ]
-            truths = [_truth(folder) for folder in folders]
+            truths = [true_operations(folder) for folder in folders]
             for case in cases:
                 followed = [
                     follow(folder, LOSSES[case.loss], rows) for folder, rows in zip(folders, truths, strict=True)
@@ -361,7 +385,8 @@ def print_numbers(*, short: bool = False) -> None:
                 print(_line(case, tally(followed[0], truths[0]), *followed[1:]), flush=True)
 
 
-def _truth(folder: Path) -> list[Row]:
+def true_operations(folder: Path) -> list[Row]:
+    """The truth of a simulated job, one row for each operation."""
     rows: list[Row] = pq.read_table(folder / "truth" / "operations.parquet").to_pylist()
     return rows
 
@@ -382,7 +407,7 @@ def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
     return (
         f"| {case.shape} | {case.nccl} | {'yes' if case.stamps else 'no'} | {case.capture} | {case.loss}"
         f" | {_share(healthy.measured, healthy.possible)} | {_share(healthy.wrong, healthy.judged)}"
-        f" | {_share(healthy.numbered, healthy.lines)} | {false}"
+        f" | {_share(healthy.mispaired, healthy.paired)} | {_share(healthy.numbered, healthy.lines)} | {false}"
         f" | {_found(any(_CULPRIT in each for each in ranks[FindingKind.MISMATCH]))}"
         f" | {_found(any(each == (_CULPRIT,) for each in ranks[FindingKind.HANG]))} | {is_set} |"
     )

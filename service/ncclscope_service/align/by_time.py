@@ -93,11 +93,6 @@ class GroupVotes:
 
     _together: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
-    @property
-    def is_used(self) -> bool:
-        """Whether anything was voted on."""
-        return bool(self._together)
-
     def share(
         self, keys: NDArray[np.int64], together: NDArray[np.bool_], prior: NDArray[np.float64]
     ) -> NDArray[np.float64]:
@@ -293,11 +288,8 @@ class TimePairing:
         amounts = np.zeros(len(anchors), dtype=np.int64)
         for nth, own in found.items():
             amounts[nth] = len(own)
-        # Nothing is counted before the first one that took several.
-        since = 0 if self._splits.is_used else int((amounts > 0).argmax()) if amounts.any() else len(amounts)
-        signatures = launches["signature"][anchors[since:]].astype(np.int64)
-        prior = np.full(len(signatures), SPLIT_PRIOR)
-        amounts[since:][self._splits.share(signatures, amounts[since:] > 0, prior) <= 0.5] = 0
+        signatures = launches["signature"][anchors].astype(np.int64)
+        amounts[self._splits.share(signatures, amounts > 0, np.full(len(signatures), SPLIT_PRIOR)) <= 0.5] = 0
         further = [found[nth][: amounts[nth]] for nth in sorted(found)]
         return np.concatenate([np.empty(0, dtype=np.int64), *further]), np.repeat(first, amounts)
 

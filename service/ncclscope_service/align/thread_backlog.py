@@ -219,10 +219,8 @@ class PlanGatherer:
         found = _beside(outcome, anchors, self._last_kernels(outcome, anchors), is_used)
         is_split = np.zeros(len(anchors), dtype=bool)
         is_split[list(found)] = True
-        since = 0 if self._splits.is_used else int(is_split.argmax()) if found else len(anchors)
-        signatures = launches["signature"][anchors[since:]].astype(np.int64)
-        prior = np.full(len(signatures), SPLIT_PRIOR)
-        is_split[since:] &= self._splits.share(signatures, is_split[since:], prior) > 0.5
+        signatures = launches["signature"][anchors].astype(np.int64)
+        is_split &= self._splits.share(signatures, is_split, np.full(len(signatures), SPLIT_PRIOR)) > 0.5
         if not is_split.any():
             return outcome
         plans, kernel = [outcome.plans], outcome.kernel.copy()

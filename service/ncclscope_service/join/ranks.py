@@ -23,7 +23,7 @@ from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.number.across_ranks import Matrix, first_violation
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.healing import heal, window
-from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
+from ncclscope_service.store.rows import BY_LAUNCH, SAME_HOST_SIGMA_NS, NumberState
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -105,22 +105,6 @@ class _Buffer:
         reported_at_ns[: self.used] = self.reported_at_ns[: self.used]
         self.operations, self.reports, self.reported_at_ns = operations, reports, reported_at_ns
         self.has_kernel = has_kernel
-
-    def make_room(self, rank: int, at: int, amount: int) -> None:
-        """Moves the operations of a rank from this row on down."""
-        used = self.used
-        if at >= used:
-            return
-        self.reserve(used + amount)
-        for array, empty in ((self.operations, _UNREPORTED), (self.has_kernel, False)):
-            array[at + amount : used + amount, rank] = array[at:used, rank].copy()
-            array[at : at + amount, rank] = empty
-        newest_ns = self.reported_at_ns[:used].max()
-        reports = (self.operations[: used + amount] != _UNREPORTED).sum(axis=1)
-        self.reported_at_ns[used : used + amount] = newest_ns
-        self.reported_at_ns[: used + amount][reports == 0] = NO_TIME_NS
-        self.reports[: used + amount] = reports
-        self.used = int(np.flatnonzero(reports)[-1]) + 1
 
     def drop(self, rows: int) -> None:
         """Forgets the first rows."""
@@ -228,12 +212,6 @@ class CollectiveJoin:
         buffer.reports[at[first]] += 1
         unseen = at[buffer.reported_at_ns[at] == NO_TIME_NS]
         buffer.reported_at_ns[unseen] = now_ns
-
-    def make_room(self, communicator: int, rank: int, number: int, amount: int) -> None:
-        """Moves what a rank reported from this number on further: so many of its lines before it were lost."""
-        buffer = self._buffers.get(communicator)
-        if buffer is not None and 0 <= rank < buffer.size:
-            buffer.make_room(rank, max(0, number + int(buffer.shift[rank]) - buffer.base), amount)
 
     def take_ready(
         self, *, members_seen: dict[int, int], now_ns: int, final: bool = False, most: int | None = None
@@ -432,7 +410,7 @@ _LATEST: Final = np.iinfo(np.int64).max // 2
 _Number = TypeVar("_Number", bound=np.generic)
 _GATHERED: Final = (
     "template", "message_bytes", "start_ns", "end_ns", "start_true_ns", "end_true_ns", "censored", "confidence",
-    "launch",
+    "launch", "number_state",
 )  # fmt: skip
 
 
@@ -522,6 +500,8 @@ def gather(
     templates = known.operation_templates.take(rows["template"], "op", "root")
     op = _matrix(present, templates["op"], np.uint8(0))
     message_bytes = _matrix(present, rows["message_bytes"], np.int64(NO_NUMBER))
+    is_launched = rows["number_state"] == NumberState.LAUNCHED
+    confidence = np.where(is_launched, np.maximum(rows["confidence"], np.float32(BY_LAUNCH)), rows["confidence"])
     every = np.arange(len(present))
     first = present.argmax(axis=1)
     agree = (op == op[every, first][:, None]) & (message_bytes == message_bytes[every, first][:, None])
@@ -535,7 +515,7 @@ def gather(
         start_true_ns=_matrix(present, rows["start_true_ns"], np.int64(NO_TIME_NS)),
         end_true_ns=_matrix(present, rows["end_true_ns"], np.int64(NO_TIME_NS)),
         censored=_matrix(present, rows["censored"], np.bool_(False)),
-        confidence=_matrix(present, rows["confidence"], np.float32(1)),
+        confidence=_matrix(present, confidence, np.float32(1)),
         op=op[every, first],
         root=_matrix(present, templates["root"], np.int32(NO_NUMBER))[every, first],
         launch=_matrix(present, rows["launch"], np.int64(NO_NUMBER))[every, first],

@@ -214,15 +214,11 @@ class JoinStage:
 
         `matched`: those with a kernel of their own.
         """
-        for member, number, lost in self.lost_lines.drain_moved():
-            of = self._store.members[member]
-            if of.rank is not None:
-                self._collectives.make_room(of.communicator, of.rank, number, lost)
         collective = rows["coll_seq"] != NO_NUMBER
         self._remember_mixed(rows["launch"][matched], collective[matched])
         waiting = np.zeros(len(operations), bool)
         for member, placed in group_by(rows["member"]):
-            mine = placed[collective[placed]]
+            mine = placed[collective[placed] & (rows["number_state"][placed] != NumberState.UNCERTAIN)]
             waiting[mine] = self._report_member(member, operations[mine], rows["coll_seq"][mine], matched[mine], now_ns)
         pairs = np.flatnonzero(matched & ~collective)
         waiting[pairs] = self._report_pairs(operations[pairs], row_ops.take(rows, pairs), now_ns)

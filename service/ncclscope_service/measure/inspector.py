@@ -33,7 +33,8 @@ _SURE: Final = 1.0
 _LIKELY: Final = 0.9
 _BETWEEN: Final = 0.95
 _MEASURES: Final = ("wait_ns", "transfer_ns", "ranks_seen", "algbw", "busbw", "busbw_apparent")
-_CELL: Final = np.dtype([(name, rows.OPERATION[name]) for name in ("match", "confidence", "coll_seq", "logged_at_ns")])
+_CELLS: Final = ("match", "confidence", "number_state", "coll_seq", "logged_at_ns")
+_CELL: Final = np.dtype([(name, rows.OPERATION[name]) for name in _CELLS])
 _BUSBW_STEP: Final = 500.0
 """Bytes per second: printed are six digits of GB/s."""
 
@@ -266,7 +267,7 @@ class Inspection:
         finished = table.rows["finished"][at] & (table.rows["match"][at] == Match.MATCHED)
         self._series.count_compared(operations[finished])
         self._write(operations, told)
-        return operations[~has_kernel(table.rows.take(at, "match", "confidence"))]
+        return operations[~has_kernel(table.rows.take(at, "match", "confidence", "number_state"))]
 
     def _is_lossy(self, member: int) -> bool:
         """Whether lines of that member's log are known to be lost."""
@@ -277,7 +278,7 @@ class Inspection:
         """Writes the measures of records to their operations if no kernel gives them."""
         table = self._store.operations
         at = table.at(operations)
-        free = ~has_kernel(table.rows.take(at, "match", "confidence"))
+        free = ~has_kernel(table.rows.take(at, "match", "confidence", "number_state"))
         at, told = at[free], told[free]
         factors = bandwidth.factor(told["op"], told["nranks"])
         table.rows.put("busbw_apparent", at, bandwidth.busbw(told["message_bytes"], told["duration_ns"], factors))

@@ -197,7 +197,9 @@ def _ids_of(met: Met) -> Ids:
     return np.concatenate([met.sends, met.receives, *collectives])
 
 
-_REPORTED: Final = ("member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch", "kernel")
+_REPORTED: Final = (
+    "member", "template", "coll_seq", "pair_seq", "match", "confidence", "launch", "kernel", "number_state"
+)  # fmt: skip
 _LIMITED: Final = (
     "member", "template", "message_bytes", "algorithm", "protocol", "launch", "limit", "limit_reference", "bottleneck"
 )  # fmt: skip

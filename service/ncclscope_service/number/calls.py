@@ -20,7 +20,8 @@ _IS_N_TO_N: Final = np.array(
     + [False] * (256 - len(OPERATIONS))
 )
 _COLUMNS: Final = (
-    "template", "match", "confidence", "censored", "start_ns", "end_ns", "logged_at_ns", "op_count", "message_bytes"
+    "template", "match", "confidence", "censored", "start_ns", "end_ns", "logged_at_ns", "op_count", "message_bytes",
+    "number_state",
 )  # fmt: skip
 _COMPARED: Final = ("op", "count", "data_type", "root")
 

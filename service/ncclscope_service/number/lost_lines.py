@@ -1,29 +1,44 @@
-"""Operations whose line was lost, found by their kernels: launches count, not lines.
+"""Numbers of collectives where lines were lost, by their kernels: launches count, not lines.
 
-Between two lines of one communicator that follow each other in the log, and whose kernels are on one stream, no line
-can come any more. So a kernel between theirs that no line is of, on a stream that no other communicator uses, is an
-operation of which only the line was lost. It gets a row (`Match.LINE_LOST`) and a number, and the lines behind it move
-up by one. What is known of it comes from the kernel; its size from the other ranks once they are joined.
+The kernels of a stream that one communicator alone uses are its collectives, in this order. So collectives are numbered
+by the union of both sides: by their kernels where they have one, and by their lines where they do not. A kernel that no
+line is of, between kernels of two lines, is a collective of which only the line was lost: it gets a row
+(`Match.LINE_LOST`) and a number. What is known of it comes from the kernel; its size from the other ranks once they are
+joined. Where a communicator shares its stream its lines are counted.
 
-A kernel between lines of which some have none is left alone: it may be theirs.
+Lines are numbered in their order, once no line before them can be given another kernel any more.
+
+- With stamps a line without a kernel lost it: it counts, and kernels beside it are left alone: one may be its own.
+- Without stamps names and order say which line is of which kernel, and in a run of equal calls that is a guess. But
+  whichever it is, the kernel is the communicator's, and so the number holds (`NumberState.LAUNCHED`). A line without a
+  kernel between others that have one is of a kernel that another line was given. Its place is not known
+  (`NumberState.UNCERTAIN`), and it is joined with nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values, group_by
+from ncclscope_service.columns.group_by import CombinationIndex, distinct, distinct_values
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
-from ncclscope_service.store.rows import OPERATION_TEMPLATE, Match, NumberState, empty_operations, has_kernel
+from ncclscope_service.store.rows import (
+    BY_LAUNCH,
+    OPERATION_TEMPLATE,
+    Match,
+    NumberState,
+    empty_operations,
+    has_kernel,
+    has_launch,
+)
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES, OPERATIONS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES, OPERATIONS
 
 _OPERATION_OF: Final = {
     KernelClass.ALL_REDUCE: OPERATION_CODES["AllReduce"],
@@ -37,9 +52,12 @@ _DECIDED: Final = np.dtype(
         ("member", "<i4"),
         ("coll_seq", "<i8"),  # count of its line
         ("id", "<i8"),
-        ("kernel", "<i8"),  # NO_NUMBER without one that is certain
+        ("kernel", "<i8"),  # NO_NUMBER without one that tells its number
         ("lane", "<i4"),  # device and stream of its process
         ("correlation_id", "<i8"),
+        ("is_guess", "?"),  # its kernel is another line's as likely
+        ("is_stray", "?"),  # without a kernel, which another line of the same capture was given
+        ("is_hole", "?"),  # without a kernel, and kernels beside it may be its own
     ]
 )
 _SHIFT: Final = 44
@@ -50,7 +68,7 @@ _BY_KERNEL: Final = "kernel"
 
 
 class LostLines:
-    """Finds the operations of one store whose line was lost."""
+    """Numbers the collectives of one store, and finds those whose line was lost."""
 
     def __init__(self, known: Store) -> None:
         self._store = known
@@ -58,50 +76,251 @@ class LostLines:
         self._members_of_lane: dict[int, set[int]] = {}
         self._processes: set[int] = set()
         """With a line that has a kernel."""
-        self._ends: Columns = np.empty(0, _DECIDED)
-        """Decided collectives of which the one before or the next is not decided yet."""
-
-        self._newest: dict[int, int] = {}
-        """By member: the highest count of a line that was decided."""
-        self._moved: list[tuple[int, int, int]] = []
-        """(member, number, lost lines): from this number on, lines that have a number already are that much further."""
+        self._held: Columns = np.empty(0, _DECIDED)
+        """Decided collectives that wait for lines before them."""
+        self._last: Columns = np.empty(0, _DECIDED)
+        """Of each member the collective with the last kernel that was numbered."""
+        self._has_hole: NDArray[np.bool_] = np.empty(0, np.bool_)
+        """By member: whether a collective since then, or since the first one, is a hole."""
+        self._shift: NDArray[np.int64] = np.empty(0, np.int64)
+        """By member: number of its last collective minus the count of its line."""
         self._free: Ids = np.empty(0, np.int64)
         """Kernels that no line is of, so far."""
         self._next_kernel = 0
-        self._lost_before: dict[int, list[int]] = {}
-        """By member: counts of lines in front of which one was lost."""
         self._unsized: set[int] = set()
         self._templates: dict[tuple[int, ...], int] = {}
 
-    def recover(self, decided: Ids) -> Ids:
-        """Gives operations that were aligned their number, and adds those between them whose line was lost.
+    def recover(self, decided: Ids, has_ended: Callable[[int], bool] = lambda _: False) -> Ids:
+        """Numbers operations that were aligned, and adds those between them whose line was lost.
 
-        Gives these and those in the order of their numbers.
+        `has_ended`: whether a process will log nothing more; then kernels behind its last line are of lost ones, too.
+        Gives those whose number is known by now, with the ones added. The rest waits for lines before it.
         """
+        new, others = self._collectives(decided)
+        new = row_ops.concat([self._held[self._held["id"] >= self._store.operations.first], new])
+        first_pending = self._first_pending()
+        is_ready = new["coll_seq"] < first_pending[new["member"]]
+        new, self._held = new[is_ready], new[~is_ready]
+        if not len(new):
+            return others
+        self._place_on_lanes(new)
+        rows = row_ops.concat([self._last[np.isin(self._last["member"], new["member"])], new])
+        rows = rows[np.lexsort((rows["coll_seq"], rows["member"]))]
+        free, keys = self._free_kernels()
+        self._grow()
         table = self._store.operations
-        rows = table.take(decided, "member", "coll_seq", "match", "confidence", "kernel")
-        new = np.zeros(len(decided), _DECIDED)
-        for name in ("member", "coll_seq", "kernel"):
-            new[name] = rows[name]
-        new["id"] = decided
-        new["kernel"][~has_kernel(rows) | (rows["kernel"] < self._store.kernels.first)] = NO_NUMBER
-        new = new[rows["coll_seq"] != NO_NUMBER]
-        lost: list[Ids] = []
-        if len(new):
-            self._place_on_lanes(new)
-            free, keys = self._free_kernels()
-            for after, kernels in self._pairs_around(new, free, keys):
-                lost.append(self._add(after, kernels, new["id"]))
-            self._renumber(new)
-            for member, mine in group_by(new["member"]):
-                newest = int(new["coll_seq"][mine].max())
-                self._newest[member] = max(newest, self._newest.get(member, newest))
-        return np.concatenate([decided, *lost])
+        at = table.at(new["id"])
+        shift = self._shift[new["member"]]
+        if shift.any():
+            table.rows.put("coll_seq", at, new["coll_seq"] + shift)
+            table.rows.put("number_state", at[shift != 0], NumberState.HEALED)
+        is_whole = first_pending == np.iinfo(np.int64).max
+        over = [
+            member
+            for member in self._with_kernels_behind(rows, keys)
+            if is_whole[member] and has_ended(self._store.members[member].process)
+        ]
+        lost = [
+            self._number(rows[rows["member"] == member], free, keys, is_over=member in over)
+            for member in sorted({*self._doubtful(rows, keys), *over})
+        ]
+        self._remember(rows)
+        return np.concatenate([others, new["id"], *lost])
 
-    def drain_moved(self) -> list[tuple[int, int, int]]:
-        """(member, number, lines): so many lost lines were found in front of lines that have this number already."""
-        moved, self._moved = self._moved, []
-        return moved
+    def _collectives(self, decided: Ids) -> tuple[Columns, Ids]:
+        """Those of these operations that are collectives, and the others."""
+        table = self._store.operations
+        rows = table.take(
+            decided, "member", "coll_seq", "match", "confidence", "kernel", "logged_at_ns", "number_state"
+        )
+        is_collective = rows["coll_seq"] != NO_NUMBER
+        rows, chosen = row_ops.filter_rows(rows, is_collective), decided[is_collective]
+        new = np.zeros(len(chosen), _DECIDED)
+        new["id"] = chosen
+        for name in ("member", "coll_seq"):
+            new[name] = rows[name]
+        is_stamped = rows["logged_at_ns"] != NO_TIME_NS
+        tells = has_kernel(rows) | (has_launch(rows["match"]) & ~is_stamped)
+        new["kernel"] = np.where(tells & (rows["kernel"] >= self._store.kernels.first), rows["kernel"], NO_NUMBER)
+        new["is_guess"] = (new["kernel"] != NO_NUMBER) & ~has_kernel(rows)
+        new["is_stray"] = (rows["match"] == Match.UNMATCHED) & ~is_stamped
+        new["is_hole"] = (new["kernel"] == NO_NUMBER) & (rows["match"] != Match.NO_KERNEL) & ~new["is_stray"]
+        return new, decided[~is_collective]
+
+    def _first_pending(self) -> NDArray[np.int64]:
+        """By member: the count of its first line that is not decided; a larger one than any if all are."""
+        table = self._store.operations
+        first = np.full(len(self._store.members), np.iinfo(np.int64).max)
+        pending = np.flatnonzero(table.rows["match"] == Match.PENDING)[::-1]
+        numbers = table.rows.values("coll_seq", pending)
+        is_collective = numbers != NO_NUMBER
+        # Of several that are written to one place the last stays, which is the first of the member.
+        first[table.rows["member"][pending[is_collective]]] = numbers[is_collective]
+        return first
+
+    def _grow(self) -> None:
+        missing = len(self._store.members) - len(self._shift)
+        if missing > 0:
+            self._shift = np.append(self._shift, np.zeros(missing, np.int64))
+            self._has_hole = np.append(self._has_hole, np.zeros(missing, np.bool_))
+
+    def _remember(self, rows: Columns) -> None:
+        """Keeps of each member the collective with the last kernel."""
+        order = np.lexsort((rows["coll_seq"], rows["correlation_id"], rows["kernel"] != NO_NUMBER, rows["member"]))
+        is_last = np.append(np.diff(rows["member"][order]) != 0, True)
+        last = rows[order[is_last & (rows["kernel"][order] != NO_NUMBER)]]
+        holes = rows[rows["is_hole"]]
+        newest = np.full(len(self._shift), NO_NUMBER, np.int64)
+        newest[holes["member"]] = holes["coll_seq"]
+        is_new = ~np.isin(last["id"], self._last["id"])
+        self._has_hole[holes["member"]] = True
+        self._has_hole[last["member"][is_new]] = (newest[last["member"]] > last["coll_seq"])[is_new]
+        others = self._last[~np.isin(self._last["member"], last["member"])]
+        self._last = row_ops.concat([others, last])
+
+    def _doubtful(self, rows: Columns, keys: NDArray[np.int64]) -> Sequence[int]:
+        """Members of which a line was lost, or a line has no kernel, or the order of lines is not that of kernels."""
+        with_kernel = rows[rows["kernel"] != NO_NUMBER]
+        member = with_kernel["member"]
+        follows = (member[1:] == member[:-1]) & (with_kernel["lane"][1:] == with_kernel["lane"][:-1])
+        own = with_kernel["lane"].astype(np.int64) << _SHIFT | with_kernel["correlation_id"]
+        at = np.searchsorted(keys, own)
+        is_doubtful = follows & ((at[1:] > at[:-1]) | (own[1:] < own[:-1]))
+        is_first = np.append(True, ~follows) & ~np.isin(with_kernel["id"], self._last["id"])
+        starts = np.searchsorted(keys, with_kernel["lane"].astype(np.int64) << _SHIFT) < at
+        members = np.concatenate([member[1:][is_doubtful], member[is_first & starts], rows["member"][rows["is_stray"]]])
+        return distinct_values(members) if len(members) else []
+
+    def _with_kernels_behind(self, rows: Columns, keys: NDArray[np.int64]) -> Sequence[int]:
+        """Members on whose stream kernels without a line are behind all that have one."""
+        rows = rows[rows["kernel"] != NO_NUMBER]
+        end = (rows["lane"].astype(np.int64) + 1) << _SHIFT
+        own = rows["lane"].astype(np.int64) << _SHIFT | rows["correlation_id"]
+        is_behind = np.searchsorted(keys, end) > np.searchsorted(keys, own)
+        return distinct_values(rows["member"][is_behind]) if is_behind.any() else []
+
+    def _number(self, rows: Columns, free: Ids, keys: NDArray[np.int64], *, is_over: bool) -> Ids:
+        """Numbers the collectives of one member by kernels and lines, and adds those whose line was lost; gives these.
+
+        `rows`: in order of their lines, from the last one with a kernel that has a number already.
+        """
+        member = int(rows["member"][0])
+        is_old = np.isin(rows["id"], self._last["id"])
+        has_own = rows["kernel"] != NO_NUMBER
+        if not has_own.any() or not self._is_alone(int(rows["lane"][has_own][-1]), member):
+            return np.empty(0, np.int64)
+        has_own &= rows["lane"] == rows["lane"][has_own][-1]
+        own = np.where(has_own, rows["correlation_id"], NO_NUMBER)
+        if is_old.any():
+            # What was launched before has its number already, as a line that was lost.
+            is_late = has_own & ~is_old & (own < own[is_old][0])
+            rows["is_stray"] |= is_late
+            has_own &= ~is_late
+        behind = np.maximum.accumulate(np.where(has_own, own, NO_NUMBER))
+        lost, correlations, beside = self._between(rows, has_own, own, behind, free, keys, is_over=is_over)
+        place = np.where(has_own, own, behind)
+        counted = np.flatnonzero(~is_old & ~rows["is_stray"])
+        every = np.concatenate([place[counted], correlations])
+        is_behind = np.concatenate([~has_own[counted], np.zeros(len(lost), bool)])
+        order = np.lexsort((np.concatenate([rows["coll_seq"][counted], correlations]), is_behind, every))
+        counts = rows["coll_seq"][~is_old]
+        begin = int(counts[0]) + int(self._shift[member])
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.arange(begin, begin + len(order))
+        self._shift[member] = begin + len(order) - int(counts[-1]) - 1
+        strays = np.flatnonzero(rows["is_stray"])
+        between = begin + np.searchsorted(every[order], place[strays], side="right")
+        table = self._store.operations
+        at = table.at(np.concatenate([rows["id"][counted], rows["id"][strays]]))
+        own_numbers = np.concatenate([numbers[: len(counted)], between])
+        is_healed = own_numbers != np.concatenate([rows["coll_seq"][counted], rows["coll_seq"][strays]])
+        is_healed[: len(counted)] &= ~rows["is_guess"][counted]
+        table.rows.put("coll_seq", at, own_numbers)
+        table.rows.put("number_state", at[is_healed], NumberState.HEALED)
+        table.rows.put("number_state", at[len(counted) :], NumberState.UNCERTAIN)
+        return self._add(row_ops.take(rows, beside), lost, numbers[len(counted) :]) if len(lost) else lost
+
+    def _between(
+        self,
+        rows: Columns,
+        has_own: NDArray[np.bool_],
+        own: NDArray[np.int64],
+        behind: NDArray[np.int64],
+        free: Ids,
+        keys: NDArray[np.int64],
+        *,
+        is_over: bool,
+    ) -> tuple[Ids, NDArray[np.int64], NDArray[np.intp]]:
+        """Kernels that no line is of, between those of two lines; their correlation ids, and a line beside each."""
+        lane = int(rows["lane"][has_own][-1]) << _SHIFT
+        in_order = np.flatnonzero(has_own)[np.argsort(own[has_own], kind="stable")]
+        # All before the first line is of lost ones too, unless lines before it have no kernel.
+        is_begun = bool(np.isin(rows["id"], self._last["id"]).any())
+        first = int(own[in_order[0]]) if is_begun else 0
+        last = (1 << _SHIFT) - 1 if is_over else int(own[in_order[-1]])
+        begin, end = np.searchsorted(keys, (lane | first, lane | last))
+        lost, correlations = free[begin:end], keys[begin:end] - lane
+        following = np.searchsorted(own[in_order], correlations)
+        # One of those beside a line without a kernel may be its own.
+        since = [first if is_begun else NO_NUMBER] if self._has_hole[rows["member"][0]] else []
+        holes = np.searchsorted(own[in_order], np.append(behind[rows["is_hole"]], since), side="right")
+        beside = in_order[np.minimum(following, len(in_order) - 1)]
+        is_usable = ~np.isin(following, holes) & (rows["id"][beside] >= self._store.operations.first)
+        chosen = np.flatnonzero(is_usable & self._are_known(rows[in_order], lost))
+        return lost[chosen], correlations[chosen], beside[chosen]
+
+    def _are_known(self, rows: Columns, kernels: Ids) -> NDArray[np.bool_]:
+        """Which of these kernels run an operation that their name tells, or that alone ran in such kernels here."""
+        classes = self._classes(kernels)
+        known = np.isin(classes, list(_OPERATION_OF))
+        if known.all():
+            return known
+        others = self._classes(rows["kernel"])
+        ops = self._store.templates_of(self._store.operations.take(rows["id"], "template"), "op")["op"]
+        for kernel_class in distinct_values(classes[~known]):
+            known[classes == kernel_class] = len(distinct_values(ops[others == kernel_class])) == 1
+        return known
+
+    def _classes(self, kernels: Ids) -> NDArray[np.int64]:
+        names = self._store.kernel_templates_of(self._store.kernels.take(kernels, "template"), "name")["name"]
+        found, inverse = distinct(names)
+        parsed = [int(parse_kernel_name(self._store.strings[name]).kernel_class) for name in found.tolist()]
+        return np.asarray(parsed, np.int64)[inverse]
+
+    def _add(self, beside: Columns, kernels: Ids, numbers: NDArray[np.int64]) -> Ids:
+        """Adds a collective for each of these kernels, like the line beside it; gives their ids."""
+        known = self._store
+        rows = known.kernels.take(kernels)
+        names = known.kernel_templates_of(rows, "name")["name"].tolist()
+        parsed = [parse_kernel_name(known.strings[name]) for name in names]
+        self._free = self._free[~np.isin(self._free, kernels)]
+        like = known.operations.take(beside["id"])
+        added = empty_operations(len(kernels))
+        for name in ("source", "process", "member", "iteration", "iteration_by"):
+            added[name] = like[name]
+        added["template"] = [
+            self._template(template, _OPERATION_OF.get(name.kernel_class), name.data_type)
+            for template, name in zip(like["template"].tolist(), parsed, strict=True)
+        ]
+        added["line"] = NO_NUMBER
+        added["match"] = Match.LINE_LOST
+        added["number_state"] = NumberState.HEALED
+        # A line without a stamp may be another one's, but its kernel is the communicator's.
+        is_stamped = like["logged_at_ns"] != NO_TIME_NS
+        added["confidence"] = np.where(is_stamped, like["confidence"], np.maximum(like["confidence"], BY_LAUNCH))
+        added["kernel"] = kernels
+        added["launch"] = known.new_launches(len(kernels))
+        for name in ("start_ns", "end_ns", "censored"):
+            added[name] = rows[name]
+        added["coll_seq"] = numbers
+        ids = known.operations.append(added)
+        at = known.kernels.at(kernels)
+        known.kernels.rows.put("launch", at, added["launch"])
+        known.kernels.rows.put("replay", at, 0)
+        known.kernel_references.record(ids, kernels)
+        known.numbers_healed[known.process_job[int(like["process"][0])], _BY_KERNEL] += len(kernels)
+        self._unsized.update(ids.tolist())
+        return ids
 
     def _free_kernels(self) -> tuple[Ids, NDArray[np.int64]]:
         """Kernels that have no line, in order of their keys (lane and correlation id), and these."""
@@ -131,101 +350,27 @@ class LostLines:
         self._processes.update(distinct_values(kernels["process"]))
         new["lane"] = NO_NUMBER
         new["lane"][timed], new["correlation_id"][timed] = self._lanes_of(new["kernel"][timed])
-        both = new["lane"][timed].astype(np.int64) << 32 | new["member"][timed]
+        sure = timed[~new["is_guess"][timed]]
+        both = new["lane"][sure].astype(np.int64) << 32 | new["member"][sure]
         for lane, member in (divmod(each, 1 << 32) for each in distinct(both)[0].tolist()):
             self._members_of_lane.setdefault(lane, set()).add(member)
-
-    def _pairs_around(self, new: Columns, free: Ids, keys: NDArray[np.int64]) -> list[tuple[Columns, Ids]]:
-        """Collectives with the free kernels between theirs and that of the line before."""
-        ends = row_ops.concat([self._ends, new])
-        ends = ends[np.lexsort((ends["coll_seq"], ends["member"]))]
-        follows = (ends["member"][1:] == ends["member"][:-1]) & (ends["coll_seq"][1:] == ends["coll_seq"][:-1] + 1)
-        # Lines are not decided in their order: both ends of a stretch wait for what is beside them.
-        is_inside = np.append(follows, False) & np.append(False, follows)
-        self._ends = ends[~is_inside & (ends["id"] >= self._store.operations.first)]
-        if not len(free):
-            return []
-        follows &= (ends["lane"][1:] == ends["lane"][:-1]) & (ends["lane"][1:] != NO_NUMBER)
-        at = np.flatnonzero(follows)
-        own = ends["lane"].astype(np.int64) << _SHIFT | ends["correlation_id"]
-        begin = np.searchsorted(keys, own[at], side="right")
-        end = np.searchsorted(keys, own[at + 1], side="left")
-        return [
-            (ends[at[each] + 1 : at[each] + 2], free[begin[each] : end[each]])
-            for each in np.flatnonzero(end > begin).tolist()
-            if self._is_alone(int(ends["lane"][at[each]]), int(ends["member"][at[each]]))
-        ]
+        guesses = np.flatnonzero(new["is_guess"])
+        if not len(guesses):
+            return
+        both = new["lane"][guesses].astype(np.int64) << 32 | new["member"][guesses]
+        found, inverse = distinct(both)
+        alone = np.asarray([self._is_alone(*divmod(each, 1 << 32)) for each in found.tolist()])[inverse]
+        self._store.operations.rows.put(
+            "number_state", self._store.operations.at(new["id"][guesses[alone]]), NumberState.LAUNCHED
+        )
+        new["is_hole"][guesses[~alone]] = True
+        for name in ("kernel", "lane"):
+            new[name][guesses[~alone]] = NO_NUMBER
 
     def _is_alone(self, lane: int, member: int) -> bool:
         """Whether no other communicator uses the lane of one, as far as is known."""
-        others = self._members_of_lane[lane] - {member}
+        others = self._members_of_lane.get(lane, set()) - {member}
         return not any(self._store.members[other].is_alive for other in others)
-
-    def _add(self, after: Columns, kernels: Ids, new: Ids) -> Ids:
-        """Adds a row for each of these kernels, in front of the collective after them; gives their ids."""
-        known = self._store
-        rows = known.kernels.take(kernels)
-        names = known.kernel_templates_of(rows, "name")["name"].tolist()
-        parsed = [parse_kernel_name(known.strings[name]) for name in names]
-        chosen = [at for at, name in enumerate(parsed) if name.kernel_class in _OPERATION_OF]
-        if not chosen:
-            return np.empty(0, np.int64)
-        kernels, rows = kernels[chosen], rows[chosen]
-        self._free = self._free[~np.isin(self._free, kernels)]
-        beside = known.operations.take(after["id"])
-        added = empty_operations(len(chosen))
-        for name in ("source", "process", "member", "iteration", "iteration_by"):
-            added[name] = beside[name]
-        added["template"] = [
-            self._template(int(beside["template"][0]), _OPERATION_OF[parsed[at].kernel_class], parsed[at].data_type)
-            for at in chosen
-        ]
-        added["line"] = NO_NUMBER
-        added["match"] = Match.LINE_LOST
-        added["number_state"] = NumberState.HEALED
-        added["confidence"] = beside["confidence"]
-        added["kernel"] = kernels
-        added["launch"] = known.new_launches(len(chosen))
-        for name in ("start_ns", "end_ns", "censored"):
-            added[name] = rows[name]
-        count = int(after["coll_seq"][0])
-        before = self._lost_before.setdefault(int(after["member"][0]), [])
-        first = count + bisect_left(before, count)
-        added["coll_seq"] = np.arange(first, first + len(chosen))
-        for _ in chosen:
-            insort(before, count)
-        if count <= self._newest.get(int(after["member"][0]), NO_NUMBER):
-            self._move(int(after["member"][0]), first, len(chosen), new)
-        ids = known.operations.append(added)
-        at = known.kernels.at(kernels)
-        known.kernels.rows.put("launch", at, added["launch"])
-        known.kernels.rows.put("replay", at, 0)
-        known.kernel_references.record(ids, kernels)
-        known.numbers_healed[known.process_job[int(beside["process"][0])], _BY_KERNEL] += len(chosen)
-        self._unsized.update(ids.tolist())
-        return ids
-
-    def _move(self, member: int, first: int, amount: int, new: Ids) -> None:
-        """Lines from this number on were decided before the `new` ones, of which some are in front of them."""
-        rows = self._store.operations.rows
-        at = np.flatnonzero((rows["member"] == member) & (rows["match"] != Match.PENDING))
-        at = at[~np.isin(at, self._store.operations.at(new))]
-        numbers = rows.values("coll_seq", at)
-        at, numbers = at[numbers >= first], numbers[numbers >= first]
-        rows.put("coll_seq", at, numbers + amount)
-        rows.put("number_state", at, NumberState.HEALED)
-        self._moved.append((member, first, amount))
-
-    def _renumber(self, new: Columns) -> None:
-        """Moves lines up behind those that were lost."""
-        table = self._store.operations
-        for member, lost in self._lost_before.items():
-            mine = new[new["member"] == member]
-            if len(mine):
-                at = table.at(mine["id"])
-                moved = np.searchsorted(np.asarray(lost), mine["coll_seq"], side="right")
-                table.rows.put("coll_seq", at, mine["coll_seq"] + moved)
-                table.rows.put("number_state", at[moved > 0], NumberState.HEALED)
 
     def size(self, operations: Ids) -> None:
         """Gives operations whose line was lost the size that their siblings have: K x R, as they were joined."""
@@ -247,11 +392,12 @@ class LostLines:
                 table.rows.put("message_bytes", at, like["message_bytes"])
                 self._unsized.discard(lost)
 
-    def _template(self, beside: int, op: int, data_type: int) -> int:
-        """A template of the communicator of another one, of which only operation and type are known."""
+    def _template(self, beside: int, op: int | None, data_type: int) -> int:
+        """A template of the communicator of another one, with this operation and type (None: with its own)."""
         template = self._store.operation_templates.take(np.asarray([beside]))
-        template["op"], template["data_type"] = op, data_type
-        template["op_name"] = self._store.strings.index_of(OPERATIONS[op].name)
+        if op is not None:
+            template["op"], template["data_type"] = op, data_type
+            template["op_name"] = self._store.strings.index_of(OPERATIONS[op].name)
         for name in ("reduction", "root"):
             template[name] = NO_NUMBER
         template["device"] = _APART

@@ -42,6 +42,8 @@ class NumberState(IntEnum):
     """Lines before it were lost, and kernels or other ranks show how many."""
     UNCERTAIN = 2
     """Lines around it were lost, and nothing shows on which side: it is joined with no other rank."""
+    LAUNCHED = 3
+    """By the kernels of its communicator's stream. Which of its lines is this one is a guess."""
 
 
 class TimingSource(IntEnum):
@@ -399,6 +401,9 @@ SAME_HOST_SIGMA_NS: Final = 2_000.0
 A_GUESS: Final = 0.5
 """Confidence up to which a match is called a guess: it is shown, and nothing is measured by it."""
 
+BY_LAUNCH: Final = 0.95
+"""Confidence at least that a kernel is of its communicator, whichever line is its own (`NumberState.LAUNCHED`)."""
+
 
 def has_launch(match: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Whether a kernel was found (`Match`), with a line or without."""
@@ -408,7 +413,8 @@ def has_launch(match: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def has_kernel(operations: AnyRows) -> NDArray[np.bool_]:
     """Which operations (rows.OPERATION) have a kernel by which they are measured."""
-    certain: NDArray[np.bool_] = has_launch(operations["match"]) & (operations["confidence"] > A_GUESS)
+    is_sure = (operations["confidence"] > A_GUESS) | (operations["number_state"] == NumberState.LAUNCHED)
+    certain: NDArray[np.bool_] = has_launch(operations["match"]) & is_sure
     return certain
 
 

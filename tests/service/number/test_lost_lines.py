@@ -1,0 +1,58 @@
+"""Jobs whose logs lost lines, followed to their end: what is measured of them is what ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.alignment.lost_lines import Followed, Loss, Tally, follow, tally, true_operations
+
+from ncclscope_service.store.rows import Match, NumberState
+from ncclscope_simulator import SimulationConfig, write
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    "fsdp": {"fsdp": True},
+    "experts": {"ep": 2},
+}
+
+
+def _followed(folder: Path, loss: float, shape: str, *, stamps: bool, iterations: int = 8) -> tuple[Followed, Tally]:
+    config = SimulationConfig(
+        gpus=2, tp=1, pp=1, dp=4, layers=2, iterations=iterations, step_seconds=0.5, timestamps=stamps, **_SHAPES[shape]
+    )
+    write(config, folder)
+    rows = true_operations(folder)
+    found = follow(folder, Loss("lost", lost=loss), rows)
+    return found, tally(found, rows)
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+@pytest.mark.parametrize("stamps", [True, False])
+def test_collectives_of_which_a_line_was_lost_are_measured_by_their_kernels(
+    tmp_path: Path, shape: str, stamps: bool
+) -> None:
+    _, counted = _followed(tmp_path, 0.05, shape, stamps=stamps)
+    assert counted.possible >= 200
+    assert counted.measured >= 0.99 * counted.possible
+    assert counted.wrong == 0
+
+
+def test_a_lost_line_gives_a_row_with_the_operation_of_its_neighbours(tmp_path: Path) -> None:
+    # An AlltoAll runs in a kernel that Sends and Recvs share.
+    found, counted = _followed(tmp_path, 0.05, "experts", stamps=True)
+    rows = found.store.operations.rows
+    lost = np.flatnonzero(rows["match"] == Match.LINE_LOST)
+    ops = found.store.operation_templates.take(rows["template"][lost], "op")["op"]
+    assert len(lost) > 10
+    assert len(np.unique(ops)) == 2
+    assert counted.numbered == counted.lines
+
+
+def test_which_line_is_of_a_kernel_may_be_a_guess_but_not_its_number(tmp_path: Path) -> None:
+    found, counted = _followed(tmp_path, 0.05, "experts", stamps=False)
+    states = found.store.operations.rows["number_state"]
+    assert np.count_nonzero(states == NumberState.LAUNCHED) > 0
+    assert counted.mispaired > 0
+    assert counted.wrong == 0
