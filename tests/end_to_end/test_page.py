@@ -172,6 +172,81 @@ def test_the_page_is_worked_by_keyboard(browser: Browser, repository: Path) -> N
         assert complaints == []
 
 
+def test_a_finding_is_acknowledged_and_muted_by_click(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port)
+        finding = page.locator("#findings .finding[data-severity=critical]")
+        finding.locator("summary").click()
+        finding.get_by_role("button", name="Acknowledge").click()
+        dialog = page.get_by_role("dialog", name="Acknowledge")
+        expect(dialog.get_by_label("For", exact=True)).to_be_hidden()
+        dialog.get_by_label("Note").fill("<b>GPU 3 is hot</b>")
+        dialog.get_by_label("Your name").fill("ann")
+        dialog.get_by_role("button", name="Acknowledge").click()
+        expect(dialog).to_be_hidden()
+        expect(finding.locator("summary")).to_contain_text("acknowledged by ann")
+        expect(finding.locator("dl")).to_contain_text("by ann: <b>GPU 3 is hot</b>")
+        finding.get_by_role("button", name="Mute").click()
+        dialog = page.get_by_role("dialog", name="Mute")
+        expect(dialog.get_by_label("Your name")).to_have_value("ann")
+        dialog.get_by_label("For", exact=True).select_option("8 hours")
+        dialog.get_by_label("What").select_option("every late rank of this job")
+        dialog.get_by_role("button", name="Mute").click()
+        expect(finding.locator("summary")).to_contain_text("muted until")
+        marks = page.request.get(f"http://127.0.0.1:{port}/api/findings/marks").json()
+        (mute,) = marks["mutes"]
+        assert (mute["kind"], mute["job"], mute["finding"], mute["by"]) == ("late_rank", JOB, None, "ann")
+        assert mute["until_ns"] - mute["at_ns"] == 8 * 3600 * 10**9
+        assert complaints == []
+
+
+def test_a_finding_is_muted_and_cleared_by_keyboard(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port)
+        finding = page.locator("#findings .finding[data-severity=critical]")
+        finding.locator("summary").focus()
+        page.keyboard.press("Enter")
+        finding.get_by_role("button", name="Mute").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#mark")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#mark")).to_be_hidden()
+        expect(page.locator("#main")).to_be_visible()
+        expect(finding.get_by_role("button", name="Mute")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_label("Note").focus()
+        page.keyboard.type("fhjt? known")
+        page.keyboard.press("Enter")
+        expect(finding.locator("summary")).to_contain_text("muted until")
+        expect(finding.get_by_role("button", name="Mute longer")).to_be_visible()
+        finding.get_by_role("button", name="Clear").focus()
+        page.keyboard.press("Enter")
+        page.get_by_label("Your name").focus()
+        page.keyboard.press("Enter")
+        expect(finding.locator("summary")).not_to_contain_text("muted until")
+        assert complaints == []
+
+
+def test_what_the_service_refuses_is_said_and_thresholds_are_on_the_health_view(
+    browser: Browser, repository: Path
+) -> None:
+    with fake_service(repository) as port:
+        page, _ = open_page(browser, port)
+        finding = page.locator("#findings .finding[data-severity=critical]")
+        finding.locator("summary").click()
+        finding.get_by_role("button", name="Mute").click()
+        page.route("**/api/findings/mark", lambda route: route.fulfill(status=403, body='{"error": "may read only"}'))
+        page.get_by_role("dialog").get_by_role("button", name="Mute").click()
+        expect(page.get_by_role("alert")).to_have_text("may read only")
+        page.keyboard.press("Escape")
+        values = {"hang.rest_seconds": 300, 'job."a-*".hang.rest_seconds': 600}
+        page.request.post(f"http://127.0.0.1:{port}/api/settings/change", data={"values": values})
+        page.keyboard.press("h")
+        expect(page.locator("#settings tbody tr")).to_have_count(2)
+        expect(page.locator("#settings")).to_contain_text("hang.rest_seconds")
+        expect(page.locator("#settings")).to_contain_text("a-*: 600")
+
+
 _ADDRESSES = {
     "#/": "#fleet-jobs a.name",
     f"#/job/{JOB}": "#communicators tbody tr",

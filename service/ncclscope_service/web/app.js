@@ -4,7 +4,7 @@ import { drawBandwidth, drawWaits } from "./charts.js";
 import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
 import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
-import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawTiles } from "./panels.js";
+import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
@@ -130,7 +130,8 @@ const askFor = (route, job) => {
   state.asked = key;
   state.isPaused = false;
   const at = job === null ? "" : encodeURIComponent(job.name);
-  if (job === null || route.view === "fleet" || route.view === "health") return ask([]);
+  if (route.view === "health") return ask([{ path: "/api/settings", every: 5000, draw: drawSettings }]);
+  if (job === null || route.view === "fleet") return ask([]);
   const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id,
     draw: (found) => drawTimeline(byId(id), `${id}-note`, found, what, onLane) });
   const toLane = (lane) => go(toRank(job.name, lane));
@@ -256,7 +257,7 @@ const KEYS = {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") !== null) return;
   if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) {
     if (event.key === "Escape") event.target.blur();
     return;

@@ -3,7 +3,7 @@
 let asked = [];
 let generation = 0;
 
-// Replaces what is asked: [{ path, every, draw, fail }]; times in milliseconds. Nothing is asked twice at a time.
+// Replaces what is asked: [{ path, every, draw, fail }], a path of the jobs or one that begins with a slash; times in milliseconds. Nothing is asked twice at a time.
 export const ask = (wanted) => {
   generation += 1;
   asked = wanted.map((each) => ({ ...each, due: 0, isBusy: false }));
@@ -36,7 +36,7 @@ const fetchOne = async (each, born) => {
   each.isBusy = true;
   const { path } = each;
   try {
-    const answer = await fetch(`/api/jobs/${path}`);
+    const answer = await fetch(path.startsWith("/") ? path : `/api/jobs/${path}`);
     const body = await answer.json();
     if (born !== generation || path !== each.path) return;
     if (answer.ok) each.draw(body);

@@ -4,6 +4,7 @@ import { byId, element, kindOf, replace, setText, svg } from "./dom.js";
 import {
   NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass, words,
 } from "./format.js";
+import { marksInFull, marksInShort, markButtons, moment } from "./marks.js";
 import { toCommunicator, toHealth, toJob, toRank } from "./router.js";
 
 const missing = () => element("span", { class: "not-recorded" }, NOT_RECORDED);
@@ -55,15 +56,17 @@ const findingRow = (overview, finding, opened) => {
     ["job", overview.jobs.length > 1 ? element("a", { href: toJob(finding.job) }, finding.job) : null], ["communicator", group], ["ranks", ranks], ["hosts", finding.hosts.join(", ")],
     ["since", new Date(finding.since_ns / 1e6).toLocaleString()], ["confidence", percent(finding.confidence)],
     ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, value)),
+    ...marksInFull(finding),
     ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
   ].filter(([, value]) => isKnown(value) && value !== "");
-  return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen),
+  return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen), "data-muted": finding.muted !== null,
     "data-finding": key, open: opened.has(key) },
     element("summary", { "data-key": key },
       element("span", { class: "kind" }, capitalised(words(finding.kind))),
       element("span", { class: "sentence" }, overview.jobs.length > 1 ? `${finding.job}: ${finding.summary}` : finding.summary),
-      element("span", { class: "when" }, `${when} · ${percent(finding.confidence)} sure`)),
-    element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+      element("span", { class: "when" }, ...marksInShort(finding), ` ${when} · ${percent(finding.confidence)} sure`)),
+    element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+    markButtons(finding, key));
 };
 
 // Numbers in their units, lists of numbers as ranges, and what proves the finding as a table.
@@ -236,4 +239,20 @@ export const drawHealth = (overview) => {
     ["newest line is behind by", shown(health.ingest_lag_seconds, duration)],
   ];
   replace(byId("health"), element("dl", { class: "pairs" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+};
+
+// The thresholds of detectors that are not as by default, and who changed them.
+export const drawSettings = (settings) => {
+  const given = settings.thresholds.filter((each) => isKnown(each.started) || isKnown(each.changed) || Object.keys(each.jobs).length > 0);
+  setText("settings-note", `${given.length || "none"} of ${settings.thresholds.length} not as by default`);
+  const who = (name) => settings.changes.findLast((change) => change.name.endsWith(name));
+  const changedBy = (change) => (change === undefined ? "" : `${moment(change.at_ns)}${change.by ? ` by ${change.by}` : ""}`);
+  const rows = given.map((each) => element("tr", {},
+    element("td", { title: each.about }, each.name),
+    element("td", { class: "number" }, String(each.changed ?? each.started ?? each.default)),
+    element("td", { class: "number" }, String(each.default)),
+    element("td", {}, Object.entries(each.jobs).map(([pattern, value]) => `${pattern}: ${value}`).join(", ")),
+    element("td", {}, changedBy(who(each.name)))));
+  replace(byId("settings"), rows.length ? table(["Threshold", "Now|number", "Default|number", "For some jobs", "Changed"], rows)
+    : element("p", { class: "nothing" }, "All thresholds of the detectors are as by default."));
 };
