@@ -17,7 +17,6 @@ from ncclscope_agent.link.frames import WindowLimits
 from ncclscope_agent.link.network import LinkSettings
 from ncclscope_agent.link.session import Session
 from ncclscope_agent.printed import print_batches
-from ncclscope_service.serve.listen import ListenSettings
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
@@ -147,50 +146,6 @@ async def test_readers_wait_while_the_service_is_slow() -> None:
             await service.wait_for_rows(follower.source.key, 100_000)
             agent.stop()
     assert service.lines(follower.source.key) == list(range(100_000))
-
-
-@pytest.mark.asyncio
-async def test_rows_arrive_once_though_agent_and_connections_start_anew() -> None:
-    service, rows = Service(), 3000
-    key, port = FakeFollower(0).source.key, 0
-    with anyio.fail_after(60):
-        for part in range(1, 4):
-            async with anyio.create_task_group() as tasks:
-                async with service.listening(ListenSettings(port=port)) as bound:
-                    port = bound
-                    agent, _ = agent_to(port, FakeFollower(rows), window=8)
-                    tasks.start_soon(agent.run)
-                    await service.wait_for_rows(key, part * 600)
-                async with service.listening(ListenSettings(port=port)):
-                    await service.wait_for_rows(key, part * 900)
-                    tasks.cancel_scope.cancel()
-        async with service.listening(ListenSettings(port=port)):
-            last, _ = agent_to(port, FakeFollower(rows))
-            assert await last.run(once_seconds=60)
-    assert service.lines(key) == list(range(rows))
-
-
-@pytest.mark.asyncio
-async def test_a_service_that_lost_everything_gets_everything_again() -> None:
-    first, second, follower = Service(), Service(), FakeFollower(100)
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as tasks:
-            async with first.listening() as port:
-                agent, _ = agent_to(port, follower)
-                finished = anyio.Event()
-
-                async def run() -> None:
-                    await agent.run()
-                    finished.set()
-
-                tasks.start_soon(run)
-                await first.wait_for_rows(follower.source.key, 100)
-            async with second.listening(ListenSettings(port=port)):
-                await second.wait_for_rows(follower.source.key, 100)
-                agent.stop()
-                await finished.wait()
-    assert first.lines(follower.source.key) == second.lines(follower.source.key) == list(range(100))
-    assert follower.resets == [0, 0]
 
 
 @pytest.mark.asyncio

@@ -79,18 +79,6 @@ def test_a_nudge_looks_for_files_before_the_interval_is_over(tmp_path: Path, clo
     assert op_counts(follower.poll(clock.now_ns + 2)) == [0]
 
 
-def test_a_line_written_in_pieces_is_read_once_and_whole(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "a.log"
-    data = lines(0, 3)
-    follower = LogFollower([str(path)])
-    batches: list[Batch] = []
-    for at in range(0, len(data), 50):
-        append(path, data[at : at + 50])
-        batches += follower.poll(clock.tick())
-    assert op_counts(batches) == [0, 1, 2]
-    assert put_together(batches).end == len(data)
-
-
 def test_patterns_understand_what_nccl_debug_file_does(tmp_path: Path) -> None:
     for name in ("nccl.node17.1.log", "nccl.node18.22.log", "other.log"):
         (tmp_path / name).touch()
@@ -128,17 +116,6 @@ def test_truncation_ends_the_source_and_begins_another(tmp_path: Path, clock: Cl
     assert ended[-1].is_last
     assert after[0].source.key == before[0].source.key + "-1"
     assert (after[0].begin, after[0].operations["line"].tolist()) == (0, [1])
-
-
-def test_a_file_written_anew_and_longer_is_noticed(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "a.log"
-    follower = LogFollower([str(path)])
-    path.write_bytes(lines(0, 2))
-    follower.poll(clock.tick())
-    path.write_bytes(lines(100, 30))
-    batches = follower.poll(clock.tick()) + follower.poll(clock.tick())
-    assert gaps(batches) == [("truncated", 0)]
-    assert op_counts(batches) == list(range(100, 130))
 
 
 def test_after_rotation_the_old_file_is_read_to_its_end_and_the_new_one_from_its_beginning(
@@ -209,18 +186,6 @@ def test_a_deleted_file_is_read_to_its_end_and_then_let_go(tmp_path: Path, clock
     assert gaps(batches) == []
     assert batches[-1].is_last
     assert follower.statistics().files == 0
-
-
-def test_a_follower_resumes_where_the_service_says(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "a.log"
-    path.write_bytes(lines(0, 3) + lines(3, 1)[:40])
-    first = LogFollower([str(path)]).poll(clock.tick())
-    append(path, lines(3, 1)[40:] + lines(4, 2))
-    second = LogFollower([str(path)], positions=position(first)).poll(clock.tick())
-    assert op_counts(second) == [3, 4, 5]
-    assert second[0].begin == first[-1].end
-    assert second[0].source == first[0].source
-    assert second[0].operations["line"].tolist() == [4, 5, 6]
 
 
 def test_a_reset_sends_everything_anew_with_its_dictionaries(tmp_path: Path, clock: Clock) -> None:

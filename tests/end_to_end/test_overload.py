@@ -68,31 +68,3 @@ def test_what_a_service_is_too_slow_for_waits_in_the_logs_and_what_is_shed_there
     assert max(lost) <= emptied_at
     told = [each["amount"] for path in ended.rglob("summary.json") for each in json.loads(path.read_text())["gaps"]]
     assert 0.8 * len(lost) < sum(told) / (emptied_bytes / emptied_at) < 1.1 * len(lost)
-
-
-@pytest.mark.parametrize("has_spool", [False, True])
-def test_a_log_that_goes_while_no_agent_runs_is_told_and_the_others_are_read_on(
-    tmp_path: Path, has_spool: bool
-) -> None:
-    world = World(tmp_path, agent=("--spool", str(tmp_path / "spool")) if has_spool else ())
-    try:
-        assert world.wait_for(lambda: world.shown() > 0, PATIENCE_SECONDS)
-        world.agent.kill()
-        killed_at = world.writer.written
-        with world.writer.lock:
-            (world.writer.folder / "nccl.1.log").unlink()
-        world.agent = world.start_agent()
-        gone = 'reason="gone"'
-        assert world.wait_for(lambda: metric(world, "ncclscope_gaps_total", gone) == 1, PATIENCE_SECONDS)
-        assert world.wait_for(lambda: metric(world, "ncclscope_findings", 'kind="blind"') > 0, PATIENCE_SECONDS)
-        assert metric(world, "ncclscope_gaps_total") == 1
-        world.writer.stop()
-        kept = world.writer.written * 3 // 4
-        assert world.wait_for(lambda: world.shown() >= kept, PATIENCE_SECONDS)
-    finally:
-        world.end()
-    stored = world.stored()
-    lost = set(range(1, world.writer.written + 1)) - set(stored)
-    assert set(stored.values()) == {1}
-    assert {number % 4 for number in lost} == {1}
-    assert {number for number in range(killed_at + 1, world.writer.written + 1) if number % 4 == 1} <= lost

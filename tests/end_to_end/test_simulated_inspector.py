@@ -124,35 +124,6 @@ def test_lost_log_lines_and_holes_together_give_no_wrong_duration(tmp_path: Path
     assert np.mean(right) > 0.5  # equal sizes hide a slip: nothing in logs tells, and no loss is known
 
 
-@pytest.mark.slow
-def test_beside_exports_kernels_measure_and_inspector_is_held_against_them(tmp_path: Path) -> None:
-    job = simulate(tmp_path / "job", "--inspector", "v4.2", "--iterations", "4")
-    out = analyze(tmp_path / "out", job)
-    found = pairs(job, out)
-    assert {own["timing_source"] for row, own in found if row["kernel_correlation_id"] is not None} == {"kernel"}
-    by_kernel = [(row["duration_ns"], own["duration_ns"]) for row, own in found if own["timing_source"] == "kernel"]
-    # The truth's durations are on the reference clock.
-    assert all(abs(own - true) <= 1 + 1e-4 * true for true, own in by_kernel)
-    document = summary(out)
-    assert document["level"] == "logs, Inspector and nsys"
-    assert document["inspector"]["compared"] > 1_000
-    assert abs(document["inspector"]["busbw_ratio"] - 1) < 0.01
-    assert "busbw against kernels" in (out / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_between_captures_inspector_goes_on(tmp_path: Path) -> None:
-    more = ("--capture", "duty:0.4", "--chunk-seconds", "1", "--iterations", "10")
-    job = simulate(tmp_path / "job", "--inspector", "v4.0", *more)
-    found = pairs(job, analyze(tmp_path / "out", job))
-    sources = {
-        (bool(row["covered"]), own["timing_source"])
-        for row, own in found
-        if row["inspected"] and not row["kernel_cut"] and row["coll_seq"] is not None
-    }
-    assert sources == {(True, "kernel"), (False, "inspector")}
-
-
 def test_without_logs_the_communicators_and_their_measures_are_there(tmp_path: Path) -> None:
     job = simulate(tmp_path / "job", "--inspector", "v4.3", "--capture", "none", "--iterations", "4")
     out = analyze(tmp_path / "out", job / "inspector")

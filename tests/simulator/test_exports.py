@@ -69,6 +69,20 @@ def test_steps_are_marked_in_the_default_domain(simulate: Simulate) -> None:
     assert "NVTX_EVENTS" not in columns_of(exports(simulate(nvtx=False))[0])
 
 
+def test_kernels_are_cut_at_the_end_of_a_chunk_and_missing_from_the_next(simulate: Simulate) -> None:
+    folder = simulate(iterations=12, chunk_seconds=0.3)
+    kernels, expected = _kernel_rows(folder), _expected(truth(folder))
+    assert len(exports(folder)) > 4
+    assert kernels.keys() == expected.keys()
+    cut = {key for key, row in expected.items() if row["kernel_cut"]}
+    assert cut
+    assert {key for key, found in kernels.items() if found[5]} == cut
+    for key, row in expected.items():
+        start, end = kernels[key][:2]
+        assert start == row["start_ns"]
+        assert end < row["end_ns"] if key in cut else end == row["end_ns"]
+
+
 def test_a_duty_cycle_records_its_share(simulate: Simulate) -> None:
     folder = simulate(iterations=30, capture="duty:0.4", chunk_seconds=0.5)
     rows = [row for row in truth(folder) if row["launch_id"] is not None]
@@ -80,6 +94,15 @@ def test_no_capture_writes_no_export(simulate: Simulate) -> None:
     folder = simulate(capture="none")
     assert exports(folder) == []
     assert not any(row["covered"] for row in truth(folder))
+
+
+def test_lost_kernels_are_known_to_the_truth(simulate: Simulate) -> None:
+    folder = simulate(faults=parse_faults(["drop_kernels:ratio=0.2"]), iterations=4)
+    rows = truth(folder)
+    lost = {row["launch_id"] for row in rows if row["kernel_lost"]}
+    launches = {row["launch_id"] for row in rows if row["launch_id"] is not None}
+    assert 0.1 < len(lost) / len(launches) < 0.3
+    assert len(_kernel_rows(folder)) == len(launches) - len(lost)
 
 
 def test_a_clock_step_moves_all_later_times_of_its_host(simulate: Simulate) -> None:

@@ -139,6 +139,18 @@ def test_the_bare_version_line_goes_to_stdout_up_to_2_21(simulate: Simulate) -> 
     assert any(line.endswith("[0] NCCL INFO NCCL version 2.22.3+cuda12.4") for line in log_lines(newer))
 
 
+@pytest.mark.parametrize(("version", "starts_per_send"), [("2.21", 1), ("2.28", 0)])
+def test_call_lines_show_groups(version: str, starts_per_send: int, simulate: Simulate) -> None:
+    folder = simulate(nccl=version, capture="none", calls=True)
+    calls = _messages(folder, "CALL")
+    rows = truth(folder)
+    peers = [row for row in rows if row["op"] in {"Send", "Recv"}]
+    groups = len({row["launch_id"] for row in peers})
+    assert calls.count("ncclGroupStart()") == groups + starts_per_send * len(peers)
+    assert calls.count("ncclGroupEnd()") == groups + starts_per_send * len(peers)
+    assert sum(not call.startswith("ncclGroup") for call in calls) == len(rows)
+
+
 def test_transports_rings_and_topology_have_known_shapes(simulate: Simulate) -> None:
     for version in ("2.11", "2.18.1", "2.20", "2.28"):
         messages = _messages(simulate(nccl=version, capture="none"))
