@@ -259,15 +259,22 @@ def _add_findings(collected: _Collected, store: Store, jobs: Sequence[str]) -> N
 def _add_culprits(collected: _Collected, store: Store) -> None:
     """Ranks and hosts that open findings name, each set once with the gravest severity; the store has that one first.
 
-    Every other label would make an alert a new one when it changes, as the group that is slowest at the moment does.
+    Every other label would make an alert a new one when it changes, as the group that is slowest at the moment does. A
+    set is muted if all findings are that name it.
     """
     severity_of: dict[Labels, Severity] = {}
+    audible: set[Labels] = set()
     for finding in [each for each in store.findings if each.until_ns is None][:MAX_FINDINGS]:
         ranks = _named([str(rank) for rank in finding.ranks], _NAMED_RANKS)
         hosts = _named(finding.hosts, _NAMED_HOSTS)
-        severity_of.setdefault((finding.job, str(finding.kind), ranks, hosts), finding.severity)
+        key = (finding.job, str(finding.kind), ranks, hosts)
+        severity_of.setdefault(key, finding.severity)
+        if finding.muted is None:
+            audible.add(key)
     for (job, kind, ranks, hosts), severity in severity_of.items():
         collected.add("ncclscope_finding_info", 1, job, kind, str(severity), ranks, hosts)
+        if (job, kind, ranks, hosts) not in audible:
+            collected.add("ncclscope_finding_muted", 1, job, kind, str(severity), ranks, hosts)
 
 
 def _named(names: Sequence[str], most: int) -> str:

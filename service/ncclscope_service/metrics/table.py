@@ -210,6 +210,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     gauge("ncclscope_finding_info", ("job", "kind", "severity", "ranks", "hosts"),
           f"the {MAX_FINDINGS} gravest open findings; at most 8 ranks and 4 hosts are named",
           "Always 1: a finding that is open now, with the culprits it names, if it names any."),
+    gauge("ncclscope_finding_muted", ("job", "kind", "severity", "ranks", "hosts"),
+          "those of ncclscope_finding_info that somebody has muted",
+          "Always 1: that finding is muted now, and fires no alert; its labels are those of ncclscope_finding_info."),
     # Agents
     gauge("ncclscope_agent_connected", _AGENT_LABELS, _PER_AGENT,
           "1 while the agent's session is open, else 0."),

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service import fake_service as fake
 
 from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.metrics import scrape
 from ncclscope_service.metrics.exposition import Scrapes, render
 from ncclscope_service.metrics.scrape import MetricsView, gather
@@ -24,8 +25,9 @@ from ncclscope_service.metrics.series import SILENT_NS, SeriesBudget
 from ncclscope_service.metrics.table import MAX_SERIES, METRICS, METRICS_BY_NAME
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import Tally
+from ncclscope_service.serve.api_table import MarkRequest
 from ncclscope_service.show.health import AgentView, ServiceHealth
-from ncclscope_service.store.records import FindingKind, Severity
+from ncclscope_service.store.records import FindingKind, Mute, Severity
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 
@@ -53,7 +55,9 @@ def named(samples: Samples, name: str) -> dict[frozenset[tuple[str, str]], float
 
 
 def small_view() -> MetricsView:
-    return fake.small(fake.FakeService()).metrics()
+    service = fake.small(fake.FakeService())
+    service.mark(MarkRequest(action=MarkAction.MUTE, job="*", seconds=60))
+    return service.metrics()
 
 
 def view_of(store: Store, *, budget: SeriesBudget | None = None, now_ns: int = fake.NOW_NS) -> MetricsView:
@@ -222,6 +226,22 @@ def test_an_open_finding_says_who() -> None:
         "job": fake.JOB, "kind": "late_rank", "severity": "critical",
         "ranks": "5", "hosts": "gpu-node01",
     }  # fmt: skip
+
+
+def test_culprits_are_muted_when_all_findings_that_name_them_are_and_keep_their_own_labels() -> None:
+    service = fake.small(fake.FakeService())
+    store = service.store(fake.NOW_NS)
+    (finding,) = [each for each in store.findings if each.until_ns is None]
+    before = named(samples_of(view_of(store)), "ncclscope_finding_info")
+    mute = Mute(
+        id="mute-1", by="", note="", at_ns=0, until_ns=1, finding=None, kind=None, job="*", ranks=(), hosts=()
+    )  # fmt: skip
+    for muted, amount in (([None], 0), ([mute], 1), ([mute, None], 0), ([mute, mute], 1)):
+        store.findings = [replace(finding, muted=each, comm_id=str(at)) for at, each in enumerate(muted)]
+        samples = samples_of(view_of(store))
+        assert named(samples, "ncclscope_finding_info") == before, "an alert stays the same one"
+        shown = named(samples, "ncclscope_finding_muted")
+        assert shown == (before if amount else {})
 
 
 def test_the_labels_of_a_finding_stay_while_its_slowest_group_and_its_numbers_change() -> None:
