@@ -138,6 +138,13 @@ class Steps:
     """How many marks a step of that rank has."""
 
 
+def calls_of_kinds(kinds: Integers, ops: NDArray[np.integer], sizes: NDArray[np.integer]) -> Calls:
+    """Calls of one rank by their kinds, in order; `ops` and `sizes`: code and bytes of each kind."""
+    is_tensor = _IS_REDUCING[ops] & (sizes > _TENSOR_BYTES)
+    is_scalar = _IS_SCALAR[ops] & (sizes >= 0) & (sizes <= _SCALAR_BYTES)
+    return Calls(kind=kinds, is_tensor_reduction=is_tensor[kinds], is_scalar=is_scalar[kinds])
+
+
 class Periods:
     """Follows the periods of a store's ranks."""
 

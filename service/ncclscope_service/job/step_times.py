@@ -13,8 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.columns.group_by import distinct, group_by
+from ncclscope_service.columns.group_by import distinct, distinct_together, group_by
 from ncclscope_service.columns.intervals import Integers
+from ncclscope_service.job.iteration_numbering import calls_of_kinds
+from ncclscope_service.job.recurrence import LEAST_ITERATIONS, find_cycle
 from ncclscope_service.store.retention import Evicted
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -24,6 +26,12 @@ _WAITED_STEPS: Final = 10
 """Ranks enqueue ahead of each other by a step or two; one that is further behind has stopped, or lost its log."""
 _READ_AT_ONCE: Final = 262_144
 """Operations that are looked at in one go."""
+
+_LOOKED_AT: Final = 8_192
+"""Newest records of a process by which its step is recognised."""
+_LISTENED: Final = 4
+"""Processes whose records tell how long a step is."""
+_RECORD: Final = ("line", "dumped_at_ns", "comm_hash", "op", "message_bytes", "peer")
 
 STEP: Final = np.dtype(
     [
@@ -152,3 +160,31 @@ class StepTimes:
             columns = steps.columns_of(processes[mine].astype(np.int64))
             for iteration, of in group_by(iterations[mine]):
                 steps.record(iteration, columns[of], times[mine[of]], sizes[mine[of]])
+
+
+def inspected_step_ns(known: Store) -> int | None:
+    """How long a recent step took by NCCL Inspector's records alone: from dump to dump that holds what comes once in a
+    step, the median over a few processes; None if nothing recurs.
+    """
+    rows = known.inspected.rows
+    newest = np.arange(max(0, len(known.inspected) - _READ_AT_ONCE), len(known.inspected))
+    processes = rows.values("process", newest)
+    found = [
+        _recorded_step_ns(rows.take(newest[processes == each][-_LOOKED_AT:], *_RECORD))
+        for each in distinct(processes)[0].tolist()[:_LISTENED]
+    ]
+    told = [each for each in found if each is not None]
+    return int(np.median(told)) if told else None
+
+
+def _recorded_step_ns(records: Columns) -> int | None:
+    order = np.lexsort((records["line"], records["dumped_at_ns"]))
+    records = records[order]
+    (_, ops, sizes, _), kinds = distinct_together(
+        *(records[name].astype(np.int64) for name in ("comm_hash", "op", "message_bytes", "peer"))
+    )
+    cycle = find_cycle(calls_of_kinds(kinds.astype(np.int64), ops, sizes))
+    if cycle is None:
+        return None
+    ends_ns = records["dumped_at_ns"][kinds == cycle.kinds[-1]]
+    return int(np.median(np.diff(ends_ns))) if len(ends_ns) > LEAST_ITERATIONS else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.job.step_times import StepTimes
+from ncclscope_service.job.step_times import StepTimes, inspected_step_ns
 from ncclscope_service.store.records import Process
-from ncclscope_service.store.rows import OPERATION
+from ncclscope_service.store.rows import INSPECTED, OPERATION
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_TIME_NS
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 _STEP_NS = 1000
 
@@ -66,3 +66,22 @@ def test_lines_without_any_time_give_no_steps() -> None:
     rows["logged_at_ns"] = NO_TIME_NS
     store.operations.append(rows)
     assert not drained(store, StepTimes(store))
+
+
+def records_of_steps(steps: int, *, step_ns: int, microbatches: int) -> Columns:
+    """What NCCL Inspector dumps of one rank, ten times a second: microbatches of gradients and a norm for each step."""
+    kinds = [("ReduceScatter", 1 << 22), ("AllGather", 1 << 22)] * microbatches + [("AllReduce", 16)]
+    records = np.zeros(steps * len(kinds), INSPECTED)
+    ended_ns = np.arange(len(records)) * step_ns // len(kinds)
+    records["dumped_at_ns"] = -(-ended_ns // 100_000_000) * 100_000_000
+    records["line"], records["peer"] = np.arange(len(records)), NO_NUMBER
+    records["op"] = [OPERATION_CODES[op] for op, _ in kinds] * steps
+    records["message_bytes"] = [size for _, size in kinds] * steps
+    return records
+
+
+def test_records_of_inspector_alone_tell_how_long_a_step_is() -> None:
+    store = Store()
+    assert inspected_step_ns(store) is None
+    store.inspected.append(records_of_steps(20, step_ns=900_000_000, microbatches=4))
+    assert inspected_step_ns(store) == 900_000_000
