@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import benchmarks.findings as _package
-from benchmarks.findings import job_days, tables
+from benchmarks.findings import job_days, modes, tables
 from benchmarks.findings.scenarios import scenarios
 
-TABLES = ("jobs", "days", "delays")
+TABLES = ("modes", "jobs", "days", "delays")
 RANKS = (8, 16, 32, 64)
 
 
@@ -22,7 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)}; all without")
-    parser.add_argument("--days", type=int, default=100, help="job-days of each kind of noise (default 100)")
+    parser.add_argument("--days", type=int, default=100, help="healthy job-days in each mode (default 100)")
+    parser.add_argument("--jobs", type=int, default=12, help="jobs of each fault, in every mode (default 12)")
     parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
@@ -38,9 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     wanted = asked.tables or TABLES
+    if "modes" in wanted:
+        print("\n### Every way in which people come in\n", flush=True)
+        modes.print_modes(asked.jobs, workers=asked.workers, most_ranks=max(asked.ranks), only=asked.only)
     if "days" in wanted:
-        print("\n### False alarms of healthy windows\n", flush=True)
-        job_days.print_false_alarms(5 if asked.short else asked.days)
+        print("\n### False alarms of healthy job-days\n", flush=True)
+        job_days.print_false_alarms(2 if asked.short else asked.days, workers=asked.workers, only=asked.only)
     if "delays" in wanted:
         print("\n### Delay of a loss of bandwidth\n", flush=True)
         job_days.print_delays(40 if asked.short else 200)

@@ -1,62 +1,266 @@
-"""False alarms of healthy jobs over many days, window by window, and how soon a loss of bandwidth is found.
+"""False alarms of healthy jobs over many days by mode, and how soon a loss of bandwidth is found.
 
-A job-day is a job that starts and runs for 24 hours: four groups of one parallelism, each with a series of bandwidth
-by window, and four groups of four ranks with a blame in each step of a second. All of it is noise: autoregressive, 0.6
-from one window or step to the next, with the tails of Student's t with four degrees of freedom. The baseline rules are
-the detectors' own objects; the rules of siblings and of late ranks are the same arithmetic over a day at once.
+A job-day is a job of 16 ranks on four nodes that starts and runs for 24 hours, step by step: what a step computes and
+sends is drawn as columns, ranks meet in their groups as NCCL's kernels do, and the joined collectives, steps and counts
+that follow go to the detectors' own objects as the service would give them, with what each mode shows. Computation and
+bandwidth are autoregressive noise, 0.6 from one step to the next, with the tails of Student's t with four degrees of
+freedom. Once in 600 steps the job stands still for half a minute, once in 600 rank 0 comes late by 5 s: evaluations
+and checkpoints. Not drawn: pipelines, lost lines, wrong pairs and clocks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from benchmarks.findings.least_delay import Series, least_delays, noise
+from benchmarks.findings.replay import Seen, note
 from numpy.typing import NDArray
 
 from ncclscope_service.detect import comparable_groups
-from ncclscope_service.detect.settings import DEFAULTS
-from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, DropWatch, firmness
+from ncclscope_service.detect.context import Context, Group
+from ncclscope_service.detect.detection import Detectors
+from ncclscope_service.detect.progress import PROGRESS
+from ncclscope_service.detect.statistics import QUICK, STEADY, DropWatch
+from ncclscope_service.job.step_times import STEP
+from ncclscope_service.nccl import bandwidth
+from ncclscope_service.rollup.window import size_classes
+from ncclscope_service.store import rows
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 _SERIES: Final = 4
-_GROUPS, _RANKS = 4, 4
 _DAY: Final = 86_400
-_HOUR: Final = 3_600
 _WINDOW: Final = 10
-_JUDGED_EVERY: Final = 4
-_STEPS: Final = 16
 _PHI: Final = 0.6
-_MILLISECOND: Final = 1e6
-_SPREAD_NS: Final = 20 * _MILLISECOND
-"""Spread of when ranks arrive, for a coefficient of variation of 1."""
-_AT_ONCE: Final = 20
-"""Job-days that are drawn together."""
-_STEP_NS: Final = 1e9
 _BAR: Final = 0.1
 """False alarms per job-day."""
+_RANKS: Final = 16
+_SECOND: Final = 1_000_000_000
+_START_NS: Final = 1_772_449_200 * _SECOND
+_STOPS_EVERY: Final = 200
+"""Steps."""
 
 ALARMS_HEADER: Final = """\
-| noise | short baseline | hour's baseline | shared wires | drift | siblings | late | per job-day | at most (95 %) |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
+| mode | job-days | hours seen | alarms | per job-day | at most (95 %) | which |
+|---|---:|---:|---:|---:|---:|---|"""
 DELAYS_HEADER: Final = """\
 | baseline | noise | loss | found | delay p50 | p90 |
 |---|---|---:|---:|---:|---:|"""
 
 
-def print_false_alarms(days: int) -> None:
-    """The table: alarms by rule, their rate and its 95 % upper bound (exact for Poisson counts)."""
-    print(f"{days} job-days per row; {_SERIES} series of bandwidth and {_GROUPS} groups of {_RANKS} ranks each.\n")
-    print(ALARMS_HEADER)
-    for cv in (0.05, 0.10):
-        alarms: Counter[str] = Counter()
-        for first in range(0, days, _AT_ONCE):
-            random = np.random.default_rng([first, round(100 * cv)])
-            alarms.update(_alarms_of_days(random, cv, min(_AT_ONCE, days - first)))
-        total = sum(alarms.values())
-        columns = " | ".join(str(alarms[name]) for name in ("quick", "steady", "wires", "drift", "siblings", "late"))
-        print(f"| CV {cv:.0%} | {columns} | {total / days:.3f} | {upper_bound(total) / days:.3f} |", flush=True)
+@dataclass(frozen=True, slots=True)
+class DayMode:
+    """What the detectors see of a day."""
+
+    captured: float
+    """Seconds of every hundred."""
+    looks: float
+    """Seconds from look to look."""
+    logs: bool = True
+    dumps: bool = False
+    """Durations are whole us and come with Inspector's dumps, ten a second."""
+
+
+DAY_MODES: Final[dict[str, DayMode]] = {
+    "full: stamped logs and nsys, live": DayMode(100, 60.0),
+    "40 s of every 100 s": DayMode(40, 60.0),
+    "10 s of every 100 s": DayMode(10, 60.0),
+    "Inspector only": DayMode(100, 60.0, logs=False, dumps=True),
+    "logs only, live": DayMode(0, 30.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Collectives:
+    """One kind of collective of each step, on all groups of a kind at once."""
+
+    op: str
+    parallelism: str
+    members: tuple[tuple[int, ...], ...]
+    """Global ranks, by group."""
+    message_bytes: int
+    bandwidth: float
+    """Bus bandwidth in bytes per second."""
+    compute: float
+    """Share of the step that ranks compute before it."""
+
+
+_TP = tuple(tuple(range(node * 4, node * 4 + 4)) for node in range(4))
+_DP = tuple(tuple(range(gpu, 16, 4)) for gpu in range(4))
+_ALL = (tuple(range(16)),)
+_NVLINK, _NETWORK = 180e9, 40e9
+PROGRAMS: Final = (
+    (
+        *(_Collectives("AllReduce", "TP", _TP, 64 << 20, _NVLINK, 0.2) for _ in range(4)),
+        _Collectives("ReduceScatter", "DP", _DP, 512 << 20, _NETWORK, 0.1),
+        _Collectives("AllGather", "DP", _DP, 512 << 20, _NETWORK, 0.05),
+        _Collectives("AllReduce", "WORLD", _ALL, 1 << 10, 1e9, 0.05),
+    ),
+    (
+        *(_Collectives("AllGather", "DP", _ALL, 256 << 20, _NETWORK, 0.2) for _ in range(3)),
+        *(_Collectives("ReduceScatter", "DP", _ALL, 256 << 20, _NETWORK, 0.15) for _ in range(2)),
+        _Collectives("AllReduce", "DP", _ALL, 1 << 10, 1e9, 0.05),
+    ),
+)
+"""Tensor parallelism within four nodes and data parallelism between them; and FSDP over all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A healthy job."""
+
+    seed: int
+    hours: int = 24
+
+    @property
+    def program(self) -> tuple[_Collectives, ...]:
+        """What a step does."""
+        return PROGRAMS[self.seed % len(PROGRAMS)]
+
+    @property
+    def step_seconds(self) -> float:
+        """How much ranks compute in a step."""
+        return (10.0, 20.0, 30.0)[self.seed % 3]
+
+    @property
+    def cv(self) -> float:
+        """Spread of computation; bandwidth has twice as much."""
+        return (0.01, 0.025, 0.05)[self.seed // 3 % 3]
+
+    def context(self) -> Context:
+        """Its groups, which are numbered in the order of the program."""
+        groups = {
+            place: Group(
+                comm_id=f"{use.parallelism.lower()}-{place}",
+                parallelism=use.parallelism,
+                global_ranks=members,
+                hosts=tuple(f"node{rank // 4 + 1:02}" for rank in members),
+                limit=1.25 * use.bandwidth if use.bandwidth > 1e9 else None,
+                limit_name="wires",
+            )
+            for (use, members), place in self.places().items()
+        }
+        return Context(job="job", groups=groups, step_ns=int(self.step_seconds * _SECOND), knows_steps=True)
+
+    def places(self) -> dict[tuple[_Collectives, tuple[int, ...]], int]:
+        """The number of the group of each collective of the program."""
+        numbers: dict[tuple[str, tuple[int, ...]], int] = {}
+        uses = [(use, members) for use in self.program for members in use.members]
+        return {(use, of): numbers.setdefault((use.parallelism, of), len(numbers)) for use, of in uses}
+
+    def steps(self) -> tuple[Columns, NDArray[np.int64]]:
+        """Collectives (`rows.COLLECTIVE`) by step and place in the program, and when each step began, with its end."""
+        random = np.random.default_rng([self.seed, 11])
+        count = int(self.hours * 3600 / self.step_seconds)
+        slowness = self.cv * noise(random, count, _RANKS, _PHI)
+        stops = _STOPS_EVERY * np.arange(1, count // _STOPS_EVERY)
+        at = np.zeros((count, _RANKS))
+        at[stops[stops // _STOPS_EVERY % 3 == 0]] += 30.0
+        at[stops[stops // _STOPS_EVERY % 3 == 1], 0] += 5.0
+        parts: list[Columns] = []
+        for use in self.program:
+            own = self.step_seconds * use.compute * np.maximum(0.2, 1 + slowness)
+            at += own * np.maximum(0.2, 1 + 0.5 * self.cv * random.normal(size=own.shape))
+            congestion = 2 * self.cv * noise(random, count, len(use.members), _PHI)
+            for place, members in enumerate(use.members):
+                parts.append(self._meet(use, members, at, np.maximum(0.4, 1 + congestion[:, place])))
+        begins = np.concatenate([[0], np.cumsum(at.max(axis=1) * _SECOND).astype(np.int64)]) + _START_NS
+        found = np.stack(parts, axis=1)
+        for name in ("first_start_true_ns", "end_true_ns"):
+            found[name] += begins[:-1, None]
+        return found, begins
+
+    def _meet(
+        self, use: _Collectives, members: tuple[int, ...], at: NDArray[np.float64], slower: NDArray[np.float64]
+    ) -> Columns:
+        """One collective of one group in all steps; moves the ranks' times, which count from the step's beginning."""
+        size, factor = len(members), bandwidth.factor(np.array([OPERATION_CODES[use.op]]), np.array([len(members)]))[0]
+        arrived = at[:, members]
+        ordered = np.sort(arrived, axis=1)
+        transfer = use.message_bytes * factor / use.bandwidth * slower
+        found = np.zeros(len(at), rows.COLLECTIVE)
+        found["communicator"] = self.places()[use, members]
+        found["coll_seq"] = np.arange(len(at)) * len(self.program) + self.program.index(use)
+        found["op"], found["message_bytes"] = OPERATION_CODES[use.op], use.message_bytes
+        found["size_class"] = size_classes(np.array([use.message_bytes]))[0]
+        found["ranks_seen"], found["last_rank"], found["confidence"] = size, arrived.argmax(axis=1), 1.0
+        found["rank"] = found["peer"] = NO_NUMBER
+        waits = ordered[:, -1:] - arrived
+        for name, seconds in (
+            ("first_start_true_ns", ordered[:, 0]), ("end_true_ns", ordered[:, -1] + transfer),
+            ("transfer_ns", transfer), ("spread_ns", waits.max(axis=1)), ("wait_ns", waits.sum(axis=1)),
+            ("busy_ns", waits.sum(axis=1) + size * transfer), ("blame_ns", ordered[:, -1] - ordered[:, -2]),
+        ):  # fmt: skip
+            found[name] = (seconds * _SECOND).astype(np.int64)
+        found["busbw"] = use.message_bytes * factor / transfer
+        at[:, members] = (ordered[:, -1] + transfer)[:, None]
+        return found
+
+
+def alarms_of_day(mode: DayMode, seed: int, hours: int = 24) -> tuple[list[str], float]:
+    """What the detectors say of a healthy day in a mode, and the hours that they saw kernels of."""
+    day = Day(seed, hours)
+    collectives, begins = day.steps()
+    context, detectors = day.context(), Detectors()
+    known: dict[tuple[object, ...], Seen] = {}
+    ordered = collectives.ravel()[np.argsort(collectives.ravel()["end_true_ns"], kind="stable")]
+    seen = ordered[(ordered["end_true_ns"] - _START_NS) // _SECOND % 100 < mode.captured]
+    if mode.dumps:
+        seen["end_true_ns"] = -(-seen["end_true_ns"] // 100_000_000) * 100_000_000
+        for name in ("transfer_ns", "spread_ns", "blame_ns"):
+            seen[name] = seen[name] // 1000 * 1000
+    steps = np.zeros(len(begins) - 1, STEP)
+    steps["iteration"], steps["started_ns"], steps["duration_ns"] = np.arange(len(steps)), begins[:-1], np.diff(begins)
+    steps["operations"] = steps["bytes"] = 100.0
+    every_ns = int(mode.looks * _SECOND)
+    for now_ns in range(_START_NS + every_ns, int(begins[-1]), every_ns):
+        first, last = np.searchsorted(seen["end_true_ns"], (now_ns - every_ns, now_ns))
+        if last > first:
+            detectors.ingest_collectives(seen[first:last], context)
+        if mode.logs:
+            begun = int(np.searchsorted(begins, now_ns, side="right")) - 1
+            before = int(np.searchsorted(begins, now_ns - every_ns, side="right")) - 1
+            detectors.ingest_steps(steps[max(0, before) : begun], context)
+            detectors.ingest_progress(_counts(day, begun, int(begins[begun])), context)
+        if mode.logs or last > first:
+            note(known, detectors.findings(now_ns), (now_ns - _START_NS) / _SECOND)
+    said = [f"{seen.opened / 3600:.1f} h: {seen.last.kind}: {seen.last.summary}" for seen in known.values()]
+    return said, hours * mode.captured / 100
+
+
+def _counts(day: Day, step: int, last_ns: int) -> Columns:
+    """How far all ranks are when they have enqueued a step (`PROGRESS`)."""
+    found = [
+        (place, NO_NUMBER, NO_NUMBER, rank, step, last_ns)
+        for (_, members), place in day.places().items()
+        for rank in range(len(members))
+    ]
+    return np.array(sorted(set(found)), PROGRESS)
+
+
+def print_false_alarms(days: int, *, workers: int, only: str) -> None:
+    """The table: false alarms by mode, their rate and its 95 % upper bound (exact for Poisson counts)."""
+    chosen = {name: mode for name, mode in DAY_MODES.items() if only in name}
+    alarms: dict[str, list[str]] = {name: [] for name in chosen}
+    hours = dict.fromkeys(chosen, 0.0)
+    played = [(name, seed) for seed in range(days) for name in chosen]
+    with ProcessPoolExecutor(workers) as pool:
+        found = pool.map(alarms_of_day, *zip(*((chosen[name], seed) for name, seed in played), strict=True))
+        for (name, seed), (said, seen) in zip(played, found, strict=True):
+            alarms[name] += said
+            hours[name] += seen
+            print(f"day {seed}, {name}: {len(said)} alarms", *said, sep="\n    ", flush=True)
+    print(f"\n{ALARMS_HEADER}")
+    for name, told in alarms.items():
+        kinds = Counter(text.split(": ")[1] for text in told)
+        which = ", ".join(f"{amount} {kind}" for kind, amount in kinds.items()) or "-"
+        rate, most = len(told) / days, upper_bound(len(told)) / days
+        print(f"| {name} | {days} | {hours[name]:,.0f} | {len(told)} | {rate:.3f} | {most:.3f} | {which} |")
 
 
 def print_delays(trials: int) -> None:
@@ -98,24 +302,6 @@ def upper_bound(count: int) -> float:
     return low
 
 
-def _alarms_of_days(random: np.random.Generator, cv: float, days: int) -> Counter[str]:
-    seconds = cv * noise(random, _DAY, days * _SERIES, _PHI)
-    windows = cv * noise(random, _DAY // _WINDOW, days * _SERIES, _PHI)
-    alarms = Counter(
-        quick=sum(_drops(_quick(), column.tolist()) for column in seconds[:_HOUR].T),
-        steady=sum(_drops(_steady(), column.tolist()) for column in windows.T),
-        wires=sum(_drops(_quick(), column.tolist()) for column in _together(seconds[:_HOUR], days).T)
-        + sum(_drops(_steady(), column.tolist()) for column in _together(windows, days).T),
-        drift=sum(_drifts(column.tolist()) for column in windows.T),
-        siblings=sum(_slow_siblings(of_job) for of_job in np.split(seconds, days, axis=1)),
-    )
-    del seconds
-    lateness = cv * _SPREAD_NS * noise(random, _DAY, days * _GROUPS * _RANKS, _PHI)
-    for of_job in np.split(lateness, days, axis=1):
-        alarms["late"] += _late_ranks(of_job.reshape(_DAY, _GROUPS, _RANKS))
-    return alarms
-
-
 def _together(levels: Series, jobs: int) -> Series:
     """The series of each job taken together, as groups that share wires are."""
     by_job = levels.reshape(len(levels), jobs, -1)
@@ -129,61 +315,6 @@ def _quick() -> DropWatch:
 
 def _steady() -> DropWatch:
     return DropWatch(STEADY)
-
-
-def _drops(watch: DropWatch, levels: list[float]) -> int:
-    alarms, was_on = 0, False
-    for at, level in enumerate(levels):
-        watch.ingest_window(at, level)
-        alarms += watch.drop is not None and not was_on
-        was_on = watch.drop is not None
-    return alarms
-
-
-def _drifts(levels: list[float]) -> int:
-    watch, alarms, was_on = DriftWatch(), 0, False
-    for at, level in enumerate(levels):
-        watch.ingest_window(at, level)
-        alarms += watch.drift is not None and not was_on
-        was_on = watch.drift is not None
-    return alarms
-
-
-def _slow_siblings(levels: Series) -> int:
-    """Groups that turn slow by the rule of `comparable_groups.py`, judged each second."""
-    block, blocks = comparable_groups.BLOCK, comparable_groups.BLOCKS
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(levels, block, axis=0), axis=2)
-    count = len(medians) - block * (blocks - 1)
-    behind, gaps = np.empty((2, blocks, count, levels.shape[1]))
-    for place in range(blocks):
-        mine = medians[place * block : place * block + count]
-        best = np.sort(mine, axis=1)[:, -max(comparable_groups.LEAST_HEALTHY, levels.shape[1] // 3) :]
-        reference = np.median(best, axis=1)
-        spread = 1.4826 * np.median(np.abs(best - reference[:, None]), axis=1)
-        gap = reference[:, None] - mine
-        gaps[place] = gap
-        behind[place] = gap - np.maximum(DEFAULTS.siblings.least_log_loss, DEFAULTS.siblings.spreads * spread)[:, None]
-    span = np.lib.stride_tricks.sliding_window_view(levels, block * blocks, axis=0)
-    scatter = np.abs(span - np.median(span, axis=2, keepdims=True)).reshape(len(span), -1)
-    least = DEFAULTS.siblings.noises * 1.4826 * np.median(scatter, axis=1)[:count, None]
-    slow: NDArray[np.bool_] = np.logical_and.reduce((behind > 0) & (gaps > least), axis=0)
-    return int(np.count_nonzero(slow[1:] & ~slow[:-1]))
-
-
-def _late_ranks(lateness: NDArray[np.float64]) -> int:
-    """Ranks that are named by the rule of `late_rank.py`, judged every four steps over the last sixteen."""
-    ordered = np.sort(lateness, axis=2)
-    last, blame = lateness.argmax(axis=2), ordered[:, :, -1] - ordered[:, :, -2]
-    margins = np.where(np.arange(lateness.shape[2]) == last[:, :, None], blame[:, :, None], -blame[:, :, None])
-    windows = np.lib.stride_tricks.sliding_window_view(margins, _STEPS, axis=0)[::_JUDGED_EVERY]
-    middles = np.median(windows, axis=3)
-    rank = middles.argmax(axis=2)
-    own = np.take_along_axis(windows, rank[:, :, None, None], axis=2)[:, :, 0]
-    by_window = np.median(own.reshape(*own.shape[:2], _JUDGED_EVERY, -1), axis=3)
-    per_step = np.median(own, axis=2)
-    named = (firmness(own) >= DEFAULTS.late_rank.firmness) & ((by_window > 0).sum(axis=2) >= 3)
-    named &= per_step >= min(0.01 * _STEP_NS, 0.5 * _MILLISECOND)
-    return int(np.count_nonzero(named[1:] & ~named[:-1]))
 
 
 def _delays(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final
 from benchmarks.findings import peers
 from benchmarks.findings.peers import PeerNames
 
+from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_service.clock.causality import ClockCheck
@@ -95,11 +96,10 @@ class KeepingDetectors(Detectors):
         self._note("ingest_calls", calls.copy(), context)
         super().ingest_calls(calls, context)
 
-    def ingest_facts(self, said: Iterable[LoggedFact], context: Context) -> None:
+    def ingest_facts(self, logged: Sequence[LoggedFact], context: Context) -> None:
         """As `Detectors`."""
-        told = list(said)
-        self._note("ingest_facts", told, context)
-        super().ingest_facts(told, context)
+        self._note("ingest_facts", logged, context)
+        super().ingest_facts(logged, context)
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """As `Detectors`."""
@@ -127,10 +127,20 @@ SECOND_NS: Final = 1_000_000_000
 
 @dataclass(slots=True)
 class Followed:
-    """One log file, read as far as it is written."""
+    """One file of lines, read as far as it is written."""
 
-    reader: NcclLogReader
+    reader: NcclLogReader | InspectorReader
     read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A batch of a host, as an agent sends it."""
+
+    host: str
+    batch: Batch
+    begins_ns: int
+    """When the capture of an export began; else when it came."""
 
 
 @dataclass(slots=True)
@@ -156,7 +166,7 @@ class Played:
     """How long the job was."""
     steps: dict[int, float]
     """By step: when it began, in seconds of the job."""
-    by_peers: PeerNames
+    by_peers: PeerNames = field(default_factory=PeerNames)
 
     @property
     def longest_step(self) -> float:
@@ -170,34 +180,46 @@ def play(config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | 
 
     `lagging`: by host, seconds by which its exports come later than they are finished.
     """
-    player, kept = Player(config, folder), Kept(start_ns=config.start_ns)
+    kept, known = Kept(start_ns=config.start_ns), dict[tuple[object, ...], Seen]()
     pipeline = Pipeline(make_detectors=lambda: KeepingDetectors(kept))
-    logs: dict[Path, Followed] = {}
-    exports: dict[Path, int] = {}
-    lags = {host: int(seconds * SECOND_NS) for host, seconds in (lagging or {}).items()}
-    known: dict[tuple[object, ...], Seen] = {}
     now = config.start_ns
-    while not player.over or now < player.next_ns or any(when > now for when in exports.values()):
+    for arrived in arrivals(config, folder, lagging):
         now += SECOND_NS
-        player.advance(now)
-        for host, batch in [*_log_batches(folder, logs, now), *_export_batches(folder, exports, lags, now)]:
-            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
+        for each in arrived:
+            pipeline.ingest_batch(each.batch, agent=each.host, session="s", job="job")
         pipeline.process_backlog(now)
-        _note(known, pipeline.store.findings, (now - config.start_ns) / SECOND_NS)
-    player.finish()
-    kept.steps = {
-        step["iteration"]: (step["begin_ns"] - config.start_ns) / SECOND_NS
-        for step in json.loads((folder / "truth" / "job.json").read_text())["iterations"]
-    }
+        note(known, pipeline.store.findings, (now - config.start_ns) / SECOND_NS)
+    kept.steps = steps_of(config, folder)
     kept.seconds = (now - config.start_ns) / SECOND_NS
     kept.by_peers = peers.names(folder)
     return _played(kept, known), kept
 
 
+def arrivals(
+    config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | None = None
+) -> Iterator[list[Arrival]]:
+    """Simulates a job into a folder; gives what comes of it in each second."""
+    player, now = Player(config, folder), config.start_ns
+    followed: dict[Path, Followed] = {}
+    exports: dict[Path, int] = {}
+    lags = {host: int(seconds * SECOND_NS) for host, seconds in (lagging or {}).items()}
+    while not player.over or now < player.next_ns or any(when > now for when in exports.values()):
+        now += SECOND_NS
+        player.advance(now)
+        yield [*_lines(folder, followed, now), *_exports(folder, exports, lags, now)]
+    player.finish()
+
+
+def steps_of(config: SimulationConfig, folder: Path) -> dict[int, float]:
+    """By step of a simulated job: when it began, in seconds of the job."""
+    steps = json.loads((folder / "truth" / "job.json").read_text())["iterations"]
+    return {step["iteration"]: (step["begin_ns"] - config.start_ns) / SECOND_NS for step in steps}
+
+
 def play_again(kept: Kept) -> Played:
     """The same from what the detectors of a job were fed."""
     known: dict[tuple[object, ...], Seen] = {}
-    kept.play(lambda findings, second: _note(known, findings, second))
+    kept.play(lambda findings, second: note(known, findings, second))
     return _played(kept, known)
 
 
@@ -205,33 +227,35 @@ def _played(kept: Kept, known: dict[tuple[object, ...], Seen]) -> Played:
     return Played(seen=tuple(known.values()), seconds=kept.seconds, steps=kept.steps, by_peers=kept.by_peers)
 
 
-def _log_batches(folder: Path, logs: dict[Path, Followed], now: int) -> Iterator[tuple[str, Batch]]:
-    for path in sorted((folder / "logs").iterdir()):
-        if path not in logs:
-            name = f"logs/{path.name}"
-            logs[path] = Followed(NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=name, key=name)))
-        followed = logs[path]
+def _lines(folder: Path, known: dict[Path, Followed], now: int) -> Iterator[Arrival]:
+    for path in sorted(each for name in ("logs", "inspector") for each in (folder / name).glob("*")):
+        if path not in known:
+            is_log, name = path.parent.name == "logs", f"{path.parent.name}/{path.name}"
+            source = Source(kind=SourceKind.NCCL_LOG if is_log else SourceKind.INSPECTOR, name=name, key=name)
+            known[path] = Followed(NcclLogReader(source) if is_log else InspectorReader(source))
+        followed = known[path]
         with path.open("rb") as file:
             file.seek(followed.read)
             data = file.read()
         followed.read += len(data)
-        if data:
-            for batch in followed.reader.ingest_bytes(data, now):
-                yield path.name.split(".")[1], batch
+        host = path.name.split(".")[1] if path.parent.name == "logs" else path.name.split("-pid")[0]
+        for batch in followed.reader.ingest_bytes(data, now) if data else ():
+            yield Arrival(host, batch, now)
 
 
-def _export_batches(
-    folder: Path, known: dict[Path, int], lags: Mapping[str, int], now: int
-) -> Iterator[tuple[str, Batch]]:
+def _exports(folder: Path, known: dict[Path, int], lags: Mapping[str, int], now: int) -> Iterator[Arrival]:
     """`known`: by export, when it comes."""
     for path in sorted((folder / "nsys").rglob("*.sqlite")):
         if 0 <= now - known.setdefault(path, now + lags.get(path.parent.name, 0)) < SECOND_NS:
             name = str(path.relative_to(folder))
-            for batch in read_export(path, source=Source(kind=SourceKind.NSYS, name=name, key=name)):
-                yield path.parent.name, batch
+            batches = list(read_export(path, source=Source(kind=SourceKind.NSYS, name=name, key=name)))
+            begins_ns = min(capture.start_ns for batch in batches for capture in batch.captures)
+            for batch in batches:
+                yield Arrival(path.parent.name, batch, begins_ns)
 
 
-def _note(known: dict[tuple[object, ...], Seen], findings: list[Finding], second: float) -> None:
+def note(known: dict[tuple[object, ...], Seen], findings: list[Finding], second: float) -> None:
+    """Notes what was found at that second of the job."""
     for finding in findings:
         key = (finding.kind, finding.since_ns, finding.comm_id) if not finding.ranks and not finding.hosts else (
             finding.kind, finding.ranks, finding.hosts

@@ -105,7 +105,6 @@ class _Draft:
     noise: str = "plain"
     faults: tuple[str, ...] = ()
     steps: int = 60
-    capture: str = "full"
     chunk_seconds: float = 2.0
     hang_seconds: float = 40.0
     lagging: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -119,7 +118,6 @@ class _Draft:
             bandwidth_cv=noise.bandwidth_cv,
             noise_correlation=noise.noise_correlation,
             imbalance=noise.imbalance,
-            capture=self.capture,
             chunk_seconds=self.chunk_seconds,
             hang_seconds=self.hang_seconds,
             iterations=self.steps,
@@ -161,7 +159,6 @@ def scenarios(*, seeds: int, short: bool) -> Iterator[Scenario]:
             *_hangs(),
             *_mismatches(),
             *_sight(),
-            *_short_and_cycled(),
         ):
             if not short or draft.shape.startswith(("8", "16: tp")):
                 yield draft.scenario(seed)
@@ -306,7 +303,7 @@ def _mismatches() -> Iterator[_Draft]:
 
 
 def _sight() -> Iterator[_Draft]:
-    """Clocks, captures and logs that are not what they should be."""
+    """Clocks and logs that are not what they should be."""
     for shape in ("8: tp2 pp2 dp2", "16: tp4 dp4"):
         yield _Draft(
             family="clock step", shape=shape, faults=("clock_step:node=1,ms=5,at=30",),
@@ -316,34 +313,7 @@ def _sight() -> Iterator[_Draft]:
             ),
         )  # fmt: skip
         yield _Draft(
-            family="capture gaps", shape=shape, noise="correlated", capture="duty:0.5", chunk_seconds=4.0,
-        )  # fmt: skip
-        yield _Draft(
-            family="capture gaps, late rank, 5 ms", shape=shape, capture="duty:0.5", chunk_seconds=4.0,
-            faults=("late_rank:rank=5,ms=5,every=layer,from=20",),
-            expected=Expected(kinds=_LATE, ranks=(5,), within=40.0),
-        )  # fmt: skip
-        yield _Draft(
             family="1 % of lines and kernels lost", shape=shape,
             faults=("drop_lines:ratio=0.01", "drop_kernels:ratio=0.01"),
             expected=Expected(allowed=_LOSSES),
-        )  # fmt: skip
-
-
-def _short_and_cycled() -> Iterator[_Draft]:
-    """Profiles of 20 steps, and captures of 10 s of every 100 s."""
-    shapes = ("8: fsdp", "8: tp2 pp2 dp2", "16: tp4 dp4", "16: ep4 dp16")
-    for shape in shapes:
-        yield _Draft(family="healthy, 20 steps", shape=shape, noise="moe" if "ep" in shape else "rough", steps=20)
-    for shape in shapes[:3]:
-        yield _Draft(
-            family="late rank, 60 ms, 20 steps", shape=shape, faults=("late_rank:rank=1,ms=60",), steps=20,
-            expected=Expected(kinds=_LATE, ranks=(1,), within=20.0),
-        )  # fmt: skip
-    for loss in (0, 30, 50):
-        slow = (f"slow_link:node=1,factor={1 - loss / 100:.1f},from=110",)
-        yield _Draft(
-            family=f"{'slow link' if loss else 'healthy'}, 10 s of every 100 s", shape="16: tp2 pp2 dp4",
-            noise="correlated", faults=slow if loss else (), steps=450, capture="duty:0.1", chunk_seconds=100.0,
-            expected=Expected(kinds=_SLOW, hosts=("node02",)) if loss else Expected(),
         )  # fmt: skip

@@ -46,7 +46,7 @@ def judge(scenario: Scenario, played: Played) -> Verdict:
     healed = math.inf if scenario.healed_step is None else played.steps[scenario.healed_step] + _AFTERMATH_SECONDS
     for seen in sorted(played.seen, key=lambda one: one.opened):
         current = [place for place, onset in enumerate(onsets) if onset <= seen.opened < healed]
-        meant = [place for place in current if _is_it(seen, faults[place])]
+        meant = [place for place in current if is_right(seen, faults[place])]
         for place in meant:
             delays.setdefault(place, seen.opened - onsets[place])
         if not meant and seen.last.kind not in expected.allowed:
@@ -68,15 +68,16 @@ def _onset(scenario: Scenario, played: Played, expected: Expected) -> float:
     return 0.0 if step is None else played.steps.get(step, 0.0)
 
 
-def _is_it(seen: Seen, expected: Expected) -> bool:
+def is_right(seen: Seen, expected: Expected) -> bool:
+    """Whether a finding is of the fault, and never named others."""
     if seen.last.kind not in expected.kinds:
         return False
     if any(seen.last.evidence.get(name) != value for name, value in expected.evidence.items()):
         return False
-    return all(_is_right(expected, ranks, hosts) for ranks, hosts in seen.culprits)
+    return all(_names_right(expected, ranks, hosts) for ranks, hosts in seen.culprits)
 
 
-def _is_right(expected: Expected, ranks: tuple[int, ...], hosts: tuple[str, ...]) -> bool:
+def _names_right(expected: Expected, ranks: tuple[int, ...], hosts: tuple[str, ...]) -> bool:
     if expected.ranks is not None and ranks != expected.ranks and not (expected.may_name_nobody and not ranks):
         return False
     return expected.hosts is None or hosts == expected.hosts

@@ -1,0 +1,372 @@
+"""Every way in which people come in: the same jobs and faults, of which each mode shows the service another part.
+
+A job is simulated at three speeds: a *fast* one (steps of 0.1 s) of which somebody profiled two seconds, a *usual* one
+(0.9 s), and a *long* one (2 s) for captures of some seconds in every hundred. What arrives of it is kept as batches by
+the second, and each mode is a choice among these. Where a fault leaves no trace in what a mode sees (`is_due`), only
+wrong names and false alarms count.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+from benchmarks.findings.replay import SECOND_NS, Arrival, Played, Seen, arrivals, note, steps_of
+from benchmarks.findings.scenarios import NOISE, SHAPES, Expected, Scenario
+from benchmarks.findings.tables import Verdict, is_right, judge
+from numpy.typing import NDArray
+
+from ncclscope_service.pipeline import Pipeline
+from ncclscope_service.store.records import FindingKind
+from ncclscope_service.store.rows import Match
+from ncclscope_simulator import parse_faults
+from ncclscope_wire.batch import Batch
+from ncclscope_wire.records import SourceKind
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
+
+Told = NDArray[np.float64]
+"""Rows of (confidence, 1 if right)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What of a job arrives."""
+
+    job: str
+    """One of `JOBS`."""
+    logs: bool = True
+    stamps: bool = True
+    inspector: bool = False
+    captured: tuple[float, float, float] | None = None
+    """Seconds: first captured one, how long, and how often; None: no exports."""
+    is_live: bool = True
+    """Else all of it is read at once, as `analyze` does."""
+
+    def batches(self, arrived: Iterable[Arrival], start_ns: int) -> Iterator[tuple[str, Batch]]:
+        """Host and batch of what this mode sees of a job that began then."""
+        for each in arrived:
+            kind = each.batch.source.kind
+            if kind is SourceKind.NSYS:
+                if self._captures((each.begins_ns - start_ns) / SECOND_NS):
+                    yield each.host, each.batch
+            elif self.inspector if kind is SourceKind.INSPECTOR else self.logs:
+                batch = each.batch if self.is_live else replace(each.batch, observed_at_ns=None)
+                yield each.host, batch if self.stamps else _without_stamps(batch)
+
+    def _captures(self, second: float) -> bool:
+        if self.captured is None:
+            return False
+        first, length, period = self.captured
+        return second >= first - 0.5 and (second - first + 0.5) % period < length
+
+
+def _without_stamps(batch: Batch) -> Batch:
+    operations = batch.operations.copy()
+    operations["logged_at_ns"] = NO_TIME_NS
+    return replace(batch, operations=operations, facts=tuple(replace(each, logged_at_ns=None) for each in batch.facts))
+
+
+class _Job(NamedTuple):
+    step_seconds: float
+    steps: int
+    fault_step: int
+    stops_at: int
+    """The step at which it hangs, differs or is killed, if it does."""
+    chunk_seconds: float
+    """Length of an export."""
+
+
+JOBS: Final = {
+    "fast": _Job(0.1, 50, 0, 40, 2.0),
+    "usual": _Job(0.9, 45, 12, 30, 2.0),
+    "long": _Job(2.0, 110, 28, 50, 10.0),
+}
+_ALWAYS: Final = (0.0, 1.0, 1.0)
+MODES: Final[dict[str, Mode]] = {
+    "full: stamped logs and nsys, live": Mode("usual", captured=_ALWAYS),
+    "logs only, live": Mode("usual"),
+    "logs only, live, no stamps": Mode("usual", stamps=False),
+    "logs only, the job is dead": Mode("usual", is_live=False),
+    "logs only, the job is dead, no stamps": Mode("usual", stamps=False, is_live=False),
+    "profile of 2 s": Mode("fast", captured=(4.0, 2.0, 1e9), is_live=False),
+    "profile of 2 s, no stamps": Mode("fast", stamps=False, captured=(4.0, 2.0, 1e9), is_live=False),
+    "profile of 20 steps, no stamps": Mode("usual", stamps=False, captured=(16.0, 18.0, 1e9), is_live=False),
+    "10 s of every 100 s": Mode("long", captured=(0.0, 10.0, 100.0)),
+    "40 s of every 100 s": Mode("long", captured=(0.0, 40.0, 100.0)),
+    "Inspector only": Mode("usual", logs=False, inspector=True),
+    "Inspector only, at its end": Mode("usual", logs=False, inspector=True, is_live=False),
+    "nsys only": Mode("usual", logs=False, captured=_ALWAYS),
+}
+_K: Final = FindingKind
+_SMALL: Final = ("8: tp2 pp2 dp2", "8: fsdp", "16: tp4 dp4", "16: ep4 dp16", "32: tp4 pp2 dp4")
+_LINKS: Final = ("16: tp2 pp2 dp4", "32: tp4 pp2 dp4")
+_EQUAL: Final = ("8: fsdp", "16: tp4 dp4", "16: ep4 dp16")
+
+
+class _Fault(NamedTuple):
+    """`{ms}`, `{at}` and `{onset}` are filled in."""
+
+    text: str
+    shapes: tuple[str, ...]
+    expected: Expected
+    due: frozenset[str]
+    """What a mode must have, any of: `time` (kernels or Inspector), `logs`."""
+
+
+_AFTER: Final = frozenset({_K.SLOW_STEPS})
+FAULTS: Final[dict[str, _Fault]] = {
+    "none": _Fault("", (*_SMALL, "64: tp8 pp4 dp2"), Expected(), frozenset()),
+    "late rank, 1.5 to 10 % of a step": _Fault(
+        "late_rank:rank=1,ms={ms},from={onset}", (*_SMALL, "64: tp8 pp4 dp2"),
+        Expected(kinds=frozenset({_K.LATE_RANK}), ranks=(1,), allowed=_AFTER), frozenset({"time"}),
+    ),
+    "slow link, 20 %": _Fault(
+        "slow_link:node=1,factor=0.8,from={onset}", _LINKS,
+        Expected(kinds=frozenset({_K.SLOW_LINK}), hosts=("node02",), allowed=_AFTER), frozenset({"time"}),
+    ),
+    "hang": _Fault(
+        "hang:rank=5,at={at}", (*_SMALL, "64: tp8 pp4 dp2"),
+        Expected(kinds=frozenset({_K.HANG}), ranks=(5,)), frozenset({"logs"}),
+    ),
+    "mismatch": _Fault(
+        "mismatch:rank=5,at={at}", _EQUAL,
+        Expected(kinds=frozenset({_K.MISMATCH}), ranks=(5,), allowed=frozenset({_K.HANG})), frozenset({"logs"}),
+    ),
+    "killed": _Fault(
+        "kill:at={at}", _SMALL[:3],
+        Expected(allowed=frozenset({_K.HANG, _K.STOPPED_LOGGING})), frozenset(),
+    ),
+}  # fmt: skip
+_NOISES: Final = ("plain", "calm", "correlated", "rough")
+_LATE_SHARES: Final = (0.03, 0.1, 0.015)
+
+
+def scenarios(jobs: int, *, most_ranks: int) -> Iterator[tuple[str, list[tuple[str, Scenario]]]]:
+    """So many jobs of each fault, as (fault, the job at each speed)."""
+    for nth in range(jobs):
+        for name, fault in FAULTS.items():
+            shapes = [shape for shape in fault.shapes if SHAPES[shape].world <= most_ranks]
+            if shapes:
+                shape = shapes[nth % len(shapes)]
+                yield name, [(speed, _scenario(name, shape, speed, nth)) for speed in JOBS]
+
+
+def _scenario(name: str, shape: str, speed: str, nth: int) -> Scenario:
+    job, fault = JOBS[speed], FAULTS[name]
+    noise = NOISE["moe" if "ep" in shape and nth % 2 else _NOISES[nth % len(_NOISES)]]
+    ms = 1000 * job.step_seconds * _LATE_SHARES[nth % len(_LATE_SHARES)]
+    text = fault.text.format(ms=ms, at=job.stops_at, onset=job.fault_step)
+    config = replace(
+        SHAPES[shape], step_seconds=job.step_seconds, iterations=job.steps, seed=nth + 1, inspector="v4.2",
+        microbatches=min(2, SHAPES[shape].microbatches), chunk_seconds=job.chunk_seconds, hang_seconds=25.0,
+        compute_cv=noise.compute_cv, bandwidth_cv=noise.bandwidth_cv, noise_correlation=noise.noise_correlation,
+        imbalance=noise.imbalance, faults=parse_faults((text,)),
+    )  # fmt: skip
+    first = min((fault.first for fault in config.faults), default=None)
+    return Scenario(family=name, name=f"{name}; {shape}; seed {nth + 1}", config=config, expected=fault.expected,
+                    fault_step=first)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was said of one job in one mode."""
+
+    mode: str
+    fault: str
+    name: str
+    verdict: Verdict
+    steps: float | None
+    """From the fault to the finding, at the job's usual length of steps; None where it was not found, or offline."""
+    said: list[tuple[float, bool]] = field(default_factory=list[tuple[float, bool]])
+    """(confidence, right) of its findings."""
+    pairs: Told = field(default_factory=lambda: np.empty((0, 2)))
+
+
+def play_job(job: tuple[str, list[tuple[str, Scenario]]], *, only: str = "") -> list[Outcome]:
+    """Simulates one job and plays it in each mode that has `only` in its name."""
+    fault, speeds = job
+    done: list[Outcome] = []
+    for speed, scenario in speeds:
+        modes = {name: mode for name, mode in MODES.items() if only in name and _speed(mode, fault) == speed}
+        if not modes:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            arrived = list(arrivals(scenario.config, Path(folder) / "job"))
+            steps = steps_of(scenario.config, Path(folder) / "job")
+            truth = _kernels(Path(folder) / "job")
+            done += [_play(name, fault, scenario, mode, arrived, steps, truth) for name, mode in modes.items()]
+    return done
+
+
+def _speed(mode: Mode, fault: str) -> str:
+    """Jobs that stop do so soon: logs tell, whatever is captured."""
+    return "usual" if mode.job == "long" and "{at}" in FAULTS[fault].text else mode.job
+
+
+def is_due(mode: Mode, fault: str) -> bool:
+    """Whether the mode shows such a fault."""
+    has = {"time": (mode.captured is not None and mode.logs) or mode.inspector, "logs": mode.logs}
+    return any(has[each] for each in FAULTS[fault].due)
+
+
+def _play(
+    name: str,
+    fault: str,
+    scenario: Scenario,
+    mode: Mode,
+    arrived: list[list[Arrival]],
+    steps: dict[int, float],
+    truth: dict[tuple[str, int], int],
+) -> Outcome:
+    pipeline, known = Pipeline(), dict[tuple[object, ...], Seen]()
+    start_ns, seconds = scenario.config.start_ns, len(arrived)
+    for second, came in enumerate(arrived, 1):
+        for host, batch in mode.batches(came, start_ns):
+            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
+        if mode.is_live:
+            pipeline.process_backlog(start_ns + second * SECOND_NS)
+            note(known, pipeline.store.findings, second)
+    if not mode.is_live:
+        pipeline.finish(start_ns + seconds * SECOND_NS)
+        note(known, pipeline.store.findings, seconds)
+    played = Played(seen=tuple(known.values()), seconds=seconds, steps=steps)
+    verdict = judge(scenario, played)
+    begun = sorted(steps.values())
+    step = float(np.median(np.diff(begun))) if len(begun) > 1 else 1.0
+    return Outcome(
+        mode=name,
+        fault=fault,
+        name=scenario.name,
+        verdict=verdict,
+        steps=verdict.delay / step if verdict.delay is not None and mode.is_live else None,
+        said=[(seen.last.confidence, _is_true(seen, scenario.expected)) for seen in known.values()],
+        pairs=_pairs(pipeline, truth),
+    )
+
+
+def _is_true(seen: Seen, expected: Expected) -> bool:
+    """Whether a finding is of the fault or of what follows from it, and names nobody else."""
+    follows = seen.last.kind in expected.allowed and {*seen.last.ranks} <= {*(expected.ranks or ())}
+    return is_right(seen, expected) or follows
+
+
+def _kernels(folder: Path) -> dict[tuple[str, int], int]:
+    """By log and line: when its kernel started, on its host's clock; NO_TIME_NS if it was not recorded whole."""
+    names = ("log_file", "log_line", "start_ns", "kernel_cut", "line_lost")
+    rows = pq.read_table(folder / "truth" / "operations.parquet", columns=list(names)).to_pydict()
+    return {
+        (log, line): NO_TIME_NS if start is None or is_cut else start
+        for log, line, start, is_cut, is_lost in zip(*(rows[name] for name in names), strict=True)
+        if not is_lost and line is not None
+    }
+
+
+def _pairs(pipeline: Pipeline, truth: dict[tuple[str, int], int]) -> Told:
+    table = pipeline.store.operations.rows[:]
+    rows = table[(table["match"] == Match.MATCHED) & (table["kernel"] != NO_NUMBER)]
+    logs = [pipeline.store.sources[source].source.name for source in rows["source"].tolist()]
+    started = [truth.get((log, line), NO_TIME_NS) for log, line in zip(logs, rows["line"].tolist(), strict=True)]
+    known = np.asarray(started, np.int64)
+    is_known = known != NO_TIME_NS
+    told: Told = np.column_stack([rows["confidence"], known == rows["start_ns"]])[is_known].astype(np.float64)
+    return told
+
+
+def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str) -> Iterator[Outcome]:
+    """Plays them, so many jobs at a time."""
+    play = functools.partial(play_job, only=only)
+    chosen = list(scenarios(jobs, most_ranks=most_ranks))
+    if workers < 2:
+        for job in chosen:
+            yield from play(job)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        for done in pool.map(play, chosen):
+            yield from done
+
+
+HEADER: Final = """\
+| mode | fault | jobs | found | wrong names | false alarms | steps p50 | p90 | bars |
+|---|---|---:|---:|---:|---:|---:|---:|---|"""
+RELIABILITY_HEADER: Final = """\
+| mode | findings | mean confidence | right | error | pairs | mean confidence | right | error |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
+
+
+def print_modes(jobs: int, *, workers: int, most_ranks: int, only: str) -> None:
+    """The table by mode and fault, what was missed or wrong, and the reliability by mode."""
+    done: list[Outcome] = []
+    for outcome in outcomes(jobs, workers=workers, most_ranks=most_ranks, only=only):
+        done.append(outcome)
+        _tell(outcome)
+    print(f"\n{HEADER}")
+    for name, mode in MODES.items():
+        mine = [each for each in done if each.mode == name]
+        for fault in filter(functools.partial(is_due, mode), FAULTS):
+            print(_row(name, fault, [each for each in mine if each.fault == fault]))
+        print(_row(name, "none, or one that it does not show", [each for each in mine if not is_due(mode, each.fault)]))
+    print(f"\n{RELIABILITY_HEADER}")
+    for name in MODES:
+        mine = [each for each in done if each.mode == name]
+        if mine:
+            said = np.asarray([pair for each in mine for pair in each.said], np.float64).reshape(-1, 2)
+            pairs = np.concatenate([each.pairs for each in mine])
+            print(f"| {name} | {' | '.join([*reliability(said), *reliability(pairs)])} |")
+
+
+def _tell(outcome: Outcome) -> None:
+    verdict = outcome.verdict
+    due = is_due(MODES[outcome.mode], outcome.fault)
+    for text in [*(["not found"] if due and not verdict.found else []), *verdict.wrong, *verdict.false_alarms]:
+        print(f"{outcome.mode}; {outcome.name}: {text}", flush=True)
+
+
+def _row(mode: str, fault: str, mine: list[Outcome]) -> str:
+    due = fault in FAULTS
+    found, wrong = sum(each.verdict.found for each in mine), sum(bool(each.verdict.wrong) for each in mine)
+    alarms = sum(len(each.verdict.false_alarms) for each in mine)
+    steps = [each.steps for each in mine if each.steps is not None]
+    middle, late = (f"{np.percentile(steps, share):.0f}" if steps and due else "-" for share in (50, 90))
+    missed = [
+        *(["found"] if due and found < 0.9 * len(mine) else []),
+        *(["names"] if wrong > 0.01 * len(mine) else []),
+        *(["alarms"] if alarms else []),
+    ]
+    cells = (
+        mode,
+        fault,
+        len(mine),
+        f"{found}" if due else "-",
+        wrong,
+        alarms,
+        middle,
+        late,
+        ", ".join(missed) or "met",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+_BINS: Final = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.995, 1.01])
+
+
+def reliability(said: Told) -> list[str]:
+    """How many, their mean confidence, the share that is right, and the expected calibration error."""
+    if not len(said):
+        return ["0", "-", "-", "-"]
+    return [f"{len(said):,}", *(f"{value:.3f}" for value in (*said.mean(axis=0), calibration_error(said)))]
+
+
+def calibration_error(said: Told) -> float:
+    """Mean distance of confidence and share that is right, by bins of confidence, weighted by what is in them."""
+    place = np.digitize(said[:, 0], _BINS)
+    amounts = np.bincount(place)
+    confidence, right = (np.bincount(place, said[:, column]) for column in (0, 1))
+    used = amounts > 0
+    return float(np.abs(confidence[used] - right[used]).sum() / len(said))
