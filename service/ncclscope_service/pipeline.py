@@ -31,8 +31,7 @@ from ncclscope_service.clock.host_clocks import ClockPrior
 from ncclscope_service.columns.group_by import distinct_values, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.detect.detection import Detection, DetectionBacklog, Detectors
-from ncclscope_service.intake.log_zone import Fit, fit_zone, shift_stamps
-from ncclscope_service.intake.stage import IntakeStage
+from ncclscope_service.intake.stage import Fit, IntakeStage, fit_zone, shift_stamps
 from ncclscope_service.job.stage import GroupingStage
 from ncclscope_service.measure.stage import MeasurementStage
 from ncclscope_service.rollup.recent_sums import RecentSums

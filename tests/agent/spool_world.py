@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
 from agent.spool_samples import SECOND, Disk
-from wire.sample_batches import log_source
+from wire.sample_batches import HELLO, log_source
 
 from ncclscope_agent.link.exchange import SessionState
 from ncclscope_agent.link.frames import WindowLimits
@@ -18,7 +18,7 @@ from ncclscope_agent.spool.session import SpooledSession
 from ncclscope_service.intake.receive import Received, Receiver
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.messages import PROTOCOL_VERSION, Hello, Position
+from ncclscope_wire.messages import Position
 
 PER_TEMPLATE = 7
 """Rows of one template: the template's count says which rows are right with it."""
@@ -112,16 +112,7 @@ class World:
         self._generation = 0
         for log in self.logs:
             log.read_to = 0
-        hello = Hello(
-            protocol_version=PROTOCOL_VERSION,
-            agent_id="a",
-            session_id=self._id(),
-            name="n",
-            host="h",
-            job="j",
-            software_version="0",
-            pid=1,
-        )
+        hello = replace(HELLO, session_id=self._id())
         spool = self.disk.recovered()
         return SpooledSession(hello, spool, new_id=self._id, holds=self._holds, limits=self.window)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
 import pytest
 from agent.fake_follower import FakeFollower
 from service.loopback import Service
+from wire.sample_batches import HELLO
 
 from ncclscope_agent.app import Agent, next_pause
 from ncclscope_agent.files.follower import Followed
@@ -18,7 +20,6 @@ from ncclscope_agent.link.network import LinkSettings
 from ncclscope_agent.link.session import Session
 from ncclscope_agent.printed import print_batches
 from ncclscope_wire.batch import Batch
-from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 STARTS = iter(range(1, 1000))
 
@@ -43,16 +44,7 @@ def agent_to(
     look: Callable[[int], bool] | None = None,
 ) -> tuple[Agent, Session]:
     session = Session(
-        Hello(
-            protocol_version=PROTOCOL_VERSION,
-            agent_id="a",
-            session_id=f"start {next(STARTS)}",
-            name="n",
-            host="h",
-            job="j",
-            software_version="0",
-            pid=1,
-        ),
+        replace(HELLO, session_id=f"start {next(STARTS)}"),
         limits=WindowLimits(max_batches=window),
     )
     link = LinkSettings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -12,13 +13,13 @@ import anyio.lowlevel
 import pytest
 from nsys_made import nccl_export
 from service.loopback import Service
+from wire.sample_batches import HELLO
 
 from ncclscope_agent.app import Agent
 from ncclscope_agent.config import AgentSettings, load
 from ncclscope_agent.following import followers, watched_directories
 from ncclscope_agent.link.network import LinkSettings
 from ncclscope_agent.link.session import Session
-from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 
 LINE = (
     "node1:100:200 [0] NCCL INFO AllReduce: opCount {count:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000000200 "
@@ -27,16 +28,7 @@ LINE = (
 
 
 def agent_for(settings: AgentSettings, port: int, resources: ExitStack, *, start: int = 1) -> Agent:
-    hello = Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id="agent",
-        session_id=f"start {start}",
-        name="node1",
-        host="node1",
-        job="job",
-        software_version="0",
-        pid=1,
-    )
+    hello = replace(HELLO, agent_id="agent", session_id=f"start {start}", name="node1", host="node1", job="job")
     link = LinkSettings(host="127.0.0.1", port=port, first_retry_seconds=0.01, last_retry_seconds=0.02)
     followed = followers(settings, resources, host="node1", now_wall_ns=0)
     return Agent(Session(hello), link, followed, flush_seconds=60)

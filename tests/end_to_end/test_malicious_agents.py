@@ -24,14 +24,13 @@ import pytest
 from agent.log_samples import operation_line
 from certificates import make_authority
 from end_to_end.processes import PATIENCE_SECONDS, end, running, serving, wait_for
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import (
-    PROTOCOL_VERSION,
     BatchMessage,
     Hello,
     Message,
@@ -139,16 +138,8 @@ class Peer:
 
 
 def hello(token: str = _EVIL, *, agent_id: str = "evil", host: str = "node9", job: str = "evil") -> Hello:
-    return Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id=agent_id,
-        session_id=secrets.token_hex(8),
-        name="evil",
-        host=host,
-        job=job,
-        software_version="0",
-        pid=1,
-        token=token,
+    return replace(
+        HELLO, agent_id=agent_id, session_id=secrets.token_hex(8), name="evil", host=host, job=job, token=token
     )
 
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 import urllib.request
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,11 @@ from agent.log_samples import operation_line
 from certificates import make_authority
 from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, end, running, serving, wait_for
 from playwright.sync_api import Browser, Page, expect
+from wire.sample_batches import HELLO
 
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Heartbeat, Hello
+from ncclscope_wire.messages import AgentHealth, Heartbeat
 
 pytestmark = pytest.mark.slow
 
@@ -106,17 +107,7 @@ def test_a_wrong_token_shows_nothing_and_a_right_one_the_page(browser: Browser, 
 
 
 def test_names_that_are_scripts_are_shown_as_text_and_nothing_of_them_runs(browser: Browser, site: Site) -> None:
-    hello = Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id="raw",
-        session_id="1",
-        name=_IMAGE,
-        host=_SCRIPT,
-        job=_SCRIPT,
-        software_version="0",
-        pid=1,
-        token=_AGENT,
-    )
+    hello = replace(HELLO, agent_id="raw", session_id="1", name=_IMAGE, host=_SCRIPT, job=_SCRIPT, token=_AGENT)
     heartbeat = Heartbeat(agent_wall_ns=1, health=AgentHealth(skipped={_SCRIPT: 3}))
     tls = ssl.create_default_context(cafile=str(site.ca))
     with (

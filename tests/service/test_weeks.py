@@ -11,6 +11,7 @@ from types import FunctionType, MethodType, ModuleType
 import numpy as np
 import pytest
 from service.log_batches import BASE_NS, PERIOD_NS, Kernel, Line, export_batch, init, log_batch
+from wire.sample_batches import HELLO
 
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.export.selection import select
@@ -24,7 +25,7 @@ from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.frame import encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Goodbye, Hello, Message
+from ncclscope_wire.messages import BatchMessage, Goodbye, Message
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind, SourceGap
 
 _SECOND = 1_000_000_000
@@ -156,10 +157,7 @@ class _Rank:
         self.service.connections += 1
         self._connection = self.service.connections
         self.service.receiver.open(self._connection)
-        hello = Hello(
-            protocol_version=PROTOCOL_VERSION, agent_id=name, session_id=f"s{self.pid}", name=name, host=self.host,
-            job=self._job, software_version="1", pid=1,
-        )  # fmt: skip
+        hello = replace(HELLO, agent_id=name, session_id=f"s{self.pid}", name=name, host=self.host, job=self._job)
         self._say(hello)
 
     def _say(self, message: Message) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire.sample_batches import assert_equal_batches, batches, content_of, log_batch, log_source
+from wire.sample_batches import HELLO, assert_equal_batches, batches, content_of, log_batch, log_source
 
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -24,7 +24,6 @@ from ncclscope_wire.messages import (
     ForeignHello,
     Goodbye,
     Heartbeat,
-    Hello,
     Message,
     Position,
     Refused,
@@ -32,16 +31,6 @@ from ncclscope_wire.messages import (
 )
 from ncclscope_wire.records import SourceGap
 
-HELLO = Hello(
-    protocol_version=PROTOCOL_VERSION,
-    agent_id="node1-0123",
-    session_id="f00d",
-    name="node1",
-    host="node1",
-    job="llama",
-    software_version="0.1.0",
-    pid=4711,
-)
 MESSAGES: list[Message] = [
     HELLO,
     Welcome(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ import pytest
 from certificates import Authority, make_authority
 from service.loopback import Service
 from structlog.testing import capture_logs
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope import node
 from ncclscope_agent.credentials import Credentials as AgentCredentials
@@ -24,7 +25,7 @@ from ncclscope_service.auth.credentials import CredentialFiles, Credentials
 from ncclscope_service.serve.listen import ListenSettings
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.loopback import is_loopback
-from ncclscope_wire.messages import PROTOCOL_VERSION, AgentHealth, Hello
+from ncclscope_wire.messages import AgentHealth
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,18 +49,7 @@ def port_of(authority: Authority, **files: Path | bool) -> Credentials:
 
 
 def a_session() -> Session:
-    return Session(
-        Hello(
-            protocol_version=PROTOCOL_VERSION,
-            agent_id="a",
-            session_id=f"s{next(_STARTS)}",
-            name="n",
-            host="h",
-            job="j",
-            software_version="0",
-            pid=1,
-        )
-    )
+    return Session(replace(HELLO, session_id=f"s{next(_STARTS)}"))
 
 
 async def sent(port: int, credentials: AgentCredentials) -> str | None:

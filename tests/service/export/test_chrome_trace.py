@@ -16,7 +16,7 @@ from service.export.small_run import MS, START_NS, Builder, host_time, logs_only
 
 from ncclscope_service.export.directory import write_trace
 from ncclscope_service.export.selection import latest_iterations, select
-from ncclscope_service.export.trace import counters
+from ncclscope_service.export.trace import events as trace_events
 from ncclscope_service.export.trace.launches import arrows
 from ncclscope_service.nccl.bandwidth import classify
 from ncclscope_service.store.records import HostClock
@@ -376,7 +376,7 @@ def test_bytes_in_flight_rise_with_the_first_start_and_fall_with_the_end(tmp_pat
 def test_a_counter_of_very_many_points_keeps_its_peaks_and_where_it_falls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counters, "MAX_POINTS", 6)
+    monkeypatch.setattr(trace_events, "MAX_POINTS", 6)
     store = small_run()
     collectives = store.collectives.rows
     collectives["first_start_true_ns"] = collectives["end_true_ns"] - 800_000

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope_service.auth.access import AccessList, parse_access
 from ncclscope_service.intake.admission import FOREIGN_HOST, Admission
@@ -17,7 +17,7 @@ from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.frame import Deframer, encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, Acknowledge, BatchMessage, Hello, Message, Refused, Welcome
+from ncclscope_wire.messages import Acknowledge, BatchMessage, Hello, Message, Refused, Welcome
 
 TRAIN, OTHER = "train-token-0123456789", "other-token-0123456789"
 
@@ -27,17 +27,7 @@ def access(*lines: str) -> AccessList:
 
 
 def hello(token: str, *, agent_id: str = "a", session: str = "s", host: str = "node1", job: str = "j") -> Hello:
-    return Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id=agent_id,
-        session_id=session,
-        name="n",
-        host=host,
-        job=job,
-        software_version="0",
-        pid=1,
-        token=token,
-    )
+    return replace(HELLO, agent_id=agent_id, session_id=session, host=host, job=job, token=token)
 
 
 def say(receiver: Receiver, connection: int, message: Message) -> tuple[Outcome, list[Message]]:

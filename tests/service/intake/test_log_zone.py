@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclscope_service.intake.log_zone import fit_zone
+from ncclscope_service.intake.stage import fit_zone
 
 _HOUR = 3_600_000_000_000
 _MIDNIGHT = 1_772_409_600_000_000_000

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgpack
 import numpy as np
 import pytest
-from wire.sample_batches import log_batch, log_source
+from wire.sample_batches import HELLO, log_batch, log_source
 
 from ncclscope_service.intake.receive import Arrival, Outcome, ReceiveLimits, Receiver
 from ncclscope_wire import tables
@@ -34,16 +34,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 def hello(agent_id: str = "a", session_id: str = "s") -> Hello:
-    return Hello(
-        protocol_version=PROTOCOL_VERSION,
-        agent_id=agent_id,
-        session_id=session_id,
-        name="node1",
-        host="node1",
-        job="llama",
-        software_version="0.1.0",
-        pid=1,
-    )
+    return replace(HELLO, agent_id=agent_id, session_id=session_id, name="node1", host="node1", job="llama")
 
 
 def said(*messages: Message) -> bytes:

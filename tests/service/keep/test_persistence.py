@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from service.same_state import assert_same
 from service.simulated_batches import SECOND_NS, log_batches, simulated_batches
-from wire.sample_batches import log_batch
+from wire.sample_batches import HELLO, log_batch
 
 from ncclscope_service.intake.communicators import MAX_RANKS
 from ncclscope_service.intake.journal_entry import (
@@ -54,7 +54,7 @@ from ncclscope_wire.batch import Batch, no_rows
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.frame import encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello
+from ncclscope_wire.messages import BatchMessage, Hello
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
 
 _JOB = SimulationConfig(iterations=4, nodes=1, gpus=2, tp=2, pp=1, dp=1)
@@ -91,10 +91,7 @@ class _Life:
         """An agent with these batches connects, and sends what is not acknowledged; gives how many that were."""
         self._connections += 1
         self.receiver.open(self._connections)
-        hello = Hello(
-            protocol_version=PROTOCOL_VERSION, agent_id=agent, session_id=session, name=agent, host="h", job=job,
-            software_version="1", pid=1,
-        )  # fmt: skip
+        hello = replace(HELLO, agent_id=agent, session_id=session, name=agent, job=job)
         assert self.say(hello) is None
         done = self.state.agents[agent].applied
         for number, batch in enumerate(batches[done:], done + 1):

@@ -1,7 +1,7 @@
 """All families of NCCL's lines beside operations, tuning, life cycle and versions: one table, one look-up.
 
-The forms that give facts stand by theme in `channel_lines.py`, `setting_lines.py` and `trouble_lines.py`; those that
-are only counted in `counted_lines.py`; system blocks and tuning tables, whose lines belong together, in
+The forms that give facts stand by theme in `setting_lines.py` and `trouble_lines.py`, and those of channels here; those
+that are only counted in `counted_lines.py`; system blocks and tuning tables, whose lines belong together, in
 `topology_lines.py` and `tuning_table.py`.
 """
 
@@ -10,14 +10,94 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ncclscope_agent.sources.nccl_log import channel_lines, setting_lines, trouble_lines
+from ncclscope_agent.sources.nccl_log import setting_lines, trouble_lines
 from ncclscope_agent.sources.nccl_log.counted_lines import CALLS, COUNTED, MATRIX_ROW, REMARKS, TRACE
-from ncclscope_agent.sources.nccl_log.line_form import RECORD_BYTES, Family, FamilyIndex, FamilyRead
+from ncclscope_agent.sources.nccl_log.line_form import (
+    RECORD_BYTES,
+    Family,
+    FamilyIndex,
+    FamilyRead,
+    Fields,
+    forms,
+    numbers,
+)
 from ncclscope_agent.sources.nccl_log.prefix import LogRecord, RecordEnd, Writer
+from ncclscope_wire import facts
 from ncclscope_wire.facts import OtherWarning, ProgramFailure
 
+_TREE_NODE: Final = re.compile(r"(?:\[(\d+)\] )?(-?\d+(?:/-?\d+){2}|-?\d+)->(\d+)->(-?\d+(?:/-?\d+){2}|-?\d+)")
+_LINE_LIMIT: Final = 1015
+"""NCCL's buffer has 1,024 bytes (2.8 to 2.28), prefix and newline included."""
+_OLD_RANKS: Final = 20
+"""Up to 2.22 a ring line holds 20 ranks at most, and does not say that it was cut."""
+
+
+def _ring_order(fields: Fields) -> Fields:
+    ranks = numbers(str(fields.pop("order")))
+    padded = fields.pop("padding", None) is not None
+    fields["ranks"] = ranks
+    fields["is_cut"] = bool(fields.pop("dots", None)) or (padded and len(ranks) == _OLD_RANKS)
+    return fields
+
+
+def _tree_nodes(fields: Fields) -> Fields | None:
+    """`[0] 1/-1/-1->0->-1 [1] ...`; up to 2.7 a second node follows behind `|`, up to 2.4 the order is turned."""
+    pieces = re.split(r" (?=\[)|\|", str(fields.pop("trees")).rstrip())
+    is_cut = int(str(fields.pop(RECORD_BYTES, 0))) >= _LINE_LIMIT
+    if is_cut:
+        pieces.pop()  # the place of the cut cannot be seen
+    nodes: list[Fields] = []
+    channel = ""
+    for piece in pieces:
+        found = _TREE_NODE.fullmatch(piece)
+        if found is None:
+            return None
+        channel = found[1] or channel
+        nodes.append(_tree_node(channel, found[2], found[3], found[4]))
+    return {**fields, "nodes": nodes, "is_cut": is_cut} if nodes else None
+
+
+def _tree_node(channel: str, left: str, rank: str, right: str) -> Fields:
+    down, up = (left, right) if "/" in left else (right, left)
+    return {"channel": int(channel), "rank": int(rank), "up": int(up.split("/")[0]), "down": numbers(down)}
+
+
+def _tree(fields: Fields) -> Fields:
+    """`Tree 0 : -1 -> 0 -> 1/-1/-1`: up, rank, down."""
+    node = {key: fields.pop(key) for key in ("channel", "up", "rank")}
+    fields["nodes"] = [{**node, "down": numbers(str(fields.pop("below")))}]
+    return fields
+
+
+CHANNELS: Final[tuple[Family, ...]] = (
+    *forms(
+        "ring_order",
+        facts.RingOrder,
+        r"(?:Channel|Ring) (?P<channel>\d+)(?:/\d+)? :(?P<padding>  )?(?P<order>(?: +\d+)+)(?P<dots>\s*\.\.\.)?",
+        r"Channel (?P<channel>\d+)/\d+(?P<padding>  )(?P<order>(?: +\d+)+)",  # RCCL
+        starts=("Channel ", "Ring "),
+        finish=_ring_order,
+    ),
+    *forms("ring", facts.RingNeighbours, r"Ring (?P<channel>\d+) : -?\d+ -> (?P<rank>\d+) -> (?P<next>-?\d+)"),
+    *forms(
+        "tree",
+        facts.TreeNeighbours,
+        r"Tree (?P<channel>\d+) : (?P<up>-?\d+) -> (?P<rank>\d+) -> (?P<below>-?\d+(?:/-?\d+){2})",
+        finish=_tree,
+    ),
+    *forms("tree", facts.TreeNeighbours, r"Trees (?P<trees>\[\d+\] [\[\]0-9/>| -]+)", finish=_tree_nodes),
+    *forms(
+        "tree",
+        facts.TreeNeighbours,
+        r"NVLS Trees : (?P<trees>\[\d+\] [\[\]0-9/>| -]+)",
+        fixed={"is_nvls": True},
+        finish=_tree_nodes,
+    ),
+)
+"""Rings and trees. *Source:* NCCL `src/init.cc` and `src/graph/connect.cc`."""
+
 FAMILIES: Final[tuple[Family, ...]] = (
-    *channel_lines.FAMILIES,
+    *CHANNELS,
     *setting_lines.FAMILIES,
     *trouble_lines.FAMILIES,
     *COUNTED,
