@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,9 +11,10 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS
+from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, fetch_json
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 from service.fake_service import JOB
 
@@ -73,7 +75,14 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
     with fake_service(repository) as port:
         page, complaints = open_page(browser, port, width=width, scheme=scheme)
         expect(page.locator("#level")).to_have_text("logs and nsys")
-        expect(page.locator("#tiles > div")).to_have_count(7)
+        expect(page.locator("#headline")).to_contain_text(
+            re.compile(r"^Step 409 ms, 2\.[234] % slower since \d\d:\d\d UTC: ")
+        )
+        expect(page.locator("#headline")).to_contain_text("rank 37 on gpu-node04 costs 9.40 ms per step")
+        expect(page.locator("#state-line")).to_contain_text("7 of 8 agents connected")
+        expect(page.locator("#tiles > div")).to_have_count(4)
+        expect(page.locator("#steps .js-plotly-plot")).to_have_count(1)
+        expect(page.locator("#steps")).to_contain_text("⚑ Late rank")
         expect(page.locator("details.finding")).to_have_count(2)
         expect(page.locator(".finding[data-severity=critical]")).to_contain_text("Rank 37")
         expect(page.locator(".multiple")).to_have_count(3)
@@ -96,11 +105,44 @@ def test_what_logs_cannot_say_reads_not_recorded(browser: Browser, repository: P
         page, complaints = open_page(browser, port)
         expect(page.locator("#level")).to_have_text("logs only")
         tiles = page.locator("#tiles > div")
-        for name in ("Aligned", "Captured", "Clocks agree to"):
+        for name in ("Exposed communication", "Waiting", "Efficiency"):
             expect(tiles.filter(has_text=name)).to_contain_text("not recorded")
+        expect(page.locator("#state-line")).to_contain_text("kernels not recorded")
         expect(page.locator("#bandwidth-title")).to_have_text("Logged volume")
         expect(page.locator("#waits")).to_contain_text("Not recorded")
         assert complaints == []
+
+
+_VERDICTS: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "collecting": ({"step": {"steps": 12}}, True, "Collecting: first verdict after about 30 steps", "12 so far"),
+    "unknown": ({"step": None}, True, "No problems detected so far", "steps are not known yet"),
+    "blind": ({}, False, "Blind: no agent is connected", "last contact"),
+    "silent": ({"operations_per_second": 0}, True, "No data: nothing was logged in the last half minute", "watching"),
+    "good": ({}, True, "✓ No problems detected in 30 min of data", "watching 33 communicators of 64 processes"),
+}
+
+
+@pytest.mark.parametrize("state", _VERDICTS)
+def test_nothing_is_called_healthy_that_is_not_watched(browser: Browser, repository: Path, state: str) -> None:
+    changed, is_connected, text, detail = _VERDICTS[state]
+    with fake_service(repository, "--still") as port:
+        overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
+        assert isinstance(overview, dict)
+        overview["findings"] = []
+        for name, value in changed.items():
+            job = overview["jobs"][0]
+            job[name] = {**job[name], **value} if isinstance(value, dict) else value
+        for agent in overview["agents"]:
+            agent["connected"] = is_connected
+        stream = f"event: overview\ndata: {json.dumps(overview)}\n\n"
+        with browser.new_context() as context:
+            page = context.new_page()
+            page.route("**/api/events", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+            page.goto(f"http://127.0.0.1:{port}/")
+            expect(page.locator("#findings .calm")).to_contain_text(text)
+            expect(page.locator("#findings .calm")).to_contain_text(detail)
+            is_green = page.locator(".calm[data-state=good]").count() == 1
+            assert is_green == (state == "good")
 
 
 def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path) -> None:
@@ -313,7 +355,7 @@ def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository:
 def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path) -> None:
     with fake_service(repository, "--nodes", "512", "--still") as port:
         page, complaints = open_page(browser, port)
-        expect(page.locator("#tiles")).to_contain_text("4,096")
+        expect(page.locator("#state-line")).to_contain_text("4,096 processes")
         expect(page.locator("#waits-note")).to_contain_text("128 of 4,096 ranks")
         expect(page.locator("#traffic-note")).to_contain_text("by hosts")
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)

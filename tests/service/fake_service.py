@@ -20,6 +20,7 @@ import uvicorn
 from ncclscope_service.detect.settings import checked_change
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import FindingMarked
+from ncclscope_service.job.step_times import STEP
 from ncclscope_service.metrics.scrape import MetricsView, gather
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
@@ -185,7 +186,8 @@ class StoreMaker:
         if self._with_kernels:
             self._add_captures()
             self._add_clocks()
-            self._add_findings()
+            self._add_steps()
+        self._add_findings()
         return self.store
 
     def host(self, node: int) -> str:
@@ -414,6 +416,15 @@ class StoreMaker:
                 interval_lo_ns=None, interval_hi_ns=None, samples=0 if is_reference else 18_000 + 137 * node,
             )  # fmt: skip
 
+    def _add_steps(self) -> None:
+        """Steps of two seconds for half an hour, 7.5 ms longer since a rank comes late."""
+        began_ns = self._now_ns - 1800 * SECOND
+        steps = np.zeros(900, STEP)
+        steps["iteration"], steps["started_ns"] = np.arange(900), began_ns + 2 * SECOND * np.arange(900)
+        steps["duration_ns"] = 400_000_000 + np.rint(self._random.normal(0, 2e6, 900) * min(self._shape.noise, 1))
+        steps["duration_ns"][steps["started_ns"] >= self._found_ns - 164 * SECOND] += 9_400_000
+        self.store.step_histories[JOB].add(steps)
+
     def _add_findings(self) -> None:
         shape, store = self._shape, self.store
         late_host = self.host(shape.late_rank // shape.per_node)
@@ -422,7 +433,8 @@ class StoreMaker:
             kind=FindingKind.LATE_RANK, severity=Severity.CRITICAL, job=JOB, comm_id=tp.comm_id, parallelism="TP",
             ranks=(shape.late_rank,), hosts=(late_host,), since_ns=self._found_ns - 164 * SECOND, until_ns=None,
             confidence=0.98, summary=f"Rank {shape.late_rank} on {late_host} arrives 7.5 ms late in every AllReduce; "
-            "the other 7 ranks of its group wait for it.", evidence={"late_ms": 7.5, "collectives": 214}))  # fmt: skip
+            "the other 7 ranks of its group wait for it.",
+            evidence={"cost_ns": 9_400_000, "collectives": 214}))  # fmt: skip
         if shape.nodes >= 8:
             dp = [c for c in store.communicators if c.parallelism == "DP"][11]
             store.findings.append(Finding(

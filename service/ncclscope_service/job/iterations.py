@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import OperationsByProcess, distinct_together, group_by
 from ncclscope_service.columns.intervals import Coverage, Integers, Spans, union
 from ncclscope_service.columns.table import AnyRows, Ids
+from ncclscope_service.rollup.window import MAX_OPERATIONS
 from ncclscope_service.store.rows import IterationBy, Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -224,6 +225,8 @@ OPERATION_COLUMNS: Final = (
 
 _NEVER: Final = np.iinfo(np.int64).max
 _P90: Final = 0.9
+ITERATIONS_KEPT_NS: Final = 5_000_000_000
+"""Age at which the summary of iterations is renewed: reading MAX_OPERATIONS takes 10 to 100 ms of CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +285,30 @@ def summarise(iterations: Columns) -> IterationSummary:
         communication_ratio=share(iterations, "communication_ns"),
         exposed_ratio=share(iterations, "exposed_ns"),
     )
+
+
+class IterationSummaries:
+    """The iterations of each job, over the newest MAX_OPERATIONS operations, at most ITERATIONS_KEPT_NS old."""
+
+    def __init__(self) -> None:
+        self._at_ns: int | None = None
+        self._by_job: dict[str, IterationSummary] = {}
+
+    def summaries(self, store: Store, jobs: Sequence[str], now_ns: int) -> Mapping[str, IterationSummary]:
+        """By job, in this order; computed again if a job is new."""
+        is_fresh = self._at_ns is not None and 0 <= now_ns - self._at_ns < ITERATIONS_KEPT_NS
+        if not is_fresh or list(self._by_job) != list(jobs):
+            self._at_ns = now_ns
+            self._by_job = _summaries(store, jobs)
+        return self._by_job
+
+
+def _summaries(store: Store, jobs: Sequence[str]) -> dict[str, IterationSummary]:
+    found = iteration_times(store, store.operations.rows[-MAX_OPERATIONS:])
+    places = {job: place for place, job in enumerate(jobs)}
+    job_of = np.asarray([places[job] for job in store.process_job], np.int64)
+    place_of = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
+    return {job: summarise(found[place_of == place]) for place, job in enumerate(jobs)}
 
 
 def share(iterations: Columns, name: str) -> float | None:

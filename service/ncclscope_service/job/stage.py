@@ -110,12 +110,17 @@ class GroupingStage:
         return self._identification.is_open()
 
     def drain_steps(self) -> dict[str, Columns]:
-        """Steps (`step_times.STEP`) of each job that have ended since the last call."""
-        return self._step_times.drain(self.periods.settled_before)
+        """Steps (`step_times.STEP`) of each job that have ended since the last call, which are in its history then."""
+        ended = self._step_times.drain(self.periods.settled_before)
+        for job, steps in ended.items():
+            self._store.step_histories[job].add(steps)
+        return ended
 
     def evict(self, gone: Evicted) -> None:
         """Forgets jobs that are gone."""
         self._step_times.evict(gone)
+        for job in gone.jobs:
+            self._store.step_histories.pop(job, None)
 
     def step_ns(self) -> int | None:
         """Duration of a step, by marks or else by periods, of lines or else of NCCL Inspector's records."""

@@ -18,6 +18,7 @@ from ncclscope_service.columns.intervals import Integers
 from ncclscope_service.job.iteration_numbering import calls_of_kinds
 from ncclscope_service.job.recurrence import LEAST_ITERATIONS, find_cycle
 from ncclscope_service.store.retention import Evicted
+from ncclscope_service.store.stamp_offsets import StampOffsets
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_TIME_NS
@@ -36,7 +37,7 @@ _RECORD: Final = ("line", "dumped_at_ns", "comm_hash", "op", "message_bytes", "p
 STEP: Final = np.dtype(
     [
         ("iteration", "<i8"),
-        ("started_ns", "<i8"),  # clock of one of the hosts
+        ("started_ns", "<i8"),  # service's clock; offline, that of one of the hosts
         ("duration_ns", "<i8"),
         ("operations", "<f8"),  # per process
         ("bytes", "<f8"),  # per process, nccl-tests' S of those whose size is known
@@ -91,9 +92,10 @@ class _JobSteps:
             self.open[iteration] = _OpenStep(np.empty(0, np.int64))
         self.open[iteration].record(columns, times, sizes)
 
-    def drain(self) -> list[tuple[int, int, int, float, float]]:
-        """Rows of STEP that are complete, in order."""
+    def drain(self, offsets: StampOffsets) -> Columns:
+        """Rows of STEP that are complete, in order; `offsets`: those of the lines that `record` got."""
         found: list[tuple[int, int, int, float, float]] = []
+        first_columns: list[int] = []
         newest = max(self.open, default=0)
         for number in sorted(self.open):
             step, after = self.open[number], self.open.get(number + 1)
@@ -109,11 +111,23 @@ class _JobSteps:
                 if both.any():
                     amount = int(np.count_nonzero(begun))
                     duration_ns = int(np.median(ends[both] - begins[both]))
-                    started_ns = int(begins[both].min())
+                    first_columns.append(int(np.flatnonzero(both)[begins[both].argmin()]))
+                    started_ns = int(begins[first_columns[-1]])
                     found.append((number, started_ns, duration_ns, step.operations / amount, step.bytes / amount))
             del self.open[number]
             self.given_before = number + 1
-        return found
+        steps = np.array(found, STEP)
+        if found:
+            processes = np.asarray(list(self.columns), np.int64)[first_columns]
+            steps["started_ns"] = _on_service_clock(offsets, processes, steps["started_ns"])
+        return steps
+
+
+def _on_service_clock(offsets: StampOffsets, processes: Integers, times: Integers) -> Integers:
+    """Times of lines: stamps, or when an agent saw them where a process prints no stamps."""
+    has_stamps = np.isin(processes, list(offsets.of_stamps()))
+    logged = np.where(has_stamps, times, NO_TIME_NS)
+    return offsets.times(processes, logged, np.where(has_stamps, NO_TIME_NS, times))
 
 
 def _padded(times: Integers, width: int) -> Integers:
@@ -136,8 +150,8 @@ class StepTimes:
         for at in range(begin, numbered_before, _READ_AT_ONCE):
             self._read(at - table.first, min(at + _READ_AT_ONCE, numbered_before) - table.first)
         self._read_before = max(begin, numbered_before)
-        ended = {name: job.drain() for name, job in self._jobs.items()}
-        return {name: np.array(steps, STEP) for name, steps in ended.items() if steps}
+        ended = {name: job.drain(self._store.stamp_offsets) for name, job in self._jobs.items()}
+        return {name: steps for name, steps in ended.items() if len(steps)}
 
     def evict(self, gone: Evicted) -> None:
         """Forgets jobs that are gone."""

@@ -25,36 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.job.iterations import IterationSummary, iteration_times, summarise
+from ncclscope_service.job.iterations import IterationSummaries
 from ncclscope_service.job.ranks import hosts_of
 from ncclscope_service.measure import limits
 from ncclscope_service.metrics.table import MAX_COMMUNICATORS, MAX_GROUP_SERIES
 from ncclscope_service.rollup.recent_sums import series_key
 from ncclscope_service.rollup.series import operation_name
-from ncclscope_service.rollup.window import MAX_OPERATIONS, Bools, Floats, Int64s
+from ncclscope_service.rollup.window import Bools, Floats, Int64s
 from ncclscope_service.show.communicators import size_class_name
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-
-ITERATIONS_KEPT_NS: Final = 5_000_000_000
-"""Age at which the summary of iterations is renewed: reading MAX_OPERATIONS takes 10 to 100 ms of CPU."""
-
-
-class IterationSummaries:
-    """The iterations of each job, over the newest MAX_OPERATIONS operations, at most ITERATIONS_KEPT_NS old."""
-
-    def __init__(self) -> None:
-        self._at_ns: int | None = None
-        self._by_job: dict[str, IterationSummary] = {}
-
-    def summaries(self, store: Store, jobs: Sequence[str], now_ns: int) -> Mapping[str, IterationSummary]:
-        """By job, in this order; computed again if a job is new."""
-        is_fresh = self._at_ns is not None and 0 <= now_ns - self._at_ns < ITERATIONS_KEPT_NS
-        if not is_fresh or list(self._by_job) != list(jobs):
-            self._at_ns = now_ns
-            self._by_job = _summaries(store, jobs)
-        return self._by_job
 
 
 class HostCounts:
@@ -81,14 +62,6 @@ class ScrapeCache:
         self.iterations = IterationSummaries()
         self.hosts = HostCounts()
         self.labels = SeriesLabels()
-
-
-def _summaries(store: Store, jobs: Sequence[str]) -> dict[str, IterationSummary]:
-    found = iteration_times(store, store.operations.rows[-MAX_OPERATIONS:])
-    places = {job: place for place, job in enumerate(jobs)}
-    job_of = np.asarray([places[job] for job in store.process_job], np.int64)
-    place_of = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
-    return {job: summarise(found[place_of == place]) for place, job in enumerate(jobs)}
 
 
 SILENT_NS: Final = 3_600_000_000_000

@@ -16,6 +16,7 @@ from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizeP
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.job_charts import Timeline, TrafficView
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
+from ncclscope_service.show.steps import StepsView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +241,13 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="traffic",
         summary="Bytes from rank to rank, or from host to host if there are many ranks.",
         answer=TrafficView,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/steps",
+        operation="steps",
+        summary="How long the job's steps took since it began.",
+        answer=StepsView,
         faults=(_NO_JOB,),
     ),
     ApiRoute(

@@ -50,6 +50,7 @@ from ncclscope_service.show.job_charts import (
     traffic_view,
 )
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
+from ncclscope_service.show.steps import steps_view
 from ncclscope_wire.errors import ConfigError
 
 OVERVIEW_SECONDS: Final = 1.0
@@ -390,6 +391,10 @@ class _JobAnswers:
                     kept = await to_thread.run_sync(lambda: to_json(traffic_view(sent)))
                     self._keep(key, kept)
         return _json_bytes(kept)
+
+    async def steps(self, request: Request) -> Response:
+        """Step times since the job began."""
+        return self._answer(request, lambda asked, _: steps_view(asked.store.step_histories.get(asked.job)))
 
     async def sizes(self, request: Request) -> Response:
         """Bus bandwidth against message size."""

@@ -154,6 +154,7 @@ class ServiceViews:
             health=self._health(),
             now_ns=time.time_ns(),
             sums=pipeline.recent,
+            iterations=self._scrape_cache.iterations,
         )
 
     def findings(self) -> tuple[FindingView, ...]:

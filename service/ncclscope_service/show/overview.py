@@ -16,6 +16,7 @@ import numpy as np
 from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, with_name
+from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
 from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
@@ -32,6 +33,7 @@ from ncclscope_service.show.communicators import (
     size_class_name,
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
+from ncclscope_service.show.steps import StepTimeView, step_time
 from ncclscope_service.store.records import Acknowledgement, Communicator, Finding, Mute
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store, version_of
@@ -151,6 +153,10 @@ class JobView:
     """Since the start, over all ranks."""
     bytes: int
     operations_per_second: float | None
+    step: StepTimeView | None
+    """None while no step has ended, or the job's steps are not known."""
+    exposed_ratio: float | None
+    """Share of a step in which NCCL kernels ran and no other kernel of that GPU did; None without computation."""
     alignment: AlignmentView
     mix: tuple[MixEntry, ...]
     waits: WaitMap | None
@@ -258,15 +264,17 @@ def make_overview(
     health: ServiceHealth,
     now_ns: int,
     sums: RecentSums | None = None,
+    iterations: IterationSummaries | None = None,
 ) -> Overview:
     """The overview at `now_ns` (service's wall clock); gives new communicators their aliases.
 
-    `sums`: those of this store; computed if not given.
+    `sums` and `iterations`: those of this store; computed if not given.
     """
     aliases.update(store.communicators, store.members)
     window = window_until(now_ns)
     jobs = sorted({*store.process_job, *(each.job for each in store.communicators)})
-    makers = _JobViews(store, aliases, sums or RecentSums.of_store(store, now_ns), window)
+    summaries = (iterations or IterationSummaries()).summaries(store, jobs, now_ns)
+    makers = _JobViews(store, aliases, sums or RecentSums.of_store(store, now_ns), window, summaries)
     return Overview(
         now_ns=now_ns,
         window_begin_ns=window.begin_ns,
@@ -365,8 +373,16 @@ def processes_of(store: Store, job: str) -> Int64s:
 class _JobViews:
     """The view of each job, from values computed once for all jobs."""
 
-    def __init__(self, store: Store, aliases: Aliases, sums: RecentSums, window: Window) -> None:
+    def __init__(
+        self,
+        store: Store,
+        aliases: Aliases,
+        sums: RecentSums,
+        window: Window,
+        summaries: Mapping[str, IterationSummary],
+    ) -> None:
         self._store = store
+        self._summaries = summaries
         self._sums = sums
         self._recent = recent_of_communicators(store, sums, window)
         self._window = window
@@ -402,6 +418,8 @@ class _JobViews:
             operations=sum(entry.operations for entry in mix),
             bytes=sum(entry.bytes for entry in mix),
             operations_per_second=self._operation_rate(name),
+            step=step_time(store.step_histories.get(name), [each for each in store.findings if each.job == name]),
+            exposed_ratio=self._summaries[name].exposed_ratio,
             alignment=self._alignments.of_job(name),
             mix=mix,
             waits=make_wait_map(self._waits.of_job(name), self._host_of_ranks.get(name, {})),

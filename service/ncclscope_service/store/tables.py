@@ -34,6 +34,7 @@ from ncclscope_service.store.records import (
     Verdict,
 )
 from ncclscope_service.store.stamp_offsets import StampOffsets
+from ncclscope_service.store.step_history import StepHistories, StepHistory
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
@@ -135,6 +136,7 @@ class Store:
     members: list[Member] = field(default_factory=list[Member])
     iteration_confidence: dict[int, float] = field(default_factory=dict[int, float])
     """By process: how sure the period is by which its operations are numbered."""
+    step_histories: StepHistories = field(default_factory=lambda: StepHistories(StepHistory))
     captures: Captures = field(default_factory=Captures)
     """(source, capture) in order of arrival; live, those that came within the window."""
     topologies: dict[tuple[str, str | None], list[TopologySeen]] = field(

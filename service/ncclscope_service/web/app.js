@@ -6,6 +6,7 @@ import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
+import { drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
 const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false, extent: "" };
@@ -58,9 +59,10 @@ const draw = () => {
 };
 
 const drawJob = (overview, job, open) => {
-  drawTiles(overview, job);
-  drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name),
-    `watching ${job.communicators_known} communicators of ${job.processes} processes`);
+  setText("headline", headline(job, open));
+  setText("state-line", stateLine(overview, job));
+  drawTiles(job);
+  drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name), verdict(overview, job));
   drawCommunicators(job, new Set(open.map((finding) => finding.communicator).filter((alias) => alias !== null)));
   drawMix(job, state.mix);
   drawAlignment(job);
@@ -137,6 +139,7 @@ const askFor = (route, job) => {
   const toLane = (lane) => go(toRank(job.name, lane));
   if (route.view === "job") {
     ask([
+      { path: `${at}/steps`, every: 5000, draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
       { path: `${at}/traffic`, every: 10_000, draw: drawTraffic },
       { path: `${at}/sizes`, every: 5000, draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
       keep(timeline("timeline", "job", toLane, "")),

@@ -49,6 +49,9 @@ export const age = (seconds) => {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
 };
 
+// The time of day in UTC, of nanoseconds since 1970.
+export const clockTime = (ns) => `${new Date(ns / 1e6).toISOString().slice(11, 16)} UTC`;
+
 const BOUNDS = { "4KiB": 2 ** 12, "64KiB": 2 ** 16, "1MiB": 2 ** 20, "16MiB": 2 ** 24, "256MiB": 2 ** 28 };
 
 export const sizeClass = (name) =>

@@ -5,7 +5,7 @@ import {
   NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass, words,
 } from "./format.js";
 import { marksInFull, marksInShort, markButtons, moment } from "./marks.js";
-import { toCommunicator, toHealth, toJob, toRank } from "./router.js";
+import { toCommunicator, toJob, toRank } from "./router.js";
 
 const missing = () => element("span", { class: "not-recorded" }, NOT_RECORDED);
 export const shown = (value, format) => (isKnown(value) ? format(value) : missing());
@@ -14,29 +14,35 @@ export const tile = (name, value, { detail = "", tone = null, hint = null } = {}
   element("div", { "data-tone": tone, title: hint },
     element("dd", {}, value, detail ? element("small", {}, ` ${detail}`) : null), element("dt", {}, name));
 
-export const drawTiles = (overview, job) => {
-  const connected = overview.agents.filter((agent) => agent.connected).length;
-  const { matched_ratio: matched, captured_ratio: captured } = job.alignment;
+export const SMALL = new Set(["4KiB", "64KiB"]);
+const AWAIT_BY_DESIGN = new Set(["PP", "WORLD", "EMBEDDING"]);
+
+export const drawTiles = (job) => {
+  const { step } = job;
+  const change = step !== null && isKnown(step.before_ns) ? step.now_ns / step.before_ns - 1 : null;
+  const waiting = job.parallelisms.filter((each) => isKnown(each.wait_ratio) && !AWAIT_BY_DESIGN.has(each.parallelism)).sort((a, b) => b.wait_ratio - a.wait_ratio)[0];
+  const slowest = job.communicators.filter((each) => each.busbw > 0 && each.baseline > 0 && !SMALL.has(each.main_size_class))
+    .map((each) => [each.alias, each.busbw / each.baseline]).sort((a, b) => a[1] - b[1])[0];
   replace(byId("tiles"),
-    tile("Processes", amount(job.processes), { detail: `on ${job.hosts} ${job.hosts === 1 ? "host" : "hosts"}` }),
-    tile("Communicators", amount(job.communicators_known)),
-    tile("Operations", shown(job.operations_per_second, amount), { detail: isKnown(job.operations_per_second) ? "/s" : "",
-      hint: "Logged by all ranks, over the last half minute" }),
-    tile("Aligned", shown(matched, percent), { tone: isKnown(matched) && matched < 0.95 ? "warn" : null,
-      hint: "Of the operations inside a capture: those whose kernel was found" }),
-    tile("Captured", shown(captured, percent), { detail: isKnown(captured) ? "of time" : "",
-      hint: "Share of the last five minutes in which kernels were recorded" }),
-    tile("Clocks agree to", job.hosts === 1 ? "one clock" : shown(job.clock_sigma_seconds, (sigma) => `±${duration(sigma)}`),
-      { tone: overview.clock_violation_ratio > 0.01 ? "warn" : null, hint: "Largest uncertainty of any host's clock" }),
-    tile("Agents", element("a", { href: toHealth() }, `${connected}`), { detail: `of ${overview.agents.length} connected`,
-      tone: connected < overview.agents.length ? "warn" : null }));
+    tile("Step time", step === null ? missing() : duration(step.now_ns * 1e-9), { detail: isKnown(change) ? `before ${duration(step.before_ns * 1e-9)}` : "",
+      tone: change > 0.1 ? "bad" : change > 0.01 ? "warn" : null, hint: "Median of the last 20 steps or so" }),
+    tile("Exposed communication", shown(job.exposed_ratio, percent), { detail: isKnown(job.exposed_ratio) ? "of a step" : "",
+      hint: "Time in which a NCCL kernel ran and no other kernel of that GPU did" }),
+    tile("Waiting", waiting === undefined ? missing() : percent(waiting.wait_ratio), { detail: waiting === undefined ? "" : `of NCCL kernel time in ${waiting.parallelism ?? "one kind"}`,
+      hint: "Median over the communicators of the kind that waits most; PP and WORLD wait by design and are left out" }),
+    tile("Efficiency", slowest === undefined ? missing() : percent(slowest[1]), { detail: slowest === undefined ? "" : `of its best, ${slowest[0]}`,
+      tone: slowest !== undefined && slowest[1] < 0.8 ? "warn" : null, hint: "The communicator that is furthest below the best bus bandwidth that it has shown" }));
 };
 
-// The findings of a job, or of one of its parts; `calm` says what is watched where nothing is wrong, null leaves it empty.
+const SEVERITIES = ["critical", "warning", "info"];
+
+// The findings of a job, or of one of its parts, the gravest open ones first; `calm` (steps.verdict) is shown where none is open, null leaves it empty.
 export const drawFindings = (parent, overview, findings, calm) => {
   const opened = new Set([...parent.querySelectorAll("details[open]")].map((each) => each.dataset.finding));
+  const isOver = (finding) => finding.until_ns !== null;
+  findings = [...findings].sort((a, b) => isOver(a) - isOver(b) || (isOver(a) ? 0 : SEVERITIES.indexOf(a.severity) - SEVERITIES.indexOf(b.severity)));
   if (!findings.some((finding) => finding.until_ns === null)) {
-    const watched = calm === null ? [] : [element("p", { class: "calm" }, "✓ Nothing is wrong that can be seen", element("span", {}, calm))];
+    const watched = calm === null ? [] : [element("p", { class: "calm", "data-state": calm.state }, calm.text, element("span", {}, calm.detail))];
     replace(parent, ...watched, ...findings.slice(0, 3).map((finding) => findingRow(overview, finding, opened)));
     return;
   }
@@ -93,7 +99,6 @@ const evidenceTable = (rows) => {
   return table(names.map((name) => words(name.replace(/_(ns|bytes_per_second|ratio)$/, ""))), rows.slice(0, 20).map((row) => element("tr", {}, ...cells(row))));
 };
 
-export const SMALL = new Set(["4KiB", "64KiB"]);
 
 export const drawCommunicators = (job, alarmed) => {
   const hidden = job.communicators_known - job.communicators.length;

@@ -6,6 +6,7 @@ import { byId, element, kindOf, replace, setText } from "./dom.js";
 import { amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass } from "./format.js";
 import { SMALL, bar, drawFindings, limitBar, shown, table, tile } from "./panels.js";
 import { toCommunicator, toJob, toRank } from "./router.js";
+import { fleetVerdict } from "./steps.js";
 
 const GRAVE = { critical: 2, warning: 1, info: 0 };
 
@@ -39,7 +40,7 @@ export const drawFleet = (overview) => {
   replace(byId("fleet-jobs"), table(
     ["Job", "Findings", "Recorded", "Processes|number", "Operations|number", "Slowest group", "Waits most", "Aligned|number", "Captured|number"],
     sorted.map((job) => fleetRow(overview, job))));
-  drawFindings(byId("fleet-findings"), overview, open, `${overview.jobs.length} jobs`);
+  drawFindings(byId("fleet-findings"), overview, open, fleetVerdict(overview));
 };
 
 const fleetRow = (overview, job) => {

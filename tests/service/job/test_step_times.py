@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ncclscope_service.job.step_times import StepTimes, inspected_step_ns
 from ncclscope_service.store.records import Process
@@ -58,6 +59,22 @@ def test_a_rank_that_lags_is_waited_for_and_one_that_stopped_is_not() -> None:
     assert [number for number, _ in drained(store, times)] == [0, 1]
     store.operations.append(operations(0, range(8, 20)))
     assert [number for number, _ in drained(store, times)] == list(range(2, 19))
+
+
+@pytest.mark.parametrize("hours", [-8, 0, 5])
+@pytest.mark.parametrize("has_stamps", [True, False])
+def test_a_step_began_by_the_clock_of_the_service_whatever_zone_stamps_are_of(hours: int, has_stamps: bool) -> None:
+    store = a_store()
+    rows = operations(0, range(5))
+    came_ns = int(rows["logged_at_ns"].max())
+    rows["logged_at_ns"] += hours * 3_600_000_000_000
+    if not has_stamps:
+        rows["logged_at_ns"], rows["observed_at_ns"] = NO_TIME_NS, rows["logged_at_ns"].copy()
+    store.operations.append(rows)
+    store.stamp_offsets.learn(rows, came_ns)
+    steps = StepTimes(store).drain(store.operations.next_id)["job"]
+    assert steps["started_ns"].tolist() == [50 + number * _STEP_NS for number in range(4)]
+    assert set(steps["duration_ns"].tolist()) == {_STEP_NS}
 
 
 def test_lines_without_any_time_give_no_steps() -> None:

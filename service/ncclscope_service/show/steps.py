@@ -1,0 +1,101 @@
+"""The job's step time: now, before what is wrong with it began, and since it started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_service.store.records import Finding, FindingKind
+from ncclscope_service.store.step_history import StepHistory
+
+_RECENT_STEPS: Final = 20
+_LEAST_STEPS: Final = 5
+"""Of each side of a comparison."""
+_COSTLY: Final = frozenset(
+    {
+        FindingKind.LATE_RANK,
+        FindingKind.SLOW_LINK,
+        FindingKind.BANDWIDTH_DROP,
+        FindingKind.SLOW_DRIFT,
+        FindingKind.BELOW_LIMIT,
+        FindingKind.SLOW_STEPS,
+    }
+)
+"""Kinds of findings that make steps longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeView:
+    """How long steps take."""
+
+    steps: int
+    """Steps that have ended since the job began."""
+    since_ns: int
+    """When the first of them began."""
+    now_ns: int
+    """Duration of a step, median of the last `_RECENT_STEPS` or so."""
+    before_ns: int | None
+    """The same before the first open finding that makes steps longer; None without one, or with too few steps."""
+    slower_since_ns: int | None
+    """When that finding began; None where `before_ns` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsView:
+    """The steps of a job since it began, in at most 512 buckets of equally many steps."""
+
+    steps_per_bucket: int
+    iteration: tuple[int, ...]
+    """The first one of each bucket."""
+    started_ns: tuple[int, ...]
+    mean_ns: tuple[int, ...]
+    longest_ns: tuple[int, ...]
+
+
+def step_time(history: StepHistory | None, findings: Sequence[Finding]) -> StepTimeView | None:
+    """The step time of a job; `findings`: all of it. None while no step has ended."""
+    rows = None if history is None else history.rows()
+    if rows is None or not len(rows):
+        return None
+    mean_ns = rows["duration_ns"] / rows["steps"]
+    since_ns = min((each.since_ns for each in findings if each.until_ns is None and each.kind in _COSTLY), default=None)
+    before_ns = None
+    left = np.cumsum(rows["steps"][::-1])[::-1]
+    is_recent = left <= max(_RECENT_STEPS, int(rows["steps"][-1]))
+    is_recent[-1] = True
+    if since_ns is not None:
+        is_before = rows["started_ns"] < since_ns
+        is_recent &= ~is_before
+        if rows["steps"][is_before].sum() >= _LEAST_STEPS and rows["steps"][is_recent].sum() >= _LEAST_STEPS:
+            before_ns = _median(mean_ns[is_before], rows["steps"][is_before])
+        is_recent[-1] = True
+    return StepTimeView(
+        steps=int(rows["steps"].sum()),
+        since_ns=int(rows["started_ns"][0]),
+        now_ns=_median(mean_ns[is_recent], rows["steps"][is_recent]),
+        before_ns=before_ns,
+        slower_since_ns=since_ns if before_ns is not None else None,
+    )
+
+
+def _median(values: NDArray[np.float64], weights: NDArray[np.int64]) -> int:
+    """The weighted median."""
+    order = np.argsort(values)
+    half = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
+    return int(values[order[half]])
+
+
+def steps_view(history: StepHistory | None) -> StepsView:
+    """The history of a job as the page draws it."""
+    rows = (history or StepHistory()).rows()
+    return StepsView(
+        steps_per_bucket=1 if history is None else history.steps_per_bucket,
+        iteration=tuple(rows["iteration"].tolist()),
+        started_ns=tuple(rows["started_ns"].tolist()),
+        mean_ns=tuple((rows["duration_ns"] // np.maximum(rows["steps"], 1)).tolist()),
+        longest_ns=tuple(rows["longest_ns"].tolist()),
+    )
