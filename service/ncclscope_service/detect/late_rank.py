@@ -87,13 +87,16 @@ class LateRank:
         is_group = np.array([communicator in context.groups for communicator in found.tolist()], np.bool_)
         known = (collectives["confidence"] >= context.settings.late_rank.least_confidence) & is_group[inverse]
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
-        usable &= ~np.isin(collectives["op"], ROOTED)
+        is_rooted = np.isin(collectives["op"], ROOTED)
         self._update_step_length(context)
         keep = WINDOWS * steps_per_window(context) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
         exchanges = row_ops.filter_rows(collectives, known & (collectives["rank"] >= 0))
-        self._exchange_times.ingest_exchanges(exchanges, self._step_ns, keep)
-        self._blames.ingest_collectives(row_ops.filter_rows(collectives, usable), self._step_ns, context, remembered)
+        for_roots = _waits_for_roots(row_ops.filter_rows(collectives, usable & is_rooted), context)
+        for each in (exchanges, for_roots):
+            self._exchange_times.ingest_exchanges(each, self._step_ns, keep)
+        judged = row_ops.filter_rows(collectives, usable & ~is_rooted)
+        self._blames.ingest_collectives(judged, self._step_ns, context, remembered)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
         """Forgets these communicators."""
@@ -125,8 +128,16 @@ class LateRank:
             if communicator in context.groups and _is_judged(context.groups[communicator], context)
         ]
         accusations = self._accusations(judged, context)
+        is_open, least = self._named_ranks(), context.settings.late_rank.evidence
+        if not is_open and not any(case.log_evidence >= least for case in accusations):
+            accusations = []
         known = {communicator: self._blames.history(communicator) for communicator in judged} if accusations else {}
-        named = root_causes(accusations, known, self._exchange_times, self._convicted, context)
+        causes = root_causes(accusations, known, self._exchange_times, self._convicted, context)
+        named = {
+            rank: cases
+            for rank, cases in causes.items()
+            if rank in is_open or any(case.log_evidence >= least for case in cases)
+        }
         self._convicted |= named
         if self._convicted:
             memory_ns = 2 * WINDOWS * steps_per_window(context) * (context.step_ns or DEFAULT_STEP_NS)
@@ -139,17 +150,14 @@ class LateRank:
         self._close_healed(accusations, named.keys(), judged, context)
 
     def _accusations(self, communicators: list[int], context: Context) -> list[Case]:
-        """The case of each group, if it is firm, supports a firm one, or is against a rank that is named already."""
+        """The case of each group that is firm, or may explain one that is."""
         judged = self._blames.judged(communicators, steps_per_window(context))
         pooled = self._scatter.firmness(judged, context)
-        cases = [
+        return [
             case
             for groups, firm in zip(judged, pooled, strict=True)
             for case in strongest_cases(groups, firm, self._blames, context)
         ]
-        firm_enough = context.settings.late_rank.firmness
-        sure = {case.global_rank for case in cases if case.firmness >= firm_enough} | self._named_ranks()
-        return [case for case in cases if case.global_rank in sure]
 
     def _named_ranks(self) -> set[int]:
         return {key for key in self._ledger.open_keys() if isinstance(key, int)}
@@ -180,6 +188,17 @@ class LateRank:
                 if max((*exchanged, until_ns - 1 if newest_ns is None else newest_ns)) < until_ns:
                     return False
         return True
+
+
+def _waits_for_roots(rooted: Columns, context: Context) -> Columns:
+    """How long ranks waited for the last one in operations that wait for their root by design, each rank like one
+    launch of a receive: it accuses nobody, but what they are late for afterwards is explained.
+    """
+    sizes = np.array([len(context.groups[each].global_ranks) for each in rooted["communicator"].tolist()], np.int64)
+    waits = row_ops.take(rooted, np.repeat(np.arange(len(rooted)), sizes))
+    waits["rank"] = np.arange(len(waits)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    waits["busy_ns"] = waits["blame_ns"]
+    return row_ops.filter_rows(waits, waits["rank"] != waits["last_rank"])
 
 
 def _is_judged(group: Group, context: Context) -> bool:

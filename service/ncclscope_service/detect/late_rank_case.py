@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from ncclscope_service.detect.context import Context, Group, duration_text
 from ncclscope_service.detect.settings import LateRankSettings
-from ncclscope_service.detect.statistics import Firmness, Margins, firmness, margins_over_others, medians
+from ncclscope_service.detect.statistics import (
+    Firmness,
+    Margins,
+    firmness,
+    log_evidence,
+    margins_over_others,
+    medians,
+    posterior,
+)
 from ncclscope_service.detect.step_blame import (
     ALL_OPS,
     DEFAULT_STEP_NS,
@@ -30,9 +38,10 @@ from ncclscope_service.detect.step_blame import (
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
 
-_CLEAR: Final = 0.4
-"""Share of one step that a rank must have cost the others altogether if fewer steps were seen than three windows have:
-jitter may last for a few steps, and look firm in them."""
+_JITTER: Final = 0.01
+"""Share of a step by which ranks of healthy jobs jitter, as far as the steps that were seen do not tell."""
+_MANY_STEPS: Final = 16
+"""Steps in three whole windows, or more, that firmness alone tells from jitter: it was tried on years of windows."""
 _SUPPORTING: Final = 3.0
 """Firmness of a case that counts only if another group accuses the rank firmly, or it was named a moment ago."""
 _STANDS_OUT: Final = 0.75
@@ -71,6 +80,8 @@ class Case:
     """Of a step. What a pipeline bubble hides of it costs nothing."""
     firmness: float
     """Mean margin over its standard error."""
+    log_evidence: float
+    """Natural logarithm of the e-value; infinite if whole windows are firm."""
     steps: int
     since_ns: int
     last_ns: int
@@ -104,6 +115,7 @@ class _Candidates:
     per_step_ns: NDArray[np.float64]
     largest_ns: NDArray[np.float64]
     firmness: Firmness
+    log_evidence: NDArray[np.float64]
     is_considerable: NDArray[np.bool_]
     """Whether it is late in most windows, by more than the skew with which ends are recorded, costs something, and not
     by mere chance."""
@@ -137,11 +149,10 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     per_step = np.maximum(in_all, middles[views, rank] * places)
     firm = np.maximum(firmness(own), pooled[views, rank])
     steps = judged.at_ns.shape[1]
-    is_short = steps < WINDOWS_BAD * steps_per_window(context)
-    clear_ns = _CLEAR * (context.step_ns or DEFAULT_STEP_NS) / steps if is_short else 0.0
-    # Lateness that came to a group from another may look firm some steps before that of its origin does.
-    has_origins = is_short and any(each.parallelism in MID_STEP_GROUPS for each in context.groups.values())
-    may_accuse = np.array([not has_origins or each.parallelism in _INNER for each in groups])
+    usual_step = context.step_ns or DEFAULT_STEP_NS
+    evidence = log_evidence(own, _JITTER * usual_step / places)
+    if steps >= max(_MANY_STEPS, WINDOWS_BAD * steps_per_window(context)):
+        evidence = np.where(firm >= context.settings.late_rank.firmness, np.inf, evidence)
     ranks = np.array([each.global_ranks for each in groups])
     own_settings = context.settings.late_rank
     floors = 1e3 * np.array(
@@ -155,8 +166,7 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
         & (ranks[group, rank] != NO_NUMBER)
         & ((judged.op == ALL_OPS) | (in_all > 0))  # else what it loses there, others lose elsewhere
         & (largest >= floors[group])
-        & (per_step >= max(least_per_step(context), clear_ns))
-        & may_accuse[group]
+        & (per_step >= least_per_step(context))
         & (firm >= _SUPPORTING)
     )
     return _Candidates(
@@ -165,6 +175,7 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
         per_step_ns=per_step,
         largest_ns=largest,
         firmness=firm,
+        log_evidence=evidence,
         is_considerable=is_considerable,
     )
 
@@ -206,11 +217,13 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
         cost_ns=cost_ns,
         cost_ratio=cost_ns / usual_step,
         firmness=float(found.firmness[view]),
+        log_evidence=float(found.log_evidence[view]),
         steps=len(at_ns),
         since_ns=int(at_ns[is_late][0]),
         last_ns=int(at_ns[is_last][-1]),
         wait_share=min(1.0, max(per_step, 0.0) / usual_step),
-        confidence=min(_MOST_CONFIDENCE, share) * float(steps.confidence[is_last].min()),
+        confidence=min(_MOST_CONFIDENCE, share, posterior(found.log_evidence[view]))
+        * float(steps.confidence[is_last].min()),
         op=op,
         collectives=tuple(f"{group.comm_id}:{seq}" for _, seq in worst[:_COLLECTIVES_SHOWN]),
     )

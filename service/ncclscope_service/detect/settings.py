@@ -42,6 +42,12 @@ class LateRankSettings:
         30.0, 0, 6e7, "The same between hosts: three times the skew with which hosts end a collective."
     )
     firmness: float = _setting(6.5, 3, 100, "Mean margin over the other ranks, in standard errors, that names a rank.")
+    evidence: float = _setting(
+        9.2,
+        3,
+        100,
+        "Evidence that names a rank as long as less than 12 s of steps were seen: wrong once in e^this ranks.",
+    )
     info_share: float = _setting(0.0005, 0, 1, "Cost as a share of step time below which it is information.")
     critical_share: float = _setting(0.1, 0, 1, "Cost as a share of step time from which it is critical.")
     least_confidence: float = _setting(0.5, 0, 1, "Least confidence of the matches that are used.")

@@ -4,6 +4,10 @@
 one step is slow in the next, so the standard error of a mean margin is widened by sqrt((1 + phi) / (1 - phi)), phi the
 margin's autocorrelation, which short series underestimate: it counts as 0.5 at least.
 
+Few steps may be alike by chance. What they say of a lasting lateness is an e-value: a likelihood ratio that mere jitter
+exceeds by a factor x with a probability of 1 / x at most, however often one looks (Ville 1939). So a rank is named as
+soon as the stated error rate allows, after five steps of a clear case or sixteen of a faint one.
+
 Sixteen steps of one group say little of its scatter, and a rank must stand far out of it to differ from chance. Groups
 of one kind do the same work: their scatter, and how much of it lasts from step to step, is that of all of them, known
 well after some steps. A rank's lateness is its blame less the mean of the others' (what all ranks share falls out).
@@ -49,6 +53,12 @@ _MEAN_TO_SIGMA: Final = 1.2533
 _MARGIN_WINSOR: Final = 3.0
 """Robust spreads at which outliers are cut: one stall must not set the scale."""
 _LEAST_PHI, _MOST_MARGIN_PHI = 0.5, 0.9
+_PRIOR_STEPS: Final = 4.0
+"""Independent steps as which what is known of jitter counts, and"""
+_EFFECT: Final = 30.0
+"""how many times jitter a lateness may well be: in logarithms hardly any matter."""
+_LATE_BEFOREHAND: Final = 0.001
+_MOST_EVIDENCE: Final = 100.0
 _POOLED_MOST_PHI: Final = 0.3
 """Scatter that lasts longer leaves too few independent steps."""
 _LEAST_SPREAD_NS: Final = 1_000.0
@@ -84,6 +94,38 @@ def margins_over_others(blames: Blames) -> Margins:
 
 def firmness(margins: Margins) -> Margins:
     """The mean of margins over its standard error, steps on the last axis; winsorised at three robust spreads."""
+    mean, deviation, looks = _moments(margins, widening=1.0)
+    firm: Margins = mean / (deviation * (1.0 + 2.0 / np.sqrt(margins.shape[-1])) / np.sqrt(looks))
+    return firm
+
+
+def log_evidence(margins: Margins, jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Natural logarithm of the e-value of a lasting lateness against jitter alone, steps on the last axis.
+
+    That margins of mere jitter ever reach e^x has a probability of at most e^-x, however often one looks: the test may
+    go on until the evidence suffices, be it after four steps or after hundreds. `jitter`: how much ranks of a healthy
+    job jitter, which counts as four steps do; so few steps that are alike by chance are no evidence. Correlated steps
+    count as the fewer independent ones. Source: Wang, Ramdas 2025, "Anytime-valid t-tests and confidence sequences for
+    Gaussian means with unknown variance"; here the prior of the mean is normal with a standard deviation of 30 jitters.
+    """
+    mean, deviation, looks = _moments(margins, widening=0.5)
+    weight = looks + _PRIOR_STEPS
+    square = mean**2 * looks * weight / (looks * deviation**2 + _PRIOR_STEPS * jitter**2)
+    wide = 1 + _EFFECT**2 * looks
+    found = (weight + 1) / 2 * (np.log1p(square / weight) - np.log1p(square / weight / wide)) - np.log(wide) / 2
+    evidence: NDArray[np.float64] = np.where(mean > 0, found, 0.0)
+    return evidence
+
+
+def posterior(evidence: float) -> float:
+    """Probability that a rank is late by the logarithm of its e-value: one rank of a thousand is late beforehand."""
+    return 1 / (1 + math.exp(-min(evidence, _MOST_EVIDENCE)) / _LATE_BEFOREHAND)
+
+
+def _moments(margins: Margins, *, widening: float) -> tuple[Margins, Margins, Margins]:
+    """Mean and standard deviation of margins, winsorised, and as how many independent steps they count; `widening`:
+    standard errors by which their autocorrelation may be larger than it looks.
+    """
     count = margins.shape[-1]
     middle = medians(margins)
     off = margins - middle[..., None]
@@ -92,10 +134,9 @@ def firmness(margins: Margins) -> Margins:
     off = np.clip(off, -most, most)
     power = (off**2).sum(axis=-1)
     phi = (off[..., 1:] * off[..., :-1]).sum(axis=-1) / np.maximum(power, _LEAST_SPREAD_NS)
-    phi = np.clip(phi + 1.0 / np.sqrt(count), _LEAST_PHI, _MOST_MARGIN_PHI)
-    deviation = np.maximum(np.sqrt(power / count), spread) * (1.0 + 2.0 / np.sqrt(count))
-    firm: Margins = (middle + off.sum(axis=-1) / count) / (deviation * np.sqrt((1 + phi) / (1 - phi) / count))
-    return firm
+    phi = np.clip(phi + widening / np.sqrt(count), _LEAST_PHI, _MOST_MARGIN_PHI)
+    deviation = np.maximum(np.sqrt(power / count), spread)
+    return middle + off.sum(axis=-1) / count, deviation, count * (1 - phi) / (1 + phi)
 
 
 @dataclass(slots=True)

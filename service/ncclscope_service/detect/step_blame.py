@@ -39,7 +39,7 @@ WINDOW_NS: Final = 4_000_000_000
 stall is no late rank."""
 WINDOWS: Final = 4
 WINDOWS_BAD: Final = 3
-_LEAST_STEPS_PER_WINDOW: Final = 2
+_LEAST_STEPS_PER_WINDOW: Final = 3
 """Of long steps."""
 LARGEST: Final = 4
 """Blames of a rank in a step that are kept one by one."""
@@ -497,5 +497,5 @@ class ExchangeTimes:
 
 
 def steps_per_window(context: Context) -> int:
-    """Steps in WINDOW_NS, at least two."""
+    """Steps in WINDOW_NS, at least three."""
     return max(_LEAST_STEPS_PER_WINDOW, round(WINDOW_NS / (context.step_ns or DEFAULT_STEP_NS)))

@@ -14,6 +14,7 @@ from ncclscope_service.detect.statistics import firmness, margins_over_others
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import Finding, Severity
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import OPERATION_CODES
 
 
 def run(job: Job, seconds: float, seed: int = 0) -> tuple[Simulation, LateRank, list[tuple[float, list[Finding]]]]:
@@ -255,3 +256,21 @@ def test_a_name_is_taken_back_when_its_blame_turns_out_to_have_been_handed_on() 
         history.append([finding for finding in detector.findings() if finding.until_ns is None])
     assert any(history)
     assert history[-1] == []
+
+
+def test_whoever_waited_for_the_root_of_a_broadcast_is_not_late_by_itself() -> None:
+    """Rank 4 is late to the Broadcast that opens a step of its tensor-parallel group, so rank 5 is late afterwards."""
+    simulation, detector = Simulation(Job(jitter=0.001, data=4, pipeline=1)), LateRank()
+    tensor, data = simulation.by_kind["TP"][2], simulation.by_kind["DP"]
+    for collectives in simulation.steps(20):
+        opening = collectives[collectives["communicator"] == tensor][:1].copy()
+        opening["op"] = OPERATION_CODES["Broadcast"]
+        opening["last_rank"], opening["blame_ns"] = 0, 30_000_000
+        for index in data:
+            ranks = simulation.groups[index].global_ranks
+            at = np.flatnonzero(collectives["communicator"] == index)
+            for rank in {4, 5} & set(ranks):
+                collectives["last_rank"][at], collectives["blame_ns"][at] = ranks.index(rank), 30_000_000
+        detector.ingest_collectives(np.concatenate([opening, collectives]), simulation.context)
+        assert {finding.ranks for finding in detector.findings()} <= {(4,)}
+    assert detector.findings()

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from ncclscope_service.detect.settings import LateRankSettings
-from ncclscope_service.detect.statistics import Firmness, PooledScatter, firmness, margins_over_others
+from ncclscope_service.detect.statistics import (
+    Firmness,
+    PooledScatter,
+    firmness,
+    log_evidence,
+    margins_over_others,
+    posterior,
+)
 from ncclscope_service.detect.step_blame import Blames
 
 STEPS, RANKS, GROUPS = 18, 4, 8
@@ -65,3 +72,22 @@ def test_healthy_ranks_are_never_firm() -> None:
         for look in range(1, 301)
     ]
     assert 1 < max(highest) < 5.5
+
+
+def test_evidence_keeps_its_error_rate_however_often_one_looks() -> None:
+    """Of 4,000 healthy groups of two, each looked at after every step from the fourth on, 1 in e^5 may look late."""
+    random = np.random.default_rng(3)
+    margins = np.zeros((4000, 60))
+    for step in range(60):
+        margins[:, step] = 0.5 * margins[:, step - 1] + np.sqrt(0.75) * random.standard_t(4, 4000) / np.sqrt(2)
+    highest = np.max([log_evidence(1e6 * margins[:, :step], np.full(4000, 1e6)) for step in range(4, 61)], axis=0)
+    assert np.mean(highest >= 5) <= np.exp(-5)
+
+
+def test_a_few_steps_that_are_alike_by_chance_are_no_evidence_and_a_clear_case_is() -> None:
+    step = np.array([1.0, 1.01, 0.99, 1.0]) * 1e6
+    assert log_evidence(step, np.array(1e6)) < 1
+    assert log_evidence(40 * step, np.array(1e6)) > 9
+    assert log_evidence(-step, np.array(1e6)) == 0
+    assert posterior(float(log_evidence(40 * step, np.array(1e6)))) > 0.9
+    assert posterior(0.0) < 0.01
