@@ -8,7 +8,7 @@ from dataclasses import replace
 import anyio
 import pytest
 from service.loopback import Service
-from wire.sample_batches import HELLO, log_batch
+from wire.sample_batches import HELLO
 
 from ncclscope_agent.link.exchange import SessionState
 from ncclscope_agent.link.network import Link, LinkSettings, retry_seconds, was_of_use
@@ -45,27 +45,6 @@ def test_waiting_doubles_to_two_seconds_for_a_minute_then_to_its_bound_and_jitte
 async def wait_until(link: Link, known: Session, state: SessionState) -> None:
     while known.exchange.state is not state:
         await link.wait_for_change()
-
-
-@pytest.mark.asyncio
-async def test_a_batch_reaches_the_service_and_is_acknowledged() -> None:
-    known, service = session(), Service()
-    with anyio.fail_after(60):
-        async with service.listening() as port:
-            async with anyio.create_task_group() as tasks:
-                link = link_to(port, known)
-                tasks.start_soon(link.run)
-                await wait_until(link, known, SessionState.STREAMING)
-                assert known.offer(log_batch(0, 1))
-                link.nudge()
-                while not known.is_drained:
-                    await link.wait_for_change()
-                known.exchange.finish("done")
-                link.nudge()
-            await service.wait_for_goodbyes()
-    assert [received.batch.end for received in service.received] == [1]
-    (agent,) = service.receiver.agents()
-    assert agent.health == AgentHealth()
 
 
 @pytest.mark.asyncio
