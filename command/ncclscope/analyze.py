@@ -123,10 +123,7 @@ def analyze(
     drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
     write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
-    if brief:
-        click.echo(terminal_summary(selection, content.totals))
-    else:
-        click.echo(terminal_report(selection, content.totals, content.last_operations))
+    click.echo((terminal_summary if brief else terminal_report)(selection, content.totals))
     for sentence in _left_out(run):
         click.echo(f"Not read, {sentence}")
     if drawn is not None and not brief:

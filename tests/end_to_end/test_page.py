@@ -325,6 +325,23 @@ def test_a_stream_that_never_answers_is_asked_for_again(browser: Browser, reposi
         assert len(swallowed) == 1
 
 
+def test_how_a_silent_job_stands_is_shown_and_of_another_nothing(browser: Browser, repository: Path) -> None:
+    with fake_service(repository, "--silent") as port:
+        page, complaints = open_page(browser, port)
+        expect(page.locator("#verdict-title")).to_have_text("Silent: hang, as its logs stand")
+        expect(page.locator("#verdict-summary")).to_have_text("rank 37 never enqueued operation 400 of TP group tp-4")
+        rows = page.locator("#verdict-standing tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("RuntimeError: <b>bad</b>")
+        rows.last.get_by_role("link", name="37").first.click()
+        expect(page.locator("#rank-name")).to_have_text("rank 37")
+        assert not complaints
+    with fake_service(repository) as port:
+        page, _ = open_page(browser, port)
+        expect(page.locator("details.finding")).to_have_count(2)
+        expect(page.locator("#verdict")).to_be_hidden()
+
+
 def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repository: Path) -> None:
     with fake_service(repository) as port:
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/rank/99999")

@@ -51,13 +51,16 @@ from ncclscope_service.show.overview import (
 )
 from ncclscope_service.store.records import (
     Communicator,
+    Ending,
     Finding,
     FindingKind,
     HostClock,
     Identity,
     Member,
     Process,
+    RankStanding,
     Severity,
+    Verdict,
 )
 from ncclscope_service.store.rows import (
     BUSY,
@@ -477,6 +480,25 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
     ]
 
 
+def hanging(late_rank: int) -> Verdict:
+    """The verdict of a job in which one rank hangs and another waits for it."""
+    culprit = RankStanding(
+        rank=late_rank, host="gpu-node04", comm_id="0x1", parallelism="TP", enqueued=399, behind=1,
+        stopped_at="0x1:399", waits_for=(), blamed=(), last_words="RuntimeError: <b>bad</b>",
+    )  # fmt: skip
+    waiting = replace(
+        culprit, rank=38, enqueued=400, behind=0, waits_for=(late_rank,), blamed=(late_rank,), last_words=None
+    )
+    return Verdict(
+        job=JOB,
+        ending=Ending.HANG,
+        is_provisional=True,
+        ranks=(late_rank,),
+        summary=f"rank {late_rank} never enqueued operation 400 of TP group tp-4",
+        standing=(culprit, waiting),
+    )
+
+
 @dataclass
 class FakeService:
     """A ServiceView over a hand-made store."""
@@ -486,6 +508,8 @@ class FakeService:
     """None = the clock; the store is then made anew at each look, so that the page moves."""
     with_kernels: bool = True
     is_empty: bool = False
+    is_silent: bool = False
+    """The job hangs, as its logs stand."""
     per_minute: int = 24
     ready: tuple[bool, str] = (True, "ready: 8 agents have connected")
     disk_trouble: str = ""
@@ -523,6 +547,8 @@ class FakeService:
         )
         store = maker.make()
         store.findings.extend(self.extra_findings)
+        if self.is_silent:
+            store.verdicts[JOB] = hanging(self.shape.late_rank)
         self.aliases.update(store.communicators, store.members)
         self._tracker.compare(finding_views(store, self.aliases, most=None), now_ns)
         store.findings = self.known.marked(self._tracker.identified(store.findings))
@@ -621,6 +647,7 @@ def main() -> None:
     parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
     parser.add_argument("--logs-only", action="store_true")
     parser.add_argument("--empty", action="store_true")
+    parser.add_argument("--silent", action="store_true", help="the job hangs, as its logs stand")
     parser.add_argument("--still", action="store_true", help="the time stands still, and the store is made once")
     asked = parser.parse_args()
     service = FakeService(
@@ -629,6 +656,7 @@ def main() -> None:
         per_minute=24 if asked.nodes <= 64 else 8,
         with_kernels=not asked.logs_only,
         is_empty=asked.empty,
+        is_silent=asked.silent,
     )
     config = uvicorn.Config(make_app(service, service.hub), log_level="warning", ws="none", timeout_graceful_shutdown=1)
     with socket.create_server(("127.0.0.1", asked.port)) as bound:

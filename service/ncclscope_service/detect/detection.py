@@ -433,6 +433,9 @@ class Detection:
             self._store.verdicts.pop(context.job, None)
             return
         ended = have_ended().get(context.job, {})
+        was_silent = context.job in self._store.verdicts or (ended and all(ended.values()))
+        if self._store.stamp_offsets.is_live and not (is_stuck or is_silent or was_silent):
+            return  # the service stops, and the job goes on
         key = newest_ns, len(counts), sum(ended.values()), len(context.groups), context.is_over
         if job.end is None or job.end[0] != key:
             job.end = key, end_of_ranks(counts, context, ended)

@@ -66,6 +66,11 @@ class Channel(NamedTuple):
     sender: int
     receiver: int
 
+    def collective_id(self, group: Group, number: int) -> str:
+        """The operation of this number, from 0, as `operations.parquet` has it; `group`: that of the communicator."""
+        pair = "" if self.sender == NO_NUMBER else f"{self.sender}>{self.receiver}:"
+        return f"{group.comm_id}:{pair}{number}"
+
 
 @dataclass(frozen=True, slots=True)
 class StuckChannel:
@@ -85,9 +90,7 @@ class StuckChannel:
     @property
     def collective_id(self) -> str:
         """The operation that does not end."""
-        if self.channel.sender == NO_NUMBER:
-            return f"{self.group.comm_id}:{self.operations - 1}"
-        return f"{self.group.comm_id}:{self.channel.sender}>{self.channel.receiver}:{self.operations - 1}"
+        return self.channel.collective_id(self.group, self.operations - 1)
 
 
 def missing_finding(
@@ -653,7 +656,7 @@ def hang_at_end(progress: Columns, context: Context) -> Finding | None:
         for channel, counts in channels.items()
     ):
         return None  # ranks that were not seen may be anywhere
-    waits = WaitGraph(_waits_at_end(channels, context))
+    waits = WaitGraph(waits_at_end(channels, context))
     culprits = set(names.tolist()) - waits.waiting
     uneven = {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
     most = max((max(counts.values()) - min(counts.values()) for counts in uneven.values()), default=0)
@@ -697,7 +700,7 @@ def _lags(counts: Mapping[int, int]) -> dict[int, int]:
     return {rank: front - count for rank, count in counts.items()}
 
 
-def _waits_at_end(channels: Mapping[Channel, dict[int, int]], context: Context) -> Iterator[ChannelWaits]:
+def waits_at_end(channels: Mapping[Channel, dict[int, int]], context: Context) -> Iterator[ChannelWaits]:
     """Waits of ranks of which nothing more comes."""
     for channel, counts in channels.items():
         group, least = context.groups[channel.communicator], min(counts.values())

@@ -16,9 +16,9 @@ import numpy as np
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.context import Context, names_of_hosts, names_of_ranks
-from ncclscope_service.detect.hang import AT_END, HangState, last_counts
+from ncclscope_service.detect.hang import AT_END, Channel, HangState, ends_of_waits, last_counts, waits_at_end
 from ncclscope_service.detect.reported import Failure, Reported, Role
-from ncclscope_service.store.records import Ending, Finding, FindingKind, Verdict
+from ncclscope_service.store.records import STANDING_KEPT, Ending, Finding, FindingKind, RankStanding, Verdict
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
@@ -39,6 +39,8 @@ class EndOfRanks:
     """Global ranks that ended none."""
     is_lossy: bool
     """Whether log lines were lost."""
+    standing: tuple[RankStanding, ...]
+    """See `Verdict.standing`, without last words."""
 
     @property
     def have_all_ended(self) -> bool:
@@ -64,7 +66,41 @@ def end_of_ranks(counts: Columns, context: Context, has_ended: Mapping[int, bool
         ended=frozenset(rank for rank, ended in has_ended.items() if ended),
         not_ended=frozenset(rank for rank, ended in has_ended.items() if not ended),
         is_lossy=bool(context.lossy_hosts or context.silent_hosts),
+        standing=_standing(channels, context),
     )
+
+
+def _standing(channels: Mapping[Channel, dict[int, int]], context: Context) -> tuple[RankStanding, ...]:
+    """Each rank on its busiest group of those in which it waits, or if waits end at it of those that stand apart."""
+    uneven = {channel: counts for channel, counts in channels.items() if len(set(counts.values())) > 1}
+    waits = dict(zip(uneven, waits_at_end(uneven, context), strict=True))
+    ends = ends_of_waits(waits.values())
+    blamed = {rank for each in ends.values() for rank in each}
+    found: dict[int, RankStanding] = {}
+    for channel, counts in sorted(uneven.items(), key=lambda each: -max(each[1].values())):
+        group, behind, front = context.groups[channel.communicator], waits[channel].behind, max(counts.values())
+        for rank, count in counts.items():
+            name = group.global_ranks[rank] if rank < len(group.global_ranks) else NO_NUMBER
+            is_waiting = count > min(counts.values()) and name not in blamed
+            if name == NO_NUMBER or (name in found and (found[name].waits_for or not is_waiting)):
+                continue
+            found[name] = RankStanding(
+                rank=name,
+                host=group.hosts[rank] or None,
+                comm_id=group.comm_id,
+                parallelism=group.parallelism,
+                enqueued=count,
+                behind=front - count,
+                stopped_at=channel.collective_id(group, min(counts.values())),
+                waits_for=behind[:_MOST_NAMED] if count > min(counts.values()) else (),
+                blamed=ends.get(name, ()),
+            )
+    order = sorted(found, key=lambda name: (name not in blamed, name))
+    return tuple(found[name] for name in order[:STANDING_KEPT])
+
+
+_MOST_NAMED: Final = 8
+"""Ranks for which one waits that are listed."""
 
 
 _WORDLESS: Final = frozenset({HangState.STOPPED, HangState.UNCLEAR})
@@ -76,7 +112,14 @@ def judge_end(
 ) -> Verdict:
     """How the job ended; `failures`: those of `reported` that its processes did not survive."""
     found = next(_verdicts(findings, reported, failures, end, context))
-    return replace(found, is_provisional=not context.is_over, last_words=reported.lines.last_words())
+    words = reported.lines.last_words()
+    of_rank = {line.rank: line.text for line in words}
+    return replace(
+        found,
+        is_provisional=not context.is_over,
+        last_words=words,
+        standing=tuple(replace(each, last_words=of_rank.get(each.rank)) for each in end.standing),
+    )
 
 
 def _verdicts(

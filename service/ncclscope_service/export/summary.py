@@ -274,7 +274,7 @@ def verdict_document(verdict: Verdict | None) -> dict[str, object] | None:
     """How a job ended; None of one that goes on."""
     if verdict is None:
         return None
-    return {name: value for name, value in asdict(verdict).items() if name not in {"job", "last_words"}}
+    return {name: value for name, value in asdict(verdict).items() if name not in {"job", "last_words", "standing"}}
 
 
 def verdict_text(verdict: Verdict) -> str:

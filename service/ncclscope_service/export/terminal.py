@@ -37,7 +37,6 @@ from ncclscope_service.export.summary import (
     verdict_text,
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals
-from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Measured
@@ -55,10 +54,10 @@ _TAG = re.compile("<[^>]*>")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-def terminal_report(selection: Selection, sums: Totals | None = None, last: LastOperations | None = None) -> str:
+def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
     """Plain text of some 40 lines for a terminal; ends with a newline."""
     sums = totals(selection) if sums is None else sums
-    return "\n".join(_lines(selection, sums, last_operations_of(selection) if last is None else last)) + "\n"
+    return "\n".join(_lines(selection, sums)) + "\n"
 
 
 def terminal_summary(selection: Selection, sums: Totals) -> str:
@@ -92,7 +91,7 @@ def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
         yield f"bus bandwidth: {', '.join(shown)}"
 
 
-def _lines(selection: Selection, sums: Totals, last: LastOperations) -> Iterator[str]:
+def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     yield from _verdicts(selection)
     yield from _read(selection)
     yield ""
@@ -108,7 +107,7 @@ def _lines(selection: Selection, sums: Totals, last: LastOperations) -> Iterator
         yield "Who is waited for"
         head = ("rank", "kind", "collectives", "came last", "others waited")
         yield from map(_printable, _table(head, waited))
-    yield from _standing(selection, last)
+    yield from _standing(selection)
     yield ""
     yield from _findings(selection)
 
@@ -120,31 +119,29 @@ def _verdicts(selection: Selection) -> Iterator[str]:
             yield _printable(f"{job}: {verdict_text(verdict)}" if len(selection.jobs) > 1 else verdict_text(verdict))
 
 
-def _standing(selection: Selection, last: LastOperations) -> Iterator[str]:
+def _standing(selection: Selection) -> Iterator[str]:
     """Where the ranks stood whose groups stand apart, in jobs that did not end together."""
-    verdicts = selection.store.verdicts
-    together = {job for job, verdict in verdicts.items() if verdict.ending is Ending.ENDED_TOGETHER}
-    found = [row for row in last.by_rank() if row["job"] in verdicts.keys() - together]
+    verdicts = [selection.store.verdicts[job] for job in selection.jobs if job in selection.store.verdicts]
+    found = [each for of in verdicts if of.ending is not Ending.ENDED_TOGETHER for each in of.standing]
     if not found:
         return
     yield "Where ranks stood"
     rows = [
         (
-            " ".join(str(row[of]) for of in ("parallelism", "comm_id") if row[of] is not None),
-            str(row["op"]),
-            str(row["rank"]),
-            f"{row['operations']:,}",
-            f"{row['behind']:,}",
-            ranks_text(row["waits_for"]) or "-",
-            ranks_text(row["blamed"]) or "-",
-            (row["last_words"] or "-")[:_MAX_WORDS],
+            " ".join(filter(None, (each.parallelism, each.comm_id))),
+            str(each.rank),
+            f"{each.enqueued:,}",
+            f"{each.behind:,}",
+            ranks_text(each.waits_for) or "-",
+            ranks_text(each.blamed) or "-",
+            (each.last_words or "-")[:_MAX_WORDS],
         )
-        for row in found[:_MAX_STANDING]
+        for each in found[:_MAX_STANDING]
     ]
-    head = ("group", "last", "rank", "enqueued", "behind", "waits for", "waits end at", "last words")
-    yield from map(_printable, _table(head, rows))
+    head = ("group", "rank", "enqueued", "behind", "waits for", "waits end at", "last words")
+    yield from map(_printable, _table(head, rows, texts=1))
     if len(found) > _MAX_STANDING:
-        yield f"  and {len(found) - _MAX_STANDING} more, see last_operations.parquet"
+        yield "  and more, see last_operations.parquet"
 
 
 def _read(selection: Selection) -> Iterator[str]:

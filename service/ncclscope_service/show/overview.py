@@ -34,12 +34,23 @@ from ncclscope_service.show.communicators import (
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
 from ncclscope_service.show.steps import StepTimeView, step_time
-from ncclscope_service.store.records import Acknowledgement, Communicator, Finding, Mute
+from ncclscope_service.store.records import (
+    Acknowledgement,
+    Communicator,
+    FailureLine,
+    Finding,
+    Mute,
+    RankStanding,
+    Verdict,
+)
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store, version_of
 
 MAX_FINDINGS: Final = 50
 """Findings on the page, latest first."""
+
+MAX_STANDING: Final = 16
+"""Ranks of a silent job of which the page says where they stood."""
 
 _RATE_BUCKETS: Final = 6
 """Full buckets over which the current rate is taken."""
@@ -134,10 +145,29 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictView:
+    """How a job ended that is over or silent, as far as its logs tell."""
+
+    ending: str
+    """hang, crashed, killed, ended together or unclear."""
+    is_provisional: bool
+    """The job is silent but not known to be over."""
+    summary: str
+    ranks: tuple[int, ...]
+    """Global ranks that hung, or that failed first."""
+    hosts: tuple[str, ...]
+    first_failure: FailureLine | None
+    standing: tuple[RankStanding, ...]
+    """Where the first MAX_STANDING ranks of groups that stand apart stood, culprits first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """One job."""
 
     name: str
+    verdict: VerdictView | None
+    """None of a job that goes on."""
     level: Level
     hosts: int
     processes: int
@@ -370,6 +400,20 @@ def processes_of(store: Store, job: str) -> Int64s:
     return np.array([index for index, name in enumerate(store.process_job) if name == job], np.int64)
 
 
+def _verdict(verdict: Verdict | None) -> VerdictView | None:
+    if verdict is None:
+        return None
+    return VerdictView(
+        ending=verdict.ending.value,
+        is_provisional=verdict.is_provisional,
+        summary=verdict.summary,
+        ranks=verdict.ranks,
+        hosts=verdict.hosts,
+        first_failure=verdict.first_failure,
+        standing=verdict.standing[:MAX_STANDING],
+    )
+
+
 class _JobViews:
     """The view of each job, from values computed once for all jobs."""
 
@@ -407,6 +451,7 @@ class _JobViews:
         shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
         return JobView(
             name=name,
+            verdict=_verdict(store.verdicts.get(name)),
             level=self._level(name, has_operations=bool(mix)),
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),

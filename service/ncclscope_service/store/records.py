@@ -189,6 +189,10 @@ class Finding:
     """The mute that lasts longest."""
 
 
+STANDING_KEPT: Final = 64
+"""Ranks of which a verdict says where they stood; `last_operations.parquet` has all."""
+
+
 class Ending(StrEnum):
     """Ways in which a job ends."""
 
@@ -214,6 +218,28 @@ class FailureLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankStanding:
+    """Where one rank stood on a group whose ranks stand apart."""
+
+    rank: int
+    """Global."""
+    host: str | None
+    comm_id: str
+    parallelism: str | None
+    enqueued: int
+    """Collectives, or Sends or Recvs of one pair."""
+    behind: int
+    """How many fewer than the first rank."""
+    stopped_at: str
+    """The first operation that not all ranks enqueued, as a `collective_id`."""
+    waits_for: tuple[int, ...]
+    """Global ranks furthest behind there, if it is ahead of them; the first eight."""
+    blamed: tuple[int, ...]
+    """Global ranks at which its waits end, over all groups (`hang.ends_of_waits`)."""
+    last_words: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How a job ended, as far as its logs tell."""
 
@@ -230,6 +256,8 @@ class Verdict:
     """Of a job that crashed or was killed."""
     last_words: tuple[FailureLine, ...] = ()
     """By rank, the last line of each that says that something failed."""
+    standing: tuple[RankStanding, ...] = ()
+    """One for each rank of groups that stand apart, those at which waits end first; the first `STANDING_KEPT`."""
 
 
 @dataclass(slots=True)

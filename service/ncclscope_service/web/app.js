@@ -4,7 +4,7 @@ import { drawBandwidth, drawWaits } from "./charts.js";
 import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
 import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
-import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles } from "./panels.js";
+import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
 import { drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
@@ -63,6 +63,7 @@ const drawJob = (overview, job, open) => {
   setText("state-line", stateLine(overview, job));
   drawTiles(job);
   drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name), verdict(overview, job));
+  drawVerdict(job);
   drawCommunicators(job, new Set(open.map((finding) => finding.communicator).filter((alias) => alias !== null)));
   drawMix(job, state.mix);
   drawAlignment(job);

@@ -49,6 +49,27 @@ export const drawFindings = (parent, overview, findings, calm) => {
   replace(parent, ...findings.slice(0, 8).map((finding) => findingRow(overview, finding, opened)));
 };
 
+// How a silent job ended, as its logs stand, and where the ranks stood whose groups stand apart.
+export const drawVerdict = (job) => {
+  const { verdict } = job;
+  byId("verdict").hidden = verdict === null;
+  if (verdict === null) return;
+  setText("verdict-title", verdict.is_provisional ? `Silent: ${verdict.ending}, as its logs stand` : `How it ended: ${verdict.ending}`);
+  setText("verdict-note", verdict.first_failure === null ? "" : `first failure at ${verdict.first_failure.where}`);
+  setText("verdict-summary", verdict.summary);
+  const ranks = (found) => element("td", {}, ...found.flatMap((rank, i) => [i ? ", " : "", element("a", { href: toRank(job.name, rank) }, String(rank))]));
+  const alias = (id) => job.communicators.find((each) => each.comm_id === id)?.alias;
+  const group = (each) => (alias(each.comm_id) === undefined ? [each.parallelism, each.comm_id].filter(isKnown).join(" ")
+    : element("a", { href: toCommunicator(job.name, alias(each.comm_id)) }, alias(each.comm_id)));
+  const isShown = verdict.ending !== "ended together" && verdict.standing.length > 0;
+  replace(byId("verdict-standing"), ...(isShown ? [table(["Rank", "Host", "Group", "Enqueued|number", "Behind|number", "Waits for", "Waits end at", "Last words"],
+    verdict.standing.map((each) => element("tr", {},
+      element("td", {}, element("a", { class: "name", href: toRank(job.name, each.rank), "data-key": `standing ${each.rank}` }, String(each.rank))),
+      element("td", {}, each.host ?? shown(null)), element("td", {}, group(each)),
+      element("td", { class: "number" }, amount(each.enqueued)), element("td", { class: "number" }, amount(each.behind)),
+      ranks(each.waits_for), ranks(each.blamed), element("td", {}, each.last_words ?? ""))))] : []));
+};
+
 const findingRow = (overview, finding, opened) => {
   const key = `${finding.job}/${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
   const isOpen = finding.until_ns === null;

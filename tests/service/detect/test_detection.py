@@ -16,10 +16,11 @@ from ncclscope_service.detect.context import group_from_communicator
 from ncclscope_service.detect.detection import Detection, SilenceClock
 from ncclscope_service.job.ranks import assign_ranks
 from ncclscope_service.store import rows
-from ncclscope_service.store.records import FindingKind, Process
+from ncclscope_service.store.records import Ending, FindingKind, Process
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Batch, Columns
+from ncclscope_wire.facts import ProgramFailure
 from ncclscope_wire.records import CommunicatorEventKind, Counts, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -203,6 +204,70 @@ def test_silence_at_the_end_of_what_was_recorded_is_no_hang() -> None:
     _stopped(service)
     service.advance(3600, final=True)
     assert service.kinds() == []
+
+
+def test_the_end_of_a_job_that_hangs_is_judged_until_it_goes_on() -> None:
+    service = _Service()
+    _stopped(service)
+    service.advance(6)
+    assert service.store.verdicts == {}
+    service.look_on(8, 60)
+    verdict = service.store.verdicts["j"]
+    assert (verdict.ending, verdict.ranks, verdict.is_provisional) == (Ending.HANG, (1,), True)
+    assert [(each.rank, each.behind, each.waits_for) for each in verdict.standing] == [(1, 1, ()), (0, 0, (1,))]
+    late = [replace(line, logged_at_ns=BASE_NS + 61 * _SECOND) for line in _calls(50, 51)]
+    service.log(1, *late)
+    service.advance(62)
+    assert service.store.verdicts == {}
+
+
+def test_the_end_of_a_job_is_judged_once_it_is_silent_for_a_minute_or_over() -> None:
+    service = _Service()
+    for rank in (0, 1):
+        service.log(rank, *_calls(0, 50))
+    service.look_on(6, 62)
+    assert service.store.verdicts == {}
+    service.look_on(62, 80)
+    verdict = service.store.verdicts["j"]
+    assert (verdict.ending, verdict.is_provisional) == (Ending.ENDED_TOGETHER, True)
+    service.advance(90, final=True)
+    assert not service.store.verdicts["j"].is_provisional
+
+
+@pytest.mark.parametrize(("silent_until", "endings"), [(None, []), (80, [Ending.ENDED_TOGETHER])])
+def test_a_service_that_stops_says_nothing_of_the_end_of_a_job_that_goes_on(
+    silent_until: int | None, endings: list[Ending]
+) -> None:
+    service = _Service()
+    for begin in range(0, 50, 10):
+        for rank in (0, 1):
+            ids = service.log(rank, *_calls(begin, begin + 10))
+            service.store.stamp_offsets.learn(service.store.operations.take(ids), BASE_NS + begin * _SECOND // 10)
+        service.advance(0.1 * (begin + 10))
+    if silent_until is not None:
+        service.look_on(6, silent_until)
+    service.advance(silent_until or 6, final=True)
+    assert [verdict.ending for verdict in service.store.verdicts.values()] == endings
+
+
+@pytest.mark.parametrize(
+    ("fact", "other_pid", "ranks"),
+    [
+        (ProgramFailure(line=9, what="out of memory", text="CUDA out of memory.", global_rank=1), 10, (1,)),
+        (ProgramFailure(line=9, what="exited", text="Signal 6 (SIGABRT) received by PID 10", pid=10), 11, (1,)),
+        (ProgramFailure(line=9, what="exited", text="Signal 6 (SIGABRT) received by PID 10", pid=10), 10, ()),
+    ],
+)
+def test_a_line_that_names_a_rank_or_a_pid_alone_is_of_the_only_process_that_has_it(
+    fact: ProgramFailure, other_pid: int, ranks: tuple[int, ...]
+) -> None:
+    service = _Service()
+    for rank in (0, 1):
+        service.log(rank, *_calls(0, 50))
+    service.store.processes[0] = replace(service.store.processes[0], pid=other_pid)
+    service.detection.ingest_facts([fact], job="j", source="out.log", observed_at_ns=None)
+    service.advance(90, final=True)
+    assert (service.store.verdicts["j"].ending, service.store.verdicts["j"].ranks) == (Ending.CRASHED, ranks)
 
 
 def test_operations_without_a_stamp_count_when_they_were_seen() -> None:

@@ -166,3 +166,30 @@ def test_what_was_not_seen_is_not_said_to_have_ended_together() -> None:
 def test_the_verdict_of_a_job_that_may_go_on_is_provisional() -> None:
     assert not verdict().is_provisional
     assert verdict(context=replace(OVER, is_over=False)).is_provisional
+
+
+def test_where_ranks_stood_begins_with_the_one_at_which_waits_end_and_shows_each_where_it_waits() -> None:
+    groups = {index: group for index, group in Simulation(Job()).groups.items() if group.parallelism in ("TP", "DP")}
+    tensor = next(group for group in groups.values() if group.global_ranks == (4, 5))
+    data = next(group for group in groups.values() if group.global_ranks == (4, 6))
+    rows = [
+        (index, NO_NUMBER, NO_NUMBER, rank, 50 - 3 * (name == 5) - (group is data and name == 4), NO_TIME_NS)
+        for index, group in groups.items()
+        for rank, name in enumerate(group.global_ranks)
+    ]
+    context = replace(OVER, groups=groups)
+    reported = Reported()
+    reported.ingest_facts([OUT_OF_MEMORY._replace(rank=5)], context)
+    end = end_of_ranks(np.array(rows, dtype=PROGRESS), context, {})
+    standing = judge_end([], reported, [], end, context).standing
+    assert [(each.rank, each.comm_id, each.behind, each.waits_for, each.blamed) for each in standing[:3]] == [
+        (5, tensor.comm_id, 3, (), ()),
+        (4, tensor.comm_id, 0, (5,), (5,)),
+        (6, data.comm_id, 0, (4,), (5,)),
+    ]
+    assert (standing[0].last_words, standing[1].last_words) == ("RuntimeError: CUDA out of memory.", None)
+    assert standing[0].stopped_at == f"{tensor.comm_id}:47"
+
+
+def test_of_ranks_that_stand_even_nothing_is_said() -> None:
+    assert verdict().standing == ()

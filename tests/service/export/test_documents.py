@@ -24,7 +24,7 @@ from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.kernels_file import kernel_totals
 from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.export.totals import first_of_launch, totals
-from ncclscope_service.store.records import Ending, Verdict
+from ncclscope_service.store.records import Ending, RankStanding, Verdict
 from ncclscope_service.store.tables import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -285,13 +285,20 @@ def test_how_a_job_ended_comes_first_and_where_its_ranks_stood_only_if_they_did_
 ) -> None:
     store = small_run()
     if ending is not None:
-        store.verdicts["job"] = Verdict(job="job", ending=ending, is_provisional=False, summary="rank 1 <did> it")
+        standing = RankStanding(
+            rank=1, host="node1", comm_id="0xa1", parallelism="TP", enqueued=6, behind=4, stopped_at="0xa1:6",
+            waits_for=(), blamed=(), last_words="RuntimeError: bad",
+        )  # fmt: skip
+        verdict = Verdict(job="job", ending=ending, is_provisional=False, summary="rank 1 <did> it")
+        store.verdicts["job"] = replace(verdict, standing=(standing,))
     files = write_run(store, tmp_path)
     text, page = terminal_report(select(store)), files["report.html"].read_text(encoding="utf-8")
     said = "" if ending is None else f"How it ended: {ending}: rank 1 <did> it"
     assert text.startswith(said or "Read")
     assert said.replace("<did>", "&lt;did&gt;") in page
-    assert ("Where ranks stood" in text) == (ending not in (None, Ending.ENDED_TOGETHER))
+    assert ("  TP 0xa1     1         6       4          -             -  RuntimeError: bad\n" in text) == (
+        ending not in (None, Ending.ENDED_TOGETHER)
+    )
     document = json.loads(files["summary.json"].read_bytes())["verdicts"]["job"]
     assert document == (ending and {
         "ending": ending.value, "is_provisional": False, "ranks": [], "hosts": [],

@@ -143,7 +143,7 @@ def test_last_operations_say_what_each_rank_waits_for_at_whom_waits_end_and_its_
     )
     last = last_operations_of(select(store))
     columns = ("comm_id", "rank", "stopped_at", "waits_for", "blamed", "last_words")
-    assert [tuple(row[name] for name in columns) for row in last.by_rank()] == [
+    assert [tuple(row[name] for name in columns) for row in last.uneven] == [
         ("0xa1", 1, "0xa1:6", None, None, "RuntimeError: bad"),
         ("0xa1", 0, "0xa1:6", [1], [1], None),
     ]

@@ -16,7 +16,7 @@ from ncclscope_service.serve.routes import to_json
 from ncclscope_service.show.communicators import MAX_ROWS, MAX_SHOWN
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.overview import JobView, Level, Overview, make_overview
-from ncclscope_service.store.records import Communicator, Identity, Member
+from ncclscope_service.store.records import Communicator, Ending, Identity, Member, RankStanding, Verdict
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
@@ -244,3 +244,22 @@ def test_four_thousand_ranks_stay_small_and_quick() -> None:
     assert len(to_json(overview)) < 400_000
     assert took < 2.0
     print(f"{len(store.operations):,} operations, {job.communicators_known:,} communicators: {took * 1e3:.0f} ms")  # noqa: T201
+
+
+def test_of_a_silent_job_the_view_says_how_it_stands_and_of_another_nothing() -> None:
+    store = small_store()
+    assert job_of(store).verdict is None
+    standing = tuple(
+        RankStanding(
+            rank=rank, host="node1", comm_id="0x1", parallelism=None, enqueued=9, behind=1, stopped_at="0x1:9",
+            waits_for=(), blamed=(),
+        )
+        for rank in range(20)
+    )  # fmt: skip
+    store.verdicts[fake.JOB] = Verdict(
+        job=fake.JOB, ending=Ending.HANG, is_provisional=True, summary="rank 0 is missing", standing=standing
+    )
+    shown = job_of(store).verdict
+    assert shown is not None
+    assert (shown.ending, shown.is_provisional, shown.summary) == ("hang", True, "rank 0 is missing")
+    assert shown.standing == standing[:16]

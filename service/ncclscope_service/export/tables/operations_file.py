@@ -145,21 +145,6 @@ class LastOperations:
     uneven: list[dict[str, Any]]
     """Rows of the groups whose ranks stand at different operations, most behind first."""
 
-    def by_rank(self) -> list[dict[str, Any]]:
-        """One of these rows for each rank, on its busiest group of those in which it waits, or of those in which it is
-        behind if waits end at it; these ranks come first.
-        """
-        ends = {(row["job"], rank) for row in self.uneven for rank in row["blamed"] or ()}
-        rows: dict[tuple[str, int | None], dict[str, Any]] = {}
-        for row in sorted(self.uneven, key=lambda row: -row["operations"]):
-            key = row["job"], row["rank"]
-            is_better = key not in ends and row["waits_for"] is not None
-            if key not in rows or (is_better and rows[key]["waits_for"] is None):
-                rows[key] = row
-        return sorted(
-            rows.values(), key=lambda row: ((row["job"], row["rank"]) not in ends, row["job"], row["rank"] or 0)
-        )
-
 
 def write_last_operations(last: LastOperations, path: Path) -> None:
     """Writes the file; it has no rows if no operation of a known rank is known."""
