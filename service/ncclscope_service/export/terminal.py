@@ -63,7 +63,7 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
 def terminal_summary(selection: Selection, sums: Totals) -> str:
     """At most ten lines: how it ended, the gravest findings, what ran, its steps, and how fast it communicated."""
     first = [] if sums.all().operations or has_inspector(selection) else [NO_OPERATIONS]
-    ended = list(_verdicts(selection))[:1]
+    ended = list(_verdicts(selection))[:3]
     return "\n".join([*ended, *first, *_findings(selection, 3), *_summed_up(selection, sums)]) + "\n"
 
 
@@ -80,7 +80,8 @@ def _summed_up(selection: Selection, sums: Totals) -> Iterator[str]:
         if steps is not None:
             ratio = steps["exposed_ratio"]
             exposed = "" if ratio is None else f", exposed communication {ratio_text(ratio)}"
-            yield f"{steps['iterations']:,} steps of {span_text(steps['median_ns'])}{exposed}"
+            took = "" if steps["median_ns"] is None else f" of {span_text(steps['median_ns'])}"
+            yield f"{steps['iterations']:,} steps{took}{exposed}"
             break
     rates: dict[str, list[float]] = {}
     for row in found:
@@ -112,9 +113,14 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     yield from _findings(selection)
 
 
+def _is_uneventful(selection: Selection, job: str) -> bool:
+    verdict = selection.store.verdicts.get(job)
+    return verdict is None or verdict.ending is Ending.ENDED_TOGETHER
+
+
 def _verdicts(selection: Selection) -> Iterator[str]:
-    """How each job ended."""
-    for job in selection.jobs[:_MAX_VERDICTS]:
+    """How each job ended, first those that did not end well."""
+    for job in sorted(selection.jobs, key=lambda each: _is_uneventful(selection, each))[:_MAX_VERDICTS]:
         if (verdict := selection.store.verdicts.get(job)) is not None:
             yield _printable(f"{job}: {verdict_text(verdict)}" if len(selection.jobs) > 1 else verdict_text(verdict))
 
