@@ -44,8 +44,6 @@ from ncclscope_wire.terms import NO_NUMBER
 _STEADY_WINDOW_NS: Final = 10_000_000_000
 _RIPENS: Final = 2
 """Windows. Groups of one fault do not drop in the same one: what one cannot locate, two may."""
-_MANY: Final = 3
-"""This many groups of one parallelism that drop together are one finding."""
 _QUICK_CONFIDENCE: Final = 0.7
 """By rule: a baseline of an hour proves most, a short one least."""
 _STEADY_CONFIDENCE: Final = 0.95
@@ -312,7 +310,9 @@ class BandwidthDrop:
             by_parallelism[context.groups[communicator].parallelism].append(communicator)
         found: dict[Hashable, Finding] = {}
         for parallelism, communicators in by_parallelism.items():
-            if len(communicators) >= _MANY or self._ledger.is_open(("drop", parallelism)):
+            if len(communicators) >= context.settings.bandwidth.many_groups or self._ledger.is_open(
+                ("drop", parallelism)
+            ):
                 found["drop", parallelism] = self._drop_finding(communicators, slow, context)
             else:
                 for one in communicators:

@@ -45,8 +45,6 @@ _WINDOW: Final = 4096
 _UNSEEN: Final = -1
 _FOLLOWED: Final = 40
 """Calls after a dispute by which a lost line is distinguished from another call."""
-_ENOUGH: Final = 12
-"""Calls of both ranks after a dispute that decide it."""
 _LOST_AT_MOST: Final = 8
 """Lines lost in a row that are looked for."""
 _SHIFTED: Final = 3
@@ -373,7 +371,8 @@ def _is_settled(sequence: _Sequence, now_ns: int, context: Context, *, is_lossy:
     dispute = sequence.disputes[min(sequence.disputes)]
     one, other = (dispute.streams[rank] for rank in list(dispute.streams)[:2])
     compared = one.keys() & other.keys()
-    if len(compared) < _ENOUGH and now_ns - dispute.newest_ns < _silence_ns(context) and not context.is_over:
+    is_enough = len(compared) >= context.settings.other.mismatch_calls or context.is_over
+    if not is_enough and now_ns - dispute.newest_ns < _silence_ns(context):
         return False
     first = min(sequence.disputes)
     agreement = {

@@ -66,6 +66,11 @@ class BandwidthSettings:
     least_bytes: int = _setting(65_536, 0, 10**12, "Messages that are smaller are not judged.")
     critical_loss: float = _setting(0.2, 0, 1, "Loss from which it is critical.")
     critical_after_seconds: float = _setting(300.0, 0, _DAY, "How long one group alone must be slow to be critical.")
+    many_groups: int = _setting(3, 2, 1000, "Groups of one parallelism that drop together and are one finding.")
+    most_hosts: int = _setting(2, 1, 1000, "Hosts that explain slow groups equally well: more were not located.")
+    most_hosts_share: float = _setting(
+        0.5, 0, 1, "The same as a share of the job's hosts: more are the fabric's fault."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,7 @@ class SlowStepsSettings:
     evidence: float = _setting(24.0, 5, 100, "Evidence that alarms: a false alarm comes about every e^this steps.")
     critical_share: float = _setting(0.2, 0, 10, "How much longer steps must be to be critical.")
     long_steps: float = _setting(5.0, 1.5, 1000, "Steps longer than so many usual ones are checkpoints.")
+    changed_share: float = _setting(0.02, 0, 1, "Change of a step's operations or bytes that is named as the cause.")
     others_first_seconds: float = _setting(30.0, 0, _HOUR, "How long findings that explain it are waited for.")
 
 
@@ -141,11 +147,12 @@ class BlindSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSettings:
-    """Detectors with one threshold each."""
+    """Detectors with a threshold or two."""
 
     mismatch_silence_seconds: float = _setting(
         5.0, 0.5, _DAY, "How long ranks must be silent until a mismatch is judged by what was seen."
     )
+    mismatch_calls: int = _setting(12, 1, 40, "Calls of both ranks after a different one that decide about a mismatch.")
     clock_fault_seconds: float = _setting(10.0, 0, _DAY, "How long the clocks must contradict each other.")
     reported_failure_seconds: float = _setting(600.0, 1, 7 * _DAY, "How long a failure that a log reports stays open.")
 

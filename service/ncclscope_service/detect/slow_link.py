@@ -33,12 +33,8 @@ def hosts_that_explain(slow: Sequence[frozenset[str]], healthy: Sequence[frozens
     return frozenset(named)
 
 
-_LARGEST_SHARE_OF_HOSTS: Final = 0.5
-"""A fault of half the hosts is a fault of the fabric."""
 _LEAST_GROUPS_OF_RANKS: Final = 2
 """One slow group alone does not tell a card from the group's own work."""
-_MOST_HOSTS: Final = 2
-"""A fault that more hosts than this explain equally well was not located."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +77,8 @@ def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], c
         if not suspects or not innocents or (len(suspects) < 2 and not by_siblings):
             continue
         hosts = hosts_that_explain(list(suspects.values()), innocents)
-        allowed = min(_MOST_HOSTS, max(1.0, _LARGEST_SHARE_OF_HOSTS * len(_all_hosts(context))))
+        settings = context.settings.bandwidth
+        allowed = min(settings.most_hosts, max(1.0, settings.most_hosts_share * len(_all_hosts(context))))
         if not hosts:
             located += _by_ranks(suspects, healthy, context, is_between=is_between)
         if hosts and len(hosts) <= allowed:

@@ -29,8 +29,6 @@ _MEMORY: Final = 1 / 8
 """Share of the newest step in the usual duration."""
 _REMEMBERED: Final = 720
 _CLOSED_KEPT: Final = 32
-_CHANGED: Final = 0.02
-"""Change of the operations or bytes of a step that is named as its cause: the work itself has changed."""
 _EXPLAIN: Final = frozenset(
     {
         FindingKind.LATE_RANK,
@@ -94,7 +92,7 @@ class SlowSteps:
         before, now = np.median(steps[~is_slow], axis=0), np.median(steps[is_slow], axis=0)
         share = now[1] / before[1] - 1.0
         operations, size = (float(now[at] / before[at] - 1.0) if before[at] else 0.0 for at in (2, 3))
-        has_changed = max(abs(operations), abs(size)) > _CHANGED
+        has_changed = max(abs(operations), abs(size)) > self._context.settings.slow_steps.changed_share
         is_critical = share >= self._context.settings.slow_steps.critical_share and not has_changed
         first = next(number for number, start, *_ in self._steps if start >= drop.since_ns)
         cause = (

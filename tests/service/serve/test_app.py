@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import anyio
+import httpx
 import pytest
 from service.log_batches import rank_batches
 from service.simulated_batches import SECOND_NS, log_batches
@@ -106,3 +108,28 @@ def test_thresholds_are_read_again_when_asked_for_and_wrong_ones_change_nothing(
     (rest,) = [each for each in service.views.settings().thresholds if each.name == "hang.rest_seconds"]
     assert (rest.started, rest.changed, rest.default) == (60.0, 90.0, 120.0)
     assert [(each.by, each.value) for each in service.views.settings().changes] == [("ann", 90.0)]
+
+
+@pytest.mark.asyncio
+async def test_what_a_person_changes_over_http_is_there_after_a_restart(tmp_path: Path) -> None:
+    settings = ServiceSettings(version="0", agents=ListenSettings(port=0), http_port=0, data=tmp_path)
+    mute = {"action": "mute", "kind": "hang", "job": "llama-*", "seconds": 3600, "by": "ann", "note": "known"}
+    marks: list[Any] = []
+    thresholds: list[Any] = []
+    for is_first in (True, False):
+        service = Service(settings)
+        async with anyio.create_task_group() as tasks:
+            _, port = await tasks.start(service.run)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                if is_first:
+                    assert (await client.post("/api/findings/mark", json=mute)).status_code == 200
+                    changes = {"values": {"hang.rest_seconds": 300}, "by": "bob"}
+                    assert (await client.post("/api/settings/change", json=changes)).status_code == 200
+                marks.append((await client.get("/api/findings/marks")).json())
+                thresholds.append((await client.get("/api/settings")).json())
+            tasks.cancel_scope.cancel()
+        service.finish(time.time_ns())
+    assert [len(each["mutes"]) for each in marks] == [1, 1]
+    assert marks[0] == marks[1]
+    assert thresholds[0] == thresholds[1]
+    assert [(each["by"], each["value"]) for each in thresholds[1]["changes"]] == [("bob", 300)]
