@@ -10,10 +10,11 @@ communicators of a size are in one matrix.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -364,44 +365,207 @@ def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:
     return placed[begin:] + placed[:begin]
 
 
-class PairJoin:
-    """Finds the Recv of each Send."""
+@dataclass(frozen=True, slots=True)
+class PairTimes:
+    """Kernels of Sends (row 0 of both matrices) and of Recvs (row 1), each on its host's clock."""
 
-    def __init__(self, *, patience_ns: int) -> None:
+    starts_ns: NDArray[np.float64]
+    """2 x K; NaN if not known, or cut."""
+    ends_ns: NDArray[np.float64]
+    hosts: NDArray[np.int32]
+    """2 x K."""
+
+    @property
+    def is_one_host(self) -> NDArray[np.bool_]:
+        """K: both ran on one host, and so on one clock."""
+        same: NDArray[np.bool_] = self.hosts[0] == self.hosts[1]
+        return same
+
+    def apart_ns(self) -> NDArray[np.float64]:
+        """K: how much later the Recv ended than its Send, as far as that is their hosts' clocks."""
+        return np.where(self.is_one_host, 0.0, self.ends_ns[1] - self.ends_ns[0])
+
+    def are_together(self, apart_ns: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """K: both ran for most of the shorter one, on clocks that are `apart_ns`; true where that is not known."""
+        shift = np.stack([np.zeros(len(apart_ns)), np.where(self.is_one_host, 0.0, apart_ns)])
+        starts, ends = self.starts_ns - shift, self.ends_ns - shift
+        both_ran = ends.min(axis=0) - starts.max(axis=0) + _PAIR_SLACK_NS
+        apart: NDArray[np.bool_] = both_ran < _TOGETHER * (ends - starts).min(axis=0)
+        return ~apart
+
+
+TimesOf: TypeAlias = Callable[[Ids, Ids], PairTimes]
+_PAIR_SLACK_NS: Final = 20_000.0
+_TOGETHER: Final = 0.5
+"""A message is sent and received at once, so its kernels run together but for what they wait for each other."""
+_WAY: Final = ["communicator", "sender", "receiver"]
+_ONE_SIDE: Final = [*_WAY, "is_receiver"]
+_FARTHEST: Final = 128
+"""Lines in a row that may be lost."""
+_FIRST: Final = 4
+_ALIKE_NS: Final = 2_000_000.0
+"""First pairs of each way that show how far clocks are apart, and how much what they show differs."""
+_TRIED: Final = 4
+"""Pairs that do not fit at which it is looked for who lost a line."""
+_BEHIND: Final = 4
+"""Pairs that must fit behind them, if so many are there."""
+
+
+class PairJoin:
+    """Finds the Recv of each Send: by their numbers, and by their times where lines of one side were lost."""
+
+    def __init__(self, *, settle_ns: int, patience_ns: int) -> None:
+        """`settle_ns`: how long later ones are waited for that show which side lost a line."""
+        self._settle_ns = settle_ns
         self.patience_ns = patience_ns
         """How long a side is waited for; it may be changed at any time."""
         self._waiting: Columns = np.empty(0, PAIR_SIDE)
+        self._lost: dict[tuple[int, ...], list[int]] = {}
+        """By communicator, sender, receiver and side: counts of lines, each once for each lost one in front of it."""
+        self._apart_ns: dict[tuple[int, ...], float] = {}
+        """By communicator, sender and receiver: the clock of the one minus the other's, as the last pair showed it."""
+        self._renumbered: list[tuple[Ids, NDArray[np.int64]]] = []
+        self.healed: Counter[int] = Counter()
+        """Lost lines by communicator, for whoever counts and clears them."""
 
     def report(self, sides: Columns) -> None:
         """Sends and receives (PAIR_SIDE) that have a kernel."""
+        if self._lost:
+            counts = zip(sides[_ONE_SIDE].tolist(), sides["pair_seq"].tolist(), strict=True)
+            shift = np.asarray([bisect_right(self._lost.get(key, ()), count) for key, count in counts], np.int64)
+            sides["pair_seq"] += shift
+            self._renumber(sides[shift > 0])
         self._waiting = row_ops.concat([self._waiting, sides])
 
-    def take_ready(self, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
+    def take_ready(self, times_of: TimesOf, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
         """(sends, receives): operation rows of the pairs that are complete. Sides that waited too long are dropped."""
-        waiting = self._waiting
-        if not len(waiting):
+        if not len(self._waiting):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        order = np.lexsort(
-            (
-                waiting["is_receiver"],
-                waiting["pair_seq"],
-                waiting["receiver"],
-                waiting["sender"],
-                waiting["communicator"],
-            )
-        )
-        ordered = row_ops.take(waiting, order)
-        same = np.ones(len(ordered) - 1, bool)
-        for name in ("communicator", "sender", "receiver", "pair_seq"):
-            same &= ordered[name][1:] == ordered[name][:-1]
-        same &= ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:]
-        sends = np.flatnonzero(same)
+        ordered, sends = _pairs_by_number(self._waiting)
+        self._learn_clocks(ordered, sends, times_of)
+        fits = self._fit(ordered, sends, times_of)
+        if not fits.all():
+            for way in np.unique(ordered[_WAY][sends[~fits]]):
+                self._heal(ordered, np.flatnonzero(ordered[_WAY] == way), times_of)
+            ordered, sends = _pairs_by_number(ordered)
+            fits = self._fit(ordered, sends, times_of)
+        # One that does not fit may be the next one's, of which a side has not come yet.
+        done = sends[fits | final | (now_ns - ordered["reported_at_ns"][sends] > self._settle_ns)]
+        self._remember(ordered, done, times_of)
         left = np.ones(len(ordered), bool)
-        left[sends] = False
-        left[sends + 1] = False
+        left[done] = False
+        left[done + 1] = False
         left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
         self._waiting = np.empty(0, PAIR_SIDE) if final else row_ops.filter_rows(ordered, left)
-        return ordered["operation"][sends], ordered["operation"][sends + 1]
+        return ordered["operation"][done], ordered["operation"][done + 1]
+
+    def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
+        """Operations whose number proved to be another than the count of their lines, and that number."""
+        operations = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in self._renumbered)])
+        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in self._renumbered)])
+        self._renumbered = []
+        return operations, numbers
+
+    def _renumber(self, sides: Columns) -> None:
+        self._renumbered.append((sides["operation"].copy(), sides["pair_seq"].copy()))
+
+    def _learn_clocks(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> None:
+        """Of new ways: how far the clocks of their hosts are apart, as most of their first pairs show it."""
+        ways = ordered[_WAY][sends]
+        begins = np.flatnonzero(np.append(True, ways[1:] != ways[:-1])[: len(ways)])
+        new = [begin for begin in begins.tolist() if ways[begin].item() not in self._apart_ns]
+        if not new:
+            return
+        ends = np.append(begins, len(ways))[np.searchsorted(begins, new) + 1]
+        firsts = sends[np.concatenate([np.arange(a, min(b, a + _FIRST)) for a, b in zip(new, ends, strict=True)])]
+        times = times_of(ordered["operation"][firsts], ordered["operation"][firsts + 1])
+        apart, hosts = times.apart_ns(), times.hosts[0].astype(np.int64) << 32 | times.hosts[1]
+        known = ~np.isnan(apart)
+        ways = ordered[_WAY][firsts]
+        for both in np.unique(hosts[known]).tolist():
+            mine = known & (hosts == both)
+            steps, amounts = np.unique(np.round(apart[mine] / _ALIKE_NS), return_counts=True)
+            near = mine & (np.abs(apart - steps[amounts.argmax()] * _ALIKE_NS) <= _ALIKE_NS)
+            for way in np.unique(ways[mine]).tolist():
+                self._apart_ns[way] = float(np.median(apart[near]))
+
+    def _fit(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> NDArray[np.bool_]:
+        """Which pairs run together, on clocks as the pair before had them."""
+        times = times_of(ordered["operation"][sends], ordered["operation"][sends + 1])
+        ways = ordered[_WAY][sends]
+        apart = times.apart_ns()
+        before = np.append(np.nan, apart[:-1])[: len(apart)]
+        for first in np.flatnonzero(np.append(True, ways[1:] != ways[:-1])[: len(ways)]).tolist():
+            before[first] = self._apart_ns.get(ways[first].item(), apart[first])
+        return times.are_together(before)
+
+    def _remember(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> None:
+        apart = times_of(ordered["operation"][sends], ordered["operation"][sends + 1]).apart_ns()
+        known = ~np.isnan(apart)
+        self._apart_ns.update(zip(ordered[_WAY][sends][known].tolist(), apart[known].tolist(), strict=True))
+
+    def _heal(self, ordered: Columns, at: NDArray[np.intp], times_of: TimesOf) -> None:
+        """Moves the numbers of a sender or its receiver (rows `at`, in order) on where lines of it were lost."""
+        sides = at[~ordered["is_receiver"][at]], at[ordered["is_receiver"][at]]
+        known_ns = self._apart_ns.get(ordered[_WAY][at[:1]].tolist()[0])
+        while True:
+            slip = _first_slip(ordered, *sides, times_of, known_ns)
+            if slip is None:
+                return
+            side, place, amount = slip
+            moved = sides[side][place:]
+            key: tuple[int, ...] = ordered[_ONE_SIDE][moved[:1]].tolist()[0]
+            lost = self._lost.setdefault(key, [])
+            lost += [int(ordered["pair_seq"][moved[0]]) - len(lost)] * amount
+            ordered["pair_seq"][moved] += amount
+            self.healed[key[0]] += amount
+            self._renumber(ordered[moved])
+
+
+def _pairs_by_number(waiting: Columns) -> tuple[Columns, NDArray[np.intp]]:
+    """The sides in order, and where the Send of each pair is: its Recv is behind it."""
+    order = np.lexsort(
+        (waiting["is_receiver"], waiting["pair_seq"], waiting["receiver"], waiting["sender"], waiting["communicator"])
+    )
+    ordered = row_ops.take(waiting, order)
+    same = np.ones(len(ordered) - 1, bool)
+    for name in ("communicator", "sender", "receiver", "pair_seq"):
+        same &= ordered[name][1:] == ordered[name][:-1]
+    return ordered, np.flatnonzero(same & ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:])
+
+
+def _first_slip(
+    ordered: Columns,
+    sends: NDArray[np.intp],
+    receives: NDArray[np.intp],
+    times_of: TimesOf,
+    known_ns: float | None,
+) -> tuple[int, int, int] | None:
+    """(side, place in it, lines): the first pair by number that does not fit, and that side lost lines before it.
+
+    None if all fit, or nothing shows who lost some.
+    """
+    numbers, ids = ordered["pair_seq"], ordered["operation"]
+    _, one, other = np.intersect1d(numbers[sends], numbers[receives], return_indices=True)
+    times = times_of(ids[sends[one]], ids[receives[other]])
+    apart = times.apart_ns()
+    before = np.append(apart[:1] if known_ns is None else known_ns, apart[:-1])
+    for first in np.flatnonzero(~times.are_together(before))[:_TRIED].tolist():
+        heads = int(one[first]), int(other[first])
+        found: list[tuple[int, int, int]] = []
+        for side, (own, others) in enumerate(((sends, receives), (receives, sends))):
+            mine, candidates = own[heads[side] :][:_BEHIND], others[heads[1 - side] + 1 :]
+            candidates = candidates[numbers[candidates] - numbers[mine[0]] <= _FARTHEST]
+            for amount in (numbers[candidates] - numbers[mine[0]]).tolist():
+                _, a, b = np.intersect1d(numbers[mine] + amount, numbers[candidates], return_indices=True)
+                left, right = (mine[a], candidates[b]) if side == 0 else (candidates[b], mine[a])
+                if times_of(ids[left], ids[right]).are_together(np.full(len(left), before[first])).all():
+                    found.append((amount, side, heads[side]))
+                    break
+        if found:
+            amount, side, place = min(found)
+            return side, place, amount
+    return None
 
 
 Times = NDArray[np.int64]

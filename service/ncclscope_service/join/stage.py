@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.columns.table import Ids
-from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin
+from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin, PairTimes
 from ncclscope_service.join.send_recv import ExchangeBook
+from ncclscope_service.number.across_ranks import OVERLAP
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.lost_lines import LostLines
 from ncclscope_service.store.rows import NumberState
 from ncclscope_service.store.settings import JOINED_AT_ONCE
-from ncclscope_service.store.tables import Store
+from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
 
 MEETING: Final = np.dtype(
     [
@@ -195,8 +196,9 @@ class JoinStage:
         self.lost_lines = LostLines(known)
         """Gives operations that were aligned their number, before they are reported."""
         self._store = known
+        self._hosts = Hosts(known)
         self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns, calls=Calls(known))
-        self._pairs = PairJoin(patience_ns=patience_ns)
+        self._pairs = PairJoin(settle_ns=settle_ns, patience_ns=patience_ns)
 
     def set_patience(self, patience_ns: int) -> None:
         """Ranks are waited for so long from now on."""
@@ -231,13 +233,7 @@ class JoinStage:
         """Collectives that are complete or have waited long enough, a bounded number; all if `final`."""
         most = None if final else JOINED_AT_ONCE
         ready = self._collectives.take_ready(members_seen=members_seen, now_ns=now_ns, final=final, most=most)
-        table = self._store.operations
-        operations, numbers = self._collectives.drain_renumbered()
-        known = operations >= table.first
-        at, numbers = table.at(operations[known]), numbers[known]
-        healed = at[table.rows.values("coll_seq", at) != numbers]
-        table.rows.put("coll_seq", at, numbers)
-        table.rows.put("number_state", healed, NumberState.HEALED)
+        self._renumber("coll_seq", *self._collectives.drain_renumbered())
         for (communicator, reason), amount in self._collectives.healed.items():
             self._store.numbers_healed[self._store.communicators[communicator].job, reason] += amount
         self._collectives.healed.clear()
@@ -247,7 +243,31 @@ class JoinStage:
 
     def drain_pairs(self, now_ns: int, *, final: bool) -> tuple[Ids, Ids]:
         """Sends and Recvs that belong together."""
-        return self._pairs.take_ready(now_ns=now_ns, final=final)
+        pairs = self._pairs.take_ready(self._times_of, now_ns=now_ns, final=final)
+        self._renumber("pair_seq", *self._pairs.drain_renumbered())
+        for communicator, amount in self._pairs.healed.items():
+            self._store.numbers_healed[self._store.communicators[communicator].job, OVERLAP] += amount
+        self._pairs.healed.clear()
+        return pairs
+
+    def _times_of(self, sends: Ids, receives: Ids) -> PairTimes:
+        both = np.stack([sends, receives])
+        rows = self._store.operations.take(both.ravel(), "process", "start_ns", "end_ns", "censored").reshape(
+            both.shape
+        )
+        hosts = self._hosts.of_processes()[rows["process"]]
+        is_known = (rows["start_ns"] != NO_TIME_NS) & (rows["end_ns"] != NO_TIME_NS) & ~rows["censored"]
+        starts, ends = (np.where(is_known, rows[name].astype(np.float64), np.nan) for name in ("start_ns", "end_ns"))
+        return PairTimes(starts, ends, hosts)
+
+    def _renumber(self, name: str, operations: Ids, numbers: NDArray[np.int64]) -> None:
+        table = self._store.operations
+        known = operations >= table.first
+        at, numbers = table.at(operations[known]), numbers[known]
+        healed = at[table.rows.values(name, at) != numbers]
+        table.rows.put(name, at, numbers)
+        states = table.rows.values("number_state", healed)
+        table.rows.put("number_state", healed[states != NumberState.LAUNCHED], NumberState.HEALED)
 
     def evict_communicators(self, communicators: Iterable[int]) -> None:
         """Forgets what was reported of these communicators."""

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, KernelMatrix, PairJoin
+from ncclscope_service.join.ranks import (
+    PAIR_SIDE,
+    CollectiveJoin,
+    JoinedCollectives,
+    KernelMatrix,
+    PairJoin,
+    PairTimes,
+    TimesOf,
+)
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.store.rows import Match, empty_operations
 from ncclscope_service.store.tables import Store
@@ -138,23 +147,59 @@ def _side(sender: int, receiver: int, seq: int, operation: int, *, receives: boo
     return np.array([(0, sender, receiver, seq, receives, operation, now)], PAIR_SIDE)
 
 
+def _unknown(sends: np.ndarray, receives: np.ndarray) -> PairTimes:
+    nothing = np.full((2, len(sends)), np.nan)
+    return PairTimes(nothing, nothing, np.zeros((2, len(receives)), np.int32))
+
+
+def _every_ms(hosts: tuple[int, int], receiver_ahead_ms: float) -> TimesOf:
+    """Operation k ran in millisecond k % 1000; those from 1000 on are Recvs, whose clock is ahead."""
+
+    def times_of(sends: np.ndarray, receives: np.ndarray) -> PairTimes:
+        starts = np.stack([sends % 1000, receives % 1000 + receiver_ahead_ms]) * 1e6
+        return PairTimes(starts, starts + 1e5, np.tile(np.array(hosts, np.int32)[:, None], len(sends)))
+
+    return times_of
+
+
+@pytest.mark.parametrize("receives", [False, True])
+@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+def test_a_lost_line_of_one_side_shifts_no_later_pair(receives: bool, hosts: tuple[int, int]) -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    found: list[tuple[int, int]] = []
+    for begin in (0, 20):  # the second half comes later
+        for is_receiver in (False, True):
+            ran = [k for k in range(begin, begin + 20) if is_receiver is not receives or k not in {7, 8, 25}]
+            for k in ran:
+                number = k if is_receiver is not receives else k - sum(k > lost for lost in (7, 8, 25))
+                join.report(_side(0, 1, number, k + 1000 * is_receiver, receives=is_receiver))
+        times_of = _every_ms(hosts, 500.0 if hosts[0] != hosts[1] else 0.0)
+        found += zip(*(ids.tolist() for ids in join.take_ready(times_of, now_ns=0)), strict=True)
+    assert sorted(found) == [(k, 1000 + k) for k in range(40) if k not in {7, 8, 25}]
+    assert join.healed == {0: 3}
+    operations, numbers = join.drain_renumbered()
+    newest = dict(zip(operations.tolist(), numbers.tolist(), strict=True))
+    assert all(number == operation % 1000 for operation, number in newest.items())
+    assert len(newest) == 40 - 3 - 7
+
+
 def test_a_send_meets_the_receive_of_its_number_and_direction() -> None:
-    join = PairJoin(patience_ns=_PATIENCE)
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
     join.report(_side(0, 1, 0, 10, receives=False))
     join.report(_side(0, 1, 1, 11, receives=False))
     join.report(_side(1, 0, 0, 30, receives=True))
     join.report(_side(0, 1, 1, 21, receives=True))
-    sends, receives = join.take_ready(now_ns=0)
+    sends, receives = join.take_ready(_unknown, now_ns=0)
     assert (sends.tolist(), receives.tolist()) == ([11], [21])
     join.report(_side(0, 1, 0, 20, receives=True))
-    sends, receives = join.take_ready(now_ns=0)
+    sends, receives = join.take_ready(_unknown, now_ns=0)
     assert (sends.tolist(), receives.tolist()) == ([10], [20])
 
 
 def test_a_side_whose_peer_never_comes_is_forgotten() -> None:
-    join = PairJoin(patience_ns=_PATIENCE)
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
     join.report(_side(0, 1, 0, 10, receives=False))
-    join.take_ready(now_ns=_PATIENCE + 1)
+    join.take_ready(_unknown, now_ns=_PATIENCE + 1)
     join.report(_side(0, 1, 0, 20, receives=True, now=_PATIENCE + 1))
-    sends, _ = join.take_ready(now_ns=_PATIENCE + 1)
+    sends, _ = join.take_ready(_unknown, now_ns=_PATIENCE + 1)
     assert len(sends) == 0
