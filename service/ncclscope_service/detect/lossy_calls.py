@@ -26,7 +26,7 @@ _ALIGNED_AT_ONCE: Final = 512
 _HELD: Final = 65_536
 """Calls of a rank that wait for those of others: logs that are read one after the other are that far apart."""
 _UNHARMED: Final = 4
-"""Places before a wrong call of which no line may be lost."""
+"""Places before a wrong call of which a rank that is judged lost no line."""
 _AT_END: Final = 4
 """A wrong call is among the last: ranks that called different operations usually make no further calls."""
 
@@ -121,16 +121,17 @@ class LossyCalls:
         return {rank: self.begin + last for rank, last in enumerate(self._last.tolist()) if last != NO_NUMBER}
 
     def difference(self) -> Difference | None:
-        """The first of the last places at which ranks called different operations, if nothing was lost beside it."""
+        """The first of the last places at which ranks that lost nothing before it called different operations."""
         first = max(0, len(self._recent) - _AT_END)
         for nth in range(first, len(self._recent)):
             called = self._recent[nth]
             known = called[called != NO_NUMBER]
             if len(known) < 2 or (known == known[0]).all():
                 continue
-            before = self._recent[max(0, nth - _UNHARMED) : nth]
-            ranks = np.flatnonzero(called != NO_NUMBER)
-            if (before[:, ranks] == NO_NUMBER).any():
+            # What a rank called that lost a line just before may be the next call.
+            is_harmed = (self._recent[max(0, nth - _UNHARMED) : nth] == NO_NUMBER).any(axis=0)
+            ranks = np.flatnonzero((called != NO_NUMBER) & ~is_harmed)
+            if len(ranks) < 2 or (called[ranks] == called[ranks[0]]).all():
                 return None
             by_call: dict[int, set[int]] = {}
             for rank in ranks.tolist():

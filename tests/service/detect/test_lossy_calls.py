@@ -78,6 +78,19 @@ def test_a_wrong_call_at_the_end_is_found_among_lost_lines() -> None:
         assert found.coll_seq == lossy.enqueued()[1] - 1
 
 
+def test_a_wrong_call_is_found_although_another_rank_lost_a_line_just_before() -> None:
+    lossy = LossyCalls(RANKS, 0)
+    for rank in range(RANKS):
+        own = calls(rank, 400, np.random.default_rng(rank), lost=0.0)
+        if rank == 1:
+            own["message_bytes"][-1] = 77
+        ingest(lossy, own if rank != 3 else np.delete(own, 397))
+    lossy.place(is_end=True)
+    found = lossy.difference()
+    assert found is not None
+    assert found.ranks_by_call == {int(PROGRAM[399 % len(PROGRAM)]): {0, 2}, 77: {1}}
+
+
 def test_of_calls_that_are_all_equal_nothing_tells_which_line_was_lost() -> None:
     lossy = LossyCalls(2, 0)
     for rank in range(2):
