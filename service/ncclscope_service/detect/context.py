@@ -246,6 +246,8 @@ class Ledger:
         return self._closed.pop(key)
 
 
+INNER: Final = frozenset({"TP", "CP", "EP"})
+"""Groups in which lateness arises rather than being passed on to them."""
 _LEADS: Final = (FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.BELOW_LIMIT)
 """Findings about wires, the strongest explanation first."""
 
@@ -255,7 +257,8 @@ def without_explained(findings: Iterable[Finding], groups: Mapping[str, Group]) 
     the others in its evidence (`explains`: the kind and the group of each). `groups`: by `comm_id`.
 
     A slow link explains what is slow in groups that all use its host; another finding what is slow in groups over just
-    the same hosts. Groups between hosts and groups within one use different wires.
+    the same hosts. Groups between hosts and groups within one use different wires. Who waits for a slow link comes late
+    to what follows: it explains a rank that is late since then in groups to which lateness is passed on.
     """
     leading: list[Finding] = []
     explained: dict[int, list[str]] = {}
@@ -289,11 +292,14 @@ def _hosts_of_groups(finding: Finding, groups: Mapping[str, Group]) -> list[froz
 
 def _explains(lead: Finding, finding: Finding, wires: list[frozenset[str]], groups: Mapping[str, Group]) -> bool:
     own = _hosts_of_groups(lead, groups)
-    if not own or not wires or not {lead.kind, finding.kind} <= set(_LEADS):
-        return False
     is_then = (lead.until_ns is None or finding.since_ns <= lead.until_ns) and (
         finding.until_ns is None or lead.since_ns <= finding.until_ns
     )
+    if finding.kind is FindingKind.LATE_RANK and lead.kind is FindingKind.SLOW_LINK:
+        is_passed_on = finding.parallelism not in INNER and finding.severity is not Severity.CRITICAL
+        return is_then and is_passed_on and lead.since_ns <= finding.since_ns
+    if not own or not wires or not {lead.kind, finding.kind} <= set(_LEADS):
+        return False
     if not is_then or {len(each) > 1 for each in own} != {len(each) > 1 for each in wires}:
         return False
     if lead.kind is FindingKind.SLOW_LINK:

@@ -175,10 +175,9 @@ class Detectors:
         causes = [*late, *slow, *hangs, *mismatches]
         return by_urgency(
             [
-                *late,
                 *hangs,
                 *mismatches,
-                *without_explained([*slow, *below], {group.comm_id: group for group in groups}),
+                *without_explained([*slow, *below, *late], {group.comm_id: group for group in groups}),
                 *self._slow_steps.findings(causes),
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),

@@ -18,7 +18,7 @@ accuse nobody.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Hashable, Set
 from typing import Final
 
 import numpy as np
@@ -28,11 +28,14 @@ from ncclscope_service.columns.group_by import distinct
 from ncclscope_service.detect.context import Context, Group, Ledger
 from ncclscope_service.detect.late_rank_case import (
     MID_STEP_GROUPS,
+    SAME_WORK,
     Case,
+    hidden_lateness,
     late_rank_finding,
     least_per_step,
     root_causes,
     strongest_cases,
+    waits_in_pipelines,
 )
 from ncclscope_service.detect.statistics import ScatterByKind
 from ncclscope_service.detect.step_blame import (
@@ -72,9 +75,11 @@ class LateRank:
         """Length by which collectives are cut into steps."""
         self._step_changed_for = 0
         self._exchange_times = ExchangeTimes()
+        self._exchange_waits = ExchangeTimes()
         self._scatter = ScatterByKind()
         self._ledger = Ledger()
         self._context: Context | None = None
+        self._newest_ns = 0
         self._excused_for: dict[int, int] = {}
         """By named rank: passes in a row at which others explained its lateness."""
         self._convicted: dict[int, list[Case]] = {}
@@ -83,6 +88,7 @@ class LateRank:
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Takes joined collectives (`rows.COLLECTIVE`) of one job, in any order."""
         self._context = context
+        self._newest_ns = max(self._newest_ns, int(collectives["end_true_ns"].max(initial=0)))
         found, inverse = distinct(collectives["communicator"])
         is_group = np.array([communicator in context.groups for communicator in found.tolist()], np.bool_)
         known = (collectives["confidence"] >= context.settings.late_rank.least_confidence) & is_group[inverse]
@@ -92,6 +98,7 @@ class LateRank:
         keep = WINDOWS * steps_per_window(context) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
         exchanges = row_ops.filter_rows(collectives, known & (collectives["rank"] >= 0))
+        self._exchange_waits.ingest_exchanges(exchanges, self._step_ns, keep, of="wait_ns")
         for_roots = _waits_for_roots(row_ops.filter_rows(collectives, usable & is_rooted), context)
         for each in (exchanges, for_roots):
             self._exchange_times.ingest_exchanges(each, self._step_ns, keep)
@@ -112,6 +119,7 @@ class LateRank:
             if is_other:
                 self._blames.clear()
                 self._exchange_times.clear()
+                self._exchange_waits.clear()
 
     def findings(self) -> list[Finding]:
         """Every rank named so far."""
@@ -128,6 +136,7 @@ class LateRank:
             if communicator in context.groups and _is_judged(context.groups[communicator], context)
         ]
         accusations = self._accusations(judged, context)
+        is_clear = not accusations
         is_open, least = self._named_ranks(), context.settings.late_rank.evidence
         if not is_open and not any(case.log_evidence >= least for case in accusations):
             accusations = []
@@ -148,6 +157,7 @@ class LateRank:
             if self._ledger.is_open(rank) or self._is_all_seen(rank, cases, context):
                 self._ledger.update(rank, late_rank_finding(rank, cases, context))
         self._close_healed(accusations, named.keys(), judged, context)
+        self._judge_hidden(context, is_clear=is_clear)
 
     def _accusations(self, communicators: list[int], context: Context) -> list[Case]:
         """The case of each group that is firm, or may explain one that is."""
@@ -158,6 +168,24 @@ class LateRank:
             for groups, firm in zip(judged, pooled, strict=True)
             for case in strongest_cases(groups, firm, self._blames, context)
         ]
+
+    def _judge_hidden(self, context: Context, *, is_clear: bool) -> None:
+        """Names, as information, ranks whose lateness a pipeline hides, but none anew while one may be late that
+        nothing hides (not `is_clear`): it changes how long others wait.
+        """
+        found: dict[Hashable, Finding] = {}
+        hidden = {key for key in self._ledger.open_keys() if not isinstance(key, int)}
+        is_open = frozenset(each.ranks for each in self._ledger.findings() if each.until_ns is None)
+        inner = [group for group in context.groups.values() if group.parallelism in SAME_WORK]
+        for group in [] if self._named_ranks() else inner:
+            waits = waits_in_pipelines(group, self._exchange_waits, context)
+            case = None if waits is None else hidden_lateness(group, *waits, context, is_open)
+            if case is not None and (is_clear or case.ranks in is_open):
+                found["hidden", case.ranks] = case
+        for key in hidden - found.keys():
+            self._ledger.close(key, self._newest_ns)
+        for key, finding in found.items():
+            self._ledger.update(key, finding)
 
     def _named_ranks(self) -> set[int]:
         return {key for key in self._ledger.open_keys() if isinstance(key, int)}

@@ -5,14 +5,14 @@ An accused rank may have been kept waiting itself: by peers, sends, receives or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.detect.context import Context, Group, duration_text
+from ncclscope_service.detect.context import INNER, Context, Group, duration_text
 from ncclscope_service.detect.settings import LateRankSettings
 from ncclscope_service.detect.statistics import (
     Firmness,
@@ -42,11 +42,12 @@ _JITTER: Final = 0.01
 """Share of a step by which ranks of healthy jobs jitter, as far as the steps that were seen do not tell."""
 _MANY_STEPS: Final = 16
 """Steps in three whole windows, or more, that firmness alone tells from jitter: it was tried on years of windows."""
+_NOT_ENOUGH: Final = 0.1
+"""Evidence that lacks where many steps are not firm: windows that slide for days give chance many more of them."""
 _SUPPORTING: Final = 3.0
 """Firmness of a case that counts only if another group accuses the rank firmly, or it was named a moment ago."""
 _STANDS_OUT: Final = 0.75
 """Share of a rank's lateness in one kind of operation from which the sentence names that kind."""
-_INNER: Final = frozenset({"TP", "CP", "EP"})
 _MOST_CONFIDENCE: Final = 0.99
 _COLLECTIVES_SHOWN: Final = 8
 
@@ -102,7 +103,7 @@ class Case:
     @property
     def is_inner(self) -> bool:
         """Whether lateness arises in this kind of group rather than being passed on to it."""
-        return self.group.parallelism in _INNER
+        return self.group.parallelism in INNER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,8 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     usual_step = context.step_ns or DEFAULT_STEP_NS
     evidence = log_evidence(own, _JITTER * usual_step / places)
     if steps >= max(_MANY_STEPS, WINDOWS_BAD * steps_per_window(context)):
-        evidence = np.where(firm >= context.settings.late_rank.firmness, np.inf, evidence)
+        settings = context.settings.late_rank
+        evidence = np.where(firm >= settings.firmness, np.inf, np.minimum(evidence, settings.evidence - _NOT_ENOUGH))
     ranks = np.array([each.global_ranks for each in groups])
     own_settings = context.settings.late_rank
     floors = 1e3 * np.array(
@@ -200,7 +202,7 @@ def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlame
     last = np.maximum(hits[rank], 1)
     longest_ns = float(np.median(largest_ns[:, 0]))
     cost_ns = _over_peers(judged, place, rank, context)
-    if group.parallelism not in _INNER:
+    if group.parallelism not in INNER:
         cost_ns = min(cost_ns, longest_ns)  # counted in each operation until the next step
     return Case(
         communicator=communicator,
@@ -432,10 +434,86 @@ def _peers(rank: int, context: Context) -> set[int]:
     return {
         peer
         for group in context.groups.values()
-        if group.parallelism in {"TP", "CP"} and rank in group.global_ranks
+        if group.parallelism in SAME_WORK and rank in group.global_ranks
         for peer in group.global_ranks
     }
 
 
 def _worst(cases: Iterable[Case]) -> float:
     return max(case.per_step_ns for case in cases)
+
+
+SAME_WORK: Final = frozenset({"TP", "CP"})
+"""Groups whose ranks receive the same from their pipelines, at the same time."""
+
+
+def waits_in_pipelines(
+    group: Group, waits: ExchangeTimes, context: Context
+) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """How long each rank of a group waited in its pipeline's sends and receives: when steps began, and waits by rank
+    and step, of the steps that are known of all, without the newest; None if there are fewer than windows.
+    """
+    of_rank: dict[int, dict[int, int]] = {rank: {} for rank in group.global_ranks}
+    for communicator, pipeline in context.groups.items():
+        if pipeline.parallelism == "PP":
+            for own, rank in enumerate(pipeline.global_ranks):
+                if rank in of_rank:
+                    of_rank[rank] |= waits.times_of(communicator, own)
+    steps = sorted(set.intersection(*(set(each) for each in of_rank.values())))[:-1]
+    count = min(len(steps), WINDOWS * steps_per_window(context)) // WINDOWS * WINDOWS
+    if not count:
+        return None
+    chosen = steps[-count:]
+    waited = np.array([[each[at] for at in chosen] for each in of_rank.values()], np.float64)
+    return np.asarray(chosen, np.int64), waited
+
+
+def hidden_lateness(
+    group: Group,
+    at_ns: NDArray[np.int64],
+    waits_ns: NDArray[np.float64],
+    context: Context,
+    is_open: Set[tuple[int, ...]],
+) -> Finding | None:
+    """The finding about the rank of a group that a pipeline bubble hides: it waits for its pipeline by so much less
+    than each other rank of the group, step after step, and nobody waits for it. Information only: it costs nothing.
+
+    `is_open`: ranks of open findings, for which half of the least lateness is enough.
+    """
+    settings, step_ns = context.settings.late_rank, context.step_ns or DEFAULT_STEP_NS
+    margins = margins_over_others(-waits_ns)
+    middles = medians(margins)
+    own = int(middles.argmax())
+    evidence = float(log_evidence(margins[own], np.array(_JITTER * step_ns)))
+    windows = medians(margins[own].reshape(WINDOWS, -1)) > 0
+    least_ns = settings.least_share * step_ns / (2 if (group.global_ranks[own],) in is_open else 1)
+    is_late = middles[own] >= least_ns and evidence >= settings.evidence
+    if not is_late or windows.sum() < WINDOWS_BAD or group.global_ranks[own] == NO_NUMBER:
+        return None
+    rank, late_ns = group.global_ranks[own], float(middles[own])
+    hosts = context.hosts_of((rank,))
+    return Finding(
+        kind=FindingKind.LATE_RANK,
+        severity=Severity.INFO,
+        job=context.job,
+        comm_id=group.comm_id,
+        parallelism=group.parallelism,
+        ranks=(rank,),
+        hosts=hosts,
+        since_ns=int(at_ns[0]),
+        confidence=round(min(_MOST_CONFIDENCE, posterior(evidence)), 3),
+        summary=(
+            f"rank {rank}{f' ({hosts[0]})' if hosts else ''} is {duration_text(late_ns)} later in each step than the "
+            f"other ranks of {group.name} where it waits for its pipeline: a bubble hides it; costs 0.0 % of step time"
+        ),
+        evidence={
+            "hidden_ns": round(late_ns),
+            "cost_ns": 0,
+            "cost_ratio": 0.0,
+            "steps_last": int((margins[own] > 0).sum()),
+            "steps": len(at_ns),
+            "groups": [group.comm_id],
+            "from_ns": int(at_ns[0]),
+            "to_ns": int(at_ns[-1]),
+        },
+    )

@@ -467,14 +467,16 @@ class ExchangeTimes:
 
     _by_member: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict[tuple[int, int], "dict[int, int]"])
 
-    def ingest_exchanges(self, exchanges: Columns, step_ns: int, keep: int) -> None:
-        """Takes launches of sends and receives (`rows.COLLECTIVE` with a rank); `keep` steps of each member stay."""
+    def ingest_exchanges(self, exchanges: Columns, step_ns: int, keep: int, *, of: str = "busy_ns") -> None:
+        """Takes launches of sends and receives (`rows.COLLECTIVE` with a rank); `keep` steps of each member stay. `of`:
+        the column that is summed up.
+        """
         if not len(exchanges):
             return
         at = exchanges["end_true_ns"] // step_ns * step_ns
         keys, inverse = distinct_together(exchanges["communicator"], exchanges["rank"], at)
         sums = [0] * len(keys[0])
-        for place, busy_ns in zip(inverse.tolist(), exchanges["busy_ns"].tolist(), strict=True):
+        for place, busy_ns in zip(inverse.tolist(), exchanges[of].tolist(), strict=True):
             sums[place] += busy_ns
         for communicator, rank, at_ns, busy_ns in zip(*(each.tolist() for each in keys), sums, strict=True):
             mine = self._by_member.get((communicator, rank))

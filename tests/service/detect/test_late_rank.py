@@ -274,3 +274,21 @@ def test_whoever_waited_for_the_root_of_a_broadcast_is_not_late_by_itself() -> N
         detector.ingest_collectives(np.concatenate([opening, collectives]), simulation.context)
         assert {finding.ranks for finding in detector.findings()} <= {(4,)}
     assert detector.findings()
+
+
+def test_lateness_that_a_pipeline_hides_is_information_and_a_jitter_of_waits_is_nothing() -> None:
+    """Rank 5 comes 5 ms later to its receives than rank 4, which does the same work, and no later to anything else."""
+    for hidden_ns, ranks in ((5_000_000, {(5,)}), (0, set[tuple[int, ...]]())):
+        simulation, detector = Simulation(Job(jitter=0.01, exchange_ns=1e5)), LateRank()
+        hosts, found = simulation.groups[simulation.by_kind["TP"][2]].hosts, list[Finding]()
+        for collectives in simulation.steps(30):
+            at_wait = np.flatnonzero(collectives["rank"] >= 0)
+            own = simulation.context.global_ranks_of(collectives[at_wait])
+            collectives["wait_ns"][at_wait[np.isin(own, (4, 5))]] = 20_000_000
+            collectives["wait_ns"][at_wait[own == 5][:1]] -= hidden_ns
+            detector.ingest_collectives(collectives, simulation.context)
+            found = detector.findings()
+        assert {finding.ranks for finding in found} == ranks
+        for finding in found:
+            assert (finding.severity, finding.hosts, finding.evidence["cost_ratio"]) == (Severity.INFO, hosts[:1], 0.0)
+            assert finding.evidence["hidden_ns"] == pytest.approx(5e6, rel=0.1)

@@ -165,3 +165,17 @@ def test_findings_about_the_same_wires_are_one_and_the_strongest_leads() -> None
     assert (lead.evidence["groups"], len(lead.evidence)) == (["pp0"], 3), "the larger loss leads"
     before = replace(drops[0], until_ns=link.since_ns - 1, since_ns=0)
     assert without_explained([link, before], groups) == [link, before], "another time is another fault"
+
+
+def test_a_slow_link_explains_who_is_late_since_then_but_not_a_rank_that_is_late_in_its_inner_group() -> None:
+    groups = {"dp0": Group(comm_id="dp0", parallelism="DP", global_ranks=(0, 1), hosts=("n1", "n2"))}
+    link = _about(FindingKind.SLOW_LINK, "dp0", hosts=("n2",))
+    passed_on = replace(_about(FindingKind.LATE_RANK, "dp1"), ranks=(1,), parallelism="DP", severity=Severity.WARNING)
+    (lead,) = without_explained([passed_on, link], groups)
+    assert lead.evidence["explains"] == ["late_rank dp1"]
+    for other in (
+        replace(passed_on, parallelism="TP"),
+        replace(passed_on, severity=Severity.CRITICAL),
+        replace(passed_on, since_ns=link.since_ns - 1),
+    ):
+        assert without_explained([other, link], groups) == [link, other]
