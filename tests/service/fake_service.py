@@ -189,8 +189,8 @@ class StoreMaker:
         if self._with_kernels:
             self._add_captures()
             self._add_clocks()
-            self._add_steps()
-        self._add_findings()
+            self._add_findings()
+        self._add_steps()
         return self.store
 
     def host(self, node: int) -> str:

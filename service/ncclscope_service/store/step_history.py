@@ -25,12 +25,21 @@ BUCKET: Final = np.dtype(
 """Some steps of a job in a row. The last bucket may hold fewer than the others."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepHistory:
     """The steps of one job. Where there would be too many buckets, two neighbours become one: 20 KiB for any job."""
 
     steps_per_bucket: int = 1
     _buckets: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, BUCKET))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, StepHistory)
+            and self.steps_per_bucket == other.steps_per_bucket
+            and np.array_equal(self._buckets, other._buckets)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it grows
 
     def add(self, steps: Columns) -> None:
         """Takes steps (`step_times.STEP`) in order; those without a duration are left out."""

@@ -129,8 +129,16 @@ def test_rows_that_left_the_window_are_still_in_the_last_minutes(
     mine, theirs = short.shown().jobs[0], whole.shown().jobs[0]
     in_memory = short.shown(short.added_at_once()).jobs[0].alignment
     captured = theirs.alignment.captured_ratio
+    assert mine.step is not None
+    assert theirs.step is not None
+    assert mine.step.now_ns == pytest.approx(theirs.step.now_ns, rel=0.01), (
+        "what left before its step had ended is left out"
+    )
     assert mine == replace(
-        theirs, alignment=replace(in_memory, captured_ratio=captured), exposed_ratio=mine.exposed_ratio
+        theirs,
+        alignment=replace(in_memory, captured_ratio=captured),
+        exposed_ratio=mine.exposed_ratio,
+        step=mine.step,
     ), "what is exposed is of the newest operations that are in memory"
     table = short.pipeline.store.operations.rows
     assert short.pipeline.recent.matches().sum() == len(table)
