@@ -103,6 +103,8 @@ _MOST_NAMED: Final = 8
 """Ranks for which one waits that are listed."""
 
 
+_FEW: Final = 2
+
 _WORDLESS: Final = frozenset({HangState.STOPPED, HangState.UNCLEAR})
 """States of a hang that name nobody."""
 
@@ -167,8 +169,8 @@ def _without_failure(said: Sequence[Failure], end: EndOfRanks, context: Context)
     if end.apart:
         words = f" ({min(said).line.text})" if said else ""
         why = (
-            f"{lost}ranks stopped up to {end.apart} operation{'s' if end.apart > 1 else ''} apart, and no line says "
-            f"why{words}: the job was killed, or its logs end before it did"
+            f"{lost}ranks stopped up to {end.apart} operation{'s' if end.apart > 1 else ''} apart{_furthest(end)}, and "
+            f"no line says why{words}: the job hung or was killed, or its logs end before it did"
         )
         return _made(Ending.UNCLEAR, why, context)
     if end.have_all_ended:
@@ -186,6 +188,16 @@ def _without_failure(said: Sequence[Failure], end: EndOfRanks, context: Context)
         )
         return _made(Ending.UNCLEAR, f"no line reports a failure, but {why}", context)
     return _made(Ending.ENDED_TOGETHER, "every rank ended at the same operations", context)
+
+
+def _furthest(end: EndOfRanks) -> str:
+    """Who is behind, where that is a few against all others: the one to look at, since a kill leaves the same trace."""
+    behind = [each for each in end.standing if each.behind == end.apart]
+    if len(behind) > _FEW or any(0 < each.behind < end.apart for each in end.standing):
+        return ""
+    names = names_of_ranks([each.rank for each in behind])
+    hosts = sorted({each.host for each in behind if each.host is not None})
+    return f" ({names}{f' on {names_of_hosts(hosts)}' if hosts else ''} behind all others)"
 
 
 def _failed(ending: Ending, failures: Sequence[Failure], context: Context) -> Verdict:

@@ -168,6 +168,17 @@ def test_the_verdict_of_a_job_that_may_go_on_is_provisional() -> None:
     assert verdict(context=replace(OVER, is_over=False)).is_provisional
 
 
+@pytest.mark.parametrize(
+    ("behind", "named"),
+    [((5,), "1 operation apart (rank 5 on host node2 behind all others), and"), ((1, 3, 5), "1 operation apart, and")],
+)
+def test_a_few_ranks_behind_all_others_are_named_and_not_accused(behind: tuple[int, ...], named: str) -> None:
+    """Where counts alone remain, a hang and a kill leave the same trace."""
+    found = verdict(behind=behind)
+    assert (found.ending, found.ranks) == (Ending.UNCLEAR, ())
+    assert named in found.summary
+
+
 def test_where_ranks_stood_begins_with_the_one_at_which_waits_end_and_shows_each_where_it_waits() -> None:
     groups = {index: group for index, group in Simulation(Job()).groups.items() if group.parallelism in ("TP", "DP")}
     tensor = next(group for group in groups.values() if group.global_ranks == (4, 5))
