@@ -51,7 +51,7 @@ def test_nothing_readable_ends_with_status_3_and_says_what_is_read(tmp_path: Pat
 def test_wrong_usage_ends_with_status_2(tmp_path: Path) -> None:
     _good_log(tmp_path / "good.log")
     log, out = str(tmp_path / "good.log"), str(tmp_path / "out")
-    assert run_command("analyze", log).returncode == 2
+    assert run_command("analyze", "--out", out).returncode == 2
     assert run_command("analyze", str(tmp_path / "missing"), "--out", out).returncode == 2
     assert run_command("analyze", log, "--out", out, "--iterations", "8-5").returncode == 2
     wrong_zone = run_command("analyze", log, "--out", out, "--log-timezone", "Mars/Olympus")
