@@ -15,6 +15,11 @@ from ncclscope_service.store.step_history import StepHistory
 _RECENT_STEPS: Final = 20
 _LEAST_STEPS: Final = 5
 """Of each side of a comparison."""
+_WARM_UP_STEPS: Final = 3
+_COMPARED_STEPS: Final = 100
+"""Before a finding."""
+_STEADY: Final = 0.05
+"""Distance of the quartiles, as a share of the median, up to which steps before a finding are compared with."""
 _COSTLY: Final = frozenset(
     {
         FindingKind.LATE_RANK,
@@ -39,7 +44,8 @@ class StepTimeView:
     now_ns: int
     """Duration of a step, median of the last `_RECENT_STEPS` or so."""
     before_ns: int | None
-    """The same before the first open finding that makes steps longer; None without one, or with too few steps."""
+    """The same before the first open finding that makes steps longer; None without one, or with too few or unsteady
+    steps before it."""
     slower_since_ns: int | None
     """When that finding began; None where `before_ns` is."""
 
@@ -70,23 +76,27 @@ def step_time(history: StepHistory | None, findings: Sequence[Finding]) -> StepT
     if since_ns is not None:
         is_before = rows["started_ns"] < since_ns
         is_recent &= ~is_before
-        if rows["steps"][is_before].sum() >= _LEAST_STEPS and rows["steps"][is_recent].sum() >= _LEAST_STEPS:
-            before_ns = _median(mean_ns[is_before], rows["steps"][is_before])
+        steps_left = np.cumsum((rows["steps"] * is_before)[::-1])[::-1]
+        is_before &= (np.cumsum(rows["steps"]) > _WARM_UP_STEPS) & (steps_left <= _COMPARED_STEPS)
+        before, weights = mean_ns[is_before], rows["steps"][is_before]
+        if weights.sum() >= _LEAST_STEPS and rows["steps"][is_recent].sum() >= _LEAST_STEPS:
+            low, middle, high = (_quantile(before, weights, share) for share in (0.25, 0.5, 0.75))
+            before_ns = middle if high - low <= _STEADY * middle else None
         is_recent[-1] = True
     return StepTimeView(
         steps=int(rows["steps"].sum()),
         since_ns=int(rows["started_ns"][0]),
-        now_ns=_median(mean_ns[is_recent], rows["steps"][is_recent]),
+        now_ns=_quantile(mean_ns[is_recent], rows["steps"][is_recent], 0.5),
         before_ns=before_ns,
         slower_since_ns=since_ns if before_ns is not None else None,
     )
 
 
-def _median(values: NDArray[np.float64], weights: NDArray[np.int64]) -> int:
-    """The weighted median."""
+def _quantile(values: NDArray[np.float64], weights: NDArray[np.int64], share: float) -> int:
+    """The weighted quantile."""
     order = np.argsort(values)
-    half = np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2)
-    return int(values[order[half]])
+    place = np.searchsorted(np.cumsum(weights[order]), weights.sum() * share)
+    return int(values[order[place]])
 
 
 def steps_view(history: StepHistory | None) -> StepsView:

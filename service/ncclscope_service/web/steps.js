@@ -82,7 +82,9 @@ export const drawSteps = (view, findings) => {
   setText("steps-note", `${amount(view.iteration.at(-1) + 1)} steps in ${age((last - view.started_ns[0]) / 1e9)}, times in UTC`
     + (view.steps_per_bucket > 1 ? `; mean and longest of each ${view.steps_per_bucket}` : ""));
   const x = view.started_ns.map((at) => new Date(at / 1e6).toISOString()); // plotly draws what it reads, and so UTC
-  const [least, most] = [Math.min(...view.mean_ns), Math.max(...view.mean_ns)];
+  const sorted = [...view.mean_ns].sort((a, b) => a - b);
+  const [least, most] = [sorted[Math.floor(sorted.length * 0.02)], sorted[Math.ceil(sorted.length * 0.98) - 1]]; // a first step of a minute hides all others
+  const isShort = last - view.started_ns[0] < 600e9;
   const [factor, unit] = most < 1e9 ? [1e-6, "ms"] : [1e-9, "s"];
   const margin = Math.max(0.2 * (most - least), 0.02 * most); // a slowing by a few percent must show
   const line = (values, name, style) => ({ type: "scatter", mode: "lines", name, x, y: values.map((value) => value * factor), line: style,
@@ -92,7 +94,7 @@ export const drawSteps = (view, findings) => {
   const flags = findings.filter((finding) => finding.since_ns > view.started_ns[0]).slice(0, 12);
   Plotly.react(plotIn(parent), traces, layout({
     margin: { l: 46, r: 20, t: 20, b: 24 },
-    xaxis: { type: "date", showgrid: false, tickformat: "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
+    xaxis: { type: "date", showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
     yaxis: { range: [Math.max(0, least - margin) * factor, (most + margin) * factor], zeroline: false, gridcolor: colour("line"), nticks: 4, ticksuffix: ` ${unit}`, tickfont: { size: 10.5 }, fixedrange: true },
     shapes: flags.map((finding) => ({ type: "line", x0: new Date(finding.since_ns / 1e6).toISOString(), x1: new Date(finding.since_ns / 1e6).toISOString(), yref: "paper", y0: 0, y1: 1,
       line: { dash: "2px,3px", width: 1.2, color: colour(finding.severity === "critical" ? "bad" : "warn") } })),

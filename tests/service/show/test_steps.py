@@ -73,6 +73,22 @@ def test_now_is_against_before_the_first_open_finding_that_costs_time() -> None:
     assert view.slower_since_ns == late.since_ns
 
 
+def test_steps_that_were_not_steady_are_compared_with_nothing() -> None:
+    """As at the start of a job: "429 % slower" was said of a demo whose first steps were short."""
+    history = StepHistory()
+    steps = _steps(60)
+    steps["duration_ns"][:6] = 74_000_000
+    history.add(steps)
+    assert steps_before(history, since_step=10) is None
+    assert steps_before(history, since_step=30) == _STEP_NS
+
+
+def steps_before(history: StepHistory, *, since_step: int) -> int | None:
+    view = step_time(history, [_finding(FindingKind.LATE_RANK, since_step=since_step)])
+    assert view is not None
+    return view.before_ns
+
+
 @pytest.mark.parametrize("since_step", [0, 2, 149])
 def test_with_few_steps_on_one_side_nothing_is_compared(since_step: int) -> None:
     history = StepHistory()
