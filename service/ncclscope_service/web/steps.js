@@ -83,7 +83,7 @@ export const drawSteps = (view, findings) => {
     + (view.steps_per_bucket > 1 ? `; mean and longest of each ${view.steps_per_bucket}` : ""));
   const x = view.started_ns.map((at) => new Date(at / 1e6).toISOString()); // plotly draws what it reads, and so UTC
   const sorted = [...view.mean_ns].sort((a, b) => a - b);
-  const [least, most] = [sorted[Math.floor(sorted.length * 0.02)], sorted[Math.ceil(sorted.length * 0.98) - 1]]; // a first step of a minute hides all others
+  const [least, most] = [sorted[Math.floor(sorted.length * 0.05)], sorted[Math.ceil(sorted.length * 0.95) - 1]]; // a first step of a minute hides all others
   const isShort = last - view.started_ns[0] < 600e9;
   const [factor, unit] = most < 1e9 ? [1e-6, "ms"] : [1e-9, "s"];
   const margin = Math.max(0.2 * (most - least), 0.02 * most); // a slowing by a few percent must show
