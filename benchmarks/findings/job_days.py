@@ -55,7 +55,7 @@ DELAYS_HEADER: Final = """\
 
 @dataclass(frozen=True, slots=True)
 class DayMode:
-    """What the detectors see of a day."""
+    """The part of a day that detectors see."""
 
     captured: float
     """Seconds of every hundred."""
@@ -119,7 +119,7 @@ class Day:
 
     @property
     def program(self) -> tuple[_Collectives, ...]:
-        """What a step does."""
+        """The collectives of a step."""
         return PROGRAMS[self.seed % len(PROGRAMS)]
 
     @property
@@ -203,7 +203,7 @@ class Day:
 
 
 def alarms_of_day(mode: DayMode, seed: int, hours: int = 24) -> tuple[list[str], float]:
-    """What the detectors say of a healthy day in a mode, and the hours that they saw kernels of."""
+    """Findings of a healthy day in a mode, and the hours of which detectors saw kernels."""
     day = Day(seed, hours)
     collectives, begins = day.steps()
     context, detectors = day.context(), Detectors()

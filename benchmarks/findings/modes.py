@@ -37,7 +37,7 @@ Told = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What of a job arrives."""
+    """The part of a job's data that arrives."""
 
     job: str
     """One of `JOBS`."""

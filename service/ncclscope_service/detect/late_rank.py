@@ -170,7 +170,7 @@ class LateRank:
         ]
 
     def _judge_hidden(self, context: Context, *, is_clear: bool) -> None:
-        """Names, as information, ranks whose lateness a pipeline hides, but none anew while one may be late that
+        """Names, as information, ranks whose lateness a pipeline hides, but no further one while one may be late that
         nothing hides (not `is_clear`): it changes how long others wait.
         """
         found: dict[Hashable, Finding] = {}

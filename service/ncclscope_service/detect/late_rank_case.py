@@ -152,16 +152,12 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     steps = judged.at_ns.shape[1]
     usual_step = context.step_ns or DEFAULT_STEP_NS
     evidence = log_evidence(own, _JITTER * usual_step / places)
+    settings = context.settings.late_rank
     if steps >= max(_MANY_STEPS, WINDOWS_BAD * steps_per_window(context)):
-        settings = context.settings.late_rank
         evidence = np.where(firm >= settings.firmness, np.inf, np.minimum(evidence, settings.evidence - _NOT_ENOUGH))
     ranks = np.array([each.global_ranks for each in groups])
-    own_settings = context.settings.late_rank
     floors = 1e3 * np.array(
-        [
-            own_settings.least_same_host_us if len(each.host_set()) == 1 else own_settings.least_other_host_us
-            for each in groups
-        ]
+        [settings.least_same_host_us if len(each.host_set()) == 1 else settings.least_other_host_us for each in groups]
     )
     is_considerable = (
         (windows.sum(axis=1) >= WINDOWS_BAD)

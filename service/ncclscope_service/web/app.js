@@ -6,14 +6,11 @@ import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
-import { drawSteps, headline, stateLine, verdict } from "./steps.js";
+import { SLOW, drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
 const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false, extent: "" };
 const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
-
-// Findings that show in a communicator's own bandwidth.
-const SLOW = new Set(["slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
 
 const go = (hash) => { location.hash = hash; };
 

@@ -103,5 +103,5 @@ byId("mark-form").addEventListener("submit", (event) => {
   send();
 });
 byId("mark-cancel").addEventListener("click", () => byId("mark").close());
-// The finding was drawn anew meanwhile: its button is another one.
+// The finding was drawn again meanwhile: its button is another one.
 byId("mark").addEventListener("close", () => document.querySelector(`.view:not([hidden]) [data-key="${CSS.escape(now.key)}"]`)?.focus());

@@ -6,6 +6,7 @@ import {
 } from "./format.js";
 import { marksInFull, marksInShort, markButtons, moment } from "./marks.js";
 import { toCommunicator, toJob, toRank } from "./router.js";
+import { slowing } from "./steps.js";
 
 const missing = () => element("span", { class: "not-recorded" }, NOT_RECORDED);
 export const shown = (value, format) => (isKnown(value) ? format(value) : missing());
@@ -19,7 +20,7 @@ const AWAIT_BY_DESIGN = new Set(["PP", "WORLD", "EMBEDDING"]);
 
 export const drawTiles = (job) => {
   const { step } = job;
-  const change = step !== null && isKnown(step.before_ns) ? step.now_ns / step.before_ns - 1 : null;
+  const change = slowing(step);
   const waiting = job.parallelisms.filter((each) => isKnown(each.wait_ratio) && !AWAIT_BY_DESIGN.has(each.parallelism)).sort((a, b) => b.wait_ratio - a.wait_ratio)[0];
   const slowest = job.communicators.filter((each) => each.busbw > 0 && each.baseline > 0 && !SMALL.has(each.main_size_class))
     .map((each) => [each.alias, each.busbw / each.baseline]).sort((a, b) => a[1] - b[1])[0];
@@ -34,13 +35,13 @@ export const drawTiles = (job) => {
       tone: slowest !== undefined && slowest[1] < 0.8 ? "warn" : null, hint: "The communicator that is furthest below the best bus bandwidth that it has shown" }));
 };
 
-const SEVERITIES = ["critical", "warning", "info"];
+export const GRAVE = { critical: 2, warning: 1, info: 0 };
 
 // The findings of a job, or of one of its parts, the gravest open ones first; `calm` (steps.verdict) is shown where none is open, null leaves it empty.
 export const drawFindings = (parent, overview, findings, calm) => {
   const opened = new Set([...parent.querySelectorAll("details[open]")].map((each) => each.dataset.finding));
   const isOver = (finding) => finding.until_ns !== null;
-  findings = [...findings].sort((a, b) => isOver(a) - isOver(b) || (isOver(a) ? 0 : SEVERITIES.indexOf(a.severity) - SEVERITIES.indexOf(b.severity)));
+  findings = [...findings].sort((a, b) => isOver(a) - isOver(b) || (isOver(a) ? 0 : GRAVE[b.severity] - GRAVE[a.severity]));
   if (!findings.some((finding) => finding.until_ns === null)) {
     const watched = calm === null ? [] : [element("p", { class: "calm", "data-state": calm.state }, calm.text, element("span", {}, calm.detail))];
     replace(parent, ...watched, ...findings.slice(0, 3).map((finding) => findingRow(overview, finding, opened)));

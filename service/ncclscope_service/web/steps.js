@@ -9,7 +9,11 @@ import { age, amount, capitalised, clockTime, duration, isKnown, percent, words 
 const ENOUGH_STEPS = 30;
 const LEAST_CHANGE = 0.005;
 
-const COSTLY = new Set(["late_rank", "slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
+// Findings that show in a communicator's own bandwidth.
+export const SLOW = new Set(["slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
+
+// By how much a step (StepTimeView, or null) is longer than before what is wrong began; null where that is not known.
+export const slowing = (step) => (isKnown(step?.before_ns) ? step.now_ns / step.before_ns - 1 : null);
 
 const who = (finding) => {
   const hosts = finding.hosts.length > 0 && finding.hosts.length <= 2 ? finding.hosts.join(" and ") : `${finding.hosts.length} hosts`;
@@ -24,9 +28,9 @@ const cause = (finding) => (finding.evidence.cost_ns > 0
 export const headline = (job, open) => {
   const { step } = job;
   if (step === null) return "Step time: not known yet";
-  const change = isKnown(step.before_ns) ? step.now_ns / step.before_ns - 1 : 0;
+  const change = slowing(step);
   const against = change >= LEAST_CHANGE ? `, ${percent(change)} slower since ${clockTime(step.slower_since_ns)}` : "";
-  const costly = open.filter((finding) => COSTLY.has(finding.kind) && finding.severity !== "info")
+  const costly = open.filter((finding) => (finding.kind === "late_rank" || SLOW.has(finding.kind)) && finding.severity !== "info")
     .sort((a, b) => (b.evidence.cost_ns ?? 0) - (a.evidence.cost_ns ?? 0));
   const causes = costly.slice(0, 3).map(cause).join("; ");
   return `Step ${duration(step.now_ns * 1e-9)}${against}${causes && `: ${causes}`}`;

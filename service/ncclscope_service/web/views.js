@@ -4,11 +4,9 @@ import { drawWaits } from "./charts.js";
 import { drawRankHistory, drawSeries, drawSizes } from "./detail_charts.js";
 import { byId, element, kindOf, replace, setText } from "./dom.js";
 import { amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass } from "./format.js";
-import { SMALL, bar, drawFindings, limitBar, shown, table, tile } from "./panels.js";
+import { GRAVE, SMALL, bar, drawFindings, limitBar, shown, table, tile } from "./panels.js";
 import { toCommunicator, toJob, toRank } from "./router.js";
 import { fleetVerdict } from "./steps.js";
-
-const GRAVE = { critical: 2, warning: 1, info: 0 };
 
 // Ranks of different pipeline stages wait for each other by design.
 const SPANS_STAGES = new Set(["PP", "EMBEDDING"]);

@@ -162,7 +162,7 @@ _KILLING: Final = frozenset({"9", "15", "SIGKILL", "SIGTERM", "Killed", "CANCELL
 
 
 def _ended(fields: Fields) -> Fields:
-    """What became of a program, by its signal or in words: those that kill it come from outside."""
+    """The end of a program, by its signal or in words: signals that kill it come from outside."""
     status = str(fields.pop("status", ""))
     return {**fields, "what": "killed" if status.removeprefix("-") in _KILLING else "exited"}
 
