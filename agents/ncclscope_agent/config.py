@@ -67,6 +67,17 @@ class AgentSettings:
         "Free the disk space of log data that the service has, by punching holes. It cannot be read again.",
         unit="yes|no",
     )
+    release_owner: str = _set(
+        "",
+        "Release logs of this user only; required of an agent of root. Default: the owner of their folder, or the "
+        "agent's user.",
+        unit="USER",
+    )
+    follow_links: bool = _set(
+        False,
+        "Follow symbolic links to logs and dumps; who may write there can have the agent read what it may read.",
+        unit="yes|no",
+    )
     window_bytes: int = _set(
         16 * 1024**2,
         "Limit on data that is sent and not acknowledged. Beyond it, files wait unread.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,9 +16,10 @@ from ncclscope_agent.config import AgentSettings, zones_ns
 from ncclscope_agent.files.exports import ExportFollower
 from ncclscope_agent.files.follower import Followed, FollowerStatistics
 from ncclscope_agent.files.logs import LogFollower
-from ncclscope_agent.files.paths import PathPatterns
+from ncclscope_agent.files.paths import PathPatterns, named_folder
 from ncclscope_agent.files.watch import DirectoryWatch
 from ncclscope_wire.batch import Batch
+from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import Position
 from ncclscope_wire.records import SourceKind
 
@@ -24,7 +27,6 @@ _log = structlog.get_logger(__name__)
 
 _REFRESH_NS: Final = 2_000_000_000
 """How often directories that were not there are looked for."""
-_WILDCARDS: Final = frozenset("*?[%")
 
 
 class MissingPlaces:
@@ -115,12 +117,17 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
     followed: list[Followed] = []
     texts: list[LogFollower] = []
     if settings.logs:
-        logs = LogFollower(settings.logs, zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns))
+        logs = LogFollower(
+            settings.logs,
+            zones_ns=zones_ns(settings.log_timezone, now_ns=now_wall_ns),
+            release_owner=_release_owner(settings),
+            follow_links=settings.follow_links,
+        )
         texts.append(logs)
         known = follow_texts(logs, settings.logs, settings, resources)
         followed.append(replace(known, release=logs.release) if settings.release_logs else known)
     if settings.inspector:
-        dumps = LogFollower(settings.inspector, kind=SourceKind.INSPECTOR)
+        dumps = LogFollower(settings.inspector, kind=SourceKind.INSPECTOR, follow_links=settings.follow_links)
         texts.append(dumps)
         followed.append(follow_texts(dumps, settings.inspector, settings, resources))
     if texts:
@@ -142,6 +149,26 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
     return followed
 
 
+def _release_owner(settings: AgentSettings) -> int | None:
+    """The user whose logs alone are released; None if the operator named none.
+
+    Raises:
+        ConfigError: there is no such user, or the agent is root's and nobody was named.
+    """
+    owner = settings.release_owner
+    if not owner:
+        if settings.release_logs and os.geteuid() == 0:
+            raise ConfigError(
+                "--release-logs: root may write to everybody's files: name the user whose logs are released "
+                "(--release-owner USER)"
+            )
+        return None
+    try:
+        return int(owner) if owner.isdecimal() else pwd.getpwnam(owner).pw_uid
+    except KeyError:
+        raise ConfigError(f"--release-owner: there is no user {owner!r}") from None
+
+
 def follow_texts(
     files: LogFollower, patterns: Sequence[str], settings: AgentSettings, resources: ExitStack
 ) -> Followed:
@@ -160,14 +187,5 @@ def follow_texts(
 
 
 def watched_directories(patterns: Iterable[str]) -> list[Path]:
-    """The directories of patterns up to the first part with a wildcard: where files that match may appear."""
-    directories: set[Path] = set()
-    for pattern in patterns:
-        plain: list[str] = []
-        for part in Path(pattern).parts:
-            if _WILDCARDS & set(part):
-                break
-            plain.append(part)
-        path = Path(*plain)
-        directories.add(path if path.is_dir() else path.parent)
-    return sorted(directories)
+    """The directories that patterns name: where files that match may appear."""
+    return sorted({Path(pattern) if Path(pattern).is_dir() else named_folder(pattern) for pattern in patterns})

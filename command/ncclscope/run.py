@@ -192,6 +192,7 @@ def run(
         environment[variable_of("connect")] = connect
     if prepared.is_own_log:
         environment.setdefault(variable_of("release_logs"), "yes")
+        environment.setdefault(variable_of("release_owner"), str(os.geteuid()))
     folder = Path(prepared.log_file).parent
     locked = _lock(folder)
     if not first:

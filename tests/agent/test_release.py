@@ -329,7 +329,10 @@ def test_a_refusal_is_told_once_counted_per_file_and_not_asked_for_again() -> No
     releaser, handle = LogReleaser(limits=SMALL), sealed_file(1_000_000)
     with capture_logs() as told:
         for key in ("a", "b", "a", "b"):
-            assert releaser.release(handle, key=key, name=f"{key}.log", applied=1_000_000, is_same=lambda: True) == 0
+            given = releaser.release(
+                handle, key=key, name=f"{key}.log", applied=1_000_000, folder_owner=os.geteuid(), is_same=lambda: True
+            )
+            assert given == 0
     assert os.fstat(handle).st_blocks * 512 >= 1_000_000
     os.close(handle)
     assert releaser.refused == {"not_permitted": 2}
@@ -360,7 +363,8 @@ def test_refusals_are_among_what_the_agent_says_it_skipped(tmp_path: Path) -> No
 
 def test_releasing_is_off_unless_it_is_asked_for(tmp_path: Path) -> None:
     def asked(given: dict[str, object], environment: dict[str, str]) -> bool:
-        loaded = load({"logs": (str(tmp_path / "*.log"),), **given}, environment, host="h")
+        named = {"logs": (str(tmp_path / "*.log"),), "release_owner": str(os.geteuid())}
+        loaded = load({**named, **given}, environment, host="h")
         with ExitStack() as resources:
             (known,) = followers(loaded, resources, host="h", now_wall_ns=SECOND)
         assert (known.release is not None) is loaded.release_logs

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from ncclscope_agent.files import tail
-from ncclscope_agent.files.paths import PathPatterns, identity_of
+from ncclscope_agent.files.paths import LinkError, PathPatterns
 from ncclscope_agent.files.release import data_after
 from ncclscope_agent.files.tail import Decision, FileIdentity, Tail
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.nccl_log.reader import MAX_LINE_BYTES, MAX_TEMPLATES, NcclLogReader
+
+_log = structlog.get_logger(__name__)
 
 _CROWDED_SHARE: Final = 0.75
 
@@ -53,9 +57,13 @@ class FollowLimits:
 class OpenFile:
     """One open file, its reader, and what was read from it and not by the reader yet."""
 
-    def __init__(self, path: Path, handle: int, state: Tail, *, is_zone_open: bool) -> None:
+    def __init__(
+        self, path: Path, handle: int, state: Tail, *, is_zone_open: bool, folder_owner: int | None = None
+    ) -> None:
         self.path = path
         self.handle = handle
+        self.folder_owner = folder_owner
+        """The user who owns the folder it was found in; None if a link may have led to it."""
         self.tail = state
         self.reader: NcclLogReader | InspectorReader | None = None
         self.must_be_new = False
@@ -136,12 +144,14 @@ class FileFinder:
         self._scanned_ns = now_ns
         found: dict[FileIdentity, Path] = {}
         for path in self._patterns.paths():
-            identity = identity_of(path)
-            if identity is not None:
+            identity = self._patterns.identity_of(path)
+            if self._patterns.is_refused_link(path):
+                self._refuse_link(path)
+            elif identity is not None:
                 found.setdefault(identity, path)
         for identity, file in self.files.items():
             file.path = found.get(identity, file.path)
-            file.tail.on_path(identity if identity in found else identity_of(file.path))
+            file.tail.on_path(identity if identity in found else self._patterns.identity_of(file.path))
         self._left_alone = {
             identity: path for identity, path in self._left_alone.items() if found.get(identity) == path
         }
@@ -155,7 +165,10 @@ class FileFinder:
             self._skipped["file_too_many"] += 1
             return
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            handle, folder_owner = self._patterns.open(path)
+        except LinkError:
+            self._refuse_link(path)
+            return
         except OSError:
             self._skipped["file_unreadable"] += 1
             return
@@ -164,7 +177,15 @@ class FileFinder:
         if not stat.S_ISREG(status.st_mode) or identity in self.files:
             os.close(handle)
             return
-        self.files[identity] = OpenFile(path, handle, self._tail(identity), is_zone_open=self._has_zones)
+        self.files[identity] = OpenFile(
+            path, handle, self._tail(identity), is_zone_open=self._has_zones, folder_owner=folder_owner
+        )
+
+    def _refuse_link(self, path: Path) -> None:
+        """Counts a link, at each look, and reports the first."""
+        if not self._skipped["file_is_a_link"]:
+            _log.warning("logs_link", file=str(path), said="links are not followed: name its target, or --follow-links")
+        self._skipped["file_is_a_link"] += 1
 
     def _tail(self, identity: FileIdentity) -> Tail:
         limits = self._limits
@@ -176,7 +197,7 @@ class FileFinder:
         file.reader = file.last_decision = None
         file.must_be_new = True
         # The new tail knows nothing of the path yet.
-        file.tail.on_path(identity_of(file.path))
+        file.tail.on_path(self._patterns.identity_of(file.path))
 
     def drop(self, file: OpenFile) -> None:
         """Closes a file."""

@@ -27,6 +27,7 @@ from ncclscope_agent.files.reading import Begun, FileReading
 from ncclscope_agent.files.release import LogReleaser, ReleaseLimits, data_after
 from ncclscope_agent.files.tail import Decision, FileIdentity, Verdict, identity_in
 from ncclscope_agent.sources.nccl_log.batches import TextBatch, batches_of
+from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.messages import Position
 from ncclscope_wire.records import Source, SourceGap, SourceKind
@@ -106,14 +107,16 @@ class LogFollower:
         positions: Mapping[str, Position] = MappingProxyType({}),
         limits: FollowLimits | None = None,
         release_limits: ReleaseLimits | None = None,
+        release_owner: int | None = None,
+        follow_links: bool = False,
     ) -> None:
         self._kind = kind
         self._limits = limits or FollowLimits()
         self._skipped: Counter[str] = Counter()
-        names = PathPatterns(patterns, root)
+        names = PathPatterns(patterns, root, follow_links=follow_links)
         self._finder = FileFinder(names, self._limits, self._skipped, has_zones=len(zones_ns) > 1)
         self._reading = FileReading(kind, names, zones_ns, self._limits, self._skipped, positions=positions)
-        self._releaser = LogReleaser(limits=release_limits)
+        self._releaser = LogReleaser(limits=release_limits, owner=release_owner)
         self._looks_for_gone = True
         """Sources that are gone are still to be reported."""
         self._began_ns: int | None = None
@@ -226,6 +229,7 @@ class LogFollower:
     def release(self, applied: Mapping[str, int]) -> int:
         """Has the space of what was applied given back; returns how many bytes that were.
 
+        Only of files in which operations of NCCL were read: others match the pattern by chance or malice.
         `applied` tells by source key how far the service has a source. Not to be called while `poll` runs.
         """
         released = 0
@@ -234,11 +238,14 @@ class LogFollower:
             if file.reader is not None:
                 key = file.reader.source.key
                 followed_keys.add(key)
+                if not (isinstance(file.reader, NcclLogReader) and file.reader.has_read_operations):
+                    continue
                 released += self._releaser.release(
                     file.handle,
                     key=key,
                     name=file.reader.source.name,
                     applied=min(applied.get(key, 0), file.reader.position),
+                    folder_owner=file.folder_owner,
                     is_same=file.is_same,
                 )
         self._releaser.keep_only(followed_keys)
@@ -257,7 +264,7 @@ class LogFollower:
     def statistics(self) -> FollowerStatistics:
         """Counts since this follower was made, and what is unread now.
 
-        Files that cannot be followed are among what was skipped, once per look: "file_unreadable",
+        Files that cannot be followed are among what was skipped, once per look: "file_unreadable", "file_is_a_link",
         "file_not_a_log" ("file_not_inspector"), "file_too_many"; and those whose space is not given back, by reason.
         """
         files = self._finder.files.values()

@@ -8,6 +8,10 @@ The first block stays, because the file is known by it (`tail.py`), and a last s
 end of the log. Nothing is truncated, locked or renamed, and the file is open for writing only during the call. A file
 is left alone from the first refusal on.
 
+Who may write logs may put another's file among them. So nothing is released but what its reader found operations of
+NCCL in, that has one name, was reached by no link, and belongs to the owner of its folder, to the agent's user, or to
+the one user that the operator named.
+
 Known loss: a job that starts again under the same name truncates the file. If it does so and writes more than
 the first block in the microseconds between the last look at the file's beginning and the call, what it wrote
 there is released unread; whoever reads the file meets the hole and reports a gap ("released").
@@ -46,6 +50,9 @@ _REFUSALS: Final[Mapping[int, tuple[str, str]]] = {
     errno.EPERM: ("not_permitted", "the file is append-only, immutable or sealed (see lsattr): take that away"),
     errno.ETXTBSY: ("busy", "the file is used as swap or as a program"),
     errno.EREMOTE: ("shared", "another node may write to the log: write it to a local disk"),
+    errno.ELOOP: ("link", "a link may have led to it: name the folder in which the logs lie"),
+    errno.EMLINK: ("two_names", "the file has a second name (a hard link)"),
+    errno.EUSERS: ("not_the_owners", "not of the folder's owner, the agent's user or --release-owner"),
 }  # fmt: skip
 
 
@@ -64,24 +71,36 @@ class ReleaseLimits:
 class LogReleaser:
     """Releases what was applied of followed logs, and remembers what was refused."""
 
-    def __init__(self, *, limits: ReleaseLimits | None = None) -> None:
+    def __init__(self, *, limits: ReleaseLimits | None = None, owner: int | None = None) -> None:
         self._limits = limits or ReleaseLimits()
+        self._owner = owner
+        """The user whose files are released; None: whoever owns the folder, or runs the agent."""
         self._released: dict[str, int] = {}
         self._left_alone: set[str] = set()
         self._reported: set[tuple[int, str]] = set()
         self.refused = Counter[str]()
         """Files that are left alone, by reason."""
 
-    def release(self, handle: int, *, key: str, name: str, applied: int, is_same: Callable[[], bool]) -> int:
+    def release(
+        self,
+        handle: int,
+        *,
+        key: str,
+        name: str,
+        applied: int,
+        folder_owner: int | None,
+        is_same: Callable[[], bool],
+    ) -> int:
         """Releases what it can of the file behind an open handle; returns how many bytes that were.
 
-        `applied` is how far the service has it; `is_same` tells whether it is still the file that was read, and is
-        asked before each call. Never raises: a refusal is reported once per disk and reason, and counted per file.
+        `applied` is how far the service has it; `folder_owner` the user who owns its folder, None if a link may have
+        led to it; `is_same` tells whether it is still the file that was read, and is asked before each call. Never
+        raises: a refusal is reported once per disk and reason, and counted per file.
         """
         if key in self._left_alone:
             return 0
         try:
-            return self._release(handle, key, applied, is_same)
+            return self._release(handle, key, applied, folder_owner, is_same)
         except OSError as error:
             unknown = "failed", "nothing more is released of this file"
             reason, advice = _REFUSALS.get(error.errno or 0, unknown)
@@ -99,7 +118,9 @@ class LogReleaser:
         self._left_alone &= keys
         self._released = {key: end for key, end in self._released.items() if key in keys}
 
-    def _release(self, handle: int, key: str, applied: int, is_same: Callable[[], bool]) -> int:
+    def _release(
+        self, handle: int, key: str, applied: int, folder_owner: int | None, is_same: Callable[[], bool]
+    ) -> int:
         limits, status = self._limits, os.fstat(handle)
         begin, end = releasable(applied, status, self._released.get(key, 0), limits)
         if end - begin < limits.step_bytes:
@@ -107,6 +128,12 @@ class LogReleaser:
         # What an agent before this one released is a hole already, and may be long.
         begin = min(max(begin, data_after(handle, begin)), end)
         self._released[key] = begin
+        if folder_owner is None:
+            raise OSError(errno.ELOOP, "links are followed")
+        if status.st_nlink > 1:
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+        if status.st_uid not in ({folder_owner, os.geteuid()} if self._owner is None else {self._owner}):
+            raise OSError(errno.EUSERS, f"its owner is user {status.st_uid}")
         if kind := shared_file_system(handle):
             raise OSError(errno.EREMOTE, f"the log lies on {kind}")
         # Through the handle and not by the name, which may lead to another file by now.

@@ -95,6 +95,11 @@ class NcclLogReader(LineReader):
             lines_in_iterations=self._lines_in_iterations,
         )
 
+    @property
+    def has_read_operations(self) -> bool:
+        """Whether a line of an operation was read: the file is a log of NCCL, whatever else it holds."""
+        return self._records.templates.size > 0
+
     def watch_unknown(self, on_unknown: Callable[[bytes], None]) -> None:
         """From now on, calls this with level and message of each line without a family: it may be a new form."""
         self._records.others.on_unknown = on_unknown
