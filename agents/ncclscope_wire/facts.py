@@ -214,6 +214,18 @@ class PathNotUsed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfiFailure(Fact):
+    """libfabric (EFA, Slingshot) failed under aws-ofi-nccl."""
+
+    what: Name
+    """One of "register memory" and "complete a request"."""
+    code: Signed | None = None
+    """libfabric's error number; negative as `fi_mr_regattr` returns it."""
+    error: Text | None = None
+    """The provider's words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherWarning(Fact):
     """A warning of NCCL or of a plug-in that has no record of its own, as printed."""
 
@@ -324,6 +336,7 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
     CommunicatorTrouble,
     Misuse,
     MemoryFailure,
+    OfiFailure,
     OtherWarning,
     TorchTimeout,
     TorchProgress,

@@ -470,6 +470,11 @@ def _bytes_of(fact: facts.MemoryFailure) -> str:
     return "" if fact.size_bytes is None else f" of {fact.size_bytes} bytes"
 
 
+def _ofi_text(fact: facts.OfiFailure) -> str:
+    code = "" if fact.code is None else f" (error {fact.code})"
+    return f"libfabric could not {fact.what}{': ' if fact.error else ''}{fact.error or ''}{code}"
+
+
 def _ranks_of(fact: facts.Misuse) -> str:
     return f" (communicator ranks {', '.join(map(str, fact.ranks))})" if fact.ranks else ""
 
@@ -495,7 +500,7 @@ def _may_be_exit(logged: LoggedFact) -> bool:
         return fact.what == "closed"
     if isinstance(fact, facts.CudaFailure):
         return _SHUTTING_DOWN in fact.error
-    if isinstance(fact, facts.OtherWarning):
+    if isinstance(fact, facts.OtherWarning | facts.OfiFailure):
         return logged.is_behind_operations
     return isinstance(fact, facts.CommunicatorTrouble) and fact.what == "abort"
 
@@ -541,6 +546,12 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             Severity.CRITICAL,
             lambda fact: ("port", fact.host, fact.device) if fact.is_failed else None,
             lambda fact: f"NCCL stopped using network device {fact.device}",
+        ),
+        _of(
+            facts.OfiFailure,
+            Severity.CRITICAL,
+            lambda fact: ("ofi", fact.what, fact.code),
+            _ofi_text,
         ),
         _of(
             facts.ConnectionTrouble,

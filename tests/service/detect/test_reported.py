@@ -191,6 +191,35 @@ def test_a_warning_in_front_of_the_first_operation_is_reported_at_once() -> None
     assert len(detector.findings(SECOND)) == 1
 
 
+def test_what_libfabric_could_not_do_is_one_failure_of_all_hosts_by_its_error() -> None:
+    detector = Reported()
+    failures = [
+        facts.OfiFailure(line=n, host=f"node{n}", pid=1, what="register memory", code=-22, error="Invalid argument")
+        for n in (0, 1)
+    ]
+    detector.ingest_facts(
+        [said(fact) for fact in (*failures, facts.OfiFailure(line=9, host="node2", what="complete a request"))], CONTEXT
+    )
+    first, second = detector.findings(SECOND)
+    assert {(each.kind, each.severity) for each in (first, second)} == {
+        (FindingKind.REPORTED_FAILURE, Severity.CRITICAL)
+    }
+    assert {first.summary, second.summary} == {
+        "libfabric could not register memory: Invalid argument (error -22) (reported 2 times by hosts node0 and node1)",
+        "libfabric could not complete a request (reported once by host node2)",
+    }
+
+
+def test_what_libfabric_could_not_do_behind_the_last_operation_is_no_failure_by_itself() -> None:
+    detector = Reported()
+    fact = facts.OfiFailure(line=9, host="node2", pid=1, what="complete a request", code=107)
+    detector.ingest_facts([said(fact)._replace(is_behind_operations=True)], CONTEXT)
+    assert detector.findings(SECOND) == []
+    assert [each.summary for each in detector.findings(SECOND, is_stuck=True)] == [
+        "libfabric could not complete a request (error 107) (reported once by host node2)"
+    ]
+
+
 def test_a_faster_path_that_could_not_be_used_is_a_misconfiguration() -> None:
     detector = Reported()
     reasons = ("SHARP coll init error: Cannot create SHArP job(-11)", "Cannot initialize CollNet")

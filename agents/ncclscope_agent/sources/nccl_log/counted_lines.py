@@ -149,11 +149,7 @@ _ROWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             r"IBM CPU \(PCI <n>, InterCpu <n>\)",
             r"/sys/[\w/.:-]{1,400} -> <n>(?:/<n>){1,8}",
         ),
-        "call_failure": (
-            r"Call to \w{1,80} failed[\x20-\x7e]{0,400}",
-            r"NET/OFI Unable to register memory \(type = <n>\) for device <n>\. RC: <n>, Error: <text>",
-            r"NET/OFI Request <hex> completed with error\.?(?: RC: <n>)?",
-        ),
+        "call_failure": (r"Call to \w{1,80} failed[\x20-\x7e]{0,400}",),
         "proxy": (
             r"\[Proxy (?:Service|Service UDS|Progress)\] Device <n> CPU core <n>",
             r"\[Proxy Service(?: UDS)?\] exit: stop <n> abortFlag <n>",

@@ -6,7 +6,7 @@ A warning may also come as INFO, with file and line inside the message, if NCCL 
 
 *Source:* NCCL `src/include/checks.h`, `src/include/cudawrap.h` (CUDA), `src/misc/ibvwrap.cc` (verbs), `src/transport/net_ib.cc` and
 `src/transport/net_ib/` (InfiniBand), `src/misc/socket.cc`, `src/proxy.cc`, `src/init.cc`, `src/include/alloc.h`; PyTorch
-`torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp`.
+`torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp`; aws-ofi-nccl `src/nccl_ofi_sendrecv`, `src/nccl_ofi_rdma` (`NET/OFI`).
 """
 
 from __future__ import annotations
@@ -138,6 +138,19 @@ FAILURES: Final[tuple[Family, ...]] = (
         facts.Misuse,
         r"(?P<what>(?:Error : no|No) algorithm/protocol available)(?: for function \w{1,40})?[\x20-\x7e]{0,200}",
         starts=("Error : no", "No algorithm"),
+    ),
+    *forms(
+        "ofi_failure",
+        facts.OfiFailure,
+        rf"NET/OFI Unable to register memory \(type = \d+\) for device \d+\. RC: (?P<code>-?\d+), Error: (?P<error>{_TEXT}{{1,300}})",
+        fixed={"what": "register memory"},
+    ),
+    *forms(
+        "ofi_failure",
+        facts.OfiFailure,
+        r"NET/OFI Request (?:0x)?[0-9a-f]{1,16}(?: seq \d+)? completed with error\."
+        rf"(?: RC: (?P<code>-?\d+)\.?(?: Flags: \d+\.)?(?: Error: (?P<error>{_TEXT}{{1,600}}?)(?:\. Completed length: {_TEXT}{{1,400}})?)?)?",
+        fixed={"what": "complete a request"},
     ),
     *forms(
         "memory_failure",
