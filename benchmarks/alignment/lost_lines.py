@@ -403,7 +403,7 @@ def _line(case: Case, healthy: Tally, faulty: Followed, hung: Followed) -> str:
         if each.kind is FindingKind.CLOCK_FAULT and "host_time_ns" in each.evidence
         for host in each.hosts
     }
-    is_set = "-" if case.capture == "none" else _found("node02" in set_hosts)
+    is_set = "-" if case.capture == "none" else _found("node01" in set_hosts)
     return (
         f"| {case.shape} | {case.nccl} | {'yes' if case.stamps else 'no'} | {case.capture} | {case.loss}"
         f" | {_share(healthy.measured, healthy.possible)} | {_share(healthy.wrong, healthy.judged)}"

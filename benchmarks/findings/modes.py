@@ -129,7 +129,7 @@ FAULTS: Final[dict[str, _Fault]] = {
     ),
     "slow link, 20 %": _Fault(
         "slow_link:node=1,factor=0.8,from={onset}", _LINKS,
-        Expected(kinds=frozenset({_K.SLOW_LINK}), hosts=("node02",), allowed=_AFTER), frozenset({"time"}),
+        Expected(kinds=frozenset({_K.SLOW_LINK}), hosts=("node01",), allowed=_AFTER), frozenset({"time"}),
     ),
     "hang": _Fault(
         "hang:rank=5,at={at}", (*_SMALL, "64: tp8 pp4 dp2"),

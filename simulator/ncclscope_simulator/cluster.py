@@ -106,7 +106,7 @@ def build_cluster(config: SimulationConfig) -> Cluster:
     nodes: list[Node] = []
     workers: list[Worker] = []
     for index in range(config.nodes):
-        host = f"node{index + 1:02d}"
+        host = f"node{index:02d}"
         ranks = range(index * config.gpus, (index + 1) * config.gpus)
         first_pid = 20_000 + int(random.integers(0, 20_000))
         owned = [tuple(ranks)] if config.process_per_node else [(rank,) for rank in ranks]

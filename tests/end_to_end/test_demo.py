@@ -138,5 +138,5 @@ def test_a_demo_of_which_a_part_was_killed_says_so_and_leaves_no_process_behind(
         children = _children(demo.pid)
         os.kill(children[-1], signal.SIGKILL)
         assert demo.wait(PATIENCE_SECONDS) == 1
-    assert "agent-node04 was ended by SIGKILL" in (tmp_path / "demo.log").read_text()
+    assert "agent-node03 was ended by SIGKILL" in (tmp_path / "demo.log").read_text()
     assert [child for child in children if Path(f"/proc/{child}").exists()] == []

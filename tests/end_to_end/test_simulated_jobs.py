@@ -98,7 +98,7 @@ def test_a_clean_capture_is_aligned_exactly_live(version: str, tmp_path: Path) -
     _simulate(tmp_path / "job", "--nccl", version, "--chunk-seconds", "0.5", "--iterations", "4")
     kept = ("--data", str(tmp_path / "data"), "--snapshot-on-end", str(tmp_path / "out"))
     with serving(tmp_path / "service.log", *kept) as service:
-        for node in ("node01", "node02"):
+        for node in ("node00", "node01"):
             done = run_command(
                 *("agent", "--once", "--connect", f"127.0.0.1:{service.agents}", "--name", node, "--job", "default"),
                 *("--logs", str(tmp_path / "job" / "logs" / f"*{node}*")),

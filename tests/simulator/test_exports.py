@@ -111,7 +111,7 @@ def test_a_clock_step_moves_all_later_times_of_its_host(simulate: Simulate) -> N
         iteration: {
             row["start_ns"] - row["start_true_ns"]
             for row in truth(folder)
-            if row["host"] == "node02" and row["iteration"] == iteration and row["start_ns"] is not None
+            if row["host"] == "node01" and row["iteration"] == iteration and row["start_ns"] is not None
         }
         for iteration in (0, 1)
     }

@@ -133,7 +133,7 @@ def test_stamps_are_the_hosts_own_clock_in_utc(simulate: Simulate) -> None:
 
 def test_the_bare_version_line_goes_to_stdout_up_to_2_21(simulate: Simulate) -> None:
     older, newer = simulate(nccl="2.21", capture="none"), simulate(nccl="2.22", capture="none")
-    assert (older / "logs" / "stdout.node01.log").read_text() == "NCCL version 2.21.5+cuda12.4\n"
+    assert (older / "logs" / "stdout.node00.log").read_text() == "NCCL version 2.21.5+cuda12.4\n"
     assert not any("NCCL version" in line for line in log_lines(older))
     assert not list((newer / "logs").glob("stdout*"))
     assert any(line.endswith("[0] NCCL INFO NCCL version 2.22.3+cuda12.4") for line in log_lines(newer))

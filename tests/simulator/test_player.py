@@ -47,10 +47,10 @@ def test_nothing_is_written_before_its_time(tmp_path: Path) -> None:
     (clock,) = [
         host
         for name, host in json.loads((tmp_path / "truth" / "job.json").read_text())["hosts"].items()
-        if name == "node01"
+        if name == "node00"
     ]
     assert clock["offset_ns"] == 0
-    stamps = [line[1:27] for line in log_lines(tmp_path) if "] node01:" in line]
+    stamps = [line[1:27] for line in log_lines(tmp_path) if "] node00:" in line]
     assert stamps
     assert max(stamps) <= "2026-03-02 11:00:00.900000"
     assert len(list(tmp_path.rglob("*.sqlite"))) == 2
