@@ -36,7 +36,8 @@ from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import PROTOCOL_VERSION
 
 _GB: Final = 1e9
-_MB: Final = 1e6
+_GIB: Final = 1 << 30
+_MIB: Final = 1 << 20
 _FULL_HOURS: Final = 24.0
 """A disk that the logs fill within a day is reported."""
 _NO_LOGS: Final = "is it quoted, and the folder of NCCL_DEBUG_FILE? Logs appear when a job makes its first communicator"
@@ -233,9 +234,8 @@ def _check_space(checked: Checked, log: Path) -> None:
     rate = here[0].bytes_per_hour if here else None
     free = node.free_bytes(log)
     if rate and free is not None and free / rate < _FULL_HOURS:
-        text = (
-            f"the disk of {log} has {free / _GB:.3g} GB free, which is {free / rate:.1f} hours of log (--release-logs)"
-        )
+        room = f"{free / _GIB:.3g} GiB free, which is {free / rate:.1f} hours of log"
+        text = f"the disk of {log} has {room} (--release-logs)"
         checked.say(Verdict.CHANGE, "log volume", text)
 
 
@@ -276,7 +276,7 @@ def _check_spool(checked: Checked, directory: str) -> None:
     agents, left = left_in_spools(directory)
     if agents:
         text = (
-            f"agents that do not run have left {left / _MB:.3g} MB there ({agents} of them): where they are not "
+            f"agents that do not run have left {left / _MIB:.3g} MiB there ({agents} of them): where they are not "
             "started again, `ncclscope agent --send-spools` sends it"
         )
         checked.say(Verdict.NOTE, "spool", text, directory)
@@ -400,7 +400,7 @@ def fault_of_spool(directory: str) -> str | None:
     free, wanted = node.free_bytes(place), AgentSettings().spool_max_bytes
     if free is not None and free < wanted:
         return (
-            f"the disk of {place} has {free / _GB:.3g} GB free, and the spool takes up to {wanted / _GB:.3g} GB: "
+            f"the disk of {place} has {free / _GIB:.3g} GiB free, and the spool takes up to {wanted / _GIB:.3g} GiB: "
             "make room, or give the agent less with --spool-max-bytes"
         )
     return None

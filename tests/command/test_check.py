@@ -300,7 +300,7 @@ def test_a_place_for_the_spool_must_take_it(tmp_path: Path) -> None:
     assert "is no directory" in run("--nccl", "2.27.5", "--spool", str(tmp_path / "file" / "spool")).output
     nowhere = run("--nccl", "2.27.5", "--spool", "/proc/ncclscope")
     assert nowhere.exit_code == 1
-    assert "may not write" in nowhere.output or "0 GB free" in nowhere.output
+    assert "may not write" in nowhere.output or "0 GiB free" in nowhere.output
     right = run("--nccl", "2.27.5", "--spool", str(tmp_path / "not" / "there" / "yet"))
     assert (right.exit_code, "there is room" in right.output) == (0, True), right.output
     assert not (tmp_path / "not").exists(), "check changes nothing"
@@ -314,9 +314,9 @@ def test_what_agents_that_have_ended_left_is_told_and_not_what_an_agent_holds(tm
     held = SpoolDirectory(tmp_path / "node2-0123456789ab")
     told = run("--nccl", "2.27.5", "--spool", str(tmp_path))
     assert told.exit_code == 0
-    assert "have left 3 MB there (1 of them)" in told.output
+    assert "have left 2.86 MiB there (1 of them)" in told.output
     held.close()
-    assert "have left 8 MB there (2 of them)" in run("--nccl", "2.27.5", "--spool", str(tmp_path)).output
+    assert "have left 7.63 MiB there (2 of them)" in run("--nccl", "2.27.5", "--spool", str(tmp_path)).output
 
 
 def test_a_port_where_nobody_listens_must_change() -> None:

@@ -89,7 +89,7 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         expect(page.locator(".multiple .js-plotly-plot")).to_have_count(3)
         expect(page.locator("#waits .js-plotly-plot")).to_have_count(1)
         expect(page.locator("#communicators tbody tr")).to_have_count(33)
-        expect(page.locator("#communicators tbody tr").first).to_contain_text("tp-4")
+        expect(page.locator("#communicators tbody tr").first).to_contain_text("tp-32")
         for chart in ("traffic", "sizes", "timeline"):
             expect(page.locator(f"#{chart} .js-plotly-plot")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing runs over the side"
@@ -189,15 +189,15 @@ def test_the_page_is_worked_by_keyboard(browser: Browser, repository: Path) -> N
         page.keyboard.press("f")
         expect(page.locator("#fleet-jobs tbody tr")).to_have_count(1)
         page.keyboard.press("j")
-        page.get_by_role("link", name="tp-4", exact=True).focus()
+        page.get_by_role("link", name="tp-32", exact=True).focus()
         page.keyboard.press("ArrowDown")
-        expect(page.get_by_role("link", name="dp-11", exact=True)).to_be_focused()
+        expect(page.get_by_role("link", name="dp-35", exact=True)).to_be_focused()
         page.keyboard.press("Enter")
-        expect(page.locator("#communicator-name")).to_have_text("dp-11")
+        expect(page.locator("#communicator-name")).to_have_text("dp-35")
         page.keyboard.press("]")
-        expect(page.locator("#communicator-name")).to_have_text("dp-12")
+        expect(page.locator("#communicator-name")).to_have_text("dp-36")
         page.keyboard.press("[")
-        expect(page.locator("#communicator-name")).to_have_text("dp-11")
+        expect(page.locator("#communicator-name")).to_have_text("dp-35")
         page.keyboard.press("p")
         expect(page.locator("#communicator [aria-pressed=true]", has_text="go on")).to_be_visible()
         page.keyboard.press("Escape")
@@ -292,7 +292,7 @@ def test_what_the_service_refuses_is_said_and_thresholds_are_on_the_health_view(
 _ADDRESSES = {
     "#/": "#fleet-jobs a.name",
     f"#/job/{JOB}": "#communicators tbody tr",
-    f"#/job/{JOB}/communicator/dp-11": "#communicator-findings .finding",
+    f"#/job/{JOB}/communicator/dp-35": "#communicator-findings .finding",
     f"#/job/{JOB}/rank/37": "#rank-findings .finding",
     "#/health": "#agents tbody tr",
 }
@@ -329,7 +329,7 @@ def test_how_a_silent_job_stands_is_shown_and_of_another_nothing(browser: Browse
     with fake_service(repository, "--silent") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#verdict-title")).to_have_text("Silent: hang, as its logs stand")
-        expect(page.locator("#verdict-summary")).to_have_text("rank 37 never enqueued operation 400 of TP group tp-4")
+        expect(page.locator("#verdict-summary")).to_have_text("rank 37 never enqueued operation 400 of TP group tp-32")
         rows = page.locator("#verdict-standing tbody tr")
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("RuntimeError: <b>bad</b>")

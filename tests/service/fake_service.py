@@ -494,7 +494,7 @@ def hanging(late_rank: int) -> Verdict:
         ending=Ending.HANG,
         is_provisional=True,
         ranks=(late_rank,),
-        summary=f"rank {late_rank} never enqueued operation 400 of TP group tp-4",
+        summary=f"rank {late_rank} never enqueued operation 400 of TP group tp-32",
         standing=(culprit, waiting),
     )
 

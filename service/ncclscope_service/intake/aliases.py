@@ -1,7 +1,11 @@
-"""Short, stable names for communicators: "tp-0", "dp-3", "c17".
+"""Short names for communicators that are the same in every run of a job: "tp-0", "dp-3", "c4-8".
 
 A commId is 16 digits that change with every run; no one can talk about it and it must not be a label value.
-An alias says the kind and a number, is given once, and is never given to another communicator.
+A name says what a communicator is for and the lowest global rank in it: `tp-4` is the TP group that begins at rank 4.
+Where it is not known what it is for, its size stands there: `c4-8` has 4 ranks, from rank 8 on.
+
+Of several on one lowest rank (groups that share their ranks, or a restart within one job) the first that this rank
+created has the plain name, and the others are `dp-0.2`, `dp-0.3`.
 """
 
 from __future__ import annotations
@@ -20,44 +24,42 @@ Names: TypeAlias = Mapping[tuple[str, str], str]
 class Aliases:
     """The alias of every communicator, by its index in the store.
 
-    Communicators that appear together are numbered by the lowest global rank in them, so that "tp-0" holds
-    rank 0 wherever that was known in time. A communicator whose kind becomes known (or changes) gets one new name.
+    They follow from what is known of the communicators and from nothing before: a service that was restarted, another
+    order of arrival and `analyze` give the same. A name changes as its kind or a lower rank becomes known.
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[str | None, str]] = {}
-        self._used: Counter[tuple[str, str]] = Counter()
-        self._kinds: list[str | None] = []
-        """Of all communicators, at the last update."""
+        self._names: list[str] = []
+        self._known: list[tuple[str | None, int | None, int]] = []
+        """Kind, lowest global rank and the member that has it, of all communicators at the last update."""
         self.names_given = 0
-        """So far; as long as it stays, all names and kinds do."""
+        """How often names were given; as long as it stays, all names and kinds do."""
 
     def update(self, communicators: Sequence[Communicator], members: Sequence[Member]) -> None:
-        """Names what is new; `communicators` are all of a store. Linear in them, and quick if nothing is new."""
-        kinds = [each.parallelism for each in communicators]
-        if kinds == self._kinds:
-            return
-        self._kinds = kinds
-        unnamed = [each for each in communicators if self._is_unnamed(each)]
-        unnamed.sort(key=lambda each: (_lowest_rank(each, members), each.index))
-        for communicator in unnamed:
-            self._names[communicator.index] = (communicator.parallelism, self._next_name(communicator))
+        """Names all anew if anything is; `communicators` are all of a store. Linear in their members."""
+        known = [(each.parallelism, *_lowest_rank(each, members)) for each in communicators]
+        if known != self._known:
+            self._known = known
+            self._names = _names(communicators, known)
             self.names_given += 1
 
     def __getitem__(self, communicator: int) -> str:
-        return self._names[communicator][1]
+        return self._names[communicator]
 
-    def _is_unnamed(self, communicator: Communicator) -> bool:
-        known = self._names.get(communicator.index)
-        return known is None or known[0] != communicator.parallelism
 
-    def _next_name(self, communicator: Communicator) -> str:
-        if communicator.parallelism is None:
-            return f"c{communicator.index}"
-        key = (communicator.job, communicator.parallelism)
-        number = self._used[key]
-        self._used[key] += 1
-        return f"{communicator.parallelism.lower()}-{number}"
+def _names(communicators: Sequence[Communicator], known: Sequence[tuple[str | None, int | None, int]]) -> list[str]:
+    """The name of each communicator; those on one lowest rank are numbered in the order in which it created them."""
+    names = [""] * len(communicators)
+    taken: Counter[tuple[str, str]] = Counter()
+    for communicator in sorted(communicators, key=lambda each: (known[each.index][2], each.index)):
+        kind, lowest, _ = known[communicator.index]
+        stem = f"c{communicator.size}" if kind is None else kind.lower()
+        # Nobody's rank is known: no number would be the same in the next run.
+        name = f"{stem}-{lowest}" if lowest is not None else f"{stem}-x{communicator.index}"
+        taken[communicator.job, name] += 1
+        again = taken[communicator.job, name]
+        names[communicator.index] = name if again == 1 else f"{name}.{again}"
+    return names
 
 
 def names_of(communicators: Sequence[Communicator], members: Sequence[Member]) -> Names:
@@ -79,7 +81,7 @@ def with_name(sentence: str, job: str, comm_id: str | None, names: Names) -> str
     )
 
 
-def _lowest_rank(communicator: Communicator, members: Sequence[Member]) -> int:
-    """The lowest global rank known in it; after all others if none is."""
-    ranks = (members[index].global_rank for index in (communicator.members or {}).values())
-    return min((rank for rank in ranks if rank is not None), default=2**31)
+def _lowest_rank(communicator: Communicator, members: Sequence[Member]) -> tuple[int | None, int]:
+    """The lowest global rank known in it, and the member that has it; members of one process are in its log's order."""
+    ranks = ((members[index].global_rank, index) for index in (communicator.members or {}).values())
+    return min(((rank, index) for rank, index in ranks if rank is not None), default=(None, len(members)))

@@ -3,7 +3,7 @@
 
 import { CONFIG, ages, layout, timeAxis } from "./charts.js";
 import { byId, colour, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
-import { bandwidth, bytes, isKnown, percent, sizeClass } from "./format.js";
+import { bandwidth, bytes, isKnown, percent, sizeClass, timeOfDay } from "./format.js";
 
 const SCALE = [0, 1, 2, 3, 4];
 const scale = () => SCALE.map((step) => [step / 4, colour(`wait-${step}`)]);
@@ -27,13 +27,13 @@ export const drawTraffic = (view) => {
   const shown = places.filter((place) => place % step === 0);
   const axis = { tickvals: shown, ticktext: shown.map((place) => plain(view.places[place])), fixedrange: true, zeroline: false,
     showgrid: false, tickfont: TICK, automargin: true };
-  const exponents = Array.from({ length: Math.floor(high) - Math.ceil(low) + 1 }, (_, i) => Math.ceil(low) + i);
+  const marks = Array.from({ length: 13 }, (_, i) => 2 ** (5 * i)).filter((mark) => mark >= 10 ** low && mark <= 10 ** high);
   Plotly.react(plotIn(parent), [{
     type: "heatmap", x: places, y: places, z: view.bytes.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null))),
     zmin: low - 0.3, zmax: Math.max(high, low + 0.1), colorscale: scale(), xgap: 0.5, ygap: 0.5, hoverongaps: false,
     customdata: view.bytes.map((row, i) => row.map((value, j) => [plain(view.places[i]), plain(view.places[j]), bytes(value)])),
     hovertemplate: `%{customdata[0]} → %{customdata[1]}<br><b>%{customdata[2]}</b><extra></extra>`,
-    colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickvals: exponents, ticktext: exponents.map((power) => bytes(10 ** power)), tickfont: { ...TICK, color: colour("quiet") } },
+    colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickvals: marks.map(Math.log10), ticktext: marks.map(bytes), tickfont: { ...TICK, color: colour("quiet") } },
   }], layout({
     margin: { l: 46, r: 10, t: 8, b: 36 }, plot_bgcolor: colour("empty-cell"),
     xaxis: { ...axis, title: { text: `to ${view.by}`, font: TICK, standoff: 2 } },
@@ -67,7 +67,7 @@ export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
     };
   }), layout({
     margin: { l: 62, r: 12, t: 8, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK },
-    xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.map((point) => point.message_bytes), bytes), title: { text: "message size", font: TICK, standoff: 2 } },
+    xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...sizeTicks(points.map((point) => point.message_bytes)), title: { text: "message size", font: TICK, standoff: 2 } },
     yaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.flatMap((point) => [point.low / 1e9, point.high / 1e9]), (value) => bandwidth(value * 1e9)) },
   }), CONFIG);
   if (isNew && onCommunicator) plot.on("plotly_click", (event) => onCommunicator(event.points[0].customdata[6]));
@@ -83,6 +83,15 @@ const logTicks = (values, format) => {
   return { range: [low, high], tickvals: marks, ticktext: marks.map(format) };
 };
 
+// At powers of two, ten at most: sizes are binary.
+const sizeTicks = (values) => {
+  const { range } = logTicks(values, bytes);
+  const [low, high] = range.map((power) => Math.ceil(power * Math.log2(10)));
+  const step = Math.ceil((high - low) / 10);
+  const marks = Array.from({ length: high - low }, (_, i) => low + i).filter((power) => power % step === 0).map((power) => 2 ** power);
+  return { range, tickvals: marks, ticktext: marks.map(bytes) };
+};
+
 // A lane for each rank (or communicator of one rank); a bar is cut where waiting ends and the transfer begins.
 export const drawTimeline = (parent, note, view, what, onLane) => {
   if (view.begin_ns === null) {
@@ -90,7 +99,7 @@ export const drawTimeline = (parent, note, view, what, onLane) => {
     nothingIn(parent, "Not recorded: no kernel of these was captured in the last minutes.");
     return;
   }
-  const end = new Date(view.begin_ns / 1e6 + view.seconds * 1000).toLocaleTimeString();
+  const end = timeOfDay(view.begin_ns + view.seconds * 1e9);
   setText(note, `${view.seconds.toFixed(view.seconds < 1 ? 2 : 1)} s up to ${end}, as far as all captures reach; drag to look closer`);
   const height = Math.max(170, Math.min(560, view.lanes.length * 17 + 60));
   parent.style.height = `${height}px`;

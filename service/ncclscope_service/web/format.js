@@ -2,7 +2,7 @@
 
 export const NOT_RECORDED = "not recorded";
 
-const DECIMAL = [" B", " kB", " MB", " GB", " TB", " PB", " EB"];
+const BINARY = [" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"];
 const THOUSANDS = ["", " k", " M", " G", " T"];
 
 export const isKnown = (value) => value !== null && value !== undefined;
@@ -15,14 +15,14 @@ const scaled = (value, base, units) => {
     value /= base;
     power += 1;
   }
-  return (power === 0 ? String(Math.round(value * 100) / 100) : value.toFixed(digits(value))) + units[power];
+  return (power === 0 ? String(Math.round(value * 100) / 100) : String(Number(value.toFixed(digits(value))))) + units[power];
 };
 
 export const amount = (value) =>
   Math.abs(value) < 10_000 ? Math.round(value).toLocaleString("en") : scaled(value, 1000, THOUSANDS);
 
-// Of 10^9 bytes to the GB, as NCCL's own tools count, here and in bandwidths.
-export const bytes = (value) => scaled(value, 1000, DECIMAL);
+// Sizes are binary, as NCCL and its users name them (16 MiB); bandwidths decimal, as nccl-tests prints them.
+export const bytes = (value) => scaled(value, 1024, BINARY);
 
 export const bandwidth = (value) => {
   const giga = value / 1e9;
@@ -49,7 +49,9 @@ export const age = (seconds) => {
   return seconds < 172_800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86_400)} d`;
 };
 
-// The time of day in UTC, of nanoseconds since 1970.
+// Times are UTC and say so, as in the report and the terminal; all are nanoseconds since 1970.
+export const moment = (ns) => `${new Date(ns / 1e6).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+export const timeOfDay = (ns) => `${new Date(ns / 1e6).toISOString().slice(11, 19)} UTC`;
 export const clockTime = (ns) => `${new Date(ns / 1e6).toISOString().slice(11, 16)} UTC`;
 
 const BOUNDS = { "4KiB": 2 ** 12, "64KiB": 2 ** 16, "1MiB": 2 ** 20, "16MiB": 2 ** 24, "256MiB": 2 ** 28 };

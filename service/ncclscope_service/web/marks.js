@@ -1,7 +1,7 @@
 // Acknowledging and muting: the buttons of a finding, and the dialog in which a person says who, why and for how long.
 
 import { byId, element } from "./dom.js";
-import { words } from "./format.js";
+import { moment, words } from "./format.js";
 
 const NAME = "ncclscope-name";
 
@@ -20,8 +20,6 @@ const store = (name) => {
     // it is asked for again then
   }
 };
-
-export const moment = (ns) => new Date(ns / 1e6).toLocaleString();
 
 const said = (mark) => [mark.by && `by ${mark.by}`, mark.note].filter(Boolean).join(": ");
 

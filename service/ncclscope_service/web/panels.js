@@ -2,9 +2,10 @@
 
 import { byId, element, kindOf, replace, setText, svg } from "./dom.js";
 import {
-  NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, percent, ranges, sizeClass, words,
+  NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, moment, percent, ranges, sizeClass,
+  timeOfDay, words,
 } from "./format.js";
-import { marksInFull, marksInShort, markButtons, moment } from "./marks.js";
+import { marksInFull, marksInShort, markButtons } from "./marks.js";
 import { toCommunicator, toJob, toRank } from "./router.js";
 import { slowing } from "./steps.js";
 
@@ -82,7 +83,7 @@ const findingRow = (overview, finding, opened) => {
     ? element("span", {}, ...finding.ranks.flatMap((rank, i) => [i ? ", " : "", element("a", { href: toRank(finding.job, rank) }, String(rank))])) : ranges(finding.ranks);
   const facts = [
     ["job", overview.jobs.length > 1 ? element("a", { href: toJob(finding.job) }, finding.job) : null], ["communicator", group], ["ranks", ranks], ["hosts", finding.hosts.join(", ")],
-    ["since", new Date(finding.since_ns / 1e6).toLocaleString()], ["confidence", percent(finding.confidence)],
+    ["since", moment(finding.since_ns)], ["confidence", percent(finding.confidence)],
     ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, value)),
     ...marksInFull(finding),
     ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
@@ -108,7 +109,7 @@ const evidence = (name, value) => {
 const inUnits = (name, value) => {
   if (Array.isArray(value)) return value.every(Number.isInteger) && /rank/.test(name) ? ranges(value) : value.map((each) => inUnits(name, each)).join(", ");
   if (typeof value !== "number") return value === null || typeof value !== "object" ? String(value ?? NOT_RECORDED) : JSON.stringify(value);
-  if (name.endsWith("_ns")) return Math.abs(value) > 1e17 ? new Date(value / 1e6).toLocaleTimeString() : duration(value * 1e-9);
+  if (name.endsWith("_ns")) return Math.abs(value) > 1e17 ? timeOfDay(value) : duration(value * 1e-9);
   if (name.endsWith("_bytes_per_second")) return bandwidth(value);
   if (/(_ratio|_share)$/.test(name)) return percent(value);
   if (name.endsWith("_bytes")) return bytes(value);

@@ -370,7 +370,7 @@ def test_bytes_in_flight_rise_with_the_first_start_and_fall_with_the_end(tmp_pat
     assert flying[-1][1] == {"bytes": 0}
     rates = [(at, args_) for at, name, args_ in points if name == "busbw TP"]
     assert rates[:2] == [(2 * MS + 300_000, {"GB/s": 4.2}), (2 * MS + 800_000, {"GB/s": 0.0})]
-    assert sum(name == "busbw TP 0xa1" for _, name, _ in points) == 6
+    assert sum(name == "busbw tp-0 (0xa1)" for _, name, _ in points) == 6
 
 
 def test_a_counter_of_very_many_points_keeps_its_peaks_and_where_it_falls(

@@ -288,8 +288,8 @@ async def test_details_are_asked_by_job_and_name() -> None:
             assert answer.status_code == 200, path
             assert answer.json()
         of_rank = (await client.get(f"/api/jobs/{fake.JOB}/timeline?rank=5&seconds=60")).json()
-        assert "tp-1" in of_rank["lanes"]
-        of_group = (await client.get(f"/api/jobs/{fake.JOB}/timeline?communicator=tp-1&seconds=60")).json()
+        assert "tp-4" in of_rank["lanes"]
+        of_group = (await client.get(f"/api/jobs/{fake.JOB}/timeline?communicator=tp-4&seconds=60")).json()
         assert of_group["lanes"] == ["4", "5", "6", "7"]
 
 

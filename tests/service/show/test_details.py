@@ -85,7 +85,7 @@ def test_a_communicator_tells_each_operation_against_its_limits() -> None:
 
 
 def test_a_communicator_names_the_rank_that_arrives_last() -> None:
-    detail = detail_of(asked_of(store_of()), "tp-1")
+    detail = detail_of(asked_of(store_of()), "tp-4")
     assert [each.global_rank for each in detail.ranks] == [4, 5, 6, 7]
     late = next(each for each in detail.ranks if each.global_rank == 5)
     assert late.host == "gpu-node01"
@@ -137,17 +137,17 @@ def test_the_timeline_ends_with_the_last_captured_kernel_and_cuts_bars_where_wai
 
 def test_the_timeline_of_one_communicator_holds_nothing_else() -> None:
     asked = asked_of(store_of())
-    communicator = asked.communicator("tp-1")
+    communicator = asked.communicator("tp-4")
     assert communicator is not None
     timeline = timeline_of_communicator(asked, communicator, 60.0)
-    assert timeline.communicators == ("tp-1",)
+    assert timeline.communicators == ("tp-4",)
     assert timeline.lanes == ("4", "5", "6", "7")
     assert set(timeline.lane) == {0, 1, 2, 3}
 
 
 def test_the_timeline_of_one_rank_has_a_lane_for_each_communicator() -> None:
     timeline = timeline_of_rank(asked_of(store_of()), 5, 60.0)
-    assert set(timeline.lanes) == {"tp-1", "dp-1", "world-0"}
+    assert set(timeline.lanes) == {"tp-4", "dp-1", "world-0"}
     for lane, communicator in zip(timeline.lane, timeline.communicator, strict=True):
         assert timeline.lanes[lane] == timeline.communicators[communicator]
 

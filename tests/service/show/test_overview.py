@@ -16,7 +16,7 @@ from ncclscope_service.serve.routes import to_json
 from ncclscope_service.show.communicators import MAX_ROWS, MAX_SHOWN
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.overview import JobView, Level, Overview, make_overview
-from ncclscope_service.store.records import Communicator, Ending, Identity, Member, RankStanding, Verdict
+from ncclscope_service.store.records import Ending, RankStanding, Verdict
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
@@ -190,7 +190,7 @@ def test_open_findings_come_before_closed_ones_and_later_before_earlier() -> Non
         (late.since_ns, True),
         (closed.since_ns, False),
     ]
-    assert findings[0].communicator == "tp-1"
+    assert findings[0].communicator == "tp-4"
 
 
 def test_the_overview_is_json_without_nan() -> None:
@@ -204,26 +204,6 @@ def test_buckets_stand_still_while_time_goes_on() -> None:
     first, later = window_until(fake.NOW_NS), window_until(fake.NOW_NS + 4 * fake.SECOND)
     assert first == later
     assert first.begin_ns <= fake.NOW_NS < first.end_ns
-
-
-def test_an_alias_is_never_given_twice_and_never_changes_for_one_kind() -> None:
-    aliases = Aliases()
-    members = [
-        Member(index=i, communicator=i, process=0, pointer=0, epoch=0, rank=0, cuda_device=None, bus_id=None,
-               global_rank=rank) for i, rank in enumerate([9, 0, 4])]  # fmt: skip
-
-    def communicator(index: int, parallelism: str | None) -> Communicator:
-        return Communicator(
-            index=index, job="a", comm_id=f"0x{index}", size=2, identity=Identity.COMM_ID, parallelism=parallelism,
-            members={0: index},
-        )  # fmt: skip
-
-    aliases.update([communicator(0, "TP"), communicator(1, "TP")], members)
-    assert [aliases[0], aliases[1]] == ["tp-1", "tp-0"], "numbered by the lowest global rank"
-    aliases.update([communicator(0, "TP"), communicator(1, "TP"), communicator(2, None)], members)
-    assert [aliases[0], aliases[1], aliases[2]] == ["tp-1", "tp-0", "c2"]
-    aliases.update([communicator(0, "DP"), communicator(1, "TP"), communicator(2, "TP")], members)
-    assert [aliases[0], aliases[1], aliases[2]] == ["dp-0", "tp-0", "tp-2"]
 
 
 @pytest.mark.slow

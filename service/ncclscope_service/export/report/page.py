@@ -250,7 +250,7 @@ def _page(
     yield _header(selection, sums)
     figures = Figures(data)
     yield from _sections(selection, sums, figures, comparison, last)
-    yield "<footer>Written by ncclscope. GB = 10<sup>9</sup> bytes. "
+    yield "<footer>Written by ncclscope. MiB = 2<sup>20</sup> bytes, GB/s = 10<sup>9</sup> bytes per second. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
     yield f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>"

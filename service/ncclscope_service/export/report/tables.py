@@ -40,8 +40,8 @@ def count_text(value: object) -> str:
 
 
 def bytes_text(value: object) -> str:
-    """Bytes in decimal units, as bandwidths are."""
-    return _scaled(value, 1000.0, ("B", "kB", "MB", "GB", "TB", "PB", "EB")) or cell(None)
+    """Bytes in binary units, as NCCL and its users name sizes; rates are decimal, as nccl-tests prints them."""
+    return _scaled(value, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")) or cell(None)
 
 
 def bandwidth_text(value: object) -> str:

@@ -22,6 +22,7 @@ from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.export.totals import mix_of, signatures
+from ncclscope_service.intake.aliases import Names, names_of
 from ncclscope_service.job.ranks import hosts_of
 from ncclscope_service.measure.limits import large_messages_by_baseline
 from ncclscope_service.rollup.usage import Signature
@@ -85,8 +86,9 @@ def communicators_table(selection: Selection, known: Mapping[int, Signature] | N
     """The selected communicators with the columns of `schema.COMMUNICATORS`."""
     done = activity(selection)
     known = signatures(selection) if known is None else known
+    names = names_of(selection.store.communicators, selection.store.members)
     records = [
-        _record(selection.store, communicator, done) | _signature(known.get(communicator.index))
+        _record(selection.store, communicator, done, names) | _signature(known.get(communicator.index))
         for communicator in selection.communicators
     ]
     return pa.Table.from_pylist(records, schema=schema.COMMUNICATORS)
@@ -113,11 +115,12 @@ def _are_inferred(store: Store, communicator: Communicator) -> bool | None:
     return any(each.global_rank_is_inferred for each in known) if known else None
 
 
-def _record(store: Store, communicator: Communicator, done: Activity) -> dict[str, object]:
+def _record(store: Store, communicator: Communicator, done: Activity, names: Names) -> dict[str, object]:
     index = communicator.index
     return {
         "job": communicator.job,
         "comm_id": communicator.comm_id,
+        "communicator": names[communicator.job, communicator.comm_id],
         "group_name": communicator.name,
         "size": communicator.size,
         "parallelism": communicator.parallelism,

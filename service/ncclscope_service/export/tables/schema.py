@@ -123,6 +123,7 @@ COMMUNICATORS: Final = pa.schema(
     [
         ("job", _TEXT),
         ("comm_id", _TEXT),
+        ("communicator", _TEXT),
         ("group_name", _TEXT),
         ("size", pa.int32()),
         ("parallelism", _TEXT),

@@ -56,7 +56,7 @@ from ncclscope_service.export.trace.launches import (
     launches_of,
 )
 from ncclscope_service.export.trace.process import Place, ProcessTrace
-from ncclscope_service.store.records import Communicator
+from ncclscope_service.intake.aliases import names_of
 from ncclscope_wire.terms import NO_TIME_NS
 
 _ROWS_PER_BATCH: Final = 1 << 13
@@ -283,16 +283,15 @@ def counter_events(selection: Selection, axis: Axis) -> Iterator[EventText]:
         return
     yield of_objects(process_metadata(COMMUNICATORS_PID, "communicators", COMMUNICATORS_PID))
     yield from _by_kind(selection, axis)
-    names = {each.index: f"busbw {_label(each)}" for each in selection.communicators}
+    aliases = names_of(selection.store.communicators, selection.store.members)
+    names = {
+        each.index: f"busbw {aliases[each.job, each.comm_id]} ({each.comm_id})" for each in selection.communicators
+    }
     for part in selection.collectives.slices(_ROWS_PER_BATCH):
         measured = part[np.isfinite(part["busbw"]) & (part["end_true_ns"] >= axis.origin_ns)]
         measured = measured[np.isin(measured["communicator"], list(names))]
         whose = [names[index] for index in measured["communicator"].tolist()]
         yield _points(whose, "GB/s", axis, measured["end_true_ns"], significant(measured["busbw"] / 1e9))
-
-
-def _label(communicator: Communicator) -> str:
-    return f"{communicator.parallelism or ''} {communicator.comm_id}".strip()
 
 
 def _by_kind(selection: Selection, axis: Axis) -> Iterator[EventText]:
