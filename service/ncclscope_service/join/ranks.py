@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct_values
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.number.across_ranks import Matrix, first_violation
 from ncclscope_service.number.calls import Calls
@@ -366,20 +367,37 @@ def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class PairTimes:
+class PairCalls:
+    """Sends and Recvs."""
+
+    calls: Columns
+    """number.across_ranks.CALL; those of one message have the same symbol."""
+    hosts: NDArray[np.int32]
+    """Where each ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PairTimes:
     """Kernels of Sends (row 0 of both matrices) and of Recvs (row 1), each on its host's clock."""
 
     starts_ns: NDArray[np.float64]
     """2 x K; NaN if not known, or cut."""
     ends_ns: NDArray[np.float64]
-    hosts: NDArray[np.int32]
-    """2 x K."""
+    is_one_host: NDArray[np.bool_]
+    """K: both ran on one host, and so on one clock."""
 
-    @property
-    def is_one_host(self) -> NDArray[np.bool_]:
-        """K: both ran on one host, and so on one clock."""
-        same: NDArray[np.bool_] = self.hosts[0] == self.hosts[1]
-        return same
+    @classmethod
+    def of(cls, calls: PairCalls) -> _PairTimes:
+        """Those of these calls: Sends, then the Recv of each."""
+        both = calls.calls.reshape(2, -1)
+        hosts = calls.hosts.reshape(2, -1)
+        is_known = both["end_ns"] != NO_TIME_NS
+        starts, ends = (np.where(is_known, both[name].astype(np.float64), np.nan) for name in ("start_ns", "end_ns"))
+        return cls(starts, ends, hosts[0] == hosts[1])
+
+    def take(self, chosen: Places | NDArray[np.bool_]) -> _PairTimes:
+        """These pairs only."""
+        return _PairTimes(self.starts_ns[:, chosen], self.ends_ns[:, chosen], self.is_one_host[chosen])
 
     def apart_ns(self) -> NDArray[np.float64]:
         """K: how much later the Recv ended than its Send, as far as that is their hosts' clocks."""
@@ -394,21 +412,13 @@ class PairTimes:
         return ~apart
 
 
-TimesOf: TypeAlias = Callable[[Ids, Ids], PairTimes]
+Places: TypeAlias = NDArray[np.intp]
+CallsOf: TypeAlias = Callable[[Ids], PairCalls]
 _PAIR_SLACK_NS: Final = 20_000.0
 _TOGETHER: Final = 0.5
 """A message is sent and received at once, so its kernels run together but for what they wait for each other."""
 _WAY: Final = ["communicator", "sender", "receiver"]
 _ONE_SIDE: Final = [*_WAY, "is_receiver"]
-_FARTHEST: Final = 128
-"""Lines in a row that may be lost."""
-_FIRST: Final = 4
-_ALIKE_NS: Final = 2_000_000.0
-"""First pairs of each way that show how far clocks are apart, and how much what they show differs."""
-_TRIED: Final = 4
-"""Pairs that do not fit at which it is looked for who lost a line."""
-_BEHIND: Final = 4
-"""Pairs that must fit behind them, if so many are there."""
 
 
 class PairJoin:
@@ -437,27 +447,32 @@ class PairJoin:
             self._renumber(sides[shift > 0])
         self._waiting = row_ops.concat([self._waiting, sides])
 
-    def take_ready(self, times_of: TimesOf, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
-        """(sends, receives): operation rows of the pairs that are complete. Sides that waited too long are dropped."""
+    def take_ready(self, calls_of: CallsOf, *, now_ns: int, final: bool = False) -> tuple[Ids, Ids]:
+        """(sends, receives): operation rows of the pairs that are complete.
+
+        Sides that waited too long are dropped, and so are those that are of no pair where lines were lost.
+        """
         if not len(self._waiting):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         ordered, sends = _pairs_by_number(self._waiting)
-        self._learn_clocks(ordered, sends, times_of)
-        fits = self._fit(ordered, sends, times_of)
-        if not fits.all():
-            for way in np.unique(ordered[_WAY][sends[~fits]]):
-                self._heal(ordered, np.flatnonzero(ordered[_WAY] == way), times_of)
-            ordered, sends = _pairs_by_number(ordered)
-            fits = self._fit(ordered, sends, times_of)
-        # One that does not fit may be the next one's, of which a side has not come yet.
-        done = sends[fits | final | (now_ns - ordered["reported_at_ns"][sends] > self._settle_ns)]
-        self._remember(ordered, done, times_of)
-        left = np.ones(len(ordered), bool)
-        left[done] = False
-        left[done + 1] = False
-        left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
-        self._waiting = np.empty(0, PAIR_SIDE) if final else row_ops.filter_rows(ordered, left)
-        return ordered["operation"][done], ordered["operation"][done + 1]
+        times = _PairTimes.of(calls_of(ordered["operation"][np.concatenate([sends, sends + 1])]))
+        fits = self._fit(ordered[_WAY][sends], times)
+        way_of = np.cumsum(_begins(ordered[_WAY])) - 1
+        slipped = distinct_values(way_of[sends[~fits]])
+        is_good = ~np.isin(way_of[sends], slipped)
+        self._remember_clocks(ordered[sends[is_good]], times.take(is_good))
+        given, is_left = [np.stack([sends[is_good], sends[is_good] + 1])], np.ones(len(ordered), bool)
+        for way in slipped:
+            at = np.flatnonzero(way_of == way)
+            unfit = int(sends[(way_of[sends] == way) & ~fits][0])
+            pairs, settled = self._heal(ordered, at, unfit - int(at[0]), calls_of, now_ns, final=final)
+            given.append(at[pairs])
+            is_left[at[settled]] = False
+        pairs = np.concatenate(given, axis=1)
+        is_left[pairs] = False
+        is_left &= now_ns - ordered["reported_at_ns"] <= self.patience_ns
+        self._waiting = np.empty(0, PAIR_SIDE) if final else row_ops.filter_rows(ordered, is_left)
+        return ordered["operation"][pairs[0]], ordered["operation"][pairs[1]]
 
     def drain_renumbered(self) -> tuple[Ids, NDArray[np.int64]]:
         """Operations whose number proved to be another than the count of their lines, and that number."""
@@ -469,103 +484,125 @@ class PairJoin:
     def _renumber(self, sides: Columns) -> None:
         self._renumbered.append((sides["operation"].copy(), sides["pair_seq"].copy()))
 
-    def _learn_clocks(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> None:
-        """Of new ways: how far the clocks of their hosts are apart, as most of their first pairs show it."""
-        ways = ordered[_WAY][sends]
-        begins = np.flatnonzero(np.append(True, ways[1:] != ways[:-1])[: len(ways)])
-        new = [begin for begin in begins.tolist() if ways[begin].item() not in self._apart_ns]
-        if not new:
-            return
-        ends = np.append(begins, len(ways))[np.searchsorted(begins, new) + 1]
-        firsts = sends[np.concatenate([np.arange(a, min(b, a + _FIRST)) for a, b in zip(new, ends, strict=True)])]
-        times = times_of(ordered["operation"][firsts], ordered["operation"][firsts + 1])
-        apart, hosts = times.apart_ns(), times.hosts[0].astype(np.int64) << 32 | times.hosts[1]
-        known = ~np.isnan(apart)
-        ways = ordered[_WAY][firsts]
-        for both in np.unique(hosts[known]).tolist():
-            mine = known & (hosts == both)
-            steps, amounts = np.unique(np.round(apart[mine] / _ALIKE_NS), return_counts=True)
-            near = mine & (np.abs(apart - steps[amounts.argmax()] * _ALIKE_NS) <= _ALIKE_NS)
-            for way in np.unique(ways[mine]).tolist():
-                self._apart_ns[way] = float(np.median(apart[near]))
-
-    def _fit(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> NDArray[np.bool_]:
+    def _fit(self, ways: Columns, times: _PairTimes) -> NDArray[np.bool_]:
         """Which pairs run together, on clocks as the pair before had them."""
-        times = times_of(ordered["operation"][sends], ordered["operation"][sends + 1])
-        ways = ordered[_WAY][sends]
         apart = times.apart_ns()
         before = np.append(np.nan, apart[:-1])[: len(apart)]
-        for first in np.flatnonzero(np.append(True, ways[1:] != ways[:-1])[: len(ways)]).tolist():
+        for first in np.flatnonzero(_begins(ways)).tolist():
             before[first] = self._apart_ns.get(ways[first].item(), apart[first])
         return times.are_together(before)
 
-    def _remember(self, ordered: Columns, sends: NDArray[np.intp], times_of: TimesOf) -> None:
-        apart = times_of(ordered["operation"][sends], ordered["operation"][sends + 1]).apart_ns()
+    def _remember_clocks(self, sends: Columns, times: _PairTimes) -> None:
+        apart = times.apart_ns()
         known = ~np.isnan(apart)
-        self._apart_ns.update(zip(ordered[_WAY][sends][known].tolist(), apart[known].tolist(), strict=True))
+        self._apart_ns.update(zip(sends[_WAY][known].tolist(), apart[known].tolist(), strict=True))
 
-    def _heal(self, ordered: Columns, at: NDArray[np.intp], times_of: TimesOf) -> None:
-        """Moves the numbers of a sender or its receiver (rows `at`, in order) on where lines of it were lost."""
-        sides = at[~ordered["is_receiver"][at]], at[ordered["is_receiver"][at]]
-        known_ns = self._apart_ns.get(ordered[_WAY][at[:1]].tolist()[0])
-        while True:
-            slip = _first_slip(ordered, *sides, times_of, known_ns)
-            if slip is None:
-                return
-            side, place, amount = slip
-            moved = sides[side][place:]
-            key: tuple[int, ...] = ordered[_ONE_SIDE][moved[:1]].tolist()[0]
-            lost = self._lost.setdefault(key, [])
-            lost += [int(ordered["pair_seq"][moved[0]]) - len(lost)] * amount
-            ordered["pair_seq"][moved] += amount
-            self.healed[key[0]] += amount
-            self._renumber(ordered[moved])
+    def _heal(
+        self, ordered: Columns, at: Places, unfit: int, calls_of: CallsOf, now_ns: int, *, final: bool
+    ) -> tuple[NDArray[np.intp], Places]:
+        """Pairs (2 x K) of one way (rows `at`, in order), of which that at `unfit` is the first that cannot be one; and
+        what of it is settled: places in `at`. Numbers move on where lines were lost.
+        """
+        sides, of = ordered[at], calls_of(ordered["operation"][at])
+        known_ns = self._apart_ns.get(sides[_WAY][0].item())
+        agreeing = np.flatnonzero(_are_pairs(sides)[:unfit])
+        if of.hosts[unfit] == of.hosts[unfit + 1]:
+            known_ns = 0.0
+        elif known_ns is None:  # nothing tells that even the first of them is one
+            agreeing = agreeing[:0]
+        elif len(agreeing):
+            known_ns = float(of.calls["end_ns"][agreeing[-1] + 1] - of.calls["end_ns"][agreeing[-1]])
+        begin = unfit if known_ns is not None else 0
+        places = tuple(begin + np.flatnonzero(sides["is_receiver"][begin:] == side) for side in (False, True))
+        waited_ns = now_ns - int(sides["reported_at_ns"][unfit : unfit + 2].max())
+        is_forced = final or waited_ns > self._settle_ns
+        healed = heal(
+            [of.calls[side] for side in places],
+            np.array([0.0, np.nan if known_ns is None else known_ns]),
+            of.hosts[unfit : unfit + 2],
+            is_forced=is_forced,
+            is_end=is_forced,
+        ).places
+        for side, numbers in zip(places, _numbers([sides["pair_seq"][side] for side in places], healed), strict=True):
+            self._move(ordered, at[side], numbers)
+        found = healed[(healed >= 0).all(axis=1)]
+        pairs = np.stack([places[0][found[:, 0]], places[1][found[:, 1]]])
+        times = _PairTimes.of(PairCalls(of.calls[pairs.ravel()], of.hosts[pairs.ravel()]))
+        pairs = pairs[:, _fit_beside(times, known_ns)]
+        pairs = np.concatenate([np.stack([agreeing, agreeing + 1]), pairs], axis=1)
+        if pairs.size:
+            last = pairs[:, -1]
+            self._remember_clocks(sides[last[:1]], _PairTimes.of(PairCalls(of.calls[last], of.hosts[last])))
+        placed = [side[: int(healed[:, nth].max(initial=NO_NUMBER)) + 1] for nth, side in enumerate(places)]
+        return pairs, np.concatenate(placed)
+
+    def _move(self, ordered: Columns, side: Places, numbers: NDArray[np.int64]) -> None:
+        """Gives one side of a way these numbers, and counts the lost lines that they show."""
+        moved = numbers - ordered["pair_seq"][side]
+        places = np.flatnonzero(np.diff(moved, prepend=0))
+        if not len(places):
+            return
+        key: tuple[int, ...] = ordered[_ONE_SIDE][side[:1]].tolist()[0]
+        lost = self._lost.setdefault(key, [])
+        before = len(lost)
+        for place in places.tolist():
+            amount = int(moved[place] - (moved[place - 1] if place else 0))
+            lost += [int(ordered["pair_seq"][side[place]]) - before] * amount
+        self.healed[key[0]] += int(moved[-1])
+        ordered["pair_seq"][side] = numbers
+        self._renumber(ordered[side[moved > 0]])
 
 
-def _pairs_by_number(waiting: Columns) -> tuple[Columns, NDArray[np.intp]]:
+def _fit_beside(times: _PairTimes, known_ns: float | None) -> NDArray[np.bool_]:
+    """Which of these pairs of one way run together, on clocks as the pair before or behind had them."""
+    apart = times.apart_ns()
+    if not len(apart):
+        return np.zeros(0, np.bool_)
+    before = np.append(apart[0] if known_ns is None else known_ns, apart[:-1])
+    fits_behind = times.are_together(np.append(apart[1:], apart[-1]))
+    fits_behind[-1] = known_ns is None and len(apart) == 1
+    return times.are_together(before) | fits_behind
+
+
+def _pairs_by_number(waiting: Columns) -> tuple[Columns, Places]:
     """The sides in order, and where the Send of each pair is: its Recv is behind it."""
     order = np.lexsort(
         (waiting["is_receiver"], waiting["pair_seq"], waiting["receiver"], waiting["sender"], waiting["communicator"])
     )
     ordered = row_ops.take(waiting, order)
-    same = np.ones(len(ordered) - 1, bool)
-    for name in ("communicator", "sender", "receiver", "pair_seq"):
-        same &= ordered[name][1:] == ordered[name][:-1]
-    return ordered, np.flatnonzero(same & ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:])
+    return ordered, np.flatnonzero(_are_pairs(ordered))
 
 
-def _first_slip(
-    ordered: Columns,
-    sends: NDArray[np.intp],
-    receives: NDArray[np.intp],
-    times_of: TimesOf,
-    known_ns: float | None,
-) -> tuple[int, int, int] | None:
-    """(side, place in it, lines): the first pair by number that does not fit, and that side lost lines before it.
+def _are_pairs(ordered: Columns) -> NDArray[np.bool_]:
+    """Which of these sides are Sends with their Recv behind them."""
+    same = ~_begins(ordered[[*_WAY, "pair_seq"]])[1:]
+    return np.append(same & ~ordered["is_receiver"][:-1] & ordered["is_receiver"][1:], False)
 
-    None if all fit, or nothing shows who lost some.
+
+def _begins(rows: Columns) -> NDArray[np.bool_]:
+    """Which rows differ from the one before."""
+    differs = np.zeros(len(rows), np.bool_)
+    differs[:1] = True
+    for name in rows.dtype.names or ():
+        differs[1:] |= rows[name][1:] != rows[name][:-1]
+    return differs
+
+
+def _numbers(counts: Sequence[NDArray[np.int64]], places: Matrix) -> list[NDArray[np.int64]]:
+    """Numbers of two sides, of which these are the counts so far and the places in their pairs (K x 2): those of a pair
+    are equal, and all ascend as they are placed. Those that are not placed go on with the last ones.
     """
-    numbers, ids = ordered["pair_seq"], ordered["operation"]
-    _, one, other = np.intersect1d(numbers[sends], numbers[receives], return_indices=True)
-    times = times_of(ids[sends[one]], ids[receives[other]])
-    apart = times.apart_ns()
-    before = np.append(apart[:1] if known_ns is None else known_ns, apart[:-1])
-    for first in np.flatnonzero(~times.are_together(before))[:_TRIED].tolist():
-        heads = int(one[first]), int(other[first])
-        found: list[tuple[int, int, int]] = []
-        for side, (own, others) in enumerate(((sends, receives), (receives, sends))):
-            mine, candidates = own[heads[side] :][:_BEHIND], others[heads[1 - side] + 1 :]
-            candidates = candidates[numbers[candidates] - numbers[mine[0]] <= _FARTHEST]
-            for amount in (numbers[candidates] - numbers[mine[0]]).tolist():
-                _, a, b = np.intersect1d(numbers[mine] + amount, numbers[candidates], return_indices=True)
-                left, right = (mine[a], candidates[b]) if side == 0 else (candidates[b], mine[a])
-                if times_of(ids[left], ids[right]).are_together(np.full(len(left), before[first])).all():
-                    found.append((amount, side, heads[side]))
-                    break
-        if found:
-            amount, side, place = min(found)
-            return side, place, amount
-    return None
+    numbers = [of.copy() for of in counts]
+    moved, last = [0, 0], NO_NUMBER
+    for both in places.tolist():
+        present = [side for side, place in enumerate(both) if place >= 0]
+        last = max(last + 1, *(int(counts[side][both[side]]) + moved[side] for side in present))
+        for side in present:
+            numbers[side][both[side]] = last
+            moved[side] = last - int(counts[side][both[side]])
+    for side, of in enumerate(numbers):
+        of[int(places[:, side].max(initial=NO_NUMBER)) + 1 :] += moved[side]
+    return numbers
 
 
 Times = NDArray[np.int64]

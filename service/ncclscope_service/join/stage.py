@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.columns.table import Ids
-from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairJoin, PairTimes
+from ncclscope_service.join.ranks import PAIR_SIDE, CollectiveJoin, JoinedCollectives, PairCalls, PairJoin
 from ncclscope_service.join.send_recv import ExchangeBook
 from ncclscope_service.number.across_ranks import OVERLAP
 from ncclscope_service.number.calls import Calls
@@ -21,7 +21,7 @@ from ncclscope_service.store.rows import NumberState
 from ncclscope_service.store.settings import JOINED_AT_ONCE
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
 MEETING: Final = np.dtype(
     [
@@ -197,7 +197,8 @@ class JoinStage:
         """Gives operations that were aligned their number, before they are reported."""
         self._store = known
         self._hosts = Hosts(known)
-        self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns, calls=Calls(known))
+        self._calls = Calls(known)
+        self._collectives = CollectiveJoin(settle_ns=settle_ns, patience_ns=patience_ns, calls=self._calls)
         self._pairs = PairJoin(settle_ns=settle_ns, patience_ns=patience_ns)
 
     def set_patience(self, patience_ns: int) -> None:
@@ -243,22 +244,16 @@ class JoinStage:
 
     def drain_pairs(self, now_ns: int, *, final: bool) -> tuple[Ids, Ids]:
         """Sends and Recvs that belong together."""
-        pairs = self._pairs.take_ready(self._times_of, now_ns=now_ns, final=final)
+        pairs = self._pairs.take_ready(self._pair_calls, now_ns=now_ns, final=final)
         self._renumber("pair_seq", *self._pairs.drain_renumbered())
         for communicator, amount in self._pairs.healed.items():
             self._store.numbers_healed[self._store.communicators[communicator].job, OVERLAP] += amount
         self._pairs.healed.clear()
         return pairs
 
-    def _times_of(self, sends: Ids, receives: Ids) -> PairTimes:
-        both = np.stack([sends, receives])
-        rows = self._store.operations.take(both.ravel(), "process", "start_ns", "end_ns", "censored").reshape(
-            both.shape
-        )
-        hosts = self._hosts.of_processes()[rows["process"]]
-        is_known = (rows["start_ns"] != NO_TIME_NS) & (rows["end_ns"] != NO_TIME_NS) & ~rows["censored"]
-        starts, ends = (np.where(is_known, rows[name].astype(np.float64), np.nan) for name in ("start_ns", "end_ns"))
-        return PairTimes(starts, ends, hosts)
+    def _pair_calls(self, operations: Ids) -> PairCalls:
+        processes = self._store.operations.take(operations, "process")["process"]
+        return PairCalls(self._calls.of_pairs(operations), self._hosts.of_processes()[processes])
 
     def _renumber(self, name: str, operations: Ids, numbers: NDArray[np.int64]) -> None:
         table = self._store.operations

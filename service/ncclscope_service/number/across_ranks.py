@@ -269,19 +269,20 @@ class _Paths:
         pair_ns = skip_ns = more_ns = np.repeat(self._begin_ns[:, None], m + 1, axis=1)
         paths.is_from_pair[0, :, 0] = True
         for i in range(1, n + 1):
-            # Of the three ways to be here: paired, the rank lost the draft's call, the draft lost the rank's.
-            is_skip = skip < pair
-            least, least_ns = np.where(is_skip, skip, pair), np.where(is_skip, skip_ns, pair_ns)
-            is_more = more < least
-            least, least_ns = np.where(is_more, more, least), np.where(is_more, more_ns, least_ns)
+            # Of the three ways to come here: paired, the rank lost the draft's call, the draft lost the rank's. What
+            # the times of this pair cost depends on it: the cheapest so far may be out of step with all to come.
             apart = self._ns - self._draft_ns[i - 1]
-            late = np.nan_to_num(np.abs(apart - least_ns[:, :-1]), nan=0.0)
+            behind, behind_ns = self._behind(apart, pair, pair_ns), pair_ns[:, :-1]
+            by_skip, by_more = self._behind(apart, skip, skip_ns), self._behind(apart, more, more_ns)
+            is_skip = by_skip < behind
+            behind, behind_ns = np.where(is_skip, by_skip, behind), np.where(is_skip, skip_ns[:, :-1], behind_ns)
+            is_more = by_more < behind
+            behind, behind_ns = np.where(is_more, by_more, behind), np.where(is_more, more_ns[:, :-1], behind_ns)
             new_pair = np.full((rows, m + 1), _INFINITE)
-            new_pair[:, 1:] = least[:, :-1] + self._costs[:, i - 1]
-            new_pair[:, 1:] += self._penalty * np.minimum(late / self._scale_ns, 1.0)
+            new_pair[:, 1:] = behind + self._costs[:, i - 1]
             new_pair_ns = np.full((rows, m + 1), np.nan)
-            new_pair_ns[:, 1:] = np.where(np.isnan(apart), least_ns[:, :-1], apart)
-            paths.pair_from[i, :, 1:] = np.where(is_more, _MORE, is_skip)[:, :-1]
+            new_pair_ns[:, 1:] = np.where(np.isnan(apart), behind_ns, apart)
+            paths.pair_from[i, :, 1:] = np.where(is_more, _MORE, is_skip)
             is_more = more < pair
             opened, opened_ns = np.where(is_more, more, pair) + _OPEN, np.where(is_more, more_ns, pair_ns)
             goes_on = skip + _EXTEND <= opened
@@ -299,6 +300,14 @@ class _Paths:
             paths.more_from[i, :, 1:] = origin[:, :-1]
             paths.note_end(i, pair, skip, more)
         return paths.follow(pair, skip, more)
+
+    def _behind(
+        self, apart_ns: NDArray[np.float64], costs: NDArray[np.float64], costs_ns: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """R x M: costs of these paths with what a pair behind their ends costs for its times."""
+        late = np.nan_to_num(np.abs(apart_ns - costs_ns[:, :-1]), nan=0.0)
+        behind: NDArray[np.float64] = costs[:, :-1] + self._penalty * np.minimum(late / self._scale_ns, 1.0)
+        return behind
 
 
 _PAIR: Final = 0

@@ -34,6 +34,7 @@ class Calls:
         self._hosts = Hosts(known)
         self._index = CombinationIndex(_COMPARED)
         self._kinds = CombinationIndex(_COMPARED[:1])
+        self._sizes = CombinationIndex(("message_bytes",))
         self._symbol_of_template: NDArray[np.int32] = np.empty((0, 3), np.int32)
         """By template: symbol, kind, whether it is N-to-N."""
 
@@ -59,6 +60,14 @@ class Calls:
             calls[is_known] = described
             for name in ("kind", "start_ns", "end_ns", "stamp_ns"):
                 calls[name][~is_known] = NO_NUMBER if name == "kind" else NO_TIME_NS
+        return calls
+
+    def of_pairs(self, operations: Ids) -> Columns:
+        """The calls of these Sends and Recvs, all in memory: those of one message have the same symbol."""
+        calls = self.of(operations)
+        calls["symbol"] = self._sizes.number(self._store.operations.take(operations, "message_bytes"))
+        calls["kind"] = 0
+        calls["is_n_to_n"] = calls["end_ns"] != NO_TIME_NS
         return calls
 
     def have_unknown_kernels(self, operations: Ids) -> NDArray[np.bool_]:

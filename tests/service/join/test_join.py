@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from ncclscope_service.columns.table import Ids
 from ncclscope_service.join.ranks import (
     PAIR_SIDE,
+    CallsOf,
     CollectiveJoin,
     JoinedCollectives,
     KernelMatrix,
+    PairCalls,
     PairJoin,
-    PairTimes,
-    TimesOf,
 )
+from ncclscope_service.number.across_ranks import CALL
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.store.rows import Match, empty_operations
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _SETTLE, _PATIENCE = 10, 100
 
@@ -147,34 +151,94 @@ def _side(sender: int, receiver: int, seq: int, operation: int, *, receives: boo
     return np.array([(0, sender, receiver, seq, receives, operation, now)], PAIR_SIDE)
 
 
-def _unknown(sends: np.ndarray, receives: np.ndarray) -> PairTimes:
-    nothing = np.full((2, len(sends)), np.nan)
-    return PairTimes(nothing, nothing, np.zeros((2, len(receives)), np.int32))
+def _unknown(operations: Ids) -> PairCalls:
+    calls = np.zeros(len(operations), CALL)
+    calls["start_ns"] = calls["end_ns"] = calls["stamp_ns"] = NO_TIME_NS
+    return PairCalls(calls, np.zeros(len(operations), np.int32))
 
 
-def _every_ms(hosts: tuple[int, int], receiver_ahead_ms: float) -> TimesOf:
-    """Operation k ran in millisecond k % 1000; those from 1000 on are Recvs, whose clock is ahead."""
+_MS = 1_000_000
+_STARTS = np.cumsum(np.random.default_rng(1).integers(1, 9, 1000)) * _MS
 
-    def times_of(sends: np.ndarray, receives: np.ndarray) -> PairTimes:
-        starts = np.stack([sends % 1000, receives % 1000 + receiver_ahead_ms]) * 1e6
-        return PairTimes(starts, starts + 1e5, np.tile(np.array(hosts, np.int32)[:, None], len(sends)))
 
-    return times_of
+def _at_starts(hosts: tuple[int, int], receiver_ahead_ms: float) -> CallsOf:
+    """Operation k ran at its start (k % 1000); those from 1000 on are Recvs, whose clock is ahead."""
+
+    def calls_of(operations: Ids) -> PairCalls:
+        is_receiver = operations >= 1000
+        calls = np.zeros(len(operations), CALL)
+        calls["is_sized"] = calls["is_n_to_n"] = True
+        calls["start_ns"] = _STARTS[operations % 1000] + is_receiver * receiver_ahead_ms * _MS
+        calls["end_ns"] = calls["start_ns"] + _MS // 10
+        calls["stamp_ns"] = NO_TIME_NS
+        return PairCalls(calls, np.array(hosts, np.int32)[is_receiver.astype(np.intp)])
+
+    return calls_of
+
+
+_HOSTS = pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+
+
+def _clocks_of(hosts: tuple[int, int]) -> CallsOf:
+    return _at_starts(hosts, 500.0 if hosts[0] != hosts[1] else 0.0)
+
+
+def _sides(lost: tuple[set[int], set[int]], numbers: range, now: int = 0) -> np.ndarray:
+    """Sends and Recvs of these numbers, counted by the lines left."""
+    return np.concatenate([
+        _side(0, 1, k - sum(k > each for each in lost[side]), k + 1000 * side, receives=bool(side), now=now)
+        for side in (0, 1)
+        for k in numbers
+        if k not in lost[side]
+    ])  # fmt: skip
+
+
+@_HOSTS
+@given(losses=st.tuples(*[st.sets(st.integers(0, 119), max_size=12)] * 2))
+@example(losses=({0, 1, 2, 3, 89, 92}, {0, 91}))  # three pairs of neighbours are equally far apart
+def test_lines_lost_on_both_sides_join_no_two_messages(
+    hosts: tuple[int, int], losses: tuple[set[int], set[int]]
+) -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    join.report(_sides(losses, range(120)))
+    sends, receives = join.take_ready(_clocks_of(hosts), now_ns=0, final=True)
+    assert (receives - sends == 1000).all()
+    # Of the last ones nothing behind them tells.
+    assert set(sends.tolist()) >= {k for k in range(110) if k not in losses[0] | losses[1]}
+
+
+@_HOSTS
+def test_a_pair_is_not_given_before_it_is_known_which_side_lost_a_line(hosts: tuple[int, int]) -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    lost: tuple[set[int], set[int]] = ({2}, set())
+    join.report(_sides(lost, range(6)))
+    sends, _ = join.take_ready(_clocks_of(hosts), now_ns=0)
+    assert set(sends.tolist()) <= {0, 1}
+    join.report(_sides(lost, range(6, 12), now=_SETTLE))
+    found = {*sends.tolist(), *join.take_ready(_clocks_of(hosts), now_ns=_SETTLE + 1)[0].tolist()}
+    found |= {*join.take_ready(_clocks_of(hosts), now_ns=3 * _SETTLE)[0].tolist()}
+    assert found == set(range(12)) - {2}
+
+
+def test_first_lines_that_were_lost_shift_no_pair_between_two_hosts() -> None:
+    join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    join.report(_sides(({0}, set()), range(8)))
+    sends, receives = join.take_ready(_clocks_of((0, 1)), now_ns=_SETTLE + 1)
+    assert sends.tolist() == list(range(1, 8))
+    assert (receives - sends == 1000).all()
 
 
 @pytest.mark.parametrize("receives", [False, True])
-@pytest.mark.parametrize("hosts", [(0, 0), (0, 1)])
+@_HOSTS
 def test_a_lost_line_of_one_side_shifts_no_later_pair(receives: bool, hosts: tuple[int, int]) -> None:
     join = PairJoin(settle_ns=_SETTLE, patience_ns=_PATIENCE)
+    lost: tuple[set[int], set[int]] = (set(), {7, 8, 25}) if receives else ({7, 8, 25}, set())
     found: list[tuple[int, int]] = []
     for begin in (0, 20):  # the second half comes later
-        for is_receiver in (False, True):
-            ran = [k for k in range(begin, begin + 20) if is_receiver is not receives or k not in {7, 8, 25}]
-            for k in ran:
-                number = k if is_receiver is not receives else k - sum(k > lost for lost in (7, 8, 25))
-                join.report(_side(0, 1, number, k + 1000 * is_receiver, receives=is_receiver))
-        times_of = _every_ms(hosts, 500.0 if hosts[0] != hosts[1] else 0.0)
-        found += zip(*(ids.tolist() for ids in join.take_ready(times_of, now_ns=0)), strict=True)
+        now = begin * _SETTLE
+        join.report(_sides(lost, range(begin, begin + 20), now=now))
+        ready = join.take_ready(_clocks_of(hosts), now_ns=now + _SETTLE + 1)
+        found += zip(*(ids.tolist() for ids in ready), strict=True)
     assert sorted(found) == [(k, 1000 + k) for k in range(40) if k not in {7, 8, 25}]
     assert join.healed == {0: 3}
     operations, numbers = join.drain_renumbered()
