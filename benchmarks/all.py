@@ -23,6 +23,7 @@ RUNS: tuple[tuple[str, str, list[str]], ...] = (
     ("Clocks", "clock.py", ["5"]),
     ("Measures against truth", "-m benchmarks.measures", ["--iterations", "4"]),
     ("Join, clocks and measures as ranks grow", "scale.py", []),
+    ("Published counts and volumes, by emission rules", "-m benchmarks.models", []),
     ("A scrape of /metrics", "-m benchmarks.scrape", []),
     ("From files to files", "-m benchmarks.analyze", []),
 )

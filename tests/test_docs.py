@@ -55,7 +55,8 @@ def test_the_page_of_the_runbooks_is_current(repository: Path) -> None:
 
 
 _FOLDERS: Final = (
-    "agents", "service", "command", "simulator", "benchmarks", "dashboards", "deploy", "docs", "tools", "tests",
+    "agents", "service", "command", "simulator", "models", "benchmarks", "dashboards", "deploy",
+    "docs", "tools", "tests",
 )  # fmt: skip
 _PACKAGES: Final = tuple(path.name for path in (Path(__file__).parents[1] / "service/ncclscope_service").iterdir())
 

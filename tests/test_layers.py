@@ -19,6 +19,7 @@ _PACKAGES = {
     "ncclscope_capture": _ROOT / "agents" / "ncclscope_capture",
     "ncclscope_service": _ROOT / "service" / "ncclscope_service",
     "ncclscope_simulator": _ROOT / "simulator" / "ncclscope_simulator",
+    "ncclscope_models": _ROOT / "models" / "ncclscope_models",
     "ncclscope": _ROOT / "command" / "ncclscope",
 }
 _MAY_IMPORT = {
@@ -26,10 +27,19 @@ _MAY_IMPORT = {
     "ncclscope_agent": {"ncclscope_wire"},
     # Put beside a trainer alone.
     "ncclscope_capture": set[str](),
-    "ncclscope_service": {"ncclscope_wire"},
+    # Formulas: what they say has to hold without anything that was observed.
+    "ncclscope_models": set[str](),
+    "ncclscope_service": {"ncclscope_wire", "ncclscope_models"},
     # The simulator checks the others: what it shared with them, it could not check.
     "ncclscope_simulator": set[str](),
-    "ncclscope": {"ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service", "ncclscope_simulator"},
+    "ncclscope": {
+        "ncclscope_wire",
+        "ncclscope_agent",
+        "ncclscope_capture",
+        "ncclscope_service",
+        "ncclscope_simulator",
+        "ncclscope_models",
+    },
 }
 _ACTING = {
     "ncclscope_capture": {"__main__", "capture", "chunks", "cycle", "job"},
@@ -199,7 +209,9 @@ def test_every_module_is_in_a_layer_of_the_list(package: str) -> None:
     assert found == set(_LAYERS[package])
 
 
-@pytest.mark.parametrize("package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_service"])
+@pytest.mark.parametrize(
+    "package", ["ncclscope_wire", "ncclscope_agent", "ncclscope_capture", "ncclscope_models", "ncclscope_service"]
+)
 def test_what_decides_does_not_act(package: str) -> None:
     acting = _ACTING.get(package, set())
     for name, path in _modules(package):
@@ -229,6 +241,11 @@ def test_what_runs_on_a_node_needs_only_the_base_install(package: str) -> None:
         if package == "ncclscope_simulator":
             extra -= {"pyarrow"}  # only its truth file needs it, and says so
         assert not extra, f"{package}.{name} imports {sorted(extra)}, which the base install lacks"
+
+
+def test_the_models_need_numpy_alone() -> None:
+    for name, path in _modules("ncclscope_models"):
+        assert _imports(path) <= set(sys.stdlib_module_names) | {"ncclscope_models", "numpy"}, name
 
 
 def test_what_runs_beside_a_trainer_needs_only_its_python_of_310_or_newer() -> None:

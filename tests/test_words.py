@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-_CODE = ("agents", "service", "command", "simulator", "dashboards", "benchmarks", "tests", "tools")
+_CODE = ("agents", "service", "command", "simulator", "models", "dashboards", "benchmarks", "tests", "tools")
 _WORD = re.compile(r"\w+")
 
 

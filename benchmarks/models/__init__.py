@@ -1,0 +1,1 @@
+"""What the models say, held against what was published and measured."""
