@@ -66,6 +66,7 @@ _ACTING = {
         "sources.nsys.open_export",
         "sources.nsys.export",
         "sources.nsys.nvtx_payload",
+        "sources.nsys.reader_process",
         "sources.nsys.report",
     },
     "ncclscope_service": {
@@ -98,13 +99,13 @@ _ACTING = {
 
 _LAYERS = {
     "ncclscope_agent": (
+        "budget",
         "sources",
         "nccl_settings",
         "credentials",
         "files",
         "link",
         "spool",
-        "budget",
         "health",
         "printed",
         "priority",

@@ -51,7 +51,10 @@ slept, so fewer are cheaper (`benchmarks/agent_budget.py`)."""
 
 
 class Agent:
-    """Runs followers and link until it is stopped, or until everything is sent."""
+    """Runs followers and link until it is stopped, or until everything is sent.
+
+    `on_spent` is called when the agent begins to stop itself, since its budget is spent.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,9 @@ class Agent:
         budget: BudgetLimits | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
         spool: SpoolKeeper | None = None,
+        on_spent: Callable[[], object] = lambda: None,
     ) -> None:
+        self._on_spent = on_spent
         self._session = session
         self._spool = spool
         self._followed = followed
@@ -207,6 +212,7 @@ class Agent:
             "over_budget", does="stops" if state is BudgetState.SPENT else "slows down", why=self._budget.reason
         )
         if state is BudgetState.SPENT:
+            self._on_spent()
             self._is_stopping = True
             self._reading.cancel()
 

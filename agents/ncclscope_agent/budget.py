@@ -66,6 +66,11 @@ class Budget:
         """Why it is not within its budget: a sentence without a full stop."""
 
     @property
+    def credit_ns(self) -> float:
+        """Processor time that may be used at once; below 0 if it was overdrawn."""
+        return self._credit_ns
+
+    @property
     def rest_ns(self) -> int:
         """How long to do nothing now, so that the share is kept."""
         if not self._limits.cpu_share or self._credit_ns >= 0:

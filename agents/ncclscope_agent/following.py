@@ -12,12 +12,14 @@ from typing import Final
 
 import structlog
 
+from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, zones_ns
 from ncclscope_agent.files.exports import ExportFollower
 from ncclscope_agent.files.follower import Followed, FollowerStatistics
 from ncclscope_agent.files.logs import LogFollower
 from ncclscope_agent.files.paths import PathPatterns, named_folder
 from ncclscope_agent.files.watch import DirectoryWatch
+from ncclscope_agent.sources.nsys.reader_process import ReaderLimits
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ConfigError
 from ncclscope_wire.messages import Position
@@ -60,9 +62,13 @@ class MissingPlaces:
 class FollowedExports:
     """`exports.ExportFollower` as the agent wants it: it is asked in a worker thread."""
 
-    def __init__(self, directories: Sequence[Path], *, host: str, nsys: str | None) -> None:
+    def __init__(
+        self, directories: Sequence[Path], *, host: str, nsys: str | None, reader_limits: ReaderLimits | None = None
+    ) -> None:
         self._positions: Mapping[str, Position] = {}
-        self._follower = ExportFollower(directories, host=host, is_applied=self._applied, nsys=nsys)
+        self._follower = ExportFollower(
+            directories, host=host, is_applied=self._applied, nsys=nsys, reader_limits=reader_limits
+        )
         self.watch = DirectoryWatch(directories, self._follower.nudge, recursive=True)
         """Wakes the follower if something changes; its owner starts it."""
         self._statistics = FollowerStatistics()
@@ -78,6 +84,10 @@ class FollowedExports:
         """Looks at all exports again, and reads what the service does not have."""
         self._positions = positions
         self._follower.look_again()
+
+    def stop(self) -> None:
+        """Ends the process that reads an export: a worker thread that waits for it goes on, and the agent may end."""
+        self._follower.stop()
 
     def close(self, now_wall_ns: int) -> Iterable[Batch]:
         """Nothing: an export is read when it is complete, or not at all."""
@@ -134,7 +144,10 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
         texts[0].report_gone_for(texts[1:])
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
-        exports = FollowedExports(directories, host=host, nsys=settings.nsys or None)
+        exports = FollowedExports(
+            directories, host=host, nsys=settings.nsys or None, reader_limits=_reader_limits(settings)
+        )
+        resources.callback(exports.stop)
         resources.enter_context(exports.watch)
         tick = settings.export_tick_seconds
         followed.append(
@@ -147,6 +160,12 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
             )
         )
     return followed
+
+
+def _reader_limits(settings: AgentSettings) -> ReaderLimits:
+    """Those who read exports have a processor budget of their own, of the same size: logs are read meanwhile."""
+    share = settings.max_cpu_percent / 100
+    return ReaderLimits(budget=BudgetLimits(cpu_share=share, seconds=settings.budget_seconds, memory_bytes=0))
 
 
 def _release_owner(settings: AgentSettings) -> int | None:

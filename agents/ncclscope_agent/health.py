@@ -46,7 +46,7 @@ def agent_health(
         files=sum(follower.files for follower in known),
         skipped=dict(skipped),
         dropped=_dropped(session, spool),
-        cpu_seconds=time.process_time(),
+        cpu_seconds=processor_seconds(),
         rss_bytes=rss_bytes,
         window_bytes=session.window_bytes,
         window_batches=session.window_batches,
@@ -71,6 +71,12 @@ def _dropped(session: SessionStatistics, spool: SpoolStatistics | None) -> dict[
     if spool is not None:
         counts |= {f"spool_{reason}": number for reason, number in spool.dropped.items()}
     return {reason: number for reason, number in counts.items() if number}
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of those that it had read exports, as far as they have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 def clock_error_ns() -> int | None:

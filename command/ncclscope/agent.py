@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +43,9 @@ _log = structlog.get_logger(__name__)
 
 OVER_BUDGET = 3
 """Exit status of an agent that stopped itself."""
+
+_LEAVES_WITHIN_S = 30.0
+"""After its budget was spent: last words take a second, a spool that is synced `--flush-seconds`."""
 
 WAITS = 1
 """Exit status of --once and --send-spools: not everything could be handed over in time."""
@@ -95,6 +99,8 @@ def agent(*, config_file: Path | None, print_only: bool, once: bool, send_spools
     try:
         in_file = {} if config_file is None else read_table(config_file, "agent", keys_of_agent())
         settings = load(given, os.environ, host=host, file=in_file, sends_spools=send_spools)
+        if print_only or once:
+            settings = replace(settings, max_cpu_percent=0)  # somebody waits for it to end
         if not print_only:
             settings.credentials.check()
         configure_logs(settings.log_format)
@@ -172,18 +178,31 @@ async def _run(settings: AgentSettings, hello: Hello, once: bool, resources: Exi
             limits=limits,
         )
     budget = BudgetLimits(
-        cpu_share=0 if once else settings.max_cpu_percent / 100,  # somebody waits for it to end
+        cpu_share=settings.max_cpu_percent / 100,
         seconds=settings.budget_seconds,
         memory_bytes=settings.max_memory_bytes,
     )
     running = Agent(
-        session, _link(settings), followed, flush_seconds=settings.flush_seconds, spool=keeper, budget=budget
+        session,
+        _link(settings),
+        followed,
+        flush_seconds=settings.flush_seconds,
+        spool=keeper,
+        budget=budget,
+        on_spent=_leave_for_certain,
     )
     async with anyio.create_task_group() as tasks:
         await tasks.start(stop_on_signal, running.stop)
         is_complete = await running.run(once_seconds=settings.once_seconds if once else None)
         tasks.cancel_scope.cancel()
     return _Ended(is_complete, running.stopped_because)
+
+
+def _leave_for_certain() -> None:
+    """Has the process end, whatever a thread of it hangs in, unless it ends by itself before."""
+    timer = threading.Timer(_LEAVES_WITHIN_S, os._exit, (OVER_BUDGET,))
+    timer.daemon = True
+    timer.start()
 
 
 def _spool(settings: AgentSettings, hello: Hello, resources: ExitStack) -> SpoolKeeper:

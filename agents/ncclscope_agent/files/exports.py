@@ -11,8 +11,9 @@ from typing import Final
 
 import structlog
 
-from ncclscope_agent.sources.nsys.export import EXPORT_END, ExportLimits, broken_export, export_key, read_export
-from ncclscope_agent.sources.nsys.open_export import look_at
+from ncclscope_agent.sources.nsys.export import EXPORT_END, ExportLimits, broken_export, export_key
+from ncclscope_agent.sources.nsys.open_export import check_ready, look_at
+from ncclscope_agent.sources.nsys.reader_process import KILLED, ExportReader, ReaderLimits
 from ncclscope_agent.sources.nsys.report import EXPORT_SUFFIX, REPORT_SUFFIX, export_of, export_report
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import SourceError
@@ -77,6 +78,10 @@ class Waiting:
         """Whether the file should be tried now."""
         return not self.is_done and self._sight is not None and now_ns >= self._next_try_ns
 
+    def postpone(self, now_ns: int) -> None:
+        """The next attempt is after the longest pause: other files come first."""
+        self._next_try_ns = now_ns + self.timing.longest_pause_ns
+
     def failed(self, reason: str, now_ns: int) -> bool:
         """An attempt failed; True if that should be reported now."""
         if reason not in PASSING_REASONS:
@@ -95,6 +100,8 @@ class Waiting:
 _log = structlog.get_logger(__name__)
 
 _NSYS_TIMEOUT_S: Final = 600.0
+_KILLS: Final = 2
+"""A file that has killed as many readers is left out until the agent starts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +138,11 @@ class ExportFollower:
         nsys: str | None = None,
         timing: Timing | None = None,
         work_directory: Path | None = None,
+        reader_limits: ReaderLimits | None = None,
     ) -> None:
+        self._reader = ExportReader(reader_limits)
+        self._kills: dict[str, int] = {}
+        """How often the reader of a source was killed."""
         self._directories = tuple(directories)
         self._host = host
         self._is_applied = is_applied
@@ -149,6 +160,10 @@ class ExportFollower:
     def nudge(self) -> None:
         """Something happened in a directory: the next poll looks at once. May be called from any thread."""
         self._nudged.set()
+
+    def stop(self) -> None:
+        """Ends the process that reads an export, if there is one; nothing is read after this. From any thread."""
+        self._reader.stop()
 
     def look_again(self) -> None:
         """Forgets what was read: the service may have lost it. Each file is offered to `is_applied` once more.
@@ -239,10 +254,19 @@ class ExportFollower:
             return
         has_begun = False
         try:
-            for batch in read_export(path, source=source, host=self._host, begin=begin, limits=self._limits):
+            if self._kills.get(source.key, 0) >= _KILLS:
+                raise SourceError(KILLED, f"{path} is left out: it has ended {_KILLS} processes that read it")
+            check_ready(path)
+            for batch in self._reader.read(path, source=source, host=self._host, begin=begin, limits=self._limits):
                 has_begun = True
                 yield batch
         except SourceError as error:
+            if error.reason == KILLED:
+                # Once may have been for want of memory on the machine.
+                self._kills[source.key] = _KILLS if has_begun else self._kills.get(source.key, 0) + 1
+                if self._kills[source.key] < _KILLS:
+                    file.postpone(now_ns)
+                    return
             # What was given cannot be taken back, nor given twice: a file that fails on the way is done with.
             if file.failed("broke_off" if has_begun else error.reason, now_ns):
                 yield self._refusal(source, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -23,7 +23,15 @@ from ncclscope_agent.sources.nsys import metadata, nvtx_payload, queries, schema
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion, Intervals
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, KernelNames, communication_kernels
 from ncclscope_agent.sources.nsys.metadata import shown_warnings
-from ncclscope_agent.sources.nsys.open_export import OpenExport, check_complete, fault, fault_of, look_at, open_complete
+from ncclscope_agent.sources.nsys.open_export import (
+    OpenExport,
+    check_complete,
+    fault,
+    fault_of,
+    look_at,
+    open_complete,
+    open_plain,
+)
 from ncclscope_agent.sources.nsys.rows import KernelColumns, RangeColumns, busy_rows, skipped_kernels, usable
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import SourceError
@@ -87,7 +95,7 @@ def export_key(path: Path) -> str:
     """
     sight = look_at(path)
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             fingerprint = hashlib.sha256(file.read(_FINGERPRINT_BYTES)).hexdigest()[:16]
     except OSError as error:
         raise fault("unreadable", path, error.strerror or "") from error
@@ -143,6 +151,7 @@ def read_export(
     host: str | None = None,
     begin: int = 0,
     limits: ExportLimits | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """The batches of an export from position `begin` on: kernels by start, ranges, computation, then its capture.
 
@@ -150,11 +159,12 @@ def read_export(
     the CaptureSeen. Dictionaries begin again with the first batch given. `host` is used if the export
     records none; with neither, the export is its own host, named like its file. If the export does not say
     when its session began, times count from 0 and `CaptureSeen.missing` names TARGET_INFO_SESSION_START_TIME.
+    `on_progress` is called now and then while SQLite searches (`open_complete`).
     Raises SourceError before the first batch as `check_complete` does, later with "malformed" or "changed".
     """
     if begin >= EXPORT_END:
         return
-    opened = open_complete(path)
+    opened = open_complete(path, on_progress)
     with closing(opened.connection):
         try:
             yield from _Reading(path, opened, source, host, begin, limits or ExportLimits()).batches()

@@ -89,7 +89,7 @@ def communication_kernels(opened: OpenExport) -> KernelNames | None:
     if column is None:
         return None
     where = " OR ".join(["value LIKE ?"] * len(NAME_PATTERNS))
-    query = f"SELECT id, value FROM main.{schema.STRINGS} WHERE {where}"
+    query = f"SELECT id, substr(value, 1, {queries.LONGEST_TEXT}) FROM main.{schema.STRINGS} WHERE {where}"
     kinds: dict[KernelKind, dict[int, str]] = {kind: {} for kind in KernelKind}
     for number, name in opened.connection.execute(query, NAME_PATTERNS):
         kinds[kernel_kind(name)][int(number)] = name

@@ -68,7 +68,7 @@ def recorded_host(opened: OpenExport) -> str | None:
     """
     if not opened.layout.has(schema.SYSTEM, "name", "value"):
         return None
-    query = f"SELECT value FROM main.{schema.SYSTEM} WHERE name = 'Hostname' LIMIT 1"
+    query = f"SELECT substr(value, 1, {queries.LONGEST_TEXT}) FROM main.{schema.SYSTEM} WHERE name = 'Hostname' LIMIT 1"
     row = opened.connection.execute(query).fetchone()
     name = "" if row is None or row[0] is None else str(row[0]).strip().split(".", 1)[0]
     return name[:_LONGEST_HOST] or None
@@ -110,7 +110,7 @@ def diagnostics(opened: OpenExport) -> list[tuple[str, int]]:
         return []
     process = "coalesce(globalPid, 0)" if layout.has(schema.DIAGNOSTICS, "globalPid") else "0"
     rows = opened.connection.execute(
-        f"SELECT text, {process}, min(rowid) FROM main.{schema.DIAGNOSTICS} "
+        f"SELECT substr(text, 1, {queries.LONGEST_TEXT}), {process}, min(rowid) FROM main.{schema.DIAGNOSTICS} "
         f"WHERE severity >= 2 AND text IS NOT NULL GROUP BY 1, 2 ORDER BY 3 LIMIT 10000"
     )
     return [(str(text), int(global_pid)) for text, global_pid, _ in rows]

@@ -25,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from ncclscope_agent.sources.nsys.open_export import open_plain
 from ncclscope_wire.terms import NO_NUMBER
 
 _HEADER: Final = struct.Struct("<4Q")
@@ -107,7 +108,7 @@ def copy_payloads(export: Path, connection: Connection) -> bool:
     connection.execute(CREATE)
     path = export.with_suffix(".json")
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             lines = iter(lambda: file.readline(_LONGEST_LINE), b"")
             connection.executemany(_INSERT, islice(_payloads(lines), PAYLOADS_LIMIT))
     except OSError:

@@ -12,16 +12,17 @@ sqlite.org/src/file/src/os.h for the bytes that are locked, fcntl(2) for F_OFD_G
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from ncclscope_agent.sources.nsys import schema
 from ncclscope_agent.sources.nsys.schema import Layout
@@ -71,6 +72,25 @@ class OpenExport:
     """The file as it was when it was opened."""
 
 
+_PROBE_STEPS: Final = 20_000_000
+"""Of SQLite's machine, for tables and metadata: a bad file has no end. Half a second; a good one takes 2,000."""
+_STEPS_BETWEEN_RESTS: Final = 500_000
+_LONGEST_CELL: Final = 16 << 20
+"""Bytes of a cell or row. *Source:* sqlite.org/limits.html, SQLITE_LIMIT_LENGTH."""
+
+
+def check_ready(path: Path) -> Sight:
+    """The file as it is now, if its first bytes say that it may be a complete export and nobody writes it.
+
+    Nothing else of it is read, so no file does harm by this. Raises SourceError as `check_complete` does.
+    """
+    sight = look_at(path)
+    reason = schema.header_fault(_first_bytes(path), sight.size)
+    if reason is not None:
+        raise fault(reason, path)
+    return sight
+
+
 def check_complete(path: Path) -> None:
     """Returns if the export can be read now; else raises SourceError, whose reason says why not.
 
@@ -80,15 +100,17 @@ def check_complete(path: Path) -> None:
     open_complete(path).connection.close()
 
 
-def open_complete(path: Path) -> OpenExport:
-    """Opens the export. Raises SourceError as `check_complete` says."""
-    sight = look_at(path)
-    reason = schema.header_fault(_first_bytes(path), sight.size)
-    if reason is not None:
-        raise fault(reason, path)
+def open_complete(path: Path, on_progress: Callable[[], None] | None = None) -> OpenExport:
+    """Opens the export. Raises SourceError as `check_complete` says.
+
+    `on_progress` is called after each half a million steps of SQLite's machine (some 20 ms).
+    """
+    sight = check_ready(path)
     layout, meta = _probe(path)
     _check_writers(path)
     connection = _connect(path)
+    if on_progress is not None:
+        connection.set_progress_handler(on_progress, _STEPS_BETWEEN_RESTS)  # None: it goes on
     try:
         if look_at(path) != sight:
             raise fault("changed", path)
@@ -125,9 +147,18 @@ def fault_of(path: Path, error: sqlite3.Error | ValueError) -> SourceError:
     return fault("malformed", path, str(error))
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Opens a plain file for reading. Raises OSError, also for a pipe or device in its place, and waits for nobody."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return open(handle, "rb")
+
+
 def _first_bytes(path: Path) -> bytes:
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_plain(path) as file:
             return file.read(schema.HEADER_BYTES)
     except OSError as error:
         raise _unreachable(path, error) from error
@@ -141,6 +172,7 @@ def _probe(path: Path) -> tuple[Layout, Mapping[str, str]]:
     """Layout and metadata, read without any lock; the exporter may be in the middle of its commit."""
     try:
         with closing(_connect(path)) as connection:
+            connection.set_progress_handler(lambda: 1, _PROBE_STEPS)
             layout = _layout_of(connection)
             meta = _meta_of(connection, layout)
     except (sqlite3.Error, ValueError) as error:  # ValueError: the message itself quotes damaged text
@@ -193,7 +225,7 @@ def _check_writers(path: Path) -> None:
         if left:
             raise fault("incomplete", path, f"its {ending[1:]} is not empty")
     try:
-        with path.open("rb", buffering=0) as file:
+        with open_plain(path) as file:
             is_locked = _is_write_locked(file.fileno())
     except OSError as error:
         raise _unreachable(path, error) from error
@@ -218,6 +250,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, isolation_level=None, check_same_thread=False
     )
     connection.text_factory = _text
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
     connection.execute("PRAGMA trusted_schema = OFF")  # the file may come from anywhere
     return connection
 

@@ -41,6 +41,10 @@ ROW_COLUMNS: Final = (
 )
 """Columns that change; the last of a row of `kernels`."""
 
+LONGEST_TEXT: Final = 4096
+"""Characters of a text that leave SQLite: thousands of rows are fetched at once, and a cell may hold megabytes."""
+_LONGEST_PAYLOAD: Final = 128
+"""Bytes, more than the longest of NCCL's (`nvtx_payload.read_payload`)."""
 _TID_MASK: Final = 0xFFFFFF
 _EVENT_TYPES: Final = (schema.NVTX_PUSH_POP, schema.NVTX_START_END, schema.NVTX_MARK)
 
@@ -199,7 +203,7 @@ def ranges(
     Of more than `limit`, those of the `preferred` (process, domainId) are kept first, then the longest.
     `are_payloads_beside`: they are in temp.json_payload (`nvtx_payload.copy_payloads`).
     """
-    payload = _nvtx_column(layout, "binaryData", "NULL")
+    payload = f"substr({_nvtx_column(layout, 'binaryData', 'NULL')}, 1, {_LONGEST_PAYLOAD})"
     if are_payloads_beside:
         payload = (
             "(SELECT p.payload FROM temp.json_payload p "
@@ -235,7 +239,7 @@ def _nvtx_text(layout: Layout) -> str:
     """The text of an NVTX event: its own, or that of the registered string."""
     own = _nvtx_column(layout, "text", "NULL")
     registered = "s.value" if _nvtx_strings(layout) else "NULL"
-    return f"coalesce({own}, {registered}, '')"
+    return f"substr(coalesce({own}, {registered}, ''), 1, {LONGEST_TEXT})"
 
 
 def _nvtx_strings(layout: Layout) -> str:
