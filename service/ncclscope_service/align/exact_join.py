@@ -345,7 +345,7 @@ def _have_all_come(lines: Columns, last: int, calls: Columns, place: Place) -> b
     """Whether no line of these calls is still to come, nor any that could show them to belong elsewhere."""
     if place.is_timed:
         is_last = int(place.calls[-1]) == len(calls) - 1
-        return is_last or bool(lines["logged_at_ns"][-1] > calls["end_ns"][-1])
+        return is_last or bool(lines["logged_at_ns"][-1] > calls["start_ns"][-1])
     return len(lines) >= last + max(place.period, 1)
 
 

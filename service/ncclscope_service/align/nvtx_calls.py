@@ -269,8 +269,12 @@ def _is_behind(lines: Columns, start_ns: int) -> bool:
 def _by_time(lines: Columns, begin: int, calls: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Each line beside the call during which it was printed; None if stamps are too coarse or of another clock.
 
-    So a line lost among equal ones costs only itself.
+    So a line lost among equal ones costs only itself. A call that the end of the capture cut has none: it launched
+    nothing in it, and when it was over is not known.
     """
+    calls = row_ops.filter_rows(calls, calls["end_ns"] != _FOREVER)
+    if not len(calls):
+        return None
     stamps = lines["logged_at_ns"][begin:]
     at = np.searchsorted(calls["start_ns"], stamps + STAMP_NS, side="right") - 1
     within = np.flatnonzero((stamps != NO_TIME_NS) & (at >= 0) & (stamps <= int(calls["end_ns"][-1])))

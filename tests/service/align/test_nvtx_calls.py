@@ -104,3 +104,16 @@ def test_only_lines_that_may_be_of_several_calls_are_left_to_others() -> None:
 def test_a_thread_that_calls_one_thing_only_is_left_to_others_once_a_line_is_lost() -> None:
     assert len(place("R" * 100, [])[0].lines) == 100
     assert len(place("R" * 100, [40])[0].lines) == 0
+
+
+def test_lines_behind_a_call_that_was_cut_are_not_of_its_capture() -> None:
+    every_ns, amount = 10_000, 50
+    rows = [(REDUCE, k * every_ns, k * every_ns + 5_000) for k in range(amount - 1)]
+    calls = thread_calls(ranges(*rows, (REDUCE, (amount - 1) * every_ns, NO_TIME_NS))).calls
+    left = np.delete(np.arange(2 * amount), [30, 41])
+    lines = np.zeros(len(left), LINE)
+    lines["kind"], lines["bytes"], lines["logged_at_ns"] = REDUCE, NO_NUMBER, left * every_ns + 1_001
+    found = find_place(lines, 0, calls, np.arange(len(calls)), None)
+    assert found is not None
+    assert found.is_timed
+    assert left[found.lines].tolist() == found.calls.tolist() == left[left < amount - 1].tolist()
