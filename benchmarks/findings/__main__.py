@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import benchmarks.findings as _package
-from benchmarks.findings import job_days, modes, tables
+from benchmarks.findings import job_days, kills, modes, tables
 from benchmarks.findings.scenarios import scenarios
 
-TABLES = ("modes", "jobs", "days", "delays")
+TABLES = ("modes", "jobs", "days", "delays", "kills")
 RANKS = (8, 16, 32, 64)
 
 
@@ -48,6 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     if "delays" in wanted:
         print("\n### Delay of a loss of bandwidth\n", flush=True)
         job_days.print_delays(40 if asked.short else 200)
+    if "kills" in wanted:
+        print("\n### Jobs that were killed, and jobs that hung\n", flush=True)
+        kills.print_kills(30 if asked.short else 300)
     if "jobs" in wanted:
         _print_jobs(asked)
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.findings import job_days, modes, tables
+from benchmarks.findings import job_days, kills, modes, tables
 from benchmarks.findings.scenarios import scenarios
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "findings-benchmark.md"
@@ -19,7 +19,9 @@ def rows_under(header: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in after[:end]]
 
 
-@pytest.mark.parametrize("header", [tables.HEADER, modes.HEADER, job_days.ALARMS_HEADER, job_days.DELAYS_HEADER])
+@pytest.mark.parametrize(
+    "header", [tables.HEADER, modes.HEADER, job_days.ALARMS_HEADER, job_days.DELAYS_HEADER, kills.HEADER]
+)
 def test_every_table_has_the_columns_that_the_command_prints(header: str) -> None:
     rows = rows_under(header)
     assert rows

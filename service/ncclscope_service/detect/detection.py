@@ -34,6 +34,7 @@ from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
+from ncclscope_service.detect.moments import earlier_counts
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
@@ -134,14 +135,16 @@ class Detectors:
         self._bandwidth_drop.evict_communicators(communicators)
         self._mismatch.evict_communicators(communicators)
 
-    def hang_at_end(self, counts: Columns, context: Context) -> Finding | None:
+    def hang_at_end(
+        self, counts: Columns, context: Context, moments: Callable[[], Sequence[Columns]]
+    ) -> Finding | None:
         """The hang that the counts (`progress.PROGRESS`) at the end of the job show, if none is found already.
 
-        `context`: its groups that have not ended. No time of the counts need be known.
+        `context`: its groups that have not ended; `moments`: counts at earlier moments, none without times.
         """
         if self._hang.is_open or self._mismatch.with_losses or self._mismatch.enqueued():
             return None
-        return hang_at_end(counts, context)
+        return hang_at_end(counts, context, moments)
 
     def verdict(
         self,
@@ -423,7 +426,8 @@ class Detection:
         """Says how a job ended that is over, or would have if nothing more came of one that is silent."""
         counts = job.progress.rows
         if context.is_over:
-            hang = job.detectors.hang_at_end(counts, self._groups.without_ended(context))
+            living, moments = self._groups.without_ended(context), partial(earlier_counts, self._store, context.job)
+            hang = job.detectors.hang_at_end(counts, living, moments)
             job.findings = by_urgency([*job.findings, *((hang,) if hang else ())])
         is_stuck = any(each.kind is FindingKind.HANG and each.until_ns is None for each in job.findings)
         newest_ns = int(counts["last_ns"].max(initial=NO_TIME_NS))

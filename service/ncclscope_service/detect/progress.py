@@ -157,10 +157,23 @@ class ProgressTable:
         self._rows["last_ns"][places] = last_ns
 
 
-def progress_of_operations(
-    store: Store, operations: Columns, times: NDArray[np.int64]
-) -> tuple[Columns, NDArray[np.int32]]:
-    """The newest count of each rank on each channel (`PROGRESS`) in these operations, and the process of each rank."""
+class CountedOperations(NamedTuple):
+    """Operations, each with the channel and the rank that it counts for."""
+
+    counts: Columns
+    """`PROGRESS` of each rank on each channel, before any of the operations, without times."""
+    processes: NDArray[np.int32]
+    """The process of each of these."""
+    of_operation: NDArray[np.intp]
+    """Of each operation at `positions`, the row of `counts`."""
+    enqueued: NDArray[np.int64]
+    """How many operations its rank has enqueued with it on that channel."""
+    positions: NDArray[np.intp]
+    """Positions of the operations that count: those of unknown ranks do not."""
+
+
+def counted_operations(store: Store, operations: Columns) -> CountedOperations:
+    """Where these operations (with columns of `rows.PLACED`) count."""
     templates = store.templates_of(operations, "op", "root")
     collective = operations["coll_seq"] != NO_NUMBER
     (members, ops, peers), inverse = distinct_together(
@@ -175,12 +188,23 @@ def progress_of_operations(
     counts["rank"] = own
     counts["sender"] = np.where(peers == NO_NUMBER, NO_NUMBER, np.where(ops == _SEND, own, peers))
     counts["receiver"] = np.where(peers == NO_NUMBER, NO_NUMBER, np.where(ops == _SEND, peers, own))
-    enqueued = np.zeros(len(members), np.int64)
-    np.maximum.at(enqueued, inverse, np.where(collective, operations["coll_seq"], operations["pair_seq"]) + 1)
-    newest = np.full(len(members), NO_TIME_NS, np.int64)
-    np.maximum.at(newest, inverse, times)
-    counts["operations"], counts["last_ns"] = enqueued, newest
+    counts["last_ns"] = NO_TIME_NS
     is_pair = (ops == _SEND) | (ops == _RECV)
-    usable = np.flatnonzero((own != NO_NUMBER) & ((peers == NO_NUMBER) | is_pair) & (peers != own))
-    processes = np.asarray([each.process for each in records], np.int32)
-    return row_ops.take(counts, usable), processes[usable]
+    usable = (own != NO_NUMBER) & ((peers == NO_NUMBER) | is_pair) & (peers != own)
+    places = np.cumsum(usable) - 1
+    counted = np.flatnonzero(usable[inverse])
+    enqueued = np.where(collective, operations["coll_seq"], operations["pair_seq"])[counted].astype(np.int64) + 1
+    processes = np.asarray([each.process for each in records], np.int32)[usable]
+    return CountedOperations(
+        row_ops.filter_rows(counts, usable), processes, places[inverse[counted]], enqueued, counted
+    )
+
+
+def progress_of_operations(
+    store: Store, operations: Columns, times: NDArray[np.int64]
+) -> tuple[Columns, NDArray[np.int32]]:
+    """The newest count of each rank on each channel (`PROGRESS`) in these operations, and the process of each rank."""
+    counts, processes, at, enqueued, counted = counted_operations(store, operations)
+    np.maximum.at(counts["operations"], at, enqueued)
+    np.maximum.at(counts["last_ns"], at, times[counted])
+    return counts, processes

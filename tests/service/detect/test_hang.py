@@ -389,21 +389,32 @@ def last_counts(behind: dict[int, int], ahead: dict[int, int] | None = None) -> 
 
 
 def test_last_counts_without_times_show_who_hung() -> None:
-    found = hang_at_end(last_counts({5: 2}), CONTEXT)
+    found = hang_at_end(last_counts({5: 1}), CONTEXT)
     assert found is not None
-    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.7)
+    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.8)
     assert "the job ended in a hang: rank 5 (node2) never enqueued operation 400 of" in found.summary
     assert found.evidence["waiting_ranks"] == [0, 1, 2, 3, 4, 6, 7]
+    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
+    found = hang_at_end(last_counts({5: 1}), Context(job="job", groups=alone))
+    assert found is not None
+    assert (found.ranks, found.confidence) == ((5,), 0.6)
 
 
 def test_last_counts_of_jobs_that_ended_were_killed_or_whose_files_were_cut_show_no_hang() -> None:
     assert hang_at_end(last_counts({}), CONTEXT) is None
-    assert hang_at_end(last_counts({5: 1}), CONTEXT) is None
     assert hang_at_end(last_counts({5: 2, 3: 2}), CONTEXT) is None
     assert hang_at_end(last_counts({rank: 3 * rank for rank in range(8)}), CONTEXT) is None
     assert hang_at_end(last_counts({5: 2}), replace(CONTEXT, lossy_hosts=frozenset({"node1"}))) is None
-    alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
-    assert hang_at_end(last_counts({5: 2}), Context(job="job", groups=alone)) is None
+
+
+def test_a_job_that_often_stood_like_this_while_it_lived_may_have_been_killed() -> None:
+    late, even, clearer = last_counts({5: 1}), last_counts({}), last_counts({5: 3})
+    assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is None
+    assert hang_at_end(late, CONTEXT, lambda: [*[even] * 90, *[clearer] * 10]) is None
+    found = hang_at_end(late, CONTEXT, lambda: [*[even] * 191, *[late] * 9])
+    assert found is not None
+    assert (found.ranks, found.confidence) == ((5,), 0.95)
+    assert hang_at_end(clearer, CONTEXT, lambda: [*[even] * 90, *[late] * 10]) is not None
 
 
 def test_waits_end_at_the_rank_that_waits_for_nobody_over_groups_and_past_even_ones() -> None:
