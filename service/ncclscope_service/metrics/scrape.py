@@ -101,6 +101,7 @@ def gather(
     )  # fmt: skip
     _add_jobs(collected, store, sums, window, jobs)
     _add_iterations(collected, cache.iterations.summaries(store, jobs, now_ns))
+    _add_steps(collected, store)
     _add_matches(collected, store)
     _add_healed_numbers(collected, store)
     _add_inspector(collected, store)
@@ -206,6 +207,13 @@ def _add_iterations(collected: _Collected, of_jobs: Mapping[str, IterationSummar
             collected.add("ncclscope_iteration_seconds", None if duration is None else duration * 1e-9, job, percentile)
         collected.add("ncclscope_communication_ratio", summary.communication_ratio, job)
         collected.add("ncclscope_exposed_communication_ratio", summary.exposed_ratio, job)
+
+
+def _add_steps(collected: _Collected, store: Store) -> None:
+    for job, history in sorted(store.step_histories.items()):
+        buckets = history.rows()
+        collected.add("ncclscope_steps", int(buckets["steps"].sum()), job)
+        collected.add("ncclscope_step_seconds", int(buckets["duration_ns"].sum()) * 1e-9, job)
 
 
 def _add_matches(collected: _Collected, store: Store) -> None:

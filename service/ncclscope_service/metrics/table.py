@@ -166,6 +166,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     # How much of an iteration it is
     gauge("ncclscope_iteration_seconds", ("job", "percentile"), f"{_PER_JOB} x 2 percentiles",
           "Duration of the recent training iterations over all ranks: the 50th and 90th percentile."),
+    counter("ncclscope_steps", ("job",), _PER_JOB,
+            "Training steps that the job has made, of those whose duration is known."),
+    counter("ncclscope_step_seconds", ("job",), _PER_JOB,
+            "What these steps took together: divide it by their number."),
     gauge("ncclscope_communication_ratio", ("job",), _PER_JOB,
           "Share of the recent iterations in which a rank's GPU ran a NCCL kernel, waiting included."),
     gauge("ncclscope_exposed_communication_ratio", ("job",), _PER_JOB,

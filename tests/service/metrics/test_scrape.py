@@ -18,6 +18,7 @@ from service import fake_service as fake
 
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import MarkAction
+from ncclscope_service.job.step_times import STEP
 from ncclscope_service.metrics import scrape
 from ncclscope_service.metrics.exposition import Scrapes, render
 from ncclscope_service.metrics.scrape import MetricsView, gather
@@ -29,10 +30,12 @@ from ncclscope_service.serve.api_table import MarkRequest
 from ncclscope_service.show.health import AgentView, ServiceHealth
 from ncclscope_service.store.records import FindingKind, Mute, Severity
 from ncclscope_service.store.rows import Match
+from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
 
 GOLDEN = Path(__file__).parent / "golden"
 DURATION = "ncclscope_collective_duration_seconds"
+STEP_SECONDS = "ncclscope_step_seconds_total"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -341,6 +344,22 @@ def test_operations_that_are_finished_are_counted_also_when_the_store_forgets_th
     store.finish(pending)
     store.operations.drop_before(store.operations.next_id)
     assert sum(store.finished.values()) == operations
+
+
+def test_steps_and_their_time_are_counted_since_the_job_began_and_of_no_job_without_steps() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    (job,) = {each.job for each in store.communicators}
+    steps = np.zeros(3, STEP)
+    steps["iteration"] = np.arange(3)
+    steps["duration_ns"] = [SECOND_NS, 2 * SECOND_NS, 0]  # that of the last is not known
+    before = samples_of(view_of(store))
+    store.step_histories[job].add(steps)
+    after = samples_of(view_of(store))
+    of_job = frozenset({("job", job)})
+    grown = {name: after[name, of_job] - before[name, of_job] for name in ("ncclscope_steps_total", STEP_SECONDS)}
+    assert grown == {"ncclscope_steps_total": 2, STEP_SECONDS: pytest.approx(3)}
+    store.step_histories.clear()
+    assert named(samples_of(view_of(store)), "ncclscope_steps_total") == {}
 
 
 def test_a_duration_falls_into_the_bucket_whose_bound_it_does_not_exceed() -> None:
