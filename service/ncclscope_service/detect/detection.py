@@ -55,21 +55,22 @@ from ncclscope_wire.facts import Fact, ProgramFailure
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 
+@dataclass(slots=True, eq=False)
 class Detectors:
     """Takes each kind of input when there is some; a detector without input reports nothing."""
 
-    def __init__(self) -> None:
-        self._late_rank = LateRank()
-        self._bandwidth_drop = BandwidthDrop()
-        self._below_limit = BelowLimit()
-        self._hang = Hang()
-        self._mismatch = Mismatch()
-        self._stopped_logging = StoppedLogging()
-        self._reported = Reported()
-        self._misconfiguration = Misconfiguration()
-        self._slow_steps = SlowSteps()
-        self._clock_fault = ClockFault()
-        self._blind = Blind()
+    # Fields with defaults: a state of a build that had one of them not yet is read on.
+    _late_rank: LateRank = field(default_factory=LateRank)
+    _bandwidth_drop: BandwidthDrop = field(default_factory=BandwidthDrop)
+    _below_limit: BelowLimit = field(default_factory=BelowLimit)
+    _hang: Hang = field(default_factory=Hang)
+    _mismatch: Mismatch = field(default_factory=Mismatch)
+    _stopped_logging: StoppedLogging = field(default_factory=StoppedLogging)
+    _reported: Reported = field(default_factory=Reported)
+    _misconfiguration: Misconfiguration = field(default_factory=Misconfiguration)
+    _slow_steps: SlowSteps = field(default_factory=SlowSteps)
+    _clock_fault: ClockFault = field(default_factory=ClockFault)
+    _blind: Blind = field(default_factory=Blind)
 
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""

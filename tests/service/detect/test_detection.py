@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.detect.blind import HostCounters
 from ncclscope_service.detect.context import group_from_communicator
-from ncclscope_service.detect.detection import Detection, SilenceClock
+from ncclscope_service.detect.detection import Detection, Detectors, SilenceClock
 from ncclscope_service.job.ranks import assign_ranks
-from ncclscope_service.store import rows
+from ncclscope_service.store import rows, state
 from ncclscope_service.store.records import Ending, FindingKind, Process
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Hosts, Store
@@ -82,6 +82,23 @@ def _calls(begin: int, end: int, *, count: int = 1024, op: str = "AllReduce") ->
         Line(line=1 + number, op=op, count=count, logged_at_ns=BASE_NS + number * _SECOND // 10)
         for number in range(begin, end)
     ]
+
+
+@pytest.mark.parametrize("new", [each.name for each in fields(Detectors)])
+def test_a_detector_that_the_build_of_a_state_had_not_begins_without_findings(
+    new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared_by = state.declared_by
+
+    def declared_before(kind: type) -> tuple[str, ...]:
+        return tuple(name for name in declared_by(kind) if (kind, name) != (Detectors, new))
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(state, "declared_by", declared_before)
+        data = state.snapshot(Detectors())
+    restored = state.restore(data, Detectors)
+    assert type(getattr(restored, new)) is type(getattr(Detectors(), new))
+    assert restored.findings(0) == []
 
 
 def test_a_healthy_job_has_no_finding() -> None:
