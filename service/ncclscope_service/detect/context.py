@@ -169,26 +169,7 @@ _REOPENS_WITHIN_NS: Final = 60_000_000_000
 _CLOSED_KEPT: Final = 256
 
 _URGENCY: Final = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-_KINDS: Final = {
-    kind: place
-    for place, kind in enumerate(
-        (
-            FindingKind.MISMATCH,
-            FindingKind.HANG,
-            FindingKind.REPORTED_FAILURE,
-            FindingKind.STOPPED_LOGGING,
-            FindingKind.SLOW_LINK,
-            FindingKind.LATE_RANK,
-            FindingKind.BANDWIDTH_DROP,
-            FindingKind.BELOW_LIMIT,
-            FindingKind.SLOW_STEPS,
-            FindingKind.MISCONFIGURATION,
-            FindingKind.SLOW_DRIFT,
-            FindingKind.CLOCK_FAULT,
-            FindingKind.BLIND,
-        )
-    )
-}
+_PLACE_OF_KIND: Final = {kind: place for place, kind in enumerate(FindingKind)}
 
 
 class Ledger:
@@ -314,7 +295,7 @@ def by_urgency(findings: Iterable[Finding]) -> list[Finding]:
         key=lambda finding: (
             finding.until_ns is not None,
             _URGENCY[finding.severity],
-            _KINDS.get(finding.kind, len(_KINDS)),
+            _PLACE_OF_KIND[finding.kind],
             -finding.confidence,
             finding.since_ns,
             finding.ranks,

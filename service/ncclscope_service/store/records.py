@@ -107,21 +107,21 @@ class HostClock:
 
 
 class FindingKind(StrEnum):
-    """Every kind of finding; each has a heading in docs/findings.md."""
+    """Every kind of finding, the most urgent first; each has a heading in docs/findings.md."""
 
-    LATE_RANK = "late_rank"
-    SLOW_LINK = "slow_link"
-    BANDWIDTH_DROP = "bandwidth_drop"
-    SLOW_DRIFT = "slow_drift"
-    BELOW_LIMIT = "below_limit"
-    HANG = "hang"
     MISMATCH = "mismatch"
+    HANG = "hang"
     REPORTED_FAILURE = "reported_failure"
     STOPPED_LOGGING = "stopped_logging"
+    SLOW_LINK = "slow_link"
+    LATE_RANK = "late_rank"
+    BANDWIDTH_DROP = "bandwidth_drop"
+    BELOW_LIMIT = "below_limit"
+    SLOW_STEPS = "slow_steps"
+    MISCONFIGURATION = "misconfiguration"
+    SLOW_DRIFT = "slow_drift"
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"
-    MISCONFIGURATION = "misconfiguration"
-    SLOW_STEPS = "slow_steps"
 
 
 class Severity(StrEnum):

@@ -100,7 +100,7 @@ def test_a_mute_of_a_kind_holds_for_findings_that_open_later_and_a_finding_is_cl
         (acknowledge(note="x" * 501), "has over 500 characters"),
         (mute(), "name what is muted: a finding by its id, or a kind, a job, ranks or hosts"),
         (mute(finding=LATE.id, kind="hang"), "name what is muted"),
-        (mute(kind="late"), "there is no kind 'late'; known are late_rank, slow_link"),
+        (mute(kind="late"), "there is no kind 'late'; known are mismatch, hang"),
         (mute(0, kind="hang"), f"a mute lasts from 1 to {LONGEST_MUTE_SECONDS} seconds, not 0"),
         (mute(1e9, kind="hang"), "a mute lasts from 1 to"),
         (mute(ranks=tuple(range(1025))), "these are over 1024 ranks or hosts"),
