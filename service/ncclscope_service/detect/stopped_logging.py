@@ -38,7 +38,7 @@ class StoppedLogging:
         """By global rank that is behind: time of its last line, newest time of the others, collectives between them."""
 
     def ingest_progress(self, progress: Columns, context: Context) -> None:
-        """Takes the present counts (`board.PROGRESS`)."""
+        """Takes the present counts (`progress.PROGRESS`)."""
         self._context = context
         if not len(progress):
             return
