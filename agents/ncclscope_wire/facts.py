@@ -145,6 +145,17 @@ class IbCompletionError(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerbsFailure(Fact):
+    """A call of InfiniBand verbs failed without which NCCL cannot use a NIC."""
+
+    call: Name
+    """`ibv_modify_qp` (a queue pair could not be connected), `ibv_reg_mr`, ..."""
+    error: Text | None = None
+    """The text of errno."""
+    nic: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IbEvent(Fact):
     """An asynchronous event of a NIC: port error, device fatal, speed change."""
 
@@ -329,6 +340,7 @@ SETTINGS: Final[tuple[type[Fact], ...]] = (
 TROUBLES: Final[tuple[type[Fact], ...]] = (
     CudaFailure,
     IbCompletionError,
+    VerbsFailure,
     IbEvent,
     PortFailover,
     ConnectionTrouble,

@@ -536,6 +536,12 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             ),
         ),
         _of(
+            facts.VerbsFailure,
+            Severity.CRITICAL,
+            lambda fact: ("verbs", fact.call, fact.error),
+            lambda fact: f"{fact.call} failed{_with('with ', fact.error)}{_with('on ', fact.nic)}",
+        ),
+        _of(
             facts.IbEvent,
             Severity.CRITICAL,
             lambda fact: ("event", fact.host, fact.nic, fact.event) if fact.severity in _SEVERE_EVENTS else None,

@@ -191,6 +191,22 @@ def test_a_warning_in_front_of_the_first_operation_is_reported_at_once() -> None
     assert len(detector.findings(SECOND)) == 1
 
 
+def test_a_failed_call_of_verbs_is_one_failure_of_all_hosts_by_its_error() -> None:
+    detector = Reported()
+    calls = [
+        facts.VerbsFailure(
+            line=n, host=f"node{n}", pid=1, call="ibv_modify_qp", error="Connection timed out", nic="mlx5_0"
+        )
+        for n in (0, 1)
+    ]
+    detector.ingest_facts([said(fact) for fact in calls], CONTEXT)
+    (finding,) = detector.findings(SECOND)
+    assert (finding.kind, finding.severity) == (FindingKind.REPORTED_FAILURE, Severity.CRITICAL)
+    assert finding.summary == (
+        "ibv_modify_qp failed with Connection timed out on mlx5_0 (reported 2 times by hosts node0 and node1)"
+    )
+
+
 def test_what_libfabric_could_not_do_is_one_failure_of_all_hosts_by_its_error() -> None:
     detector = Reported()
     failures = [

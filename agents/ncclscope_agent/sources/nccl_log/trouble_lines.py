@@ -22,6 +22,10 @@ _PEER: Final = r"(?P<peer>[\w.:%-]{1,200}<\d{1,5}>)"
 _GIDS: Final = r"(?: localGid \S{0,80}?)?(?: ?remoteGids ?\S{0,80}?)?(?: hca (?P<nic>\S{1,64}))?"
 _IB: Final = r"NET/IB ?: "
 _PORT: Final = r"(?P<nic>[\w.+-]{1,64}):\d+ "
+_NEEDED_CALLS: Final = (
+    "modify_qp", "create_qp", "create_cq", "alloc_pd", "reg_mr", "reg_mr_iova2", "post_send", "post_recv", "poll_cq",
+)  # fmt: skip
+"""Verbs whose failure is NCCL's; others fail where it looks for devices and features, and goes on without."""
 _EVENT: Final = rf"(?P<event>{_TEXT}{{1,120}})"
 
 
@@ -39,6 +43,17 @@ COMPLETIONS: Final[tuple[Family, ...]] = forms(
     r" opcode=\w{1,64}\(-?\d+\)(?: (?:reqSize|len)=-?\d+)? vendor_err=\d+(?: req_type=\w{1,32})? {0,2}" + _GIDS,
 )
 """Failed work requests: 2.8 to 2.27 with numbers, from 2.28.7 on with names."""
+
+VERBS: Final[tuple[Family, ...]] = forms(
+    "verbs_failure",
+    facts.VerbsFailure,
+    rf"Call to (?P<call>ibv_(?:{'|'.join(_NEEDED_CALLS)})) failed(?! with {_TEXT}{{1,800}}, retrying )"
+    r"(?: with (?:error |\d{1,5} )?(?P<error>[A-Z][\w '/()-]{1,100}?)(?: errno \d{1,5})?"
+    rf"(?:, on dev (?P<nic>[\w.+-]{{1,64}}):\d+{_TEXT}{{0,800}})?)?",
+)
+"""Calls that failed and are not tried again. By version and call nothing follows, or the error's text, in newer ones with errno
+behind it; behind `ibv_modify_qp` stand errno, text, device and the addresses of both sides. *Source:* NCCL `src/misc/ibvwrap.cc`.
+"""
 
 EVENTS: Final[tuple[Family, ...]] = (
     *forms(
@@ -263,5 +278,5 @@ TORCH: Final[tuple[Family, ...]] = (
 )
 """Forms of the text behind `ProcessGroupNCCL.cpp:N] ` or `what():  `."""
 
-FAMILIES: Final[tuple[Family, ...]] = (*COMPLETIONS, *EVENTS, *FAILURES)
+FAMILIES: Final[tuple[Family, ...]] = (*COMPLETIONS, *VERBS, *EVENTS, *FAILURES)
 """Forms of trouble, in the order in which they are tried."""
