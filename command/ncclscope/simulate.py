@@ -83,6 +83,7 @@ class _Given(TypedDict):
     process_per_node: bool
     inspector: str | None
     inspector_holes: float
+    profiled: str | None
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -195,14 +196,18 @@ class _Given(TypedDict):
 @click.option(
     "--inspector", default=None, type=click.Choice(INSPECTOR_FORMATS), help="Write NCCL Inspector dumps in this format."
 )
+@click.option(
+    "--profiled", default=None, metavar="FIRST-LAST", help="Iterations that a PyTorch profiler on each rank records."
+)
 @click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of Inspector's records that are lost.")
 @click.option("--live", is_flag=True, help="Write in real time until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after this many seconds.")
 def simulate(out: Path, live: bool, seconds: float | None, **given: Unpack[_Given]) -> None:
     """Simulate a training job: write its NCCL logs, nsys exports and the truth about them.
 
-    Logs go to OUT/logs, exports to OUT/nsys/HOST, Inspector dumps to OUT/inspector, the truth to OUT/truth. With --live
-    the job is written in real time; SIGINT and SIGTERM finish the current step, write the rest and exit with 0.
+    Logs go to OUT/logs, exports to OUT/nsys/HOST, Inspector dumps to OUT/inspector, PyTorch traces to OUT/kineto, the
+    truth to OUT/truth. With --live the job is written in real time; SIGINT and SIGTERM finish the current step, write
+    the rest and exit with 0.
     """
     if seconds is not None and not live:
         raise click.UsageError("--for needs --live")
@@ -289,9 +294,20 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             process_per_node=given["process_per_node"],
             inspector=given["inspector"],
             inspector_holes=given["inspector_holes"],
+            profiled=_iterations(given["profiled"]),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _iterations(text: str | None) -> tuple[int, int] | None:
+    """Two numbers with a dash between them, or one; raises ValueError if they are none."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal()):
+        raise ValueError(f"--profiled {text!r} names no iterations: FIRST-LAST, such as 5-24")
+    return int(first), int(last or first)
 
 
 def _play(config: SimulationConfig, out: Path, seconds: float | None) -> None:

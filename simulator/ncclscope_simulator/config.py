@@ -169,6 +169,8 @@ class SimulationConfig:
     """Dumps of NCCL's Inspector plug-in in this format, one of `INSPECTOR_FORMATS`; None: it is not loaded."""
     inspector_holes: float = 0.0
     """Share of its records that it loses."""
+    profiled: tuple[int, int] | None = None
+    """First and last iteration that the PyTorch profiler of each rank records; None: it is not used."""
     hang_seconds: float = 10.0
     """How long a job of limited length is still observed after it hangs."""
     start_ns: int = DEFAULT_START_NS
@@ -305,6 +307,12 @@ def _schemes(config: SimulationConfig) -> Iterator[str]:
 def _capture(config: SimulationConfig) -> Iterator[str]:
     if captured_share(config.capture) is None:
         yield f"capture {config.capture!r} is not full, none or duty:F with F above 0 and at most 1"
+    if config.profiled is not None:
+        first, last = config.profiled
+        if not 0 <= first <= last:
+            yield f"profiled must name two iterations in order, not {first} and {last}"
+        if config.cuda_graphs is not None or config.process_per_node:
+            yield "profiled needs a process per GPU, and no cuda_graphs"
     if config.nvtx_payload and not (config.nvtx and config.nsys >= "2025"):
         yield f"nvtx_payload needs nvtx and an nsys whose exports have binaryData (2025 on), not {config.nsys}"
 

@@ -20,6 +20,7 @@ from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import GraphLaunch
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.inspector import Dumped, InspectorDumps
+from ncclscope_simulator.kineto import KinetoTraces
 from ncclscope_simulator.logs import Asked, Lines, Logs
 from ncclscope_simulator.profiler import Profiler
 from ncclscope_simulator.runs import ComputeRun, Run, Step
@@ -102,6 +103,8 @@ class Observer:
         self._ids = CorrelationIds(cluster)
         self._profiler = None if config.duty == 0.0 else Profiler(config, cluster, captures)
         self._dumps = None if config.inspector is None else InspectorDumps(config, cluster, groups)
+        self.traces = None if config.profiled is None else KinetoTraces(config, cluster, groups)
+        """Of the PyTorch profiler, which are written when the job is over."""
         self._truth = TruthRows(config, cluster)
 
     def log(self, said: list[list[Said]]) -> Lines:
@@ -119,6 +122,8 @@ class Observer:
         _lose_kernels(step, faults, random)
         if self._profiler is not None:
             self._profiler.observe(step)
+        if self.traces is not None:
+            self.traces.observe(step)
         dumped = self._dumps.observe(step) if self._dumps is not None else Dumped({}, set())
         self._tally.count_lines(printed.lines)
         self._tally.counts["inspected_operations"] += len(dumped.written)

@@ -148,6 +148,10 @@ class Player:
         self._release(_FOREVER)
         for log in self._logs.values():
             log.close()
+        if self._observer.traces is not None:
+            folder = self._out / "kineto"
+            folder.mkdir(exist_ok=True)
+            self._observer.traces.write(folder)
         self._truth.close()
         for truth in (self._replays, self._plans):
             if truth is not None:

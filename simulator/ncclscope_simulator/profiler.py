@@ -12,14 +12,15 @@ from ncclscope_simulator.graphs import GRAPH_LAUNCH_API, GraphLaunch, Stage
 from ncclscope_simulator.nvtx_payload import nccl_domain, payload
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.runs import PLAN_NS, ComputeRun, Run, Step
+from ncclscope_simulator.version import Traits
 
-_COMPUTE_KERNELS: Final = {
+COMPUTE_KERNELS: Final = {
     "gemm_forward": "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn",
     "gemm_backward": "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nt",
 }
 _COMPUTE_API: Final = "cudaLaunchKernel_v7000"
-_COMPUTE_API_NS: Final = 4_000
-_COMPUTE_STREAM: Final = 7
+COMPUTE_API_NS: Final = 4_000
+COMPUTE_STREAM: Final = 7
 
 
 class Profiler:
@@ -36,7 +37,7 @@ class Profiler:
             if run.stage is not Stage.REPLAYED:
                 self._see_call(run)
             if run.launches and self._shows(run):
-                self._captures[self._node(run.rank)].kernels.extend(_nccl_kernels(run))
+                self._captures[self._node(run.rank)].kernels.extend(nccl_kernels(run))
         for compute in step.computes:
             if self._shows(compute):
                 self._see_compute(compute)
@@ -56,14 +57,7 @@ class Profiler:
         if self._config.nvtx:
             seen.ranges.extend(self._nccl_ranges(run, tid))
         if run.calls_launch:
-            seen.apis.extend(self._launch_calls(run, tid))
-
-    def _launch_calls(self, run: Run, tid: int) -> Iterator[ApiSeen]:
-        traits, last = self._config.traits, len(run.correlation_ids) - 1
-        for nth, number in enumerate(run.correlation_ids):
-            begins = run.launched_ns(nth)
-            ends = run.api_end_ns if nth == last else begins + PLAN_NS - 1_000
-            yield ApiSeen(begins, ends, run.rank, tid, number, traits.launch_api, traits.launch_event_class)
+            seen.apis.extend(launch_calls(run, tid, self._config.traits))
 
     def _nccl_ranges(self, run: Run, tid: int) -> Iterator[RangeSeen]:
         """NCCL's NVTX ranges: one per API call; the launch lies in the call itself, of a group in ncclGroupEnd."""
@@ -99,10 +93,10 @@ class Profiler:
         seen, rank, number = self._captures[worker.node], compute.rank, compute.correlation_id
         if compute.replay is None:
             tid = worker.calling_tid(autograd=compute.autograd)
-            called, over = compute.api_start_ns, compute.api_start_ns + _COMPUTE_API_NS
+            called, over = compute.api_start_ns, compute.api_start_ns + COMPUTE_API_NS
             seen.apis.append(ApiSeen(called, over, rank, tid, number, _COMPUTE_API, 0))
-        name, node = _COMPUTE_KERNELS[compute.kernel], None if compute.node is None else compute.node.id
-        place = (rank, _COMPUTE_STREAM, number)
+        name, node = COMPUTE_KERNELS[compute.kernel], None if compute.node is None else compute.node.id
+        place = (rank, COMPUTE_STREAM, number)
         seen.kernels.append(KernelSeen(compute.start_ns, compute.end_ns, *place, name, 512, 256, False, node))
 
     def _see_graph_launches(self, step: Step) -> None:
@@ -113,7 +107,7 @@ class Profiler:
             called, over = launched.api_start_ns, launched.api_end_ns
             seen.apis.append(ApiSeen(called, over, rank, worker.main_tid, number, GRAPH_LAUNCH_API, 0))
             if not self._traces_nodes and launched in spans:
-                seen.graphs.append(GraphSeen(*spans[launched], rank, _COMPUTE_STREAM, number, launched.graph))
+                seen.graphs.append(GraphSeen(*spans[launched], rank, COMPUTE_STREAM, number, launched.graph))
 
     def _see_iteration(self, step: Step) -> None:
         text = f"iteration {step.iteration}"
@@ -122,7 +116,17 @@ class Profiler:
             self._captures[worker.node].ranges.append(seen)
 
 
-def _nccl_kernels(run: Run) -> Iterator[KernelSeen]:
+def launch_calls(run: Run, tid: int, version: Traits) -> Iterator[ApiSeen]:
+    """The launch calls of a run, one per kernel."""
+    last = len(run.correlation_ids) - 1
+    for nth, number in enumerate(run.correlation_ids):
+        begins = run.launched_ns(nth)
+        ends = run.api_end_ns if nth == last else begins + PLAN_NS - 1_000
+        yield ApiSeen(begins, ends, run.rank, tid, number, version.launch_api, version.launch_event_class)
+
+
+def nccl_kernels(run: Run) -> Iterator[KernelSeen]:
+    """The kernels of a run that the profiler does not lose."""
     launch, node = run.launch, None if run.node is None else run.node.id
     for nth, ((begins, ends), number) in enumerate(zip(run.spans(), run.correlation_ids, strict=False)):
         if nth not in run.unrecorded:
