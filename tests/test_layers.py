@@ -63,6 +63,7 @@ _ACTING = {
         "spool.directory",
         "spool.keeper",
         "files.watch",
+        "sources.kineto.batches",
         "sources.nsys.open_export",
         "sources.nsys.export",
         "sources.nsys.nvtx_payload",

@@ -48,7 +48,11 @@ class AgentSettings:
     """All settings of `ncclscope agent`."""
 
     logs: tuple[str, ...] = _set((), "NCCL logs to follow, including files that appear later.", unit="GLOB")
-    exports: tuple[str, ...] = _set((), "Directories in which nsys exports (.sqlite, .nsys-rep) appear.", unit="DIR")
+    exports: tuple[str, ...] = _set(
+        (),
+        "Directories in which nsys exports (.sqlite, .nsys-rep) and PyTorch traces (.pt.trace.json) appear.",
+        unit="DIR",
+    )
     inspector: tuple[str, ...] = _set(
         (), "Dumps of NCCL Inspector to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"
     )

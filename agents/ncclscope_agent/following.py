@@ -63,11 +63,22 @@ class FollowedExports:
     """`exports.ExportFollower` as the agent wants it: it is asked in a worker thread."""
 
     def __init__(
-        self, directories: Sequence[Path], *, host: str, nsys: str | None, reader_limits: ReaderLimits | None = None
+        self,
+        directories: Sequence[Path],
+        *,
+        host: str,
+        nsys: str | None,
+        reader_limits: ReaderLimits | None = None,
+        with_calls: bool = True,
     ) -> None:
         self._positions: Mapping[str, Position] = {}
         self._follower = ExportFollower(
-            directories, host=host, is_applied=self._applied, nsys=nsys, reader_limits=reader_limits
+            directories,
+            host=host,
+            is_applied=self._applied,
+            nsys=nsys,
+            reader_limits=reader_limits,
+            with_calls=with_calls,
         )
         self.watch = DirectoryWatch(directories, self._follower.nudge, recursive=True)
         """Wakes the follower if something changes; its owner starts it."""
@@ -145,7 +156,11 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
     if settings.exports:
         directories = [Path(directory) for directory in settings.exports]
         exports = FollowedExports(
-            directories, host=host, nsys=settings.nsys or None, reader_limits=_reader_limits(settings)
+            directories,
+            host=host,
+            nsys=settings.nsys or None,
+            reader_limits=_reader_limits(settings),
+            with_calls=not settings.logs,
         )
         resources.callback(exports.stop)
         resources.enter_context(exports.watch)

@@ -16,6 +16,12 @@ class SourceKind(StrEnum):
     NSYS = "nsys"
     NCCL_TOPOLOGY = "nccl_topology"
     INSPECTOR = "inspector"
+    KINETO = "kineto"
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a file is read whole once it is finished: positions count its batches, and not bytes."""
+        return self in (SourceKind.NSYS, SourceKind.KINETO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ _TRACED_OPERATIONS = 50_000
 _WHY = {
     "not_read_empty": "empty",
     "not_read_nccl_tests": "words of nccl-tests without a row of its table",
-    "not_read_unknown": "of another kind (no NCCL log, nsys export, Inspector dump, topology or output of nccl-tests)",
+    "not_read_unknown": "of another kind (no NCCL log, nsys export, PyTorch trace, Inspector dump, topology, "
+    "output of nccl-tests)",
     "unreadable": "cannot be read (may this user read them?)",
     "duplicate": "equal to others",
     "report_with_export": "its export is read",

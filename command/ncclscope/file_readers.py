@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 from ncclscope.discover import FoundFile
 from ncclscope_agent.files.recognise import FileKind
 from ncclscope_agent.sources.inspector import InspectorReader
+from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.nsys.export import FOREIGN, broken_export, describe_export, read_export, recorded_host_of
 from ncclscope_agent.sources.nsys.report import export_report
@@ -90,6 +91,8 @@ def read_file(task: FileTask) -> Iterator[Part]:
     elif found.kind is FileKind.INSPECTOR:
         source = Source(kind=SourceKind.INSPECTOR, name=found.name, key=str(found.path))
         yield from _read_lines(found, InspectorReader(source))
+    elif found.kind is FileKind.KINETO:
+        yield from _read_trace(task)
     elif found.kind is FileKind.NCCL_TESTS:
         yield from _read_tables(found)
     elif found.kind is FileKind.NCCL_TOPOLOGY:
@@ -114,6 +117,21 @@ def _read_lines(found: FoundFile, reader: NcclLogReader | InspectorReader) -> It
         skipped = "unreadable"
     yield from reader.finish()
     yield FileEnd(skipped=skipped, benchmarks=benchmarks)
+
+
+def _read_trace(task: FileTask) -> Iterator[Part]:
+    """A trace of a process that a log names is read as an export is: its calls are in the log."""
+    found, end = task.found, FileEnd()
+    if task.hosts is None:
+        yield FileEnd(waits_for_hosts=True)
+        return
+    source = Source(kind=SourceKind.KINETO, name=found.name, key=str(found.path))
+    try:
+        yield from read_trace(found.path, source=source, logged=task.hosts)
+    except SourceError as error:
+        end = FileEnd(is_read=False, skipped=error.reason)
+    yield found.size_bytes
+    yield end
 
 
 def _read_tables(found: FoundFile) -> Iterator[Part]:

@@ -101,7 +101,7 @@ class _Reading:
         self._jobs = jobs_of_files(self._lines, job=job)
         self._tables = discovery.of_kind(FileKind.NCCL_TESTS)
         self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
-        self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT)
+        self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.KINETO)
         self._progress = progress
         self._total_bytes = sum(found.size_bytes for found in discovery.files)
         self._done_bytes = 0

@@ -6,6 +6,7 @@ but what is wrong: the errors that a reader may answer with are caught here.
 
 from __future__ import annotations
 
+import gzip
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 import anyio
 import httpx
 from agent.inspector_samples import coll_perf, dump_v43, record
+from agent.trace_samples import trace
 from fuzz.kept_targets import KEPT_TARGETS
 from fuzz.target import Target
 from fuzz.text_targets import TEXT_TARGETS
@@ -23,6 +25,7 @@ from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.sources.inspector import InspectorReader
+from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_agent.sources.topology_xml import read_topology_xml
 from ncclscope_service.auth.access import parse_access
@@ -96,6 +99,20 @@ def check_inspector(data: bytes) -> None:
 def inspector_seeds() -> list[bytes]:
     """Dumps of both forms."""
     return [record(coll_perf(1)).encode() + b"\n", "\n".join(dump_v43(3)).encode()]
+
+
+def check_trace(data: bytes) -> None:
+    """Any bytes give batches that the wire takes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.json"
+        path.write_bytes(data)
+        for batch in read_trace(path, source=Source(kind=SourceKind.KINETO, name="t", key="k")):
+            decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+
+
+def trace_seeds() -> list[bytes]:
+    """A trace of PyTorch, as text and packed."""
+    return [trace(), gzip.compress(trace())]
 
 
 def check_topology(data: bytes) -> None:
@@ -185,6 +202,7 @@ TARGETS = {
     "wire": Target(check_wire, wire_seeds),
     "nsys": Target(check_nsys, nsys_seeds),
     "inspector": Target(check_inspector, inspector_seeds),
+    "trace": Target(check_trace, trace_seeds),
     "topology": Target(check_topology, topology_seeds),
     "config": Target(check_config, config_seeds),
     "access": Target(check_access, access_seeds),

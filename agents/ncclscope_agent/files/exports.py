@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from ncclscope_agent.sources.kineto.batches import is_trace
 from ncclscope_agent.sources.nsys.export import EXPORT_END, ExportLimits, broken_export, export_key
 from ncclscope_agent.sources.nsys.open_export import check_ready, look_at
 from ncclscope_agent.sources.nsys.reader_process import KILLED, ExportReader, ReaderLimits
@@ -120,12 +121,13 @@ class ExportStatistics:
 
 
 class ExportFollower:
-    """Finds exports and reports in directories and turns each into batches, once.
+    """Finds exports and reports of nsys and traces of PyTorch in directories and turns each into batches, once.
 
     `host` is the host of exports that record none. `is_applied` says which position of a source the service
     has, by Source.key; None if it does not know the source. A source is named by the directory's own name and
     the path below it, such as node01/capture_0000.sqlite: nodes often name their captures alike. Hidden files and
     links are left alone. A directory that is not there is reported in the log, once, and again when it has come.
+    `with_calls`: whether operations are taken from traces; where logs are followed, they have them.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class ExportFollower:
         nsys: str | None = None,
         timing: Timing | None = None,
         work_directory: Path | None = None,
+        with_calls: bool = True,
         reader_limits: ReaderLimits | None = None,
     ) -> None:
         self._reader = ExportReader(reader_limits)
@@ -150,6 +153,7 @@ class ExportFollower:
         self._nsys = nsys
         self._timing = timing or Timing()
         self._work_directory = work_directory
+        self._with_calls = with_calls
         self._files: dict[Path, _Followed] = {}
         self._missing = set[Path]()
         self._nudged = threading.Event()
@@ -256,8 +260,17 @@ class ExportFollower:
         try:
             if self._kills.get(source.key, 0) >= _KILLS:
                 raise SourceError(KILLED, f"{path} is left out: it has ended {_KILLS} processes that read it")
-            check_ready(path)
-            for batch in self._reader.read(path, source=source, host=self._host, begin=begin, limits=self._limits):
+            if source.kind is SourceKind.NSYS:
+                check_ready(path)
+            batches = self._reader.read(
+                path,
+                source=source,
+                host=self._host,
+                begin=begin,
+                limits=self._limits,
+                with_calls=self._with_calls,
+            )
+            for batch in batches:
                 has_begun = True
                 yield batch
         except SourceError as error:
@@ -310,7 +323,7 @@ class ExportFollower:
     def _source_of(self, path: Path) -> Source | None:
         """The source as the file is now; None if it has just gone."""
         try:
-            return Source(kind=SourceKind.NSYS, name=self._files[path].name, key=export_key(path))
+            return _source(path, self._files[path].name)
         except SourceError:
             return None
 
@@ -325,9 +338,14 @@ class _Followed:
 
 def _source_at(path: Path) -> Source | None:
     try:
-        return Source(kind=SourceKind.NSYS, name=path.name, key=export_key(path))
+        return _source(path, path.name)
     except SourceError:
         return None
+
+
+def _source(path: Path, name: str) -> Source:
+    kind = SourceKind.KINETO if is_trace(path.name) else SourceKind.NSYS
+    return Source(kind=kind, name=name, key=export_key(path))
 
 
 def _is_report(path: Path) -> bool:
@@ -335,11 +353,11 @@ def _is_report(path: Path) -> bool:
 
 
 def _found_below(directory: Path) -> Iterator[Path]:
-    """Exports and reports below a directory; what cannot be listed is passed over until it can."""
+    """Exports, reports and traces below a directory; what cannot be listed is passed over until it can."""
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.endswith((EXPORT_SUFFIX, REPORT_SUFFIX)) and not name.startswith("."):
+            if (name.endswith((EXPORT_SUFFIX, REPORT_SUFFIX)) or is_trace(name)) and not name.startswith("."):
                 path = Path(folder, name)
                 if not path.is_symlink():
                     yield path

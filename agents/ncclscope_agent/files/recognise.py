@@ -11,6 +11,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
+from ncclscope_agent.sources.kineto.json_stream import first_text
+
 ENOUGH_BYTES: Final = 1 << 20
 """As many first bytes as are looked at: job scripts and Python imports print before NCCL does."""
 
@@ -30,6 +32,9 @@ _INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
 """*Source:* NCCL `ext-profiler/inspector/inspector.cc`. A dump whose first line is torn is one by its later lines."""
 _TOPOLOGY: Final = re.compile(rb'\s{0,64}(?:<\?xml[^>]{0,200}\?>\s{0,64})?<system version="\d+">\s{0,64}<cpu ')
 """*Source:* NCCL `src/graph/xml.cc`."""
+_KINETO: Final = re.compile(rb'\s{0,64}\{\s{0,64}"schemaVersion":\s{0,64}\d{1,9},')
+"""*Source:* Kineto `libkineto/src/output_json.cpp:handleTraceStart`."""
+_TRACE_BYTES: Final = 4096
 _NCCL_TESTS: Final = re.compile(rb"nThread \d+ nGpus \d|out-of-place {2,60}in-place|# Avg bus bandwidth")
 """*Source:* nccl-tests `src/common.cu`, `src/util.cu`."""
 
@@ -46,6 +51,8 @@ class FileKind(StrEnum):
     """The XML file that NCCL_TOPO_DUMP_FILE names."""
     INSPECTOR = "inspector"
     """JSON lines of NCCL's Inspector plug-in."""
+    KINETO = "kineto"
+    """A trace of the PyTorch profiler, packed or not."""
     NCCL_TESTS = "nccl_tests"
     """Result tables of nccl-tests without any line of NCCL; a log may hold them too."""
     EMPTY = "empty"
@@ -66,6 +73,7 @@ _TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
     (FileKind.NSYS_SQLITE, lambda data, _: data.startswith(_SQLITE_MAGIC)),
     (FileKind.NSYS_REPORT, lambda data, name: name.endswith(_REPORT_ENDINGS) and b"\0" in data[:4096]),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR.match(data) is not None and _INSPECTOR_WORD in data[:4096]),
+    (FileKind.KINETO, lambda data, _: _KINETO.match(first_text(data, _TRACE_BYTES)) is not None),
     (FileKind.NCCL_TOPOLOGY, lambda data, _: _TOPOLOGY.match(data) is not None),
     (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR_LATER.search(data[:65536]) is not None),

@@ -19,7 +19,7 @@ from ncclscope_wire.batch import DICTIONARY_TABLES, Batch, Columns
 from ncclscope_wire.codec import decode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.messages import BatchMessage, Position
-from ncclscope_wire.records import Counts, Source, SourceGap, SourceKind
+from ncclscope_wire.records import Counts, Source, SourceGap
 
 _TOGETHER_BYTES: Final = 1 << 20
 """As many bytes of dictionary entries go into one batch, and the last record."""
@@ -75,7 +75,7 @@ class Replay:
         if frame.entries > self._known_entries:
             return None
         batch = _batch_of(bytes(frame.payload))
-        if batch is None or (batch.source.kind is SourceKind.NSYS and frame.begin < position.end):
+        if batch is None or (batch.source.kind.is_recording and frame.begin < position.end):
             return None
         return batch
 
@@ -182,7 +182,7 @@ def _entries_batch(source: Source, position: Position, together: Sequence[Batch]
 
 def _bridge(source: Source, position: Position, begin: int) -> Batch:
     """Brings a source to where the next batch begins, and says that what lies between was lost."""
-    is_export = source.kind is SourceKind.NSYS
+    is_export = source.kind.is_recording
     amount, unit = (1, "files") if is_export else (begin - position.end, "bytes")
     detail = f"{source.name}: {amount} {unit} were in the agent's spool and are lost, and the file is gone."
     gap = SourceGap(reason="spool_lost", amount=amount, unit=unit, detail=detail)

@@ -52,6 +52,7 @@ from ncclscope_service.store.settings import JUDGED_WITHIN_NS, SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.facts import Fact, ProgramFailure
+from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 
@@ -351,8 +352,12 @@ class Detection:
             self._jobs[job].detectors.evict_communicators(gone.communicators)
 
     def ingest_operations(self, operations: Columns) -> None:
-        """Takes new operations (rows.PLACED)."""
+        """Takes new operations (rows.PLACED).
+
+        Where ranks stand, and whether they call alike, is judged by logs: a profile begins and ends in midstream.
+        """
         self._hosts.count_operations(operations["process"])
+        operations = row_ops.filter_rows(operations, ~self._are_profiled(operations["source"]))
         columns = (operations[name] for name in ("process", "logged_at_ns", "observed_at_ns"))
         times = self._store.stamp_offsets.times(*columns)
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
@@ -433,7 +438,7 @@ class Detection:
         is_stuck = any(each.kind is FindingKind.HANG and each.until_ns is None for each in job.findings)
         newest_ns = int(counts["last_ns"].max(initial=NO_TIME_NS))
         is_silent = newest_ns != NO_TIME_NS and silence_at_ns - newest_ns > _SILENT_NS
-        if not (context.is_over or is_stuck or is_silent):
+        if not (context.is_over or is_stuck or is_silent) or not self._store.has_logs:
             self._store.verdicts.pop(context.job, None)
             return
         ended = have_ended().get(context.job, {})
@@ -568,6 +573,12 @@ class Detection:
             knows_steps=knows_steps,
             is_over=is_over,
         )
+
+    def _are_profiled(self, sources: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Whether each of these sources is a trace of the PyTorch profiler."""
+        asked, inverse = distinct(sources)
+        kinds = [self._store.sources[source].source.kind for source in asked.tolist()]
+        return np.array([kind is SourceKind.KINETO for kind in kinds], np.bool_)[inverse]
 
     def _update_progress(self, operations: Columns, times: NDArray[np.int64]) -> None:
         counts, processes = progress_of_operations(self._store, operations, times)

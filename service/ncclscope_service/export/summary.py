@@ -205,17 +205,13 @@ NO_OPERATIONS: Final = (
 """The first thing to say of the logs that most people have: NCCL_DEBUG=INFO, and nothing else set."""
 """Text for people if the inputs do not say; in files it is null."""
 
-LEVELS: Final = {
-    (False, False, False): "nothing",
-    (True, False, False): "logs only",
-    (True, True, False): "logs and Inspector",
-    (True, False, True): "logs and nsys",
-    (True, True, True): "logs, Inspector and nsys",
-    (False, True, False): "Inspector only",
-    (False, True, True): "Inspector and nsys",
-    (False, False, True): "nsys only",
+_SOURCES: Final = {
+    SourceKind.NCCL_LOG: "logs",
+    SourceKind.INSPECTOR: "Inspector",
+    SourceKind.NSYS: "nsys",
+    SourceKind.KINETO: "PyTorch traces",
 }
-"""By what was read: logs, dumps of NCCL Inspector, exports of nsys."""
+"""Sources that give operations or kernels, in the order in which they are named."""
 
 
 _OLDER: Final = "older ones: only their number is kept"
@@ -288,7 +284,10 @@ def level(selection: Selection) -> str:
     kinds = {*(state.source.kind for state in selection.store.sources), *selection.store.retired.kinds}
     if not kinds and selection.benchmarks:
         return "output of nccl-tests only"
-    return LEVELS[SourceKind.NCCL_LOG in kinds, SourceKind.INSPECTOR in kinds, SourceKind.NSYS in kinds]
+    named = [name for kind, name in _SOURCES.items() if kind in kinds]
+    if len(named) < 2:
+        return f"{named[0]} only" if named else "nothing"
+    return f"{', '.join(named[:-1])} and {named[-1]}"
 
 
 def has_kernels(selection: Selection) -> bool:
@@ -433,7 +432,7 @@ def _source(index: int, state: SourceState, selection: Selection) -> dict[str, o
         "kind": state.source.kind.value,
         "complete": state.is_complete,
         # A log or dump is read to a byte; an export is read whole or not, in steps that mean nothing to a reader.
-        "position": None if state.source.kind is SourceKind.NSYS else state.position,
+        "position": None if state.source.kind.is_recording else state.position,
         "zone": state.zone_name,
         "gaps": len(selection.store.gaps.get(index, ())),
     }

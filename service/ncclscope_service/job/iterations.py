@@ -78,7 +78,9 @@ class Numbered:
         return operations[operations >= known.operations.first]
 
 
-_MARK: Final = re.compile(r"^(?:train(?:ing)?[ _]?)?(?:iteration|iter|step|batch)[ _#:=]*(\d{1,9})$", re.IGNORECASE)
+_MARK: Final = re.compile(
+    r"^(?:train(?:ing)?[ _]?|Profiler)?(?:iteration|iter|step|batch)[ _#:=]*(\d{1,9})$", re.IGNORECASE
+)
 
 _RECENT_MARKS: Final = 20
 _A_LONG_STEP_NS: Final = 60_000_000_000

@@ -36,6 +36,7 @@ from ncclscope_service.store.records import (
 from ncclscope_service.store.stamp_offsets import StampOffsets
 from ncclscope_service.store.step_history import StepHistories, StepHistory
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.records import SourceKind
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 
@@ -221,6 +222,12 @@ class Store:
         """`amount` launch ids that are not in use yet."""
         self.launches += amount
         return np.arange(self.launches - amount, self.launches, dtype=np.int64)
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether a log of NCCL was read: only then is known where ranks stopped."""
+        kind = SourceKind.NCCL_LOG
+        return self.retired.kinds[kind] > 0 or any(state.source.kind is kind for state in self.sources)
 
     def templates_of(self, operations: AnyRows, *names: str) -> Columns:
         """The operation template of each of these operations; these columns of it only, if some are named."""

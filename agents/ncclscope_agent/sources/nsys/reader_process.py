@@ -26,13 +26,14 @@ from typing import Final
 import msgspec
 
 from ncclscope_agent.budget import Budget, BudgetLimits
+from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nsys.export import ExportLimits, read_export
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError, SourceError
 from ncclscope_wire.frame import MAX_FRAME_BYTES
 from ncclscope_wire.messages import BatchMessage
-from ncclscope_wire.records import Source
+from ncclscope_wire.records import Source, SourceKind
 
 KILLED: Final = "killed_reader"
 """Reason of a SourceError: the process that read the export was ended before it was done."""
@@ -68,6 +69,7 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     begin: int
     limits: ExportLimits
+    with_calls: bool
     cpu_seconds: int
     memory_bytes: int
     cpu_share: float
@@ -84,13 +86,15 @@ class ExportReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
 
-    def read(self, path: Path, *, source: Source, host: str, begin: int, limits: ExportLimits) -> Iterator[Batch]:
-        """The batches of an export, as `read_export` gives them; the process ends with the iteration.
+    def read(
+        self, path: Path, *, source: Source, host: str, begin: int, limits: ExportLimits, with_calls: bool = True
+    ) -> Iterator[Batch]:
+        """The batches of an export or trace, as `read_export` or `read_trace` gives them; the process ends with these.
 
         Raises:
             SourceError: as `read_export` does; "killed_reader" if the process was ended before it was done.
         """
-        task = self._task(path, source, host, begin, limits)
+        task = self._task(path, source, host, begin, limits, with_calls=with_calls)
         share = task.cpu_share or 1.0
         patience_s = self._limits.silent_seconds + 2 * task.cpu_seconds / share
         ours, theirs = os.pipe()
@@ -118,7 +122,9 @@ class ExportReader:
         if (process := self._process) is not None:
             process.kill()
 
-    def _task(self, path: Path, source: Source, host: str, begin: int, limits: ExportLimits) -> _Task:
+    def _task(
+        self, path: Path, source: Source, host: str, begin: int, limits: ExportLimits, *, with_calls: bool
+    ) -> _Task:
         known = self._limits
         self._budget.look(now_ns=time.monotonic_ns(), cpu_ns=self._used_ns, memory_bytes=0)
         seconds = known.cpu_seconds + _bytes_on_disk(path) / known.bytes_per_cpu_second
@@ -128,6 +134,7 @@ class ExportReader:
             host=host,
             begin=begin,
             limits=limits,
+            with_calls=with_calls,
             cpu_seconds=int(min(seconds, known.most_cpu_seconds)),
             memory_bytes=known.memory_bytes,
             cpu_share=known.budget.cpu_share,
@@ -236,6 +243,21 @@ def _limit(task: _Task) -> None:
         score.write(b"1000")
 
 
+def _batches(task: _Task, rest: Callable[[], None]) -> Iterator[Batch]:
+    path = Path(task.path)
+    if task.source.kind is SourceKind.KINETO:
+        return read_trace(
+            path,
+            source=task.source,
+            host=task.host,
+            begin=task.begin,
+            with_calls=task.with_calls,
+            is_finished=False,
+            on_progress=rest,
+        )
+    return read_export(path, source=task.source, host=task.host, begin=task.begin, limits=task.limits, on_progress=rest)
+
+
 def main(pipe: int, text: str) -> None:
     """Reads the export of a task and sends what comes of it; any other error ends the process."""
     parent = os.getppid()
@@ -244,15 +266,7 @@ def main(pipe: int, text: str) -> None:
     rest = _pace(task, parent)
     with Connection(pipe, readable=False) as sent:
         try:
-            batches = read_export(
-                Path(task.path),
-                source=task.source,
-                host=task.host,
-                begin=task.begin,
-                limits=task.limits,
-                on_progress=rest,
-            )
-            for number, batch in enumerate(batches, 1):
+            for number, batch in enumerate(_batches(task, rest), 1):
                 sent.send_bytes(_BATCH + encode_message(BatchMessage(sequence=number, batch=batch)))
                 rest()
         except SourceError as error:

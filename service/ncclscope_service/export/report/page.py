@@ -211,10 +211,13 @@ _LEVELS: Final = {
     "Inspector and nsys": "Read from dumps of NCCL Inspector and exports of Nsight Systems: without logs, no kernel "
     "can be given its size.",
     "nsys only": "Read from exports of Nsight Systems alone: without NCCL logs, no kernel can be given its size.",
+    "PyTorch traces only": "Read from traces of the PyTorch profiler alone: calls of process groups, and times of the "
+    "GPU kernels. Algorithm, channels and errors need NCCL logs and are not recorded.",
     "output of nccl-tests only": "Read from output of nccl-tests alone: what it measured. Who called what, "
     "and how, needs NCCL logs and is not recorded.",
     "nothing": "Nothing could be read.",
 }
+_MIXED: Final = "Times are those of the GPU kernels; what the PyTorch profiler recorded stands beside the rest."
 
 
 def write_report(
@@ -314,7 +317,7 @@ def _header(selection: Selection, sums: Totals) -> str:
     )
     return (
         f'<h1>{escape(_title(selection))}</h1><p class="lead">{escape(name[0].upper() + name[1:])}. '
-        f'{escape(_LEVELS[name])}</p>{verdicts}<dl class="facts">{listed}</dl>{notes}'
+        f'{escape(_LEVELS.get(name, _MIXED))}</p>{verdicts}<dl class="facts">{listed}</dl>{notes}'
     )
 
 

@@ -1,0 +1,200 @@
+"""What PyTorch calls a collective, in NCCL's terms.
+
+The profiler notes each call of a process group as `record_param_comms` with the group, the element type and how many
+elements go in and come out of this rank; from PyTorch 2.3 on the kernel's event repeats it. NCCL's count is per rank:
+what goes in for an AllGather, what comes out of a ReduceScatter, what goes to each rank in an AlltoAll.
+*Source:* PyTorch `torch/csrc/profiler/util.cpp:saveNcclMeta`,
+`torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp` (RECORD_PARAM_COMMS_DATA), 2.1 to 2.11.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATION_CODES
+
+
+class _Count(Enum):
+    """Which number of elements NCCL's count is."""
+
+    IN = auto()
+    OUT = auto()
+    IN_PER_RANK = auto()
+
+
+_CALLS: Final[Mapping[str, tuple[str, _Count]]] = MappingProxyType(
+    {
+        "allreduce": ("AllReduce", _Count.IN),
+        "allreduce_coalesced": ("AllReduce", _Count.IN),
+        "barrier": ("AllReduce", _Count.IN),
+        "broadcast": ("Broadcast", _Count.IN),
+        "_broadcast_oop": ("Broadcast", _Count.IN),
+        "reduce": ("Reduce", _Count.IN),
+        "_reduce_oop": ("Reduce", _Count.IN),
+        "all_gather": ("AllGather", _Count.IN),
+        "_allgather_base": ("AllGather", _Count.IN),
+        "allgather_into_tensor_coalesced": ("AllGather", _Count.IN),
+        "reduce_scatter": ("ReduceScatter", _Count.OUT),
+        "_reduce_scatter_base": ("ReduceScatter", _Count.OUT),
+        "reduce_scatter_tensor_coalesced": ("ReduceScatter", _Count.OUT),
+        "all_to_all": ("AlltoAll", _Count.IN_PER_RANK),
+        "all_to_allv": ("AlltoAll", _Count.IN_PER_RANK),
+        "gather": ("Gather", _Count.IN),
+        "scatter": ("Scatter", _Count.OUT),
+        "send": ("Send", _Count.IN),
+        "recv": ("Recv", _Count.OUT),
+    }
+)
+_NO_CALLS: Final = frozenset({"", "wait", "init", "coalesced", "startCoalescing", "endCoalescing"})
+"""Notes about a group that move no data themselves."""
+
+_DATA_TYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Byte": "uint8",
+        "Char": "int8",
+        "Bool": "uint8",
+        "Int": "int32",
+        "Long": "int64",
+        "Half": "float16",
+        "Float": "float32",
+        "Double": "float64",
+        "BFloat16": "bfloat16",
+        "Float8_e4m3fn": "float8e4m3",
+        "Float8_e5m2": "float8e5m2",
+    }
+)
+"""c10::ScalarType to ncclDataType_t. *Source:* `torch/csrc/distributed/c10d/NCCLUtils.hpp`."""
+_NUMBERS: Final = {data_type.name: number for number, data_type in enumerate(DATA_TYPES)}
+
+_MOST_RANKS: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group, as a trace names it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Global ranks, in the order of the group's own."""
+    description: str = field(default="", compare=False)
+    """What the job calls it ("TP", "mesh_dp"); "" if it is not told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a process group."""
+
+    op: str
+    group: Group
+    count: int
+    """As NCCL counts: elements of one rank."""
+    data_type: int
+    """ncclDataType_t."""
+    peer: int
+    """The other rank of a Send or Recv, in the group; NO_NUMBER for collectives, whose root is not told."""
+
+    @property
+    def code(self) -> int:
+        """The code of its operation (`terms.OPERATIONS`)."""
+        return OPERATION_CODES[self.op]
+
+
+class CallReader:
+    """Calls from the arguments of events, by the groups that the trace lists."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], Group | None] = {}
+        self._listed: dict[str, Group] = {}
+
+    def learn(self, distributed: object) -> None:
+        """Takes the member `distributedInfo` of a trace: events cut the ranks of large groups short."""
+        listed = distributed.get("pg_config") if isinstance(distributed, Mapping) else None
+        for entry in listed if isinstance(listed, list) else ():
+            if isinstance(entry, Mapping) and isinstance(name := entry.get("pg_name"), str):
+                ranks = _ranks(entry.get("ranks"))
+                if ranks is not None:
+                    description = entry.get("pg_desc")
+                    self._listed[name] = Group(
+                        name=name, ranks=ranks, description=description if isinstance(description, str) else ""
+                    )
+
+    def call(self, arguments: Mapping[str, object]) -> Call | str | None:
+        """The call that these arguments describe; a reason if it cannot be told, None if they describe none.
+
+        Reasons: "unknown_collective", "without_group" (traces before PyTorch 2.3 name none), "incomplete".
+        """
+        name = arguments.get("Collective name")
+        if not isinstance(name, str):
+            return "without_group"
+        if name in _NO_CALLS:
+            return None
+        known = _CALLS.get(name)
+        if known is None:
+            return "unknown_collective"
+        op, counted = known
+        group = self._group(arguments)
+        if group is None:
+            return "without_group"
+        data_type = _NUMBERS.get(_DATA_TYPES.get(str(arguments.get("dtype")), ""))
+        count = _number(arguments.get("Out msg nelems" if counted is _Count.OUT else "In msg nelems"))
+        peer = self._peer(op, group, arguments)
+        if data_type is None or count is None or peer is None:
+            return "incomplete"
+        if counted is _Count.IN_PER_RANK:
+            count //= len(group.ranks)
+        return Call(op=op, group=group, count=count, data_type=data_type, peer=peer)
+
+    def groups(self) -> list[Group]:
+        """The groups that the trace lists, and those that calls were of."""
+        found = {group.name: group for group in (*self._listed.values(), *filter(None, self._groups.values()))}
+        return list(found.values())
+
+    def _peer(self, op: str, group: Group, arguments: Mapping[str, object]) -> int | None:
+        if op not in ("Send", "Recv"):
+            return NO_NUMBER
+        peer = _number(arguments.get("Dst Rank" if op == "Send" else "Src Rank"))
+        return group.ranks.index(peer) if peer in group.ranks else None
+
+    def _group(self, arguments: Mapping[str, object]) -> Group | None:
+        name, ranks = arguments.get("Process Group Name"), arguments.get("Process Group Ranks")
+        if not isinstance(name, str):
+            return None
+        key = (name, str(ranks))
+        if key not in self._groups:
+            self._groups[key] = self._listed.get(name) or _group(name, ranks, arguments)
+        return self._groups[key]
+
+
+def _group(name: str, ranks: object, arguments: Mapping[str, object]) -> Group | None:
+    found = _ranks(ranks)
+    size = _number(arguments.get("Group size"))
+    if found is None or len(found) != size:  # cut short: every so many ranks from the first on, if it says so
+        first, stride = _number(arguments.get("Global rank start")), _number(arguments.get("Global rank stride"))
+        if first is None or not stride or not size or size > _MOST_RANKS:
+            return None
+        found = tuple(range(first, first + size * stride, stride))
+    described = arguments.get("Process Group Description")
+    return Group(name=name, ranks=found, description=described if isinstance(described, str) else "")
+
+
+def _ranks(value: object) -> tuple[int, ...] | None:
+    """Ranks from a list or from its text; None if it is cut short ("[0, 1, ..., 63]") or something else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, list) or not value or len(value) > _MOST_RANKS:
+        return None
+    ranks = tuple(rank for rank in value if _number(rank) is not None)
+    return ranks if len(ranks) == len(value) == len(set(ranks)) else None
+
+
+def _number(value: object) -> int | None:
+    """A number that is not negative and fits 63 bits."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None

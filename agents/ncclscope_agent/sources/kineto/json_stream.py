@@ -1,0 +1,153 @@
+"""A Chrome trace as a stream: its events one by one, and the other members of its one object, in bounded memory.
+
+Kineto writes one JSON object; its member `traceEvents` is an array of hundreds of megabytes, the others are small. What
+the profiler was killed in the middle of has no end: what is there is read, and `is_whole` says so.
+*Source:* Kineto `libkineto/src/output_json.cpp:ChromeTraceLogger`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+EVENTS: Final = "traceEvents"
+
+_LONGEST_VALUE: Final = 8 << 20
+"""Characters of one event or other member; Kineto's own messages (`INFO`) take some 100,000."""
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_BLOCK: Final = 1 << 20
+
+
+class TraceError(ValueError):
+    """The text is not, or no longer, a JSON object with events."""
+
+
+class JsonStream:
+    """The events of one trace, and its other members as far as they were read."""
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        self._texts = _texts(iter(blocks))
+        self._text = ""
+        self._at = 0
+        self._decode = json.JSONDecoder().raw_decode
+        self.members: dict[str, object] = {}
+        """All but the events, by name."""
+        self.is_whole = False
+        """Whether the end of the object was read."""
+
+    def events(self) -> Iterator[object]:
+        """The events in the order of the file.
+
+        Raises:
+            TraceError: the text breaks off or is no JSON; events before that place were given.
+        """
+        self._expect("{")
+        while not self._is_next("}"):
+            name = self._value()
+            self._expect(":")
+            if not isinstance(name, str):
+                raise TraceError("a member has no name")
+            if name == EVENTS:
+                yield from self._items()
+            else:
+                self.members[name] = self._value()
+            self._is_next(",")
+        self.is_whole = True
+
+    def _items(self) -> Iterator[object]:
+        self._expect("[")
+        while not self._is_next("]"):
+            yield self._value()
+            self._is_next(",")
+
+    def _is_next(self, character: str) -> bool:
+        """Steps over that character, if it is the next."""
+        self._skip_space()
+        if self._text[self._at] != character:
+            return False
+        self._at += 1
+        return True
+
+    def _expect(self, character: str) -> None:
+        if not self._is_next(character):
+            raise TraceError(f"{character} was expected")
+
+    def _skip_space(self) -> None:
+        """Moves to the next character that means something; raises TraceError if there is none."""
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found is not None else self._at
+            if self._at < len(self._text):
+                return
+            if not self._read_on():
+                raise TraceError("the text breaks off")
+
+    def _value(self) -> object:
+        self._skip_space()
+        while True:
+            try:
+                value, end = self._decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                value, end, fault = None, len(self._text), str(error)
+            else:
+                fault = ""
+            if not fault and end < len(self._text):  # a number at the very end may go on
+                self._at = end
+                return value
+            if len(self._text) - self._at > _LONGEST_VALUE or not self._read_on():
+                raise TraceError(fault or "the text breaks off")
+
+    def _read_on(self) -> bool:
+        """Reads as much again as is left of the text, a block at least."""
+        left = self._text[self._at :]
+        parts, wanted = [left], max(1, len(left))
+        for text in self._texts:
+            parts.append(text)
+            wanted -= len(text)
+            if wanted <= 0:
+                break
+        self._text, self._at = "".join(parts), 0
+        return len(self._text) > len(left)
+
+
+def _texts(blocks: Iterator[bytes]) -> Iterator[str]:
+    """The blocks unpacked and decoded, none of them empty."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    first = next(blocks, b"")
+    chain = _unpacked(first, blocks) if first.startswith(GZIP_MAGIC) else _with_first(first, blocks)
+    for block in chain:
+        if text := decoder.decode(block):
+            yield text
+
+
+def _with_first(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from blocks
+
+
+def _unpacked(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Raises TraceError if the packed data are damaged; memory is bounded however well they are packed."""
+    unpack = zlib.decompressobj(wbits=31)
+    for block in _with_first(first, blocks):
+        packed = block
+        while packed:
+            try:
+                yield unpack.decompress(packed, _BLOCK)
+            except zlib.error as error:
+                raise TraceError(str(error)) from error
+            packed = unpack.unconsumed_tail
+
+
+def first_text(data: bytes, most: int) -> bytes:
+    """The beginning of a trace that may be packed, for looking at it; empty if it is damaged."""
+    if not data.startswith(GZIP_MAGIC):
+        return data[:most]
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data[: 1 << 16], most)
+    except zlib.error:
+        return b""
