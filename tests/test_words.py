@@ -22,25 +22,24 @@ def words(repository: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _rows(repository: Path, *, retired: bool) -> list[list[str]]:
-    terms, _, names = (repository / "docs" / "internals" / "glossary.md").read_text().partition("## Retired names")
-    lines = (names if retired else terms).splitlines()
+def _rows(repository: Path, page: str) -> list[list[str]]:
+    lines = (repository / "docs" / "internals" / page).read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return [row for row in cells if row[0] not in ("term", "old")]
 
 
 def test_the_names_of_the_glossary_are_in_the_code(repository: Path, words: frozenset[str]) -> None:
-    named = {name for row in _rows(repository, retired=False) for name in re.findall(r"`(\w+)`", row[2])}
+    named = {name for row in _rows(repository, "glossary.md") for name in re.findall(r"`(\w+)`", row[2])}
     assert named
     assert named <= words
 
 
 def test_a_term_has_one_row(repository: Path) -> None:
-    terms = [row[0] for row in _rows(repository, retired=False)]
+    terms = [row[0] for row in _rows(repository, "glossary.md")]
     assert len(terms) == len(set(terms))
 
 
 def test_retired_names_do_not_come_back(repository: Path, words: frozenset[str]) -> None:
-    retired = {name for row in _rows(repository, retired=True) for name in re.findall(r"`(\w+)`", row[0])}
+    retired = {name for row in _rows(repository, "retired-names.md") for name in re.findall(r"`(\w+)`", row[0])}
     assert retired
-    assert not retired & words, "docs/internals/glossary.md says what they are called now"
+    assert not retired & words, "docs/internals/retired-names.md says what they are called now"
