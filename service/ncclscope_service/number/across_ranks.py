@@ -445,29 +445,80 @@ def _with_inserted(
     draft's clock.
     """
     slots: dict[int, list[_Missing]] = {}
+    gaps: list[tuple[int, int, range, range]] = []
     for rank in range(places.shape[1]):
         if rank == draft or not len(calls[rank]):
             continue
         found = np.flatnonzero(places[:, rank] >= 0)
         end = len(calls[rank]) if is_end else int(places[:, rank].max(initial=NO_NUMBER)) + 1
-        own = np.concatenate([[NO_NUMBER], places[found, rank], [end]])
-        slot = np.concatenate([[0], found + 1, [len(places) + 1]])
+        own = np.concatenate([[NO_NUMBER], places[found, rank], [end]]).tolist()
+        slot = np.concatenate([[0], found + 1, [len(places) + 1]]).tolist()
         for at in np.flatnonzero(np.diff(own) > 1).tolist():
-            lost = times_ns[draft][slot[at] : slot[at + 1] - 1]
-            begin, last = 0, NO_NUMBER
-            for place in range(int(own[at]) + 1, int(own[at + 1])):
-                time_ns = float(times_ns[rank][place])
-                near = np.flatnonzero(np.abs(lost - time_ns) < _KERNEL_SCALE_NS / 2) + slot[at]
-                near = near[(places[near, rank] < 0) & (calls[draft]["kind"][near] == calls[rank]["kind"][place])]
-                if len(near):
-                    places[near[0], rank] = place
+            within = range(slot[at], slot[at + 1])
+            gaps.append((len(within), rank, within, range(own[at] + 1, own[at + 1])))
+    for _, rank, within, missed in sorted(gaps, key=lambda gap: gap[:2]):  # those first that leave no choice
+        lost = times_ns[draft][within.start : within.stop - 1]
+        begin, last, least = 0, NO_NUMBER, within.start
+        for place in missed:
+            time_ns = float(times_ns[rank][place])
+            near = np.flatnonzero(np.abs(lost - time_ns) < _KERNEL_SCALE_NS / 2) + within.start
+            near = near[(places[near, rank] < 0) & (calls[draft]["kind"][near] == calls[rank]["kind"][place])]
+            if len(near):
+                places[near[0], rank] = place
+                continue
+            if np.isnan(time_ns):
+                if _join_run(slots, within.start, calls, draft, places, rank, place):
                     continue
-                into = int(slot[at]) + (0 if np.isnan(time_ns) else int(np.count_nonzero(lost < time_ns)))
-                begin, last = (begin if into == last else 0), into
-                begin = _insert(slots.setdefault(into, []), begin, calls[rank][place], time_ns, rank, place, len(calls))
+                into = least = _slot_of(slots, range(least, within.stop), calls[rank][place], rank)
+            else:
+                into = within.start + int(np.count_nonzero(lost < time_ns))
+            begin, last = (begin if into == last else 0), into
+            begin = _insert(slots.setdefault(into, []), begin, calls[rank][place], time_ns, rank, place, len(calls))
     before = [slot for slot, missing in sorted(slots.items()) for _ in missing]
     inserted = [each.places for _, missing in sorted(slots.items()) for each in missing]
     return np.insert(places, before, np.asarray(inserted), axis=0) if inserted else places
+
+
+def _slot_of(slots: dict[int, list[_Missing]], within: range, call: np.void, rank: int) -> int:
+    """The first of these slots in which other ranks have this call; else the first one."""
+    for slot in within:
+        if any(each.places[rank] < 0 and each.is_call(call, np.nan) for each in slots.get(slot, ())):
+            return slot
+    return within.start
+
+
+def _join_run(
+    slots: dict[int, list[_Missing]],
+    into: int,
+    calls: Sequence[Columns],
+    draft: int,
+    places: Matrix,
+    rank: int,
+    place: int,
+) -> bool:
+    """Takes a rank's call in slot `into` for what other ranks put elsewhere in the same run of equal calls.
+
+    The draft lost one call of the run, and which one nothing tells: for all ranks it is the same.
+    """
+    symbol = calls[rank]["symbol"][place]
+    for other in sorted(slots, key=lambda slot: abs(slot - into)):
+        first, last = min(into, other), max(into, other)
+        if (
+            other == into
+            or (calls[draft]["symbol"][first:last] != symbol).any()
+            or (places[first:last, rank] < 0).any()
+        ):
+            continue
+        for each in slots[other]:
+            if each.places[rank] < 0 and each.call["symbol"] == symbol:
+                own = places[first:last, rank].tolist()
+                own.insert(0 if into < other else len(own), place)
+                if own != list(range(own[0], own[0] + len(own))):
+                    continue
+                each.places[rank] = own.pop(-1 if into < other else 0)
+                places[first:last, rank] = own
+                return True
+    return False
 
 
 def _insert(

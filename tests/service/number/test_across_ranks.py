@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -137,3 +138,20 @@ def test_the_end_of_what_came_decides_nothing_yet() -> None:
     aligned = align_ranks(calls, np.full(2, np.nan), is_end=False)
     assert 0 < len(aligned.places) < 120
     assert aligned.shown_by == OVERLAP
+
+
+@pytest.mark.parametrize("seed", [3, 11, 12, 13, 47, 62])
+@pytest.mark.parametrize("op_counts", [False, True])
+def test_what_the_draft_lost_is_one_collective_for_all_ranks(seed: int, op_counts: bool) -> None:
+    # Of a run of equal calls nothing tells which one was lost.
+    chance = np.random.default_rng(seed)
+    symbols = np.resize([4, 1, 2, 1, 2, 1, 2, 3, 3, 3], 120)
+    calls: list[Columns] = []
+    for _ in range(4):
+        own = _calls(np.flatnonzero(chance.random(120) >= 0.02), np.arange(120), timed=False)
+        own["symbol"] = own["kind"] = symbols[own["id"]]
+        own["op_count"] = own["id"] * op_counts
+        own["stamp_ns"] = own["id"] * 18 * _US + chance.integers(0, 2_000, len(own))
+        calls.append(own)
+    aligned = align_ranks(calls, np.full(4, np.nan), is_end=True)
+    assert len(aligned.places) == 120
