@@ -34,13 +34,8 @@ from ncclscope_wire.terms import NO_TIME_NS
 
 _LEARN_BYTES: Final = 65_536
 """First bytes from which a reader that resumes further on learns the hosts of the file."""
-_NOT_LOGS: Final = {
-    FileKind.NSYS_SQLITE,
-    FileKind.NSYS_REPORT,
-    FileKind.INSPECTOR,
-    FileKind.NCCL_TOPOLOGY,
-    FileKind.KINETO,
-}
+_NOT_LOGS: Final = set(FileKind) - {FileKind.NCCL_LOG, FileKind.NCCL_TESTS, FileKind.EMPTY, FileKind.UNKNOWN}
+"""Lines of NCCL may follow what is empty, unknown or a table of nccl-tests so far."""
 _NOT_DUMPS: Final = set(FileKind) - {FileKind.INSPECTOR}
 _LOOK_BACK_BYTES: Final = 16 << 20
 """How far back the mark of the dump is looked for in which reading resumes: it has 2,048 records or fewer."""
