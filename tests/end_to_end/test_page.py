@@ -87,7 +87,9 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         expect(page.locator(".finding[data-severity=critical]")).to_contain_text("Rank 37")
         expect(page.locator(".multiple")).to_have_count(3)
         expect(page.locator(".multiple .js-plotly-plot")).to_have_count(3)
-        expect(page.locator("#waits .js-plotly-plot")).to_have_count(1)
+        expect(page.locator("#lost-time .js-plotly-plot")).to_have_count(1)
+        expect(page.locator("#lost-time-list li").first).to_contain_text("rank 37 on gpu-node04 holds up ranks 32-36")
+        expect(page.locator("#lost-time")).to_contain_text("◀ 37")
         expect(page.locator("#communicators tbody tr")).to_have_count(33)
         expect(page.locator("#communicators tbody tr").first).to_contain_text("tp-32")
         for chart in ("traffic", "sizes", "timeline"):
@@ -105,11 +107,11 @@ def test_what_logs_cannot_say_reads_not_recorded(browser: Browser, repository: P
         page, complaints = open_page(browser, port)
         expect(page.locator("#level")).to_have_text("logs only")
         tiles = page.locator("#tiles > div")
-        for name in ("Exposed communication", "Waiting", "Efficiency"):
+        for name in ("Exposed communication", "Wait share", "Efficiency"):
             expect(tiles.filter(has_text=name)).to_contain_text("not recorded")
         expect(page.locator("#state-line")).to_contain_text("kernels not recorded")
         expect(page.locator("#bandwidth-title")).to_have_text("Logged volume")
-        expect(page.locator("#waits")).to_contain_text("Not recorded")
+        expect(page.locator("#lost-time")).to_contain_text("Not recorded")
         assert complaints == []
 
 
@@ -373,7 +375,7 @@ def test_four_thousand_ranks_fit_on_the_page(browser: Browser, repository: Path)
     with fake_service(repository, "--nodes", "512", "--still") as port:
         page, complaints = open_page(browser, port)
         expect(page.locator("#state-line")).to_contain_text("4,096 processes")
-        expect(page.locator("#waits-note")).to_contain_text("128 of 4,096 ranks")
+        expect(page.locator("#lost-time-note")).to_contain_text("64 of 512 hosts")
         expect(page.locator("#traffic-note")).to_contain_text("by hosts")
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/rank/4000")

@@ -334,6 +334,8 @@ class StoreMaker:
         rows["spread_ns"] = waits.max(axis=0)
         rows["busy_ns"] = rows["wait_ns"] + size * rows["transfer_ns"]
         rows["last_rank"] = waits.argmin(axis=0)
+        rows["rank"] = rows["peer"] = NO_NUMBER
+        rows["blame_ns"] = np.sort(waits, axis=0)[min(1, size - 1)]
         rows["busbw"], rows["confidence"] = busbw, 0.99
         if group.op == "Send":
             rows["coll_seq"] = rows["last_rank"] = rows["blame_ns"] = NO_NUMBER
@@ -437,7 +439,7 @@ class StoreMaker:
             ranks=(shape.late_rank,), hosts=(late_host,), since_ns=self._found_ns - 164 * SECOND, until_ns=None,
             confidence=0.98, summary=f"Rank {shape.late_rank} on {late_host} arrives 7.5 ms late in every AllReduce; "
             "the other 7 ranks of its group wait for it.",
-            evidence={"cost_ns": 9_400_000, "collectives": 214}))  # fmt: skip
+            evidence={"cost_ns": 9_400_000, "collectives": [f"{tp.comm_id}:100"], "groups": [tp.comm_id]}))  # fmt: skip
         if shape.nodes >= 8:
             dp = [c for c in store.communicators if c.parallelism == "DP"][11]
             store.findings.append(Finding(

@@ -15,6 +15,7 @@ from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.job_charts import Timeline, TrafficView
+from ncclscope_service.show.lost_time import LostTimeView
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import StepsView
 
@@ -100,6 +101,12 @@ _REFUSED: Final = (
 )
 
 _NO_JOB: Final = (404, "There is no such job.")
+_NO_GROUP: Final = ((404, "There is no such job or communicator."),)
+_COMMUNICATOR: Final = Parameter(
+    name="communicator",
+    schema={"type": "string"},
+    description="Only this communicator, by the name that the page gives it.",
+)
 
 API_ROUTES: Final[tuple[ApiRoute, ...]] = (
     ApiRoute(
@@ -242,6 +249,14 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         summary="Bytes from rank to rank, or from host to host if there are many ranks.",
         answer=TrafficView,
         faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/lost-time",
+        operation="lost_time",
+        summary="Who holds up whom: the time per step that others lose to each rank, over what is usual.",
+        answer=LostTimeView,
+        parameters=(_COMMUNICATOR,),
+        faults=_NO_GROUP,
     ),
     ApiRoute(
         path="/api/jobs/{job:path}/steps",

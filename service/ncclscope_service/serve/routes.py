@@ -49,8 +49,10 @@ from ncclscope_service.show.job_charts import (
     traffic_input,
     traffic_view,
 )
+from ncclscope_service.show.lost_time import lost_time_view
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import steps_view
+from ncclscope_service.store.records import Communicator
 from ncclscope_wire.errors import ConfigError
 
 OVERVIEW_SECONDS: Final = 1.0
@@ -340,11 +342,7 @@ class _JobAnswers:
         """One communicator of a job."""
 
         def make(asked: JobQuery, now_ns: int) -> object:
-            alias = request.path_params["alias"]
-            found = asked.communicator(alias)
-            if found is None:
-                raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
-            return communicator_detail(asked, found, now_ns)
+            return communicator_detail(asked, _communicator(asked, request.path_params["alias"]), now_ns)
 
         return self._answer(request, make)
 
@@ -367,10 +365,7 @@ class _JobAnswers:
 
         def make(asked: JobQuery, _: int) -> object:
             if alias:
-                communicator = asked.communicator(alias)
-                if communicator is None:
-                    raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
-                return timeline_of_communicator(asked, communicator, seconds)
+                return timeline_of_communicator(asked, _communicator(asked, alias), seconds)
             if rank:
                 if not rank.isdecimal() or len(rank) > _MAX_DIGITS:
                     raise HTTPException(400, f"rank must be a whole number, not {rank!r}")
@@ -391,6 +386,15 @@ class _JobAnswers:
                     kept = await to_thread.run_sync(lambda: to_json(traffic_view(sent)))
                     self._keep(key, kept)
         return _json_bytes(kept)
+
+    async def lost_time(self, request: Request) -> Response:
+        """Who holds up whom."""
+        alias = request.query_params.get("communicator")
+
+        def make(asked: JobQuery, _: int) -> object:
+            return lost_time_view(asked, _communicator(asked, alias) if alias else None)
+
+        return self._answer(request, make)
 
     async def steps(self, request: Request) -> Response:
         """Step times since the job began."""
@@ -442,6 +446,14 @@ class _SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def _communicator(asked: JobQuery, alias: str) -> Communicator:
+    """The communicator of a short name. Raises HTTPException(404) if there is none."""
+    found = asked.communicator(alias)
+    if found is None:
+        raise HTTPException(404, f"job {asked.job!r} has no communicator {alias!r}")
+    return found
 
 
 def _name_of(request: Request) -> str:

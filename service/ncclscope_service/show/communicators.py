@@ -1,16 +1,13 @@
-"""Views of communicators: bytes, bandwidth, limit and waiting of each, the last minutes, and the map of waiting.
-
-The map shows, for global ranks by time, the share of kernel time that each waited for others. A late rank is the one
-row that does *not* wait while all others do; a slow link is a block that waits less.
-"""
+"""Views of communicators: bytes, bandwidth, what is expected of it, and waiting, the last minutes."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +23,8 @@ from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
-MAX_ROWS: Final = 128
-"""Ranks on the map. If there are more, those that wait least and those that wait most are shown."""
-
 MAX_RANK: Final = 1 << 20
 """Global ranks from here on are taken for a damaged line and left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitMap:
-    """One job's map; rows by rank, columns by time bucket of the overview."""
-
-    ranks: tuple[int, ...]
-    hosts: tuple[str | None, ...]
-    """Of each of `ranks`."""
-    ranks_known: int
-    """How many ranks have a known wait: the map shows all of them or the most telling ones."""
-    mean_ratio: tuple[float | None, ...]
-    """Of each of `ranks`, over the whole window."""
-    percent: tuple[tuple[int | None, ...], ...]
-    """Wait in percent of kernel time, a row for each of `ranks`; None if nothing was recorded."""
 
 
 _SPANS_STAGES: Final = ("EMBEDDING", "PP")
@@ -143,24 +122,8 @@ def host_waits(waits: RankMeans, host_of_rank: Mapping[int, str]) -> list[tuple[
     return [(host, math.fsum(of_host) / len(of_host)) for host, of_host in sorted(ratios.items())]
 
 
-def make_wait_map(waits: RankWaits, host_of_rank: Mapping[int, str]) -> WaitMap | None:
-    """The map of a job; None if no wait is known, as is always so with logs only."""
-    if not len(waits.ranks):
-        return None
-    shown = waits.most_telling(MAX_ROWS)
-    ranks = waits.ranks[shown].tolist()
-    return WaitMap(
-        ranks=tuple(ranks),
-        hosts=tuple(host_of_rank.get(rank) for rank in ranks),
-        ranks_known=len(waits.ranks),
-        mean_ratio=tuple(round(ratio, 4) for ratio in waits.mean_ratio[shown].tolist()),
-        percent=tuple(_percents(row) for row in waits.by_bucket[shown]),
-    )
-
-
-def _percents(ratios: Floats) -> tuple[int | None, ...]:
-    return tuple(None if math.isnan(ratio) else round(ratio * 100) for ratio in ratios.tolist())
-
+LATENCY_BOUND: Final = SIZE_CLASSES.index("1MiB")
+"""Size classes below are limited by latency: their bandwidth says nothing."""
 
 MAX_SHOWN: Final = 64
 """Communicators of a job on the page."""
@@ -194,8 +157,13 @@ class CommunicatorView:
     """By topology."""
     baseline: float | None
     """The best that the main series has shown."""
+    is_latency_bound: bool
+    """Its messages are so small that bandwidth says nothing."""
+    expected: float | None
+    """Bandwidth that it should have: the best that it or the median group of its kind has shown for that operation and
+    size, else the limit; None while none is known, or if it is latency-bound."""
     wait_ratio: float | None
-    """Over the last minute."""
+    """Wait share over the last minute."""
     busbw_history: tuple[float | None, ...]
     """By bucket of the window."""
     bytes_history: tuple[float | None, ...]
@@ -265,12 +233,15 @@ class CommunicatorViews:
         self._recent = recent
         self._series = store.series.rows
         self._main = main_series(store)
+        self._bests = _median_bests(store, self._main)
 
     def view(self, communicator: Communicator) -> CommunicatorView:
         """One communicator's view."""
         index = communicator.index
         own = self._series[self._series["communicator"] == index]
         main = self._series[self._main[index]] if self._main[index] >= 0 else None
+        is_small = main is not None and int(main["size_class"]) < LATENCY_BOUND
+        best = math.nan if main is None else self._bests[_likeness(communicator, main)]
         return CommunicatorView(
             alias=self._aliases[index],
             comm_id=communicator.comm_id,
@@ -287,10 +258,39 @@ class CommunicatorViews:
             busbw=None if main is None else four_digits(float(main["busbw"].item())),
             limit=None if main is None else four_digits(float(main["limit"].item())),
             baseline=None if main is None else four_digits(float(main["baseline"].item())),
+            is_latency_bound=is_small,
+            expected=None
+            if main is None or is_small
+            else expected_bandwidth(float(main["baseline"]), best, float(main["limit"])),
             wait_ratio=four_digits(self._recent.wait_ratio[index]),
             busbw_history=tuple(four_digits(value) for value in self._recent.busbw[index].tolist()),
             bytes_history=tuple(four_digits(value) for value in self._recent.bytes_per_second[index].tolist()),
         )
+
+
+_Likeness: TypeAlias = tuple[str, str | None, int, int, int]
+
+
+def _likeness(communicator: Communicator, main: np.void) -> _Likeness:
+    """Groups that agree in it should be equally fast."""
+    return communicator.job, communicator.parallelism, communicator.size, int(main["op"]), int(main["size_class"])
+
+
+def _median_bests(store: Store, main: Int64s) -> dict[_Likeness, float]:
+    """By kind of group, the median of what each has shown at best; NaN without."""
+    series = store.series.rows
+    bests: dict[_Likeness, list[float]] = defaultdict(list)
+    for communicator, at in zip(store.communicators, main.tolist(), strict=True):
+        if at >= 0:
+            bests[_likeness(communicator, series[at])].append(float(series["baseline"][at]))
+    known = {likeness: [best for best in found if not math.isnan(best)] for likeness, found in bests.items()}
+    return {likeness: float(np.median(found)) if found else math.nan for likeness, found in known.items()}
+
+
+def expected_bandwidth(own: float, of_kind: float, limit: float) -> float | None:
+    """The larger of what a group and others of its kind have shown at best, else its limit; None if all are NaN."""
+    known = [best for best in (own, of_kind) if not math.isnan(best)] or [limit]
+    return four_digits(max(known))
 
 
 def four_digits(value: float) -> float | None:

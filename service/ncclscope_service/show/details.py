@@ -23,13 +23,13 @@ from ncclscope_service.rollup.window import (
     window_until,
 )
 from ncclscope_service.show.communicators import (
+    LATENCY_BOUND,
     CommunicatorView,
     CommunicatorViews,
     RankWaits,
-    WaitMap,
     Waits,
+    expected_bandwidth,
     four_digits,
-    make_wait_map,
     recent_of_communicators,
     size_class_name,
 )
@@ -201,6 +201,9 @@ class SeriesView:
     """By topology."""
     baseline: float | None
     """The best that it has shown."""
+    is_latency_bound: bool
+    expected: float | None
+    """Its best, else its limit; None if it is latency-bound."""
     wait_ratio: float | None
     """Since the start."""
     transfer_seconds: float | None
@@ -240,7 +243,6 @@ class CommunicatorDetail:
     series: tuple[SeriesView, ...]
     ranks: tuple[RankOfCommunicator, ...]
     """By rank; the MAX_RANKS first of a larger one."""
-    waits: WaitMap | None
     sizes: SizePoints
 
 
@@ -264,7 +266,6 @@ def communicator_detail(query: JobQuery, communicator: Communicator, now_ns: int
         bottleneck=None if bottleneck is None else bottleneck.name,
         series=_series(query, communicator, rows),
         ranks=_ranks_of_communicator(query, communicator, rows, waits, hosts),
-        waits=make_wait_map(waits, hosts),
         sizes=size_points(query, communicator),
     )
 
@@ -295,6 +296,8 @@ def _series(query: JobQuery, communicator: Communicator, rows: Columns) -> tuple
 def _series_view(row: np.void, history: list[float]) -> SeriesView:
     waited, of = int(row["wait_ns"]), int(row["waiting_duration_ns"])
     collectives = int(row["collectives"])
+    is_small = int(row["size_class"]) < LATENCY_BOUND
+    best, limit = float(row["baseline"]), float(row["limit"])
     return SeriesView(
         op=operation_name(int(row["op"])),
         size_class=size_class_name(int(row["size_class"])),
@@ -303,6 +306,8 @@ def _series_view(row: np.void, history: list[float]) -> SeriesView:
         busbw=four_digits(float(row["busbw"])),
         limit=four_digits(float(row["limit"])),
         baseline=four_digits(float(row["baseline"])),
+        is_latency_bound=is_small,
+        expected=None if is_small else expected_bandwidth(best, best, limit),
         wait_ratio=four_digits(waited / of) if of > 0 else None,
         transfer_seconds=four_digits(int(row["transfer_ns"]) * 1e-9 / collectives) if collectives else None,
         busbw_history=tuple(four_digits(value) for value in history),

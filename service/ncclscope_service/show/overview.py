@@ -7,7 +7,7 @@ Pure and stateless but for the aliases; a missing value is None, which the page 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -17,23 +17,19 @@ from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, with_name
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
-from ncclscope_service.job.ranks import host_of_ranks
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.window import Int64s, Window, window_until
 from ncclscope_service.show.communicators import (
     CommunicatorView,
     CommunicatorViews,
-    WaitMap,
-    Waits,
     four_digits,
-    make_wait_map,
     most_telling,
     recent_of_communicators,
     size_class_name,
 )
 from ncclscope_service.show.health import AgentView, ServiceHealth
-from ncclscope_service.show.steps import StepTimeView, step_time
+from ncclscope_service.show.steps import LENGTHENS_STEPS, SLOWS_GROUPS, StepTimeView, step_time
 from ncclscope_service.store.records import (
     Acknowledgement,
     Communicator,
@@ -138,6 +134,13 @@ class FindingView:
     confidence: float
     summary: str
     evidence: dict[str, object]
+    groups: tuple[str, ...] = ()
+    """Aliases of all communicators that it names or that prove it."""
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    """Their aliases by `comm_id`, as it stands in the evidence."""
+    lengthens_steps: bool = False
+    slows_groups: bool = False
+    """It shows in the bandwidth of `groups`."""
     id: str = ""
     acknowledged: Acknowledgement | None = None
     muted: Mute | None = None
@@ -189,7 +192,6 @@ class JobView:
     """Share of a step in which NCCL kernels ran and no other kernel of that GPU did; None without computation."""
     alignment: AlignmentView
     mix: tuple[MixEntry, ...]
-    waits: WaitMap | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,17 +323,9 @@ def make_overview(
 
 def finding_views(store: Store, aliases: Aliases, *, most: int | None = MAX_FINDINGS) -> tuple[FindingView, ...]:
     """The latest findings, the open ones first; `most` None for all. The aliases must be up to date."""
-    by_id = names_of_accused(store.findings, store, aliases)
+    by_id = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
     ordered = sorted(store.findings, key=lambda finding: (finding.until_ns is not None, -finding.since_ns))
     return tuple(_finding(finding, by_id) for finding in ordered[:most])
-
-
-def names_of_accused(findings: Sequence[Finding], store: Store, aliases: Aliases) -> dict[tuple[str, str], str]:
-    """The aliases of the communicators that findings name, by job and `comm_id`; the aliases must be up to date."""
-    named = {each.comm_id for each in findings}
-    if named <= {None}:
-        return {}
-    return {(each.job, each.comm_id): aliases[each.index] for each in store.communicators if each.comm_id in named}
 
 
 def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
@@ -432,8 +426,6 @@ class _JobViews:
         self._window = window
         self._communicators = CommunicatorViews(store, aliases, self._recent)
         self._alignments = AlignmentViews(store, sums, window)
-        self._waits = Waits(store, sums, window)
-        self._host_of_ranks = host_of_ranks(store)
         self._with_kernels = jobs_with_kernels(store, sorted(sums.with_kernels))
         series = store.series.rows
         inspected = np.unique(series["communicator"][series["inspected"] > 0]).tolist()
@@ -467,7 +459,6 @@ class _JobViews:
             exposed_ratio=self._summaries[name].exposed_ratio,
             alignment=self._alignments.of_job(name),
             mix=mix,
-            waits=make_wait_map(self._waits.of_job(name), self._host_of_ranks.get(name, {})),
         )
 
     def _level(self, name: str, *, has_operations: bool) -> Level:
@@ -538,6 +529,7 @@ def _versions(store: Store, processes: Sequence[int]) -> tuple[str, ...]:
 
 
 def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingView:
+    names = {each: alias_of[finding.job, each] for each in _named_in(finding) if (finding.job, each) in alias_of}
     return FindingView(
         kind=finding.kind,
         severity=finding.severity,
@@ -552,10 +544,24 @@ def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingV
         confidence=finding.confidence,
         summary=with_name(finding.summary, finding.job, finding.comm_id, alias_of),
         evidence=finding.evidence,
+        groups=tuple(names.values()),
+        names=names,
+        lengthens_steps=finding.kind in LENGTHENS_STEPS,
+        slows_groups=finding.kind in SLOWS_GROUPS,
         id=finding.id,
         acknowledged=finding.acknowledged,
         muted=finding.muted,
     )
+
+
+def _named_in(finding: Finding) -> list[str]:
+    """Every `comm_id` that a finding names, itself or in its evidence (`groups`, `slow_groups`, `comm_id:coll_seq`)."""
+    found = [] if finding.comm_id is None else [finding.comm_id]
+    for name in ("groups", "slow_groups", "collectives"):
+        values = finding.evidence.get(name)
+        if isinstance(values, list | tuple):
+            found += [str(each).rpartition(":")[0] if name == "collectives" else str(each) for each in values]
+    return list(dict.fromkeys(found))
 
 
 def settings_view(

@@ -20,16 +20,11 @@ _COMPARED_STEPS: Final = 100
 """Before a finding."""
 _STEADY: Final = 0.05
 """Distance of the quartiles, as a share of the median, up to which steps before a finding are compared with."""
-_COSTLY: Final = frozenset(
-    {
-        FindingKind.LATE_RANK,
-        FindingKind.SLOW_LINK,
-        FindingKind.BANDWIDTH_DROP,
-        FindingKind.SLOW_DRIFT,
-        FindingKind.BELOW_LIMIT,
-        FindingKind.SLOW_STEPS,
-    }
+SLOWS_GROUPS: Final = frozenset(
+    {FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP, FindingKind.SLOW_DRIFT, FindingKind.BELOW_LIMIT}
 )
+"""Kinds of findings that show in the bandwidth of communicators."""
+LENGTHENS_STEPS: Final = SLOWS_GROUPS | {FindingKind.LATE_RANK, FindingKind.SLOW_STEPS}
 """Kinds of findings that make steps longer."""
 
 
@@ -68,7 +63,9 @@ def step_time(history: StepHistory | None, findings: Sequence[Finding]) -> StepT
     if rows is None or not len(rows):
         return None
     mean_ns = rows["duration_ns"] / rows["steps"]
-    since_ns = min((each.since_ns for each in findings if each.until_ns is None and each.kind in _COSTLY), default=None)
+    since_ns = min(
+        (each.since_ns for each in findings if each.until_ns is None and each.kind in LENGTHENS_STEPS), default=None
+    )
     before_ns = None
     left = np.cumsum(rows["steps"][::-1])[::-1]
     is_recent = left <= max(_RECENT_STEPS, int(rows["steps"][-1]))

@@ -1,12 +1,14 @@
 // The live page: the event stream in, the view that the address names drawn anew from each overview.
 
-import { drawBandwidth, drawWaits } from "./charts.js";
+import { drawBandwidth } from "./charts.js";
 import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
 import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, setText } from "./dom.js";
+import { drawLostTime } from "./lost_time.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
-import { SLOW, drawSteps, headline, stateLine, verdict } from "./steps.js";
+import { setSpan } from "./span.js";
+import { drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
 const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false, extent: "" };
@@ -30,6 +32,7 @@ const draw = () => {
   const name = route.job ?? state.job ?? overview.jobs[0]?.name;
   const job = overview.jobs.find((each) => each.name === name) ?? (route.job === undefined ? overview.jobs[0] ?? null : null);
   if (job !== null) state.job = job.name;
+  setSpan(Math.max(overview.window_begin_ns, job?.step?.since_ns ?? 0) / 1e6, overview.now_ns / 1e6);
   const missing = route.job !== undefined && job === null;
   for (const [view, id] of Object.entries(VIEWS)) byId(id).hidden = view !== route.view || missing || (isEmpty && view !== "health");
   byId("empty").hidden = !(missing || (isEmpty && route.view !== "health"));
@@ -51,7 +54,7 @@ const draw = () => {
   }
   if (job === null || missing) return;
   if (route.view === "job") drawJob(overview, job, open);
-  if (route.view === "communicator") drawPart("communicator", overview, job, namesGroup(job, route.alias));
+  if (route.view === "communicator") drawPart("communicator", overview, job, (finding) => finding.groups.includes(route.alias));
   if (route.view === "rank") drawPart("rank", overview, job, (finding) => finding.ranks.includes(route.rank));
 };
 
@@ -61,21 +64,12 @@ const drawJob = (overview, job, open) => {
   drawTiles(job);
   drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name), verdict(overview, job));
   drawVerdict(job);
-  drawCommunicators(job, new Set(open.map((finding) => finding.communicator).filter((alias) => alias !== null)));
+  const slowed = new Set(open.filter((finding) => finding.slows_groups).flatMap((finding) => finding.groups));
+  drawCommunicators(job, new Set(open.flatMap((finding) => finding.groups)));
   drawMix(job, state.mix);
   drawAlignment(job);
-  drawBandwidth(overview, job, { slowed: new Set(open.filter((finding) => SLOW.has(finding.kind)).map((finding) => finding.communicator)) });
-  drawWaits(byId("waits"), "waits-note", overview, job.waits, { lateRanks: lateOf(open), onRank: (rank) => go(toRank(job.name, rank)),
-    calm: "share of kernel time, pipeline left out; a late rank is the one that does not wait" });
+  drawBandwidth(overview, job, { slowed });
 };
-
-// Findings of a communicator, and those that its numbers prove.
-const namesGroup = (job, alias) => {
-  const id = job.communicators.find((each) => each.alias === alias)?.comm_id;
-  return (finding) => finding.communicator === alias || (id !== undefined && JSON.stringify(finding.evidence).includes(`"${id}"`));
-};
-
-const lateOf = (findings) => new Set(findings.filter((finding) => finding.kind === "late_rank").flatMap((finding) => finding.ranks));
 
 // What the event stream tells of a communicator or a rank: its findings, and its neighbours.
 const drawPart = (view, overview, job, isAbout) => {
@@ -138,6 +132,7 @@ const askFor = (route, job) => {
   if (route.view === "job") {
     ask([
       { path: `${at}/steps`, every: 5000, draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
+      { path: `${at}/lost-time`, every: 5000, draw: (found) => drawLostTime("lost-time", job.name, found, go) },
       { path: `${at}/traffic`, every: 10_000, draw: drawTraffic },
       { path: `${at}/sizes`, every: 5000, draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
       keep(timeline("timeline", "job", toLane, "")),
@@ -146,8 +141,8 @@ const askFor = (route, job) => {
     const alias = encodeURIComponent(route.alias);
     ask([
       { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text),
-        draw: (found) => drawCommunicatorView(job, found, { lateRanks: lateOf(state.overview.findings.filter((finding) => finding.until_ns === null && finding.job === job.name)) },
-          { rank: (rank) => go(toRank(job.name, rank)) }) },
+        draw: (found) => drawCommunicatorView(job, found) },
+      { path: `${at}/lost-time?communicator=${alias}`, every: 5000, draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
       keep(timeline("communicator-timeline", "communicator", toLane, `&communicator=${alias}`)),
     ]);
   } else {

@@ -1,9 +1,10 @@
 // The charts of what is asked for beside the overview: traffic, sizes against speed, the timeline, one group's course.
 /* global Plotly */
 
-import { CONFIG, ages, layout, timeAxis } from "./charts.js";
+import { CONFIG, bucketTimes, layout } from "./charts.js";
 import { byId, colour, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
 import { bandwidth, bytes, isKnown, percent, sizeClass, timeOfDay } from "./format.js";
+import { follow, timeAxis } from "./span.js";
 
 const SCALE = [0, 1, 2, 3, 4];
 const scale = () => SCALE.map((step) => [step / 4, colour(`wait-${step}`)]);
@@ -174,7 +175,7 @@ export const drawSeries = (parent, detail) => {
   }
   const tones = ["tp", "dp", "pp", "ep", "cp", "world", "optimizer", "embedding"].map(colour);
   const count = lines[0].busbw_history.length;
-  const x = ages(detail, count);
+  const x = bucketTimes(detail, count);
   const traces = lines.flatMap((each, i) => {
     const name = `${each.op} ${sizeClass(each.size_class)}`;
     const tone = tones[i % tones.length];
@@ -186,9 +187,10 @@ export const drawSeries = (parent, detail) => {
   });
   const top = Math.max(...traces.flatMap((trace) => trace.y.filter(isKnown)), 1e-6);
   Plotly.react(plotIn(parent), traces, layout({
-    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(detail, count),
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(),
     yaxis: { range: [0, top * 1.12], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, tickfont: TICK, title: { text: "GB/s", font: TICK, standoff: 2 } },
   }), CONFIG);
+  follow(parent.querySelector(".plot"));
 };
 
 // One rank's waiting beside that of the median rank.
@@ -197,14 +199,15 @@ export const drawRankHistory = (parent, detail) => {
     nothingIn(parent, "Not recorded: waiting shows in the kernels of at least two ranks.");
     return;
   }
-  const x = ages(detail, detail.wait_history.length);
+  const x = bucketTimes(detail, detail.wait_history.length);
   const top = Math.min(100, Math.max(10, ...[...detail.wait_history, ...detail.median_wait_history].filter(isKnown).map((value) => value * 125)));
   const line = (name, values, tone, dash) => ({ type: "scatter", mode: "lines", name, x, y: values.map((value) => (isKnown(value) ? value * 100 : null)), connectgaps: false,
     line: { color: tone, width: dash === "solid" ? 2 : 1.3, dash }, hovertemplate: `<b>${name}</b> %{y:.1f} %<extra></extra>` });
   Plotly.react(plotIn(parent), [line("median rank", detail.median_wait_history, colour("faint"), "dash"), line(`rank ${detail.rank}`, detail.wait_history, colour("accent"), "solid")], layout({
-    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(detail, detail.wait_history.length),
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(),
     yaxis: { range: [0, top], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, ticksuffix: " %", tickfont: TICK },
   }), CONFIG);
+  follow(parent.querySelector(".plot"));
 };
 
 export const drawNothing = (id, text) => replace(byId(id), element("p", { class: "nothing" }, text));

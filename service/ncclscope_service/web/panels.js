@@ -16,25 +16,31 @@ export const tile = (name, value, { detail = "", tone = null, hint = null } = {}
   element("div", { "data-tone": tone, title: hint },
     element("dd", {}, value, detail ? element("small", {}, ` ${detail}`) : null), element("dt", {}, name));
 
-export const SMALL = new Set(["4KiB", "64KiB"]);
 const AWAIT_BY_DESIGN = new Set(["PP", "WORLD", "EMBEDDING"]);
 
 export const drawTiles = (job) => {
   const { step } = job;
   const change = slowing(step);
   const waiting = job.parallelisms.filter((each) => isKnown(each.wait_ratio) && !AWAIT_BY_DESIGN.has(each.parallelism)).sort((a, b) => b.wait_ratio - a.wait_ratio)[0];
-  const slowest = job.communicators.filter((each) => each.busbw > 0 && each.baseline > 0 && !SMALL.has(each.main_size_class))
-    .map((each) => [each.alias, each.busbw / each.baseline]).sort((a, b) => a[1] - b[1])[0];
+  const slowest = leastEfficient(job);
   replace(byId("tiles"),
     tile("Step time", step === null ? missing() : duration(step.now_ns * 1e-9), { detail: isKnown(change) ? `before ${duration(step.before_ns * 1e-9)}` : "",
       tone: change > 0.1 ? "bad" : change > 0.01 ? "warn" : null, hint: "Median of the last 20 steps or so" }),
     tile("Exposed communication", shown(job.exposed_ratio, percent), { detail: isKnown(job.exposed_ratio) ? "of a step" : "",
       hint: "Time in which a NCCL kernel ran and no other kernel of that GPU did" }),
-    tile("Waiting", waiting === undefined ? missing() : percent(waiting.wait_ratio), { detail: waiting === undefined ? "" : `of NCCL kernel time in ${waiting.parallelism ?? "one kind"}`,
-      hint: "Median over the communicators of the kind that waits most; PP and WORLD wait by design and are left out" }),
-    tile("Efficiency", slowest === undefined ? missing() : percent(slowest[1]), { detail: slowest === undefined ? "" : `of its best, ${slowest[0]}`,
-      tone: slowest !== undefined && slowest[1] < 0.8 ? "warn" : null, hint: "The communicator that is furthest below the best bus bandwidth that it has shown" }));
+    tile("Wait share", waiting === undefined ? missing() : percent(waiting.wait_ratio), { detail: waiting === undefined ? "" : `of NCCL kernel time in ${waiting.parallelism ?? "one kind"}`,
+      hint: "Share of NCCL kernel time in which a rank waited for the last one: median over the communicators of the kind that waits most. PP, EMBEDDING and WORLD wait by design and are left out" }),
+    tile("Efficiency", slowest === null ? missing() : percent(slowest.efficiency), { detail: slowest === null ? "" : `of what is expected, ${slowest.alias}`,
+      tone: slowest === null ? null : toneOf(slowest.efficiency), hint: "The communicator whose bus bandwidth is furthest below what it, or the groups like it, have shown at best" }));
 };
+
+// What a group does of what is expected of it, and how bad that is: colour says state, not kind.
+export const efficiencyOf = (each) => (isKnown(each.busbw) && each.expected > 0 ? each.busbw / each.expected : null);
+export const toneOf = (efficiency) => (efficiency === null ? null : efficiency < 0.65 ? "bad" : efficiency < 0.85 ? "warn" : null);
+
+// The communicator of a job that is furthest below what is expected of it: { alias, efficiency }, or null.
+export const leastEfficient = (job) => job.communicators.map((each) => ({ alias: each.alias, efficiency: efficiencyOf(each) }))
+  .filter((each) => each.efficiency !== null).sort((a, b) => a.efficiency - b.efficiency)[0] ?? null;
 
 export const GRAVE = { critical: 2, warning: 1, info: 0 };
 
@@ -135,31 +141,31 @@ export const drawCommunicators = (job, alarmed) => {
 
 const communicatorRow = (job, each, alarmed) => {
   const name = element("a", { class: "name", href: toCommunicator(job.name, each.alias), "data-key": each.alias,
-    title: `${each.comm_id}\nglobal ranks ${ranges(each.ranks) || NOT_RECORDED}` }, element("span", { class: "swatch" }), each.alias);
+    title: `${each.comm_id}\nglobal ranks ${ranges(each.ranks) || NOT_RECORDED}` }, each.alias);
   const said = each.group_name === null ? [] : [" ", element("span", { class: "quiet" }, each.group_name)];
   const main = each.main_op === null ? missing() : `${each.main_op} ${sizeClass(each.main_size_class)}`;
-  return element("tr", { kind: kindOf(each.parallelism), "data-finding": alarmed.has(each.alias) },
+  return element("tr", { "data-finding": alarmed.has(each.alias) },
     element("td", {}, name, ...said),
     element("td", { class: "number", title: `on ${each.hosts} hosts` }, `${each.size}`),
     element("td", {}, main),
     element("td", {}, spark(each, alarmed.has(each.alias))),
     element("td", { class: "number" }, shown(each.busbw, bandwidth)),
-    element("td", {}, limitBar(each)),
+    element("td", {}, efficiencyBar(each)),
     element("td", { class: "number" }, shown(each.wait_ratio, percent)),
     element("td", { class: "number" }, bytes(each.bytes)));
 };
 
-export const limitBar = (each) => {
-  if (SMALL.has(each.main_size_class)) {
+export const efficiencyBar = (each) => {
+  if (each.is_latency_bound) {
     return element("span", { class: "quiet", title: "Messages this small are limited by latency, not by bandwidth" }, "latency-bound");
   }
-  if (!isKnown(each.busbw)) return missing();
-  if (isKnown(each.limit) && each.limit > 0) return bar(each.busbw / each.limit, "of the limit by topology");
-  if (isKnown(each.baseline) && each.baseline > 0) return bar(each.busbw / each.baseline, "of the best that this communicator has shown", "of best");
-  return missing();
+  const efficiency = efficiencyOf(each);
+  if (efficiency === null) return missing();
+  return bar(efficiency, `${percent(efficiency)} of ${bandwidth(each.expected)}, which is expected: the best that it or groups like it have shown, else the limit`,
+    each.limit > 0 ? `${percent(each.busbw / each.limit)} of limit` : "", toneOf(efficiency));
 };
 
-export const bar = (ratio, title, note = "") => element("div", { class: "bar", title },
+export const bar = (ratio, title, note = "", tone = null) => element("div", { class: "bar", title, "data-tone": tone },
   element("span", { class: "track" }, element("span", { class: "fill", width: `${Math.min(100, ratio * 100)}%` })),
   element("b", {}, percent(ratio)), note ? element("span", { class: "quiet" }, ` ${note}`) : "");
 
@@ -170,7 +176,7 @@ const spark = (each, isAlarmed) => {
   const point = (value, i) => `${((i / (values.length - 1)) * 120).toFixed(1)},${(21 - (value / top) * 19).toFixed(1)}`;
   const stretches = [[]];
   values.forEach((value, i) => (isKnown(value) ? stretches.at(-1).push(point(value, i)) : stretches.push([])));
-  const line = { fill: "none", stroke: `var(${isAlarmed ? "--bad" : "--kind"})`, "stroke-width": 1.5, "stroke-linecap": "round" };
+  const line = { fill: "none", stroke: `var(${isAlarmed ? "--bad" : "--calm"})`, "stroke-width": 1.5, "stroke-linecap": "round" };
   return svg("svg", { class: "spark", viewBox: "0 0 120 22", "aria-hidden": "true" },
     svg("path", { d: "M0 21.5H120", stroke: "var(--line)" }),
     ...stretches.filter((points) => points.length).map((points) => svg("polyline", { ...line,

@@ -9,9 +9,6 @@ import { age, amount, capitalised, clockTime, duration, isKnown, percent, words 
 const ENOUGH_STEPS = 30;
 const LEAST_CHANGE = 0.005;
 
-// Findings that show in a communicator's own bandwidth.
-export const SLOW = new Set(["slow_link", "bandwidth_drop", "slow_drift", "below_limit"]);
-
 // By how much a step (StepTimeView, or null) is longer than before what is wrong began; null where that is not known.
 export const slowing = (step) => (isKnown(step?.before_ns) ? step.now_ns / step.before_ns - 1 : null);
 
@@ -30,7 +27,7 @@ export const headline = (job, open) => {
   if (step === null) return "Step time: not known yet";
   const change = slowing(step);
   const against = change >= LEAST_CHANGE ? `, ${percent(change)} slower since ${clockTime(step.slower_since_ns)}` : "";
-  const costly = open.filter((finding) => (finding.kind === "late_rank" || SLOW.has(finding.kind)) && finding.severity !== "info")
+  const costly = open.filter((finding) => finding.lengthens_steps && finding.hosts.length > 0 && finding.severity !== "info")
     .sort((a, b) => (b.evidence.cost_ns ?? 0) - (a.evidence.cost_ns ?? 0));
   const causes = costly.slice(0, 3).map(cause).join("; ");
   return `Step ${duration(step.now_ns * 1e-9)}${against}${causes && `: ${causes}`}`;

@@ -19,6 +19,7 @@ from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.rollup.window import BUCKET_NS, BucketSpans, BucketSums, window_until
+from ncclscope_service.show.communicators import Waits
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.overview import Overview, make_overview
 from ncclscope_service.store.rows import Match
@@ -79,6 +80,11 @@ class _Run:
             sums=sums or self.pipeline.recent,
         )  # fmt: skip
 
+    def waits(self, sums: RecentSums, job: str) -> tuple[list[int], list[list[float]]]:
+        """Ranks and their wait shares by bucket; -1 where nothing was recorded."""
+        found = Waits(self.pipeline.store, sums, window_until(self.now_ns)).of_job(job)
+        return found.ranks.tolist(), np.nan_to_num(found.by_bucket, nan=-1.0).tolist()
+
     def scraped(self, sums: RecentSums, cache: ScrapeCache) -> dict[str, dict[tuple[str, ...], float]]:
         store, tally = self.pipeline.store, Tally()
         tally.count_rows(store)
@@ -108,11 +114,12 @@ def test_after_every_portion_the_sums_are_those_of_the_whole_store(
     run.now_ns += ITERATIONS_KEPT_NS
     run.pipeline.finish(run.now_ns)
     assert run.shown() == run.shown(run.added_at_once())
+    assert run.waits(run.pipeline.recent, "j") == run.waits(run.added_at_once(), "j")
     assert run.scraped(run.pipeline.recent, cache) == run.scraped(run.added_at_once(), ScrapeCache())
     (shown,) = run.shown().jobs
     assert shown.operations_per_second is not None
     if _JOBS[job].capture == "full":
-        assert shown.waits is not None
+        assert run.waits(run.pipeline.recent, "j")[0]
         assert shown.alignment.matched > 0
 
 
@@ -177,8 +184,8 @@ def test_jobs_that_run_side_by_side_are_told_apart(batches_of: Callable[[str], l
     alone.now_ns = run.now_ns
     first, second = run.shown().jobs
     assert first.alignment == alone.shown().jobs[0].alignment
-    assert first.waits == alone.shown().jobs[0].waits
-    assert second.waits is None
+    assert run.waits(run.pipeline.recent, "one") == alone.waits(alone.pipeline.recent, "one")
+    assert run.waits(run.pipeline.recent, "two") == ([], [])
     assert second.alignment.matched == 0
 
 

@@ -11,12 +11,13 @@ import pytest
 from service import fake_service as fake
 
 from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.window import window_until
 from ncclscope_service.serve.routes import to_json
-from ncclscope_service.show.communicators import MAX_ROWS, MAX_SHOWN
+from ncclscope_service.show.communicators import MAX_SHOWN, RankWaits, Waits
 from ncclscope_service.show.health import ServiceHealth
 from ncclscope_service.show.overview import JobView, Level, Overview, make_overview
-from ncclscope_service.store.records import Ending, RankStanding, Verdict
+from ncclscope_service.store.records import Ending, FindingKind, RankStanding, Verdict
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER
@@ -71,7 +72,6 @@ def test_with_logs_only_nothing_that_kernels_say_is_made_up() -> None:
     overview = overview_of(small_store(with_kernels=False))
     (job,) = overview.jobs
     assert job.level == Level.LOGS_ONLY
-    assert job.waits is None
     assert job.alignment.matched_ratio is None
     assert job.alignment.captured_ratio is None
     assert overview.clocks == ()
@@ -124,30 +124,56 @@ def test_send_and_receive_have_a_bandwidth_too() -> None:
     assert all(any(value is not None for value in each.busbw_history) for each in pipeline)
 
 
+def waits_of(store: Store) -> RankWaits:
+    window = window_until(fake.NOW_NS)
+    return Waits(store, RecentSums.of_store(store, fake.NOW_NS), window).of_job(fake.JOB)
+
+
 def test_the_late_rank_is_the_one_that_does_not_wait() -> None:
-    waits = job_of(small_store()).waits
-    assert waits is not None
-    assert waits.ranks == tuple(range(8))
-    ratios = {rank: ratio for rank, ratio in zip(waits.ranks, waits.mean_ratio, strict=True) if ratio is not None}
-    group = {4, 5, 6, 7}
-    assert min(group, key=lambda rank: ratios[rank]) == 5
-    assert waits.hosts[5] == "gpu-node01"
+    waits = waits_of(small_store())
+    assert waits.ranks.tolist() == list(range(8))
+    assert 4 + int(waits.mean_ratio[4:].argmin()) == 5
 
 
 def test_a_kernel_of_several_operations_counts_once_in_the_waits() -> None:
     store = small_store()
-    before = job_of(store).waits
+    before = waits_of(store)
     rows = store.operations.rows.copy()
     fresh = small_store()
     fresh.operations.drop_before(fresh.operations.next_id)
     fresh.operations.append(np.repeat(rows, 3))
-    assert job_of(fresh).waits == before
+    np.testing.assert_array_equal(waits_of(fresh).by_bucket, before.by_bucket)
 
 
 def test_time_without_a_capture_is_a_hole_and_not_a_zero() -> None:
-    waits = job_of(small_store()).waits
-    assert waits is not None
-    assert all(None in row for row in waits.percent)
+    assert np.isnan(waits_of(small_store()).by_bucket).any(axis=1).all()
+
+
+def test_a_group_is_expected_to_do_what_it_or_the_groups_like_it_have_shown() -> None:
+    store = small_store()
+    series, dp = store.series.rows, [each.index for each in store.communicators if each.parallelism == "DP"]
+    main = [np.flatnonzero(series["communicator"] == index)[0] for index in dp]
+    series["baseline"][main] = [20e9, 40e9, 41e9, 42e9]  # the first was slow from its first step
+    views = {each.alias: each for each in job_of(store).communicators}
+    assert [views[f"dp-{place}"].expected for place in range(4)] == [40.5e9, 40.5e9, 41e9, 42e9]
+    series["baseline"][main] = np.nan
+    views = {each.alias: each for each in job_of(store).communicators}
+    assert views["dp-0"].expected == views["dp-0"].limit
+    assert (views["world-0"].is_latency_bound, views["world-0"].expected) == (True, None)
+
+
+def test_a_finding_names_all_its_groups_and_what_it_does_to_them() -> None:
+    store = small_store()
+    dp = [each.comm_id for each in store.communicators if each.parallelism == "DP"]
+    late = store.findings[0]
+    evidence: dict[str, object] = {"slow_groups": dp[:2], "collectives": [f"{dp[2]}:7"], "groups": ["0xgone"]}
+    store.findings = [replace(late, kind=FindingKind.SLOW_LINK, comm_id=dp[1], evidence=evidence), late]
+    slow, other = overview_of(store).findings
+    assert slow.groups == ("dp-1", "dp-0", "dp-2")
+    assert slow.names == {dp[1]: "dp-1", dp[0]: "dp-0", dp[2]: "dp-2"}
+    assert (slow.slows_groups, slow.lengthens_steps) == (True, True)
+    assert (other.slows_groups, other.lengthens_steps) == (False, True)
+    assert other.groups == ("tp-4",)
 
 
 def test_alignment_counts_every_operation_in_memory() -> None:
@@ -174,7 +200,6 @@ def test_an_operation_of_an_unknown_communicator_disturbs_nothing() -> None:
     before = job_of(store)
     store.operations.append(rows)
     after = job_of(store)
-    assert after.waits == before.waits
     assert after.communicators == before.communicators
 
 
@@ -197,7 +222,7 @@ def test_the_overview_is_json_without_nan() -> None:
     text = to_json(overview_of(small_store()))
     assert b"NaN" not in text
     assert b"\n" not in text
-    assert orjson.loads(text)["jobs"][0]["waits"]["ranks"] == list(range(8))
+    assert orjson.loads(text)["jobs"][0]["name"] == fake.JOB
 
 
 def test_buckets_stand_still_while_time_goes_on() -> None:
@@ -217,10 +242,6 @@ def test_four_thousand_ranks_stay_small_and_quick() -> None:
     took = time.process_time() - began
     (job,) = overview.jobs
     assert len(job.communicators) == MAX_SHOWN
-    assert job.waits is not None
-    assert len(job.waits.ranks) == MAX_ROWS
-    assert job.waits.ranks_known == 4096
-    assert 2049 in job.waits.ranks, "the late rank is among those that wait least"
     assert len(to_json(overview)) < 400_000
     assert took < 2.0
     print(f"{len(store.operations):,} operations, {job.communicators_known:,} communicators: {took * 1e3:.0f} ms")  # noqa: T201
