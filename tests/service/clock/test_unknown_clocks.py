@@ -62,7 +62,7 @@ def test_without_clocks_a_broadcast_over_hosts_has_no_transfer_and_nobody_was_la
 
 def test_what_hosts_say_of_their_clocks_measures_nothing_across_them(tmp_path: Path) -> None:
     pipeline = Pipeline(clock_estimator=Unknowing())
-    said = {name: ClockPrior(heartbeat_offset_ns=0, error_ns=1_000) for name in ("node01", "node02")}
+    said = {name: ClockPrior(heartbeat_offset_ns=0, error_ns=1_000) for name in ("node00", "node01")}
     pipeline.set_clock_priors(said)
     found = measured(pipeline, tmp_path)
     assert {clock.told_by for clock in pipeline.store.clocks.values()} == {"prior", "collectives"}
