@@ -69,6 +69,8 @@ class Batch:
     tunings: Columns = field(default_factory=_always(no_rows(tables.TUNING_ROW)))
     call_marks: Columns = field(default_factory=_always(no_rows(tables.CALL_MARK)))
     kernels: Columns = field(default_factory=_always(no_rows(tables.KERNEL_ROW)))
+    outside: Columns = field(default_factory=_always(no_rows(tables.KERNEL_ROW)))
+    """Kernels that communicate without NCCL: the name of their template is LIBRARY/KERNEL."""
     ranges: Columns = field(default_factory=_always(no_rows(tables.RANGE_ROW)))
     busy: Columns = field(default_factory=_always(no_rows(tables.BUSY_ROW)))
     inspected: Columns = field(default_factory=_always(no_rows(tables.INSPECTED_ROW)))
@@ -97,6 +99,7 @@ ROW_TABLES = {
     "tunings": tables.TUNING_ROW,
     "call_marks": tables.CALL_MARK,
     "kernels": tables.KERNEL_ROW,
+    "outside": tables.KERNEL_ROW,
     "ranges": tables.RANGE_ROW,
     "busy": tables.BUSY_ROW,
     "inspected": tables.INSPECTED_ROW,
@@ -114,6 +117,7 @@ def without_rows(batch: Batch, gap: SourceGap) -> Batch:
         tunings=no_rows(tables.TUNING_ROW),
         call_marks=marks,
         kernels=no_rows(tables.KERNEL_ROW),
+        outside=no_rows(tables.KERNEL_ROW),
         ranges=no_rows(tables.RANGE_ROW),
         busy=no_rows(tables.BUSY_ROW),
         inspected=no_rows(tables.INSPECTED_ROW),

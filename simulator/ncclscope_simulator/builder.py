@@ -145,6 +145,11 @@ class Builder:
         pairs = [(op, peer) for peer in range(group.size) for op in ("Send", "Recv")]
         return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.EVERYBODY)
 
+    def outside(self, group: Group, *, kernel: str, name: str, count: int, dtype: DataType, autograd: bool) -> Launch:
+        """An exchange of as much as `all_to_all`, by a kernel of a library that NCCL knows nothing of."""
+        made = self.collective(group, "AlltoAll", name=name, count=count, dtype=dtype, autograd=autograd)
+        return replace(made, kernel=kernel.rsplit("::", 1)[-1], tunings=(), outside=kernel)
+
     def point_to_point(
         self,
         group: Group,

@@ -23,6 +23,8 @@ class KernelSeen:
     nccl: bool
     node_id: int | None = None
     """Its node, if a CUDA graph launched it."""
+    outside: str = ""
+    """Qualified name, if a library other than NCCL launched it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ INSPECTOR_FORMATS: Final = ("v4.0", "v4.2", "v4.3")
 ORDERS: Final = ("tp-dp-pp", "tp-pp-dp")
 """How ranks are laid out, fastest first: Megatron-LM's default, and its `--use-tp-pp-dp-mapping`."""
 
-EXPERT_DISPATCHERS: Final = ("alltoall", "allgather")
-"""How tokens reach their experts. Source: Megatron-LM `--moe-token-dispatcher-type`."""
+EXPERT_DISPATCHERS: Final = ("alltoall", "allgather", "deepep")
+"""How tokens reach their experts. Source: Megatron-LM `--moe-token-dispatcher-type`; flex with DeepEP, which is not
+NCCL's."""
 
 CONTEXT_EXCHANGES: Final = ("ring", "allgather")
 """How attention gets the keys and values of other ranks. Source: Megatron-LM `--cp-comm-type` p2p and all_gather."""

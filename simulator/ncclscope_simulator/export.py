@@ -228,6 +228,8 @@ class _Chunk:
         worker = self.writer.cluster.workers[kernel.rank]
         traits = self.writer.config.traits
         long = demangled_name(traits, kernel.name) if kernel.nccl else f"void {kernel.name}(T1, T2)"
+        if kernel.outside:
+            long = f"void {kernel.outside}<(int)8, (int)768>(int4 *)"
         head: tuple[Value, ...] = (
             self._relative(kernel.start_ns),
             self._end(kernel.end_ns),

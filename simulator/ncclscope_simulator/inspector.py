@@ -64,7 +64,7 @@ class InspectorDumps:
         dumps: dict[int, dict[int, list[_Record]]] = defaultdict(lambda: defaultdict(list))
         written: set[tuple[int, int]] = set()
         for run in step.runs:
-            if not run.launches or run.start_ns is None or run.end_ns is None:
+            if not run.launches or run.launch.outside or run.start_ns is None or run.end_ns is None:
                 continue
             due = -(-run.end_ns // _DUMP_NS) * _DUMP_NS
             for nth, operation in enumerate(run.launch.operations):

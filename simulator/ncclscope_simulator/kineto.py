@@ -162,7 +162,7 @@ class KinetoTraces:
         worker, group = self.cluster.workers[run.rank], run.launch.endpoint.group
         tid = worker.calling_tid(autograd=run.launch.autograd)
         identity, arguments = 0, Event()
-        calls = list(_calls(run.launch))
+        calls = [] if run.launch.outside else list(_calls(run.launch))
         for nth, (name, operation, elements) in enumerate(calls):
             self._identities[run.rank] += 1
             identity = self._identities[run.rank]
@@ -173,7 +173,7 @@ class KinetoTraces:
                 self._add(worker, "cpu_op", "record_param_comms", at, ends, tid, {"External id": identity, **arguments})
         if not is_recorded:
             return
-        if len(calls) > 1:
+        if len(calls) != 1:
             identity, arguments = 0, Event()
         if run.calls_launch:
             for api in launch_calls(run, tid, self.config.traits):
@@ -194,6 +194,8 @@ class KinetoTraces:
                     **arguments,
                 }
                 name = demangled_name(self.config.traits, kernel.name)
+                if kernel.outside:
+                    name = f"void {kernel.outside}<8, 768>(int4*)"
                 self._add(
                     worker,
                     "kernel",

@@ -102,15 +102,34 @@ class Layers:
         if self._config.ep_dispatch == "allgather":
             self._gathered_experts(name, backward=backward)
             return
-        self._all_to_all(f"{name}.dispatch", backward=backward)
+        exchange = self._outside if self._config.ep_dispatch == "deepep" else self._all_to_all
+        exchange(f"{name}.dispatch", backward=backward)
         self._compute_experts(backward=backward)
-        self._all_to_all(f"{name}.combine", backward=backward)
+        exchange(f"{name}.combine", backward=backward)
 
     def _all_to_all(self, name: str, *, backward: bool) -> None:
         script, count = self._script, max(1, self._script.tokens // self._config.tp // self._config.ep)
         script.launch(
             script.builder.all_to_all(script.groups["EP"], name=name, count=count, dtype=script.half, autograd=backward)
         )
+
+    def _outside(self, name: str, *, backward: bool) -> None:
+        """DeepEP's kernels: what goes where, which all ranks wait for, then the tokens."""
+        script, group, step = self._script, self._script.groups["EP"], name.rsplit(".", 1)[-1]
+        where = "internode" if group.spans_nodes else "intranode"
+        notify = "cached_notify_combine" if step == "combine" else "notify_dispatch"
+        tokens = max(1, script.tokens // self._config.tp // self._config.ep)
+        for kernel, count in ((notify, 64), (step, tokens)):
+            script.launch(
+                script.builder.outside(
+                    group,
+                    kernel=f"deep_ep::{where}::{kernel}",
+                    name=f"{name}.{kernel}",
+                    count=count,
+                    dtype=script.half,
+                    autograd=backward,
+                )
+            )
 
     def _gathered_experts(self, name: str, *, backward: bool) -> None:
         """Every rank gets all tokens, forward with their routing, and keeps those of its experts."""

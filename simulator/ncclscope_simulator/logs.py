@@ -147,6 +147,8 @@ class Logs:
         asked: list[Asked] = []
         lines: dict[str, list[Line]] = defaultdict(list)
         for run in step.runs:
+            if run.launch.outside:
+                continue
             if run.stage is not Stage.REPLAYED:
                 process = self._cluster.workers[run.rank].process
                 operations = self._asked(run, process.log_name)

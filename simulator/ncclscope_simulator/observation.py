@@ -85,6 +85,7 @@ class Observed:
     operations: list[Row]
     replays: list[Row]
     plans: list[Row]
+    outside: list[Row]
 
 
 class Observer:
@@ -133,6 +134,7 @@ class Observer:
             operations=self._truth.operations(printed.asked, step, dumped.written),
             replays=self._truth.replays(step),
             plans=self._truth.plans(step),
+            outside=self._truth.outside(step),
         )
 
     def _sum_up(self, step: Step, asked: list[Asked]) -> None:
@@ -154,7 +156,7 @@ class Observer:
         """Each collective once, by its first rank, but each side of Sends and Recvs."""
         for run in step.runs:
             value, launch = run.busbw_bytes_per_second, run.launch
-            if value is not None and (launch.peers or launch.endpoint.comm_rank == 0):
+            if value is not None and not launch.outside and (launch.peers or launch.endpoint.comm_rank == 0):
                 for op in dict.fromkeys(operation.op for operation in launch.operations):
                     self._tally.bandwidth(launch.endpoint.group.comm_id, op, launch.size_bytes, value)
 

@@ -87,3 +87,5 @@ class Launch:
     """message_bytes of the largest operation; of all, if collectives are coalesced."""
     plans: tuple[Plan, ...] = ()
     """The kernels, if it takes several; `kernel` is the first one's."""
+    outside: str = ""
+    """Qualified name of its kernel if a library other than NCCL launches it: then no line and no range is of it."""

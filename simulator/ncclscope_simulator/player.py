@@ -23,7 +23,7 @@ from ncclscope_simulator.program import build_programs, wrong_programs
 from ncclscope_simulator.runs import Step
 from ncclscope_simulator.startup import shut_down, start_up
 from ncclscope_simulator.timeline import Timeline
-from ncclscope_simulator.truth import PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
+from ncclscope_simulator.truth import OUTSIDE_COLUMNS, PLAN_COLUMNS, REPLAY_COLUMNS, RowsFile, Tally, job, write_job
 
 Programs = Callable[[SimulationConfig, tuple[Group, ...], list[dict[int, Endpoint]]], list[list[Action]]]
 """Makes the program of each rank for a step, as `program.build_programs` does."""
@@ -99,6 +99,9 @@ class Player:
         self._plans: RowsFile | None = None
         if any(action.launch is not None and action.launch.plans for each in self._programs for action in each):
             self._plans = RowsFile(out / "truth" / "plans.parquet", PLAN_COLUMNS)
+        self._outside: RowsFile | None = None
+        if config.ep > 1 and config.ep_dispatch == "deepep":
+            self._outside = RowsFile(out / "truth" / "outside.parquet", OUTSIDE_COLUMNS)
         self._iteration = 0
         self._last_event_ns = config.start_ns
         self._stalled = False
@@ -153,7 +156,7 @@ class Player:
             folder.mkdir(exist_ok=True)
             self._observer.traces.write(folder)
         self._truth.close()
-        for truth in (self._replays, self._plans):
+        for truth in (self._replays, self._plans, self._outside):
             if truth is not None:
                 truth.close()
         self._write_job()
@@ -182,6 +185,8 @@ class Player:
             self._replays.append(observed.replays)
         if self._plans is not None:
             self._plans.append(observed.plans)
+        if self._outside is not None:
+            self._outside.append(observed.outside)
         self._last_event_ns = max(self._last_event_ns, _last_event(step))
         self._iteration += 1
         if step.stalled:

@@ -54,7 +54,7 @@ class Profiler:
     def _see_call(self, run: Run) -> None:
         worker = self._cluster.workers[run.rank]
         seen, tid = self._captures[worker.node], worker.calling_tid(autograd=run.launch.autograd)
-        if self._config.nvtx:
+        if self._config.nvtx and not run.launch.outside:
             seen.ranges.extend(self._nccl_ranges(run, tid))
         if run.calls_launch:
             seen.apis.extend(launch_calls(run, tid, self._config.traits))
@@ -132,7 +132,8 @@ def nccl_kernels(run: Run) -> Iterator[KernelSeen]:
         if nth not in run.unrecorded:
             name, grid = (run.plans[nth].kernel, run.plans[nth].grid) if run.plans else (launch.kernel, launch.grid)
             place = (run.rank, launch.endpoint.stream_id, number)
-            yield KernelSeen(begins, ends, *place, name, grid, launch.block, True, node)
+            nccl = not launch.outside
+            yield KernelSeen(begins, ends, *place, name, grid, launch.block, nccl, node, launch.outside)
 
 
 def _graph_spans(step: Step) -> dict[GraphLaunch, tuple[int, int]]:

@@ -124,6 +124,27 @@ PLAN_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 `truth/operations.parquet`, whose times reach from the first one's start to the last one's end. The file is written
 if there are such launches."""
 
+OUTSIDE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
+    ("host", "string"),
+    ("pid", "int64"),
+    ("rank", "int32"),
+    ("comm_id", "string"),
+    ("iteration", "int32"),
+    ("kernel", "string"),
+    ("correlation_id", "int64"),
+    ("stream_id", "int64"),
+    ("covered", "bool"),
+    ("start_ns", "int64"),
+    ("end_ns", "int64"),
+    ("start_true_ns", "int64"),
+    ("end_true_ns", "int64"),
+    ("wait_ns", "int64"),
+    ("transfer_ns", "int64"),
+    ("busbw_bytes_per_second", "float64"),
+)
+"""Columns of `truth/outside.parquet`: one row per kernel of a library that communicates without NCCL. The file is
+written if there are such."""
+
 Cell = int | float | str | bool | None
 Row = dict[str, Cell]
 """A row of a table: value by column."""

@@ -58,6 +58,21 @@ class TruthRows:
         """One row per kernel of each launch that took several; none of those that never ended."""
         return [row for run in step.runs if run.plans for row in self._plans(run)]
 
+    def outside(self, step: Step) -> list[Row]:
+        """One row per kernel of another library than NCCL."""
+        return [
+            {
+                **self._place(run),
+                "kernel": run.launch.outside,
+                "correlation_id": run.correlation_id,
+                "stream_id": run.launch.endpoint.stream_id,
+                "covered": bool(self._covered(run)),
+                **self._times(run),
+            }
+            for run in step.runs
+            if run.launch.outside and run.launches
+        ]
+
     def _call(self, asked: Asked) -> Row:
         """The columns of the call that was asked for, and of its line in the log."""
         run, operation = asked.run, asked.operation

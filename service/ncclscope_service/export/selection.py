@@ -55,6 +55,8 @@ class Selection:
     store: Store
     operations: Part
     kernels: Part
+    outside: Part
+    """Kernels that communicate without NCCL."""
     collectives: Part
     ranges: Part
     communicators: tuple[Communicator, ...]
@@ -87,6 +89,7 @@ def select(
     in_job = np.array([job is None or name == job for name in store.process_job], dtype=np.bool_)
     operations = _part(store.operations.rows, in_job, ("end_ns", "logged_at_ns", "observed_at_ns"), since_ns)
     kernels = _part(store.kernels.rows, in_job, ("end_ns",), since_ns)
+    outside = _part(store.outside.rows, in_job, ("end_ns",), since_ns)
     ranges = _part(store.ranges.rows, in_job, ("end_ns", "start_ns"), since_ns)
     communicators = tuple(c for c in store.listed_communicators() if job is None or c.job == job)
     collectives = store.collectives.rows
@@ -99,6 +102,7 @@ def select(
             operations, (operations.column("iteration") >= first) & (operations.column("iteration") <= last)
         )
         kernels = _narrowed(kernels, np.isin(kernels.column("launch"), operations.column("launch")))
+        outside = _narrowed(outside, _lies_within(outside, operations))
         ranges = _narrowed(ranges, _lies_within(ranges, operations))
         keys = collective_keys(collectives["communicator"], collectives["coll_seq"])
         is_ours &= np.isin(keys, _keys_of(store, operations))
@@ -106,6 +110,7 @@ def select(
         store=store,
         operations=operations,
         kernels=kernels,
+        outside=outside,
         collectives=Part(collectives, None if is_ours.all() else np.nonzero(is_ours)[0]),
         ranges=ranges,
         communicators=communicators,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.export.benchmarks import amount_text, benchmarks_document
 from ncclscope_service.export.selection import Selection, seats
-from ncclscope_service.export.tables.kernels_file import is_duplicate
+from ncclscope_service.export.tables.kernels_file import is_duplicate, outside_totals
 from ncclscope_service.export.tables.operations_file import IS_ROOTED
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, traffic_by_node
 from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name, totals
@@ -251,6 +251,7 @@ def summary_document(
         "operations": _operations(selection, sums),
         "traffic": _traffic(traffic),
         "kernels": _kernels(selection),
+        "outside_nccl": [asdict(each) for each in outside_totals(selection)],
         "iterations": iterations_document(selection, sums),
         "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),

@@ -36,7 +36,7 @@ from ncclscope_service.export.summary import (
     seen_ranks,
     verdict_text,
 )
-from ncclscope_service.export.tables.kernels_file import kernel_totals
+from ncclscope_service.export.tables.kernels_file import kernel_totals, outside_totals
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Measured
@@ -103,6 +103,7 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
         yield from _kernels(selection)
         yield ""
     yield from _inspector(selection)
+    yield from _outside(selection)
     yield from _communicators(selection, sums)
     if waited := waited_for_rows(selection):
         yield "Who is waited for"
@@ -268,6 +269,26 @@ def _kernels(selection: Selection) -> Iterator[str]:
     yield from _table(("kernel", "count", "total", "median"), rows, texts=1)
     if len(found) > _MAX_COMMUNICATORS:
         yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see kernels.parquet"
+
+
+def _outside(selection: Selection) -> Iterator[str]:
+    """Kernels that communicate without NCCL."""
+    found = outside_totals(selection)
+    if not found:
+        return
+    yield "Communication outside NCCL"
+    rows = [
+        (
+            *(_printable(text) for text in (total.library, total.kernel)),
+            *(f"{number:,}" for number in (total.ranks, total.kernels, total.matched)),
+            *(span_text(span) for span in (total.duration_ns, total.wait_ns)),
+        )
+        for total in found[:_MAX_COMMUNICATORS]
+    ]
+    yield from _table(("library", "kernel", "ranks", "kernels", "matched", "total", "waiting"), rows, texts=2)
+    if len(found) > _MAX_COMMUNICATORS:
+        yield f"  and {len(found) - _MAX_COMMUNICATORS} more, see kernels.parquet"
+    yield ""
 
 
 def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:

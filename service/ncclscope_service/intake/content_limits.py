@@ -92,6 +92,7 @@ _REFERENCES: Final[Mapping[str, Mapping[str, str]]] = {
     "tunings": {"thread": "threads"},
     "call_marks": {"thread": "threads"},
     "kernels": {"template": "kernel_templates"},
+    "outside": {"template": "kernel_templates"},
     "ranges": {"template": "range_templates"},
     "busy": {"host": "strings"},
     "inspected": {"inspected_rank": "inspected_ranks"},

@@ -134,6 +134,8 @@ class BatchResolver:
         self._apply_topologies(batch, job)
         self._apply_ranges(dictionaries, batch)
         self._apply_busy(dictionaries, batch, job)
+        if len(batch.outside):
+            self._store.outside.append(self._kernels(batch.outside, dictionaries, source))
         arrived = Arrived(
             job=job,
             source=source,
@@ -141,7 +143,7 @@ class BatchResolver:
             events=batch.communicators,
             event_processes=tuple([self.process(job, event.host, event.pid) for event in batch.communicators]),
             tunings=_tunings(batch, dictionaries),
-            kernels=self._kernels(batch, dictionaries, source),
+            kernels=self._kernels(batch.kernels, dictionaries, source),
             inspected=_inspected(batch, dictionaries, source),
             calls=_calls(batch, dictionaries),
         )
@@ -356,17 +358,17 @@ class BatchResolver:
         )
         return operations
 
-    def _kernels(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
-        if not len(batch.kernels):
+    def _kernels(self, new: Columns, known: _Dictionaries, source: int) -> Columns:
+        if not len(new):
             return no_rows(rows.KERNEL)
-        kernels = np.zeros(len(batch.kernels), rows.KERNEL)
+        kernels = np.zeros(len(new), rows.KERNEL)
         kernels["source"] = source
-        kernels["template"] = known.kernel_templates[batch.kernels["template"]]
+        kernels["template"] = known.kernel_templates[new["template"]]
         kernels["process"] = self._store.kernel_templates.rows["process"][kernels["template"]]
         for name in ("correlation_id", "start_ns", "end_ns", "launch_start_ns", "launch_end_ns", "launch_tid"):
-            kernels[name] = batch.kernels[name]
-        kernels["graph_node_id"] = batch.kernels["graph_node_id"]
-        kernels["censored"] = (batch.kernels["flags"] & tables.KERNEL_CENSORED) != 0
+            kernels[name] = new[name]
+        kernels["graph_node_id"] = new["graph_node_id"]
+        kernels["censored"] = (new["flags"] & tables.KERNEL_CENSORED) != 0
         kernels["launch"] = NO_NUMBER
         kernels["replay"] = NO_NUMBER
         return kernels

@@ -8,8 +8,9 @@ them.
 *Summary.* For each iteration of each rank: its duration, how much of it was communication, and how much of that was
 exposed. An iteration lasts from the enqueuing of its first operation to that of the next iteration's first, on the
 host's own clock: the launch call where nsys recorded it, else the stamp of the line. Communication is the time in which
-any NCCL kernel of the iteration ran, waiting included, each moment counted once. Exposed is what of it no other kernel
-of that GPU covered; it is known only if computation was recorded.
+any NCCL kernel of the iteration ran, waiting included, each moment counted once; so is that of kernels that communicate
+without NCCL, which belong to the iteration in which they were launched: by NVTX marks, else between first operations.
+Exposed is what of it no other kernel of that GPU covered; it is known only if computation was recorded.
 """
 
 from __future__ import annotations
@@ -150,6 +151,15 @@ class Iterations:
         telling = sure | (rows.values("iteration_by", positions) != IterationBy.PERIOD)
         rows.put("iteration", positions[telling], numbers[telling])
 
+    def numbers_at(self, process: int, times: Integers) -> Integers | None:
+        """The iterations of a process at these times by its marks, NO_NUMBER where none is; None without marks."""
+        marks = self._marks.get(process)
+        if marks is None:
+            return None
+        at = np.searchsorted(marks.starts_ns, times, side="right") - 1
+        inside = (at >= 0) & (times <= marks.valid_until_ns()[np.maximum(at, 0)])
+        return np.where(inside, marks.numbers[np.maximum(at, 0)], NO_NUMBER).astype(np.int64)
+
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None without marks."""
         return int(np.median(list(self._steps_ns.values()))) if self._steps_ns else None
@@ -215,6 +225,7 @@ ITERATION: Final = np.dtype(
         ("launching", "<i8"),  # operations for which NCCL launches a kernel
         ("matched", "<i8"),  # of those, whose kernel is known
         ("communication_ns", "<i8"),  # NO_TIME_NS unless all of those kernels are known
+        ("outside_ns", "<i8"),  # of that, by kernels that are none of NCCL's
         ("exposed_ns", "<i8"),  # NO_TIME_NS also where computation was not recorded
     ]
 )
@@ -347,14 +358,56 @@ def _add_durations(found: Columns, place: NDArray[np.intp], times: Integers) -> 
 
 def _add_communication(store: Store, found: Columns, place: Integers, kernels: Integers) -> None:
     rows = store.kernels.take(kernels, "process", "template", "start_ns", "end_ns")
-    spans = union(Spans(place, rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)))
-    is_whole = (found["matched"] == found["launching"]) & (found["matched"] > 0)
+    outside, is_whole = _outside(store, found)
+    found["outside_ns"] = union(outside).lengths_by_group(len(found))
+    spans = union(
+        Spans(
+            np.concatenate([place, outside.group]),
+            np.concatenate([rows["start_ns"].astype(np.int64), outside.start]),
+            np.concatenate([rows["end_ns"].astype(np.int64), outside.end]),
+        )
+    )
+    is_whole &= (found["matched"] == found["launching"]) & (found["matched"] > 0)
     communication = spans.lengths_by_group(len(found))
     found["communication_ns"] = np.where(is_whole, communication, NO_TIME_NS)
     devices = np.full(len(found), NO_NUMBER, np.int64)
     devices[place] = store.kernel_templates.take(rows["template"], "device_id")["device_id"]
     hidden, is_recorded = _hidden(store, found, devices, spans)
     found["exposed_ns"] = np.where(is_whole & is_recorded, communication - hidden, NO_TIME_NS)
+
+
+def _outside(store: Store, found: Columns) -> tuple[Spans, NDArray[np.bool_]]:
+    """When kernels ran that communicate without NCCL, by iteration, and for which iterations that is certain.
+
+    Without marks it is not where the next iteration is not known: what was launched since may be of any.
+    """
+    table = store.outside.rows
+    marks = Iterations(store)
+    if len(table):
+        marks.read_marks()
+    launched = np.where(table["launch_start_ns"] == NO_TIME_NS, table["start_ns"], table["launch_start_ns"])
+    place = np.full(len(table), NO_NUMBER, np.int64)
+    is_certain = np.ones(len(found), np.bool_)
+    theirs = dict(group_by(found["process"]))
+    for process, mine in group_by(table["process"]):
+        if process not in theirs:
+            continue
+        numbers = marks.numbers_at(process, launched[mine])
+        if numbers is not None:
+            at = theirs[process]
+            at = at[np.argsort(found["iteration"][at], kind="stable")]
+            nth = np.minimum(np.searchsorted(found["iteration"][at], numbers), len(at) - 1)
+            place[mine] = np.where(found["iteration"][at[nth]] == numbers, at[nth], NO_NUMBER)
+            continue
+        at = theirs[process][found["begin_ns"][theirs[process]] != NO_TIME_NS]
+        at = at[np.argsort(found["begin_ns"][at], kind="stable")]
+        if len(at):
+            is_certain[at[:-1]] = found["duration_ns"][at[:-1]] != NO_TIME_NS
+            nth = np.searchsorted(found["begin_ns"][at], launched[mine], side="right") - 1
+            place[mine] = np.where(nth >= 0, at[np.maximum(nth, 0)], NO_NUMBER)
+    known = np.flatnonzero(place != NO_NUMBER)
+    spans = Spans(place[known], table["start_ns"][known].astype(np.int64), table["end_ns"][known].astype(np.int64))
+    return spans, is_certain
 
 
 def _hidden(store: Store, found: Columns, devices: Integers, spans: Spans) -> tuple[Integers, NDArray[np.bool_]]:

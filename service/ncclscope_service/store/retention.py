@@ -24,6 +24,7 @@ class Watermark:
     kernels: int = 0
     replays: int = 0
     collectives: int = 0
+    outside: int = 0
     ranges: int = 0
     busy: int = 0
     inspected: int = 0
@@ -47,6 +48,7 @@ class Watermarks:
                 kernels=known.kernels.next_id,
                 replays=known.replays.next_id,
                 collectives=known.collectives.next_id,
+                outside=known.outside.next_id,
                 ranges=known.ranges.next_id,
                 busy=known.busy.next_id,
                 inspected=known.inspected.next_id,
@@ -80,6 +82,7 @@ class Watermarks:
         known.kernels.drop_before(old.kernels if first_kernel is None else min(old.kernels, first_kernel))
         known.replays.drop_before(old.replays)
         known.collectives.drop_before(old.collectives)
+        known.outside.drop_before(old.outside)
         known.ranges.drop_before(old.ranges)
         known.busy.drop_before(old.busy)
         known.captures.drop_before(old.captures)

@@ -130,6 +130,8 @@ class Store:
     inspected: Table = field(default_factory=lambda: Table(rows.INSPECTED))
     ranges: Table = field(default_factory=lambda: Table(rows.RANGE))
     busy: Table = field(default_factory=lambda: Table(rows.BUSY))
+    outside: Table = field(default_factory=lambda: Table(rows.KERNEL))
+    """Kernels that communicate without NCCL, of no operation; the name of their template is LIBRARY/KERNEL."""
 
     launches: int = 0
     """Launch ids that were given out."""

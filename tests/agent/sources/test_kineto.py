@@ -50,7 +50,11 @@ def test_a_trace_is_operations_kernels_and_what_they_covered(tmp_path: Path) -> 
     assert kernels["end_ns"].tolist() == [BASE_NS + 50_126, BASE_NS + 90_125]
     assert kernels["launch_start_ns"].tolist() == [BASE_NS + 14_250, BASE_NS + 61_000]
     assert kernels["launch_tid"].tolist() == [43, 43]
-    assert first.kernel_templates["grid_x"].tolist() == [8]
+    assert first.kernel_templates["grid_x"].tolist() == [8, 8]
+    outside = joined(batches, "outside")
+    assert [first.strings[first.kernel_templates[template]["name"]] for template in outside["template"]] == [
+        "NVSHMEM/nvshmem_put"
+    ]
     assert [(event.rank, event.nranks, event.pid, event.host) for event in first.communicators] == [(1, 2, 42, "node7")]
     assert [version.version for version in first.versions] == ["2.27.5"]
     assert [first.strings[text] for text in first.range_templates["text"].tolist()] == ["ProfilerStep#7"]

@@ -49,9 +49,9 @@ def test_the_columns_are_the_schemas_with_rows_and_without(
 
 
 def test_kernel_columns_are_those_of_the_contract() -> None:
-    contract = """host pid kernel_file correlation_id device_id stream_id name op grid_x block_x static_shared_bytes
-    dynamic_shared_bytes registers launch_start_ns launch_end_ns launch_tid start_ns end_ns start_true_ns end_true_ns
-    censored launch_id plan replay wait_ns transfer_ns busbw_bytes_per_second ranks_seen"""
+    contract = """host pid kernel_file correlation_id device_id stream_id library name op grid_x block_x
+    static_shared_bytes dynamic_shared_bytes registers launch_start_ns launch_end_ns launch_tid start_ns end_ns
+    start_true_ns end_true_ns censored launch_id plan replay wait_ns transfer_ns busbw_bytes_per_second ranks_seen"""
     assert schema.KERNELS.names == contract.split()
 
 

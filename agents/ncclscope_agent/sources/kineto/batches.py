@@ -122,7 +122,8 @@ class _Batches:
         """Those from a position on; the first of them has the whole dictionaries."""
         operation_templates, operations = self._operations()
         range_templates, ranges = self._steps()
-        kernel_templates, kernels, busy = self._shapes(), self._kernels(), self._busy()
+        kernel_templates, busy = self._shapes(), self._busy()
+        kernels, outside = self._kernels(self._trace.kernels), self._kernels(self._trace.outside)
         empty = Batch(source=self._source, begin=0, end=0)
         parts = [
             replace(
@@ -134,6 +135,7 @@ class _Batches:
             ),
             *(replace(empty, operations=part) for part in self._cut(operations)),
             *(replace(empty, kernels=part) for part in self._cut(kernels)),
+            *(replace(empty, outside=part) for part in self._cut(outside)),
             *(replace(empty, ranges=part) for part in self._cut(ranges)),
             *(replace(empty, busy=part) for part in self._cut(busy)),
             self._last(),
@@ -277,9 +279,9 @@ class _Batches:
             templates[at] = (host, self._trace.pid, device, stream, self._strings.index(name), *shape)
         return templates
 
-    def _kernels(self) -> Columns:
-        """KERNEL_ROW of NCCL's kernels, each with the launch of its correlation."""
-        found, launches, epoch = self._trace.kernels, self._trace.launches, self._trace.epoch_ns
+    def _kernels(self, found: Matrix) -> Columns:
+        """KERNEL_ROW of kernels that communicate, each with the launch of its correlation."""
+        launches, epoch = self._trace.launches, self._trace.epoch_ns
         kernels = np.zeros(len(found), tables.KERNEL_ROW)
         kernels["template"], kernels["correlation_id"] = found[:, 0], found[:, 1]
         kernels["start_ns"], kernels["end_ns"] = found[:, 2] + epoch, found[:, 3] + epoch
@@ -315,7 +317,7 @@ class _Batches:
         trace = self._trace
         understood = {
             KernelKind.COMPUTATION.value: trace.other_kernels,
-            KernelKind.OTHER_COMMUNICATION.value: trace.foreign_kernels,
+            KernelKind.OUTSIDE.value: len(trace.outside),
         }
         return Batch(
             source=self._source,
@@ -346,7 +348,7 @@ class _Batches:
             product_version=None,
             schema_version=None,
             nccl_kernels=len(trace.kernels),
-            other_kernels=trace.other_kernels + trace.foreign_kernels,
+            other_kernels=trace.other_kernels + len(trace.outside),
             graph_launches=0,
         )
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
 from ncclscope_agent.sources.kineto.json_stream import JsonStream, TraceError
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion
-from ncclscope_agent.sources.nsys.kernel_names import KernelKind, base_name, kernel_kind
+from ncclscope_agent.sources.nsys.kernel_names import KernelKind, kernel_kind, kernel_label
 from ncclscope_wire.terms import NO_NUMBER
 
 Matrix = NDArray[np.int64]
@@ -44,7 +44,7 @@ class TraceLimits:
 
     calls: int = 2_000_000
     kernels: int = 2_000_000
-    """NCCL's."""
+    """NCCL's, and as many that communicate without it."""
     launches: int = 8_000_000
     """Of kernels of any kind: which of them are NCCL's shows when the kernel comes, behind them."""
     names: int = 4_096
@@ -64,8 +64,10 @@ class Trace:
     """Time, thread, External id, number in `calls` and sequence number (or NO_NUMBER) of each call, by time."""
     kernels: Matrix = field(default_factory=lambda: np.empty((0, 5), np.int64))
     """Number in `shapes`, correlation, start, end and External id of each of NCCL's kernels, by start."""
+    outside: Matrix = field(default_factory=lambda: np.empty((0, 5), np.int64))
+    """The same of kernels that communicate without NCCL."""
     shapes: list[tuple[int, int, str, Shape]] = field(default_factory=list[tuple[int, int, str, Shape]])
-    """Device, stream, name and shape of NCCL's kernels."""
+    """Device, stream, label (`kernel_label`) and shape of both."""
     launches: Matrix = field(default_factory=lambda: np.empty((0, 4), np.int64))
     """Correlation, start, end and thread of each launch, by correlation."""
     steps: list[Step] = field(default_factory=list[Step])
@@ -80,7 +82,6 @@ class Trace:
     pid: int = 0
     epoch_ns: int = 0
     other_kernels: int = 0
-    foreign_kernels: int = 0
     skipped: Counter[str] = field(default_factory=Counter[str])
     fault: str | None = None
     """Why it could not be read to its end; None if it could."""
@@ -106,7 +107,8 @@ class _Gathering:
         self._trace = Trace()
         self._numbers: dict[Call, int] = {}
         self._shapes: dict[tuple[int, int, str, Shape], int] = {}
-        self._notes, self._kernels, self._launches = array("q"), array("q"), array("q")
+        self._notes, self._launches = array("q"), array("q")
+        self._kernels = {kind: array("q") for kind in (KernelKind.NCCL, KernelKind.OUTSIDE)}
         self._kinds: dict[str, tuple[KernelKind, str]] = {}
         self._busy = BusyUnion(limits.busy_rows)
         self._other = array("q")
@@ -117,7 +119,8 @@ class _Gathering:
         self._unite_other()
         trace.calls, trace.shapes = list(self._numbers), list(self._shapes)
         trace.notes = _sorted(self._notes, 5, (1, 0))
-        trace.kernels = _sorted(self._kernels, 5, (1, 2))
+        trace.kernels = _sorted(self._kernels[KernelKind.NCCL], 5, (1, 2))
+        trace.outside = _sorted(self._kernels[KernelKind.OUTSIDE], 5, (1, 2))
         trace.launches = _sorted(self._launches, 4, (0,))
         trace.busy, trace.filled_gap_ns = self._busy.result(), self._busy.filled_gap_ns
         trace.members, trace.fault = members, fault
@@ -188,7 +191,7 @@ class _Gathering:
         if known is None:
             if len(self._kinds) > self._limits.names:
                 self._kinds.clear()
-            known = self._kinds[name] = kernel_kind(name), base_name(name)
+            known = self._kinds[name] = kernel_kind(name), kernel_label(name)
         kind, short = known
         device = _integer(arguments.get("device"))
         if kind is KernelKind.COMPUTATION:
@@ -196,16 +199,15 @@ class _Gathering:
             self._other.extend((0, device, start, end, 1))
             if len(self._other) >= 5 * _BUSY_AT_ONCE:
                 self._unite_other()
-        elif kind is KernelKind.OTHER_COMMUNICATION:
-            self._trace.foreign_kernels += 1
         else:
+            kernels = self._kernels[kind]
             shape = (device, _integer(arguments.get("stream")), short, _shape(arguments))
             number = self._shapes.setdefault(shape, len(self._shapes))
-            if number >= self._limits.names or len(self._kernels) >= 5 * self._limits.kernels:
+            if number >= self._limits.names or len(kernels) >= 5 * self._limits.kernels:
                 self._trace.skipped["kernel_limit"] += 1
                 return
             identity = _integer(arguments.get("External id"), NO_NUMBER)
-            self._kernels.extend((number, _integer(arguments.get("correlation")), start, end, identity))
+            kernels.extend((number, _integer(arguments.get("correlation")), start, end, identity))
 
     def _unite_other(self) -> None:
         rows = np.asarray(self._other, np.int64).reshape(-1, 5)

@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -153,7 +153,8 @@ def read_export(
     limits: ExportLimits | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
-    """The batches of an export from position `begin` on: kernels by start, ranges, computation, then its capture.
+    """The batches of an export from position `begin` on: NCCL's kernels by start, those of other libraries, ranges,
+    computation, then its capture.
 
     Positions count chunks; they are the same at every reading. The last batch ends at EXPORT_END and carries
     the CaptureSeen. Dictionaries begin again with the first batch given. `host` is used if the export
@@ -196,9 +197,7 @@ class _Reading:
         self._gaps: list[SourceGap] = []
         self._pids: set[int] = set()
         self._latest = self._session.shift_ns
-        self._nccl_kernels = 0
-        self._foreign_kernels = 0
-        self._computation_kernels = 0
+        self._read = Counter[KernelKind]()
 
     def batches(self) -> Iterator[Batch]:
         names = communication_kernels(self._opened)
@@ -220,37 +219,38 @@ class _Reading:
 
     def _kernel_batches(self, names: KernelNames) -> Iterator[Batch]:
         self._copy_kernels(names)
-        columns = KernelColumns(self._host, names.nccl, self._session, self._strings)
-        rows = self._connection.execute(queries.kernels())
-        while chunk := rows.fetchmany(self._limits.batch_rows):
-            self._nccl_kernels += len(chunk)
-            if self._advance():
-                made = columns.chunk_of(chunk)
-                yield Batch(
-                    source=self._source,
-                    begin=self._position - 1,
-                    end=self._position,
-                    strings=self._strings.drain_new(),
-                    kernel_templates=made.templates,
-                    kernels=made.rows,
-                    counts=Counts(understood={KernelKind.NCCL.value: len(chunk)}),
-                )
+        columns = KernelColumns(self._host, {**names.nccl, **names.outside}, self._session, self._strings)
+        for kind, ours in ((KernelKind.NCCL, names.nccl), (KernelKind.OUTSIDE, names.outside)):
+            rows = self._connection.execute(queries.kernels(ours))
+            while chunk := rows.fetchmany(self._limits.batch_rows):
+                self._read[kind] += len(chunk)
+                if self._advance():
+                    made = columns.chunk_of(chunk)
+                    empty = Batch(
+                        source=self._source,
+                        begin=self._position - 1,
+                        end=self._position,
+                        strings=self._strings.drain_new(),
+                        kernel_templates=made.templates,
+                        counts=Counts(understood={kind.value: len(chunk)}),
+                    )
+                    yield (
+                        replace(empty, kernels=made.rows)
+                        if kind is KernelKind.NCCL
+                        else replace(empty, outside=made.rows)
+                    )
 
     def _copy_kernels(self, names: KernelNames) -> None:
-        """Fills temp.nccl_kernel and temp.launch, and learns what they say as a whole."""
+        """Fills temp.kernel and temp.launch, and learns what they say as a whole."""
         run = self._connection.execute
-        run(queries.copy_nccl_kernels(self._layout, names.column, names.nccl))
-        self._skipped += skipped_kernels(
-            *run(queries.count_unusable("temp.nccl_kernel", self._session.shift_ns)).fetchone()
-        )
-        run(queries.drop_unusable("temp.nccl_kernel", self._session.shift_ns))
+        run(queries.copy_kernels(self._layout, names.column, names.long_column, names.nccl, names.outside))
+        self._skipped += skipped_kernels(*run(queries.count_unusable("temp.kernel", self._session.shift_ns)).fetchone())
+        run(queries.drop_unusable("temp.kernel", self._session.shift_ns))
         run(queries.CREATE_LAUNCHES)
         launches = queries.copy_launches(self._layout, self._session.shift_ns)
         if launches is not None:
             run(launches)
-        if names.foreign:
-            (self._foreign_kernels,) = run(queries.count_kernels(names.column, names.foreign)).fetchone()
-        for process, latest in run('SELECT globalPid, max("end") FROM temp.nccl_kernel GROUP BY globalPid'):
+        for process, latest in run('SELECT globalPid, max("end") FROM temp.kernel GROUP BY globalPid'):
             self._saw(process, latest)
 
     def _range_batches(self) -> Iterator[Batch]:
@@ -311,11 +311,13 @@ class _Reading:
 
     def _computation(self, names: KernelNames) -> Intervals:
         union = BusyUnion(self._limits.busy_rows)
-        rows = self._connection.execute(queries.computation(self._layout, names.column, names.communication))
+        rows = self._connection.execute(
+            queries.computation(self._layout, names.column, names.long_column, names.nccl, names.outside)
+        )
         while len(times := np.fromiter(islice(rows, self._limits.batch_rows), _KERNEL_TIMES)):
             times, skipped = usable(times, self._session)
             self._skipped += skipped
-            self._computation_kernels += len(times)
+            self._read[KernelKind.COMPUTATION] += len(times)
             intervals = np.ones(len(times), INTERVAL)
             for column in _KERNEL_TIMES.names or ():
                 intervals[column] = times[column]
@@ -323,7 +325,7 @@ class _Reading:
         united = union.result()
         if union.filled_gap_ns:
             sentence = f"intervals of computation: gaps up to {union.filled_gap_ns} ns between kernels count as busy"
-            self._lost("busy_coarsened", self._computation_kernels, sentence)
+            self._lost("busy_coarsened", self._read[KernelKind.COMPUTATION], sentence)
         for process in np.unique(united["process"]).tolist():
             self._saw(process, int(united["end"][united["process"] == process].max()))
         attributed: Intervals = united[united["process"] != 0]  # the others say nothing about anybody
@@ -340,10 +342,7 @@ class _Reading:
             self._gaps.append(SourceGap(reason=reason, amount=amount, unit="records", detail=detail))
 
     def _last_batch(self) -> Batch:
-        understood = {
-            KernelKind.COMPUTATION.value: self._computation_kernels,
-            KernelKind.OTHER_COMMUNICATION.value: self._foreign_kernels,
-        }
+        understood = {KernelKind.COMPUTATION.value: self._read[KernelKind.COMPUTATION]}
         return Batch(
             source=self._source,
             begin=max(self._position, self._begin),
@@ -367,8 +366,8 @@ class _Reading:
             pids=tuple(sorted(pids)),
             product_version=self._opened.meta.get("EXPORT_PRODUCT_VERSION"),
             schema_version=self._opened.meta.get("EXPORT_SCHEMA_VERSION"),
-            nccl_kernels=self._nccl_kernels,
-            other_kernels=self._computation_kernels + self._foreign_kernels,
+            nccl_kernels=self._read[KernelKind.NCCL],
+            other_kernels=self._read[KernelKind.COMPUTATION] + self._read[KernelKind.OUTSIDE],
             graph_launches=metadata.graph_launches(self._opened),
             missing=metadata.missing_of(self._opened, session),
             warnings=shown_warnings(

@@ -1,7 +1,7 @@
 """The SQL that reads an export, made for the tables and columns that this export has.
 
 Only names from `schema` and integers are put into the text. Two temporary tables (they live in
-SQLite's temporary store, never in the export) keep memory bounded: the NCCL kernels, and their launches.
+SQLite's temporary store, never in the export) keep memory bounded: the kernels that communicate, and their launches.
 """
 
 from __future__ import annotations
@@ -56,19 +56,37 @@ def kernel_name_column(layout: Layout) -> str | None:
     return next((column for column in ("shortName", "demangledName") if layout.has(KERNEL, column)), None)
 
 
-def copy_nccl_kernels(layout: Layout, name_column: str, names: Collection[int]) -> str:
-    """Copies the kernels with one of these names to temp.nccl_kernel; unknown values become NO_NUMBER."""
+def long_name_column(layout: Layout, column: str) -> str | None:
+    """The column of demangled names, if it is another one than this: short names lack the namespace."""
+    return "demangledName" if column != "demangledName" and layout.has(KERNEL, "demangledName") else None
+
+
+def copy_kernels(
+    layout: Layout, column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]
+) -> str:
+    """Copies the kernels that communicate to temp.kernel; `name` is the string id that says so.
+
+    Unknown values become NO_NUMBER.
+    """
     kept = [*TEMPLATE_COLUMNS, "correlationId", "graphNodeId"]
-    wanted = ", ".join(_kernel_column(layout, column, name_column) for column in kept)
+    name = column
+    if long_column is not None:
+        name = f"CASE WHEN {column} NOT IN ({_listed([*nccl, *outside])}) THEN {long_column} ELSE {column} END"
+    wanted = ", ".join(_kernel_column(layout, each, name) for each in kept)
     return (
-        f'CREATE TEMP TABLE nccl_kernel AS SELECT {wanted}, "start", "end" '
-        f"FROM main.{KERNEL} WHERE {name_column} IN ({_listed(names)})"
+        f'CREATE TEMP TABLE kernel AS SELECT {wanted}, "start", "end" '
+        f"FROM main.{KERNEL} WHERE {_communicates(column, long_column, nccl, outside)}"
     )
 
 
-def _kernel_column(layout: Layout, column: str, name_column: str) -> str:
+def _communicates(column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]) -> str:
+    short = f"coalesce({column} IN ({_listed([*nccl, *outside])}), 0)"
+    return short if long_column is None else f"({short} OR coalesce({long_column} IN ({_listed(outside)}), 0))"
+
+
+def _kernel_column(layout: Layout, column: str, name: str) -> str:
     if column == "name":
-        return f"{name_column} AS name"
+        return f"{name} AS name"
     unknown = 0 if column == "globalPid" else NO_NUMBER
     return f"coalesce({column}, {unknown}) AS {column}" if layout.has(KERNEL, column) else f"{unknown} AS {column}"
 
@@ -106,7 +124,7 @@ CREATE_LAUNCHES: Final = (
 
 
 def copy_launches(layout: Layout, shift_ns: int) -> str | None:
-    """Copies the API records that launched the NCCL kernels to temp.launch; None if they are not recorded.
+    """Copies the API records that launched these kernels to temp.launch; None if they are not recorded.
 
     A correlation id is unique only within a process, so the process is part of the key. *Source:* Nsight
     Systems User Guide, "SQLite Schema Reference", example "Correlate CUDA Kernel Launches With CUDA API Kernel
@@ -118,7 +136,7 @@ def copy_launches(layout: Layout, shift_ns: int) -> str | None:
     return (
         f'INSERT OR IGNORE INTO temp.launch SELECT correlationId, {process}, "start", "end", globalTid & {_TID_MASK} '
         f"FROM main.{RUNTIME} "
-        f"WHERE (correlationId, {process}) IN (SELECT correlationId, globalPid FROM temp.nccl_kernel) "
+        f"WHERE (correlationId, {process}) IN (SELECT correlationId, globalPid FROM temp.kernel) "
         f"AND {_usable(shift_ns)}"
     )
 
@@ -127,32 +145,29 @@ def _has_launch_key(layout: Layout) -> bool:
     return layout.has(KERNEL, "correlationId", "globalPid")
 
 
-def kernels() -> str:
-    """NCCL kernels with their launches, by (start, correlation id): TEMPLATE_COLUMNS, then ROW_COLUMNS."""
+def kernels(names: Collection[int]) -> str:
+    """Kernels of these names with their launches, by (start, correlation id): TEMPLATE_COLUMNS, then ROW_COLUMNS."""
     template = ", ".join(f"k.{column}" for column in TEMPLATE_COLUMNS)
     return (
         f'SELECT {template}, k.correlationId, k."start", k."end", k.graphNodeId, '
         f"coalesce(l.launch_start, {NO_TIME_NS}), coalesce(l.launch_end, {NO_TIME_NS}), "
         f"coalesce(l.launch_tid, {NO_NUMBER}) "
-        "FROM temp.nccl_kernel k LEFT JOIN temp.launch l "
-        "ON l.correlation = k.correlationId AND l.process = k.globalPid "
+        "FROM temp.kernel k LEFT JOIN temp.launch l "
+        f"ON l.correlation = k.correlationId AND l.process = k.globalPid WHERE k.name IN ({_listed(names)}) "
         'ORDER BY k."start", k.correlationId, k.rowid'
     )
 
 
-def computation(layout: Layout, name_column: str, communication_names: Collection[int]) -> str:
+def computation(
+    layout: Layout, column: str, long_column: str | None, nccl: Collection[int], outside: Collection[int]
+) -> str:
     """Every kernel that does not communicate: globalPid, device, start, end; in no order."""
     process = "coalesce(globalPid, 0)" if layout.has(KERNEL, "globalPid") else "0"
     device = f"coalesce(deviceId, {NO_NUMBER})" if layout.has(KERNEL, "deviceId") else str(NO_NUMBER)
     return (
         f'SELECT {process}, {device}, "start", "end" FROM main.{KERNEL} '
-        f"WHERE {name_column} NOT IN ({_listed(communication_names)})"
+        f"WHERE NOT {_communicates(column, long_column, nccl, outside)}"
     )
-
-
-def count_kernels(name_column: str, names: Collection[int]) -> str:
-    """Counts the kernels that have one of these names."""
-    return f"SELECT count(*) FROM main.{KERNEL} WHERE {name_column} IN ({_listed(names)})"
 
 
 def runtime_pids(layout: Layout) -> str | None:

@@ -46,7 +46,7 @@ class Chunk:
 
 
 class KernelColumns:
-    """Turns NCCL kernel rows into KERNEL_TEMPLATE and KERNEL_ROW."""
+    """Turns rows of kernels that communicate into KERNEL_TEMPLATE and KERNEL_ROW."""
 
     def __init__(self, host: str, names: Mapping[int, str], session: Session, strings: Strings) -> None:
         self._host = host

@@ -74,6 +74,7 @@ def iterations_table(selection: Selection, found: Columns | None = None) -> pa.T
         "bytes": found["bytes"],
         "matched": found["matched"],
         "communication_ns": _or_null(found["communication_ns"], NO_TIME_NS),
+        "outside_ns": found["outside_ns"],
         "exposed_ns": _or_null(found["exposed_ns"], NO_TIME_NS),
         "communication_ratio": _ratio(found, "communication_ns"),
         "exposed_ratio": _ratio(found, "exposed_ns"),

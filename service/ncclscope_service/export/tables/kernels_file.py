@@ -1,4 +1,4 @@
-"""`kernels.parquet`: one row per NCCL kernel record, in store order."""
+"""`kernels.parquet`: one row per record of a kernel that communicates; NCCL's in store order, then all others."""
 
 # pyright: reportUnknownParameterType=false
 # (pyarrow carries no types)
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ncclscope_service.columns.group_by import group_by
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.export.json_files import reference_times
 from ncclscope_service.export.selection import Part, Selection
@@ -28,7 +30,9 @@ from ncclscope_service.export.tables.columns import (
     words_at,
 )
 from ncclscope_service.export.tables.operations_file import write_slices
+from ncclscope_service.measure.outside import measure_outside, ranks_of_kernels
 from ncclscope_service.nccl.launch_rules import KernelClass, parse_kernel_name
+from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -56,8 +60,11 @@ def write_kernels(selection: Selection, path: Path) -> None:
     positions = selection.kernels.positions
     ours = plans if positions is None else plans[positions]
     at = np.arange(len(store.kernels)) if positions is None else positions
-    tables = _tables(selection, ours, kernel_measures(store, store.kernels.first + at))
-    write_slices(tables, schema.KERNELS, path)
+    tables = _tables(selection.kernels, store, ours, kernel_measures(store, store.kernels.first + at))
+    outside = selection.outside
+    none = np.full(len(outside), NO_NUMBER, np.int32)
+    others = _tables(outside, store, none, outside_measures(selection))
+    write_slices(chain(tables, others), schema.KERNELS, path)
 
 
 def launch_plans(kernels: AnyRows) -> NDArray[np.int32]:
@@ -146,11 +153,85 @@ def kernel_totals(selection: Selection) -> list[KernelTotal]:
     return sorted(found, key=lambda each: -(each.duration_ns or 0))
 
 
-def _tables(selection: Selection, plans: NDArray[np.int32], measures: Columns) -> Iterator[pa.Table]:
+def outside_measures(selection: Selection) -> Columns:
+    """What `kernel_measures` gives, of the kernels that communicate without NCCL: matched by their times."""
+    store, part = selection.store, selection.outside
+    columns = {name: part.column(name).astype(np.int64) for name in ("process", "template", "start_ns", "end_ns")}
+    templates = store.kernel_templates.take(columns["template"], "device_id", "name")
+    ranks = ranks_of_kernels(store, columns["process"], templates["device_id"])
+    start, end = (reference_times(store, columns["process"], columns[name]) for name in ("start_ns", "end_ns"))
+    start[part.column("censored").astype(np.bool_)] = NO_TIME_NS
+    measures = np.zeros(len(part), _MEASURES)
+    measures["wait_ns"] = measures["transfer_ns"] = NO_TIME_NS
+    measures["busbw"] = np.nan
+    job_of = np.asarray(store.process_job, dtype=object)[columns["process"]]
+    for job in selection.jobs:
+        mine = np.flatnonzero(job_of == job)
+        groups = [_global_ranks(store, each) for each in selection.communicators if each.job == job]
+        found = measure_outside(templates["name"][mine], ranks[mine], start[mine], end[mine], groups)
+        for name in ("wait_ns", "transfer_ns", "ranks_seen"):
+            measures[name][mine] = found[name]
+    return measures
+
+
+def _global_ranks(store: Store, communicator: Communicator) -> tuple[int, ...]:
+    """Of all of its members; empty if one is not known."""
+    members = [store.members[each] for each in (communicator.members or {}).values()]
+    ranks = sorted({each.global_rank for each in members if each.global_rank is not None})
+    return tuple(ranks) if len(ranks) == communicator.size else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideTotal:
+    """All kernels of one name that communicate without NCCL."""
+
+    library: str
+    kernel: str
+    kernels: int
+    ranks: int
+    """Processes that ran any."""
+    duration_ns: int
+    """Sum over those whose end is known."""
+    matched: int
+    """Kernels whose counterparts on other ranks are known."""
+    wait_ns: int | None
+    """Sum over these; None without any."""
+    transfer_ns: int | None
+
+
+def outside_totals(selection: Selection) -> list[OutsideTotal]:
+    """Sums by library and kernel, most time first."""
+    store, part = selection.store, selection.outside
+    if not len(part):
+        return []
+    measures = outside_measures(selection)
+    names = store.kernel_templates.take(part.column("template").astype(np.int64), "name")["name"]
+    durations = np.where(part.column("censored"), 0, part.column("end_ns") - part.column("start_ns"))
+    found: list[OutsideTotal] = []
+    for name, mine in group_by(names):
+        library, _, kernel = store.strings[name].rpartition("/")
+        matched = mine[measures["wait_ns"][mine] != NO_TIME_NS]
+        wait, transfer = (int(measures[each][matched].sum()) for each in ("wait_ns", "transfer_ns"))
+        found.append(
+            OutsideTotal(
+                library=library,
+                kernel=kernel,
+                kernels=len(mine),
+                ranks=len(np.unique(part.column("process")[mine])),
+                duration_ns=int(durations[mine].sum()),
+                matched=len(matched),
+                wait_ns=wait if len(matched) else None,
+                transfer_ns=transfer if len(matched) else None,
+            )
+        )
+    return sorted(found, key=lambda each: -each.duration_ns)
+
+
+def _tables(part: Part, store: Store, plans: NDArray[np.int32], measures: Columns) -> Iterator[pa.Table]:
     begin = 0
-    for rows in selection.kernels.slices():
+    for rows in part.slices():
         own = slice(begin, begin + len(rows))
-        yield kernels_table(selection.store, rows, plans[own], measures[own])
+        yield kernels_table(store, rows, plans[own], measures[own])
         begin += len(rows)
 
 
@@ -167,12 +248,14 @@ def _columns(store: Store, rows: AnyRows, plans: NDArray[np.int32], measures: Co
     names = store.strings.values
     kernel_names = set(np.unique(store.kernel_templates.rows["name"]).tolist())
     operations = [kernel_operation(name) if index in kernel_names else None for index, name in enumerate(names)]
+    parts = [name.rpartition("/") if index in kernel_names else ("", "", name) for index, name in enumerate(names)]
     return {
         "host": optional_words_at(rows["process"], [process.host for process in store.processes]),
         "pid": plain(pids[rows["process"]]),
         "kernel_file": optional_words_at(rows["source"], [state.source.name for state in store.sources]),
         "correlation_id": plain(rows["correlation_id"]),
-        "name": words_at(templates["name"], names),
+        "library": words_at(templates["name"], [library or "NCCL" for library, _, _ in parts]),
+        "name": words_at(templates["name"], [name for _, _, name in parts]),
         "op": optional_words_at(templates["name"], operations),
         **{name: numbers(templates[name]) for name in _TEMPLATE_NUMBERS},
         **{name: times(rows[name]) for name in ("launch_start_ns", "launch_end_ns", "start_ns", "end_ns")},

@@ -87,6 +87,7 @@ KERNELS: Final = pa.schema(
         ("correlation_id", pa.int64()),
         ("device_id", pa.int32()),
         ("stream_id", pa.int64()),
+        ("library", _TEXT),
         ("name", _TEXT),
         ("op", _TEXT),
         ("grid_x", pa.int32()),
@@ -111,7 +112,7 @@ KERNELS: Final = pa.schema(
         ("ranks_seen", pa.int32()),
     ]
 )
-"""`kernels.parquet`: one row per NCCL kernel record."""
+"""`kernels.parquet`: one row per record of a kernel that communicates."""
 
 LIMITS: Final = pa.struct([("topology", _RATE), ("nccl_model", _RATE), ("baseline", _RATE)])
 """Limits by reference, in bytes per second."""
@@ -200,6 +201,7 @@ ITERATIONS: Final = pa.schema(
         ("bytes", pa.int64()),
         ("matched", pa.int64()),
         ("communication_ns", _NS),
+        ("outside_ns", _NS),
         ("exposed_ns", _NS),
         ("communication_ratio", pa.float64()),
         ("exposed_ratio", pa.float64()),

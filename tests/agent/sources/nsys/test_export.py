@@ -206,7 +206,7 @@ def test_ranges_beyond_the_number_of_texts_are_counted(tmp_path: Path) -> None:
     assert [(gap.reason, gap.amount) for gap in batches[-1].gaps] == [("nvtx_texts", 18)]
 
 
-def test_computation_leaves_out_every_kernel_that_communicates(tmp_path: Path) -> None:
+def test_kernels_outside_nccl_have_rows_of_their_own_and_are_no_computation(tmp_path: Path) -> None:
     made = nccl_export()
     made.kernel("mscclKernel_Sum_float_Simple", 20_000, 30_000)
     made.kernel("gemm", 3_000, 4_500, streamId=8)
@@ -217,7 +217,10 @@ def test_computation_leaves_out_every_kernel_that_communicates(tmp_path: Path) -
         (0, 1_000, 4_500, 2),
         (1, 50_000, 50_010, 1),
     ]
-    assert batches[-1].counts.understood == {"other_kernel": 3, "other_communication_kernel": 1}
+    assert batches[-1].counts.understood == {"other_kernel": 3}
+    (outside,) = whole(batches, "outside")
+    name = strings(batches)[whole(batches, "kernel_templates")[outside["template"]]["name"]]
+    assert (name, outside["start_ns"] - EPOCH_NS) == ("MSCCL++/mscclKernel_Sum_float_Simple", 20_000)
 
 
 def test_a_reader_that_goes_on_gives_exactly_the_rest(tmp_path: Path) -> None:
