@@ -36,12 +36,15 @@ class Source:
 
 
 class CommunicatorEventKind(StrEnum):
-    """Kinds of Init, Destroy and Abort lines."""
+    """Kinds of Init, Destroy and Abort lines, and of what other sources say."""
 
     INIT_START = "init_start"
     INIT_COMPLETE = "init_complete"
     DESTROY = "destroy"
     ABORT = "abort"
+    KNOWN = "known"
+    """No line, but a recording names it, at whatever time and however often; its pointer is what the recording calls
+    it by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from ncclscope_agent.files.recognise import FileKind
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
-from ncclscope_agent.sources.nsys.export import FOREIGN, broken_export, describe_export, read_export, recorded_host_of
+from ncclscope_agent.sources.nsys.export import FOREIGN, broken_export, describe_export, read_export
 from ncclscope_agent.sources.nsys.report import export_report
 from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
 from ncclscope_service.nccl.nccl_tests import HEADER_WORD, Benchmark, NcclTests
@@ -171,11 +171,15 @@ def _read_export(task: FileTask) -> Iterator[Part]:
         path = found.path
         if found.kind is FileKind.NSYS_REPORT:
             path = export_report(path, work_directory=task.work_directory)
-        host = recorded_host_of(path)
-        if host is None and task.hosts is None:
+        described = describe_export(path)
+        host = described.host
+        if (host is None or described.has_payloads) and task.hosts is None:
             yield FileEnd(waits_for_hosts=True)
             return
-        yield from read_export(path, source=source, host=host or _host_of_export(path, found, task.hosts or {}))
+        hosts = task.hosts or {}
+        host = host or _host_of_export(described.pids, found, hosts)
+        logged = frozenset(pid for pid, of in hosts.items() if host in of)
+        yield from read_export(path, source=source, host=host, logged=logged)
     except SourceError as error:
         if error.reason != FOREIGN:
             yield broken_export(source, error)
@@ -199,13 +203,13 @@ def _host_of_topology(found: FoundFile, hosts: Collection[str]) -> str | None:
     return next(iter(hosts)) if len(hosts) == 1 else None
 
 
-def _host_of_export(path: Path, found: FoundFile, hosts: HostsByPid) -> str | None:
+def _host_of_export(pids: Collection[int], found: FoundFile, hosts: HostsByPid) -> str | None:
     """The host of an export that records none: a folder named like a log's host, else the only one with its pids."""
     log_hosts = set().union(*hosts.values()) if hosts else set[str]()
     for folder in reversed(found.path.parent.parts):
         if folder in log_hosts:
             return folder
-    sharing = [set(hosts[pid]) for pid in describe_export(path).pids if pid in hosts]
+    sharing = [set(hosts[pid]) for pid in pids if pid in hosts]
     candidates = set.intersection(*sharing) if sharing else set[str]()
     return next(iter(candidates)) if len(candidates) == 1 else None
 

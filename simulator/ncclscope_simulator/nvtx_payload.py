@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from ncclscope_simulator.cluster import stable_hash
-from ncclscope_simulator.groups import Group
+from ncclscope_simulator.groups import Endpoint, Group
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.version import Version
 
@@ -26,8 +26,10 @@ _SCHEMAS: Final = {
     "Recv": 10,
     "AlltoAll": 16,
 }
+_MEMBER_SCHEMAS: Final = {"ncclCommInitRankConfig": 11, "ncclCommSplit": 13, "ncclCommDestroy": 2}
 _SINCE: Final[Version] = (2, 16, 2)
-_WITH_HASH: Final[Version] = (2, 25, 1)
+WITH_HASH: Final[Version] = (2, 25, 1)
+"""From here on payloads name the communicator."""
 
 
 def nccl_domain(pid: int) -> int:
@@ -51,9 +53,26 @@ def payload(operation: Operation, group: Group, *, version: Version, seed: int, 
         content += struct.pack("<ii", operation.root, 0)
     elif operation.op == "Reduce":
         content += struct.pack("<ii", operation.root, operation.red)
-    if version >= _WITH_HASH:
+    if version >= WITH_HASH:
         content = struct.pack("<Q", communicator_hash(seed, group)) + content
     return struct.pack("<4Q", domain, _STATIC_SCHEMA + _SCHEMAS[operation.op], len(content), 32) + content
+
+
+def member_payload(
+    function: str, group: Group, comm_rank: int, parent: Endpoint | None, device: int, **of: int
+) -> bytes:
+    """The blob of a call that makes, splits or destroys a communicator, from 2.25 on; `of`: seed and domain.
+
+    A split's tells size and rank of the parent. Source: NCCL src/init.cc ncclCommSplit.
+    """
+    content = struct.pack("<Q", communicator_hash(of["seed"], group))
+    if function == "ncclCommSplit" and parent is not None:
+        content += struct.pack("<Q", communicator_hash(of["seed"], parent.group))
+        content += struct.pack("<iii", parent.group.size, parent.comm_rank, device)
+        content += struct.pack("<iii", group.color or 0, parent.comm_rank, 0)
+    else:
+        content += struct.pack("<iiii", group.size, comm_rank, device, 0)
+    return struct.pack("<4Q", of["domain"], _STATIC_SCHEMA + _MEMBER_SCHEMAS[function], len(content), 32) + content
 
 
 def _call_bytes(operation: Operation, group: Group) -> int:

@@ -102,7 +102,7 @@ class Observer:
         self._config, self._tally = config, tally
         self._logs = Logs(config, cluster)
         self._ids = CorrelationIds(cluster)
-        self._profiler = None if config.duty == 0.0 else Profiler(config, cluster, captures)
+        self.profiler = None if config.duty == 0.0 else Profiler(config, cluster, captures)
         self._dumps = None if config.inspector is None else InspectorDumps(config, cluster, groups)
         self.traces = None if config.profiled is None else KinetoTraces(config, cluster, groups)
         """Of the PyTorch profiler, which are written when the job is over."""
@@ -121,8 +121,8 @@ class Observer:
         printed = self._logs.of_step(step, faults, random)
         self._ids.number(step)
         _lose_kernels(step, faults, random)
-        if self._profiler is not None:
-            self._profiler.observe(step)
+        if self.profiler is not None:
+            self.profiler.observe(step)
         if self.traces is not None:
             self.traces.observe(step)
         dumped = self._dumps.observe(step) if self._dumps is not None else Dumped({}, set())

@@ -165,6 +165,8 @@ class Player:
     def _start(self) -> None:
         startup = start_up(self._config, self._cluster, self._groups, self._endpoints)
         self._queue(self._observer.log(startup.said))
+        if self._observer.profiler is not None:
+            self._observer.profiler.see_communicators("ncclCommInitRankConfig", self._endpoints, startup.begins_ns)
         for worker in self._cluster.workers:
             self._timeline.begin_at(worker.rank, startup.ends_ns + 1_000 * worker.rank)
         self._last_event_ns = startup.ends_ns + 1_000_000
@@ -211,6 +213,9 @@ class Player:
         if not self._stalled:
             said = shut_down(self._config, self._cluster, self._endpoints, at_ns + _AFTERGLOW_NS)
             self._queue(self._observer.log(said))
+            if self._observer.profiler is not None:
+                times = [at_ns + _AFTERGLOW_NS] * len(self._groups)
+                self._observer.profiler.see_communicators("ncclCommDestroy", self._endpoints, times)
             at_ns = max([at_ns, *(each.at_ns for own in said for each in own)])
         self._end_ns = at_ns + _AFTERGLOW_NS
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from ncclscope_simulator.capture import ApiSeen, Capture, GraphSeen, KernelSeen, RangeSeen
 from ncclscope_simulator.cluster import Cluster
 from ncclscope_simulator.config import SimulationConfig
 from ncclscope_simulator.graphs import GRAPH_LAUNCH_API, GraphLaunch, Stage
-from ncclscope_simulator.nvtx_payload import nccl_domain, payload
+from ncclscope_simulator.groups import Endpoint
+from ncclscope_simulator.nvtx_payload import WITH_HASH, member_payload, nccl_domain, payload
 from ncclscope_simulator.operations import Operation
 from ncclscope_simulator.runs import PLAN_NS, ComputeRun, Run, Step
 from ncclscope_simulator.version import Traits
@@ -44,6 +45,34 @@ class Profiler:
         self._see_graph_launches(step)
         if self._config.nvtx:
             self._see_iteration(step)
+
+    def see_communicators(
+        self, function: str, endpoints: Sequence[Mapping[int, Endpoint]], at_ns: Sequence[int]
+    ) -> None:
+        """Sees all ranks make (`ncclCommInitRankConfig`) or destroy their communicators, each group at its time.
+
+        Only NCCL's payloads tell which, so without them nothing is seen.
+        """
+        config = self._config
+        if not config.nvtx or not config.nvtx_payload or config.traits.version < WITH_HASH:
+            return
+        for worker, own in zip(self._cluster.workers, endpoints, strict=True):
+            for index, endpoint in own.items():
+                parent = own.get(-1 if endpoint.group.parent is None else endpoint.group.parent)
+                name = "ncclCommSplit" if parent is not None and function == "ncclCommInitRankConfig" else function
+                content = member_payload(
+                    name,
+                    endpoint.group,
+                    endpoint.comm_rank,
+                    parent,
+                    worker.local_rank,
+                    seed=config.seed,
+                    domain=nccl_domain(worker.process.pid),
+                )
+                begins = at_ns[index] + 7_000 * worker.rank
+                self._captures[worker.node].ranges.append(
+                    RangeSeen(begins, begins + 5_000_000, worker.rank, worker.main_tid, name, True, content)
+                )
 
     def _node(self, rank: int) -> int:
         return self._cluster.workers[rank].node

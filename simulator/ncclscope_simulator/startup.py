@@ -36,6 +36,8 @@ class Startup:
     """For each rank."""
     ends_ns: int
     """When the last communicator is there, and training begins."""
+    begins_ns: list[int]
+    """For each group, when its ranks make it."""
 
 
 def start_up(
@@ -57,7 +59,7 @@ def start_up(
             elif group.parent is not None:
                 writer.say(f"Rank {worker.rank} has color with NCCL_SPLIT_NOCOLOR, not creating a new communicator")
         said.append(writer.said)
-    return Startup(said=said, ends_ns=at)
+    return Startup(said=said, ends_ns=at, begins_ns=begins)
 
 
 def shut_down(

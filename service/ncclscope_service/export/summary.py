@@ -197,13 +197,23 @@ def _compared(series: Columns) -> tuple[int, float | None]:
 
 
 NOT_RECORDED: Final = "not recorded"
+"""Text for people if the inputs do not say; in files it is null."""
 
 NO_OPERATIONS: Final = (
     "No operations in these logs: NCCL_DEBUG_SUBSYS did not name COLL (`ncclscope env` prints what to set), or the job "
     "ended before its first. What they tell all the same follows."
 )
 """The first thing to say of the logs that most people have: NCCL_DEBUG=INFO, and nothing else set."""
-"""Text for people if the inputs do not say; in files it is null."""
+_NO_CALLS: Final = (
+    "Kernels and exposed communication only: neither a log nor these recordings say what NCCL was called for. Exports "
+    "do with the payloads of NCCL's ranges (NCCL 2.25 and newer, `nsys export --include-blobs=true`)."
+)
+
+
+def no_operations(selection: Selection) -> str:
+    """Why no operation is known."""
+    return NO_OPERATIONS if selection.store.has_logs else _NO_CALLS
+
 
 _SOURCES: Final = {
     SourceKind.NCCL_LOG: "logs",

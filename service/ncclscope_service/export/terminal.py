@@ -21,7 +21,6 @@ from ncclscope_service.export.report.tables import (
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
-    NO_OPERATIONS,
     NOT_RECORDED,
     capture_notes,
     captured_ratio,
@@ -33,6 +32,7 @@ from ncclscope_service.export.summary import (
     iterations_document,
     level,
     matched_ratio,
+    no_operations,
     seen_ranks,
     verdict_text,
 )
@@ -62,7 +62,7 @@ def terminal_report(selection: Selection, sums: Totals | None = None) -> str:
 
 def terminal_summary(selection: Selection, sums: Totals) -> str:
     """At most ten lines: how it ended, the gravest findings, what ran, its steps, and how fast it communicated."""
-    first = [] if sums.all().operations or has_inspector(selection) else [NO_OPERATIONS]
+    first = [] if sums.all().operations or has_inspector(selection) else [no_operations(selection)]
     ended = list(_verdicts(selection))[:3]
     return "\n".join([*ended, *first, *_findings(selection, 3), *_summed_up(selection, sums)]) + "\n"
 
@@ -191,7 +191,7 @@ def _operations(selection: Selection, sums: Totals) -> Iterator[str]:
     if not everything.operations:
         document = inspector_document(selection)
         yield (
-            NO_OPERATIONS
+            no_operations(selection)
             if document is None
             else f"No operations of logs: {document['records']:,} records of NCCL Inspector tell of them"
         )

@@ -361,6 +361,10 @@ class Communicators:
                 else:
                     alive = self._initialise(event, process)
                 self.completed.append((event, alive))
+            case CommunicatorEventKind.KNOWN:
+                if alive is None or self._store.members[alive].rank is None:
+                    alive = self._initialise(event, process)
+                self.completed.append((event, alive))
             case CommunicatorEventKind.DESTROY | CommunicatorEventKind.ABORT:
                 if alive is not None:
                     self._store.members[alive].is_alive = False
@@ -536,5 +540,8 @@ class Communicators:
                     bus_id=None,
                     nvml_device=None,
                 )
+            size = self._store.communicators[self._store.members[member].communicator].size
+            if row["nranks"] < 1 <= size:  # a recording names the communicator of a call, and not its size
+                self._store.operation_templates.rows["nranks"][template] = size
             self._member_of_template[template] = member
             self._templates_of_pointer.setdefault((process, pointer), []).append(template)

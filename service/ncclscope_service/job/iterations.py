@@ -11,6 +11,7 @@ host's own clock: the launch call where nsys recorded it, else the stamp of the 
 any NCCL kernel of the iteration ran, waiting included, each moment counted once; so is that of kernels that communicate
 without NCCL, which belong to the iteration in which they were launched: by NVTX marks, else between first operations.
 Exposed is what of it no other kernel of that GPU covered; it is known only if computation was recorded.
+Processes of which only kernels and marks are known have iterations too, from mark to mark.
 """
 
 from __future__ import annotations
@@ -160,6 +161,20 @@ class Iterations:
         inside = (at >= 0) & (times <= marks.valid_until_ns()[np.maximum(at, 0)])
         return np.where(inside, marks.numbers[np.maximum(at, 0)], NO_NUMBER).astype(np.int64)
 
+    def rows_of(self, process: int) -> Columns:
+        """ITERATION rows of a process by its marks alone, each number once; of communication nothing is said."""
+        marks = self._marks.get(process)
+        if marks is None:
+            return np.zeros(0, ITERATION)
+        numbers, first = np.unique(marks.numbers, return_index=True)
+        rows = np.zeros(len(numbers), ITERATION)
+        rows["process"], rows["iteration"], rows["rank"] = process, numbers, NO_NUMBER
+        rows["by"] = IterationBy.MARKS
+        rows["begin_ns"], rows["duration_ns"] = marks.starts_ns[first], NO_TIME_NS
+        follows = np.flatnonzero(np.diff(numbers) == 1)
+        rows["duration_ns"][follows] = np.diff(rows["begin_ns"])[follows]
+        return rows
+
     def step_ns(self) -> int | None:
         """The duration of a recent iteration: the median over processes; None without marks."""
         return int(np.median(list(self._steps_ns.values()))) if self._steps_ns else None
@@ -284,8 +299,10 @@ def iteration_times(store: Store, operations: AnyRows) -> Columns:
         np.add.at(sums, place, amount)  # a tenth of what adding to a column of wide rows takes
         found[name] = sums
     _add_durations(found, place, _enqueued_at(store, taken["logged_at_ns"], taken["kernel"]))
-    _add_communication(store, found, place[matched].astype(np.int64), taken["kernel"][matched])
-    return found
+    unlogged = _unlogged(store)
+    whole = row_ops.concat([found, unlogged])
+    _add_communication(store, whole, place[matched].astype(np.int64), taken["kernel"][matched], len(unlogged))
+    return whole
 
 
 def summarise(iterations: Columns) -> IterationSummary:
@@ -356,10 +373,35 @@ def _add_durations(found: Columns, place: NDArray[np.intp], times: Integers) -> 
     found["duration_ns"][at] = begin[at + 1] - begin[at]
 
 
-def _add_communication(store: Store, found: Columns, place: Integers, kernels: Integers) -> None:
+def _unlogged(store: Store) -> Columns:
+    """Iterations of processes with marks and kernels, and without operations, whose communication is to be found."""
+    processes = np.setdiff1d(store.kernels.rows["process"], store.operations.rows["process"])
+    if not len(processes):
+        return np.zeros(0, ITERATION)
+    marks = Iterations(store)
+    marks.read_marks()
+    rows = row_ops.concat([np.zeros(0, ITERATION), *(marks.rows_of(process) for process in processes.tolist())])
+    return row_ops.filter_rows(rows, _is_recorded(store, rows))
+
+
+def _is_recorded(store: Store, rows: Columns) -> NDArray[np.bool_]:
+    """Whether one capture of its process covers the iteration from its begin to that of the next."""
+    ends = rows["begin_ns"] + rows["duration_ns"]
+    found = np.zeros(len(rows), np.bool_)
+    for process, mine in group_by(rows["process"]):
+        of = store.processes[process]
+        for _, capture in store.captures:
+            if capture.host == of.host and of.pid in capture.pids:
+                inside = (rows["begin_ns"][mine] >= capture.start_ns) & (ends[mine] <= capture.end_ns)
+                found[mine] |= inside & (rows["duration_ns"][mine] != NO_TIME_NS)
+    return found
+
+
+def _add_communication(store: Store, found: Columns, place: Integers, kernels: Integers, unlogged: int) -> None:
+    """`unlogged`: how many rows at the end are of processes without operations: all of their kernels count."""
     rows = store.kernels.take(kernels, "process", "template", "start_ns", "end_ns")
-    outside, is_whole = _outside(store, found)
-    found["outside_ns"] = union(outside).lengths_by_group(len(found))
+    is_unlogged = np.arange(len(found)) >= len(found) - unlogged
+    outside, outside_devices, is_whole = _outside(store, found, is_unlogged)
     spans = union(
         Spans(
             np.concatenate([place, outside.group]),
@@ -367,21 +409,27 @@ def _add_communication(store: Store, found: Columns, place: Integers, kernels: I
             np.concatenate([rows["end_ns"].astype(np.int64), outside.end]),
         )
     )
-    is_whole &= (found["matched"] == found["launching"]) & (found["matched"] > 0)
+    is_whole &= (found["matched"] == found["launching"]) & (found["matched"] > 0) | is_unlogged
     communication = spans.lengths_by_group(len(found))
     found["communication_ns"] = np.where(is_whole, communication, NO_TIME_NS)
     devices = np.full(len(found), NO_NUMBER, np.int64)
     devices[place] = store.kernel_templates.take(rows["template"], "device_id")["device_id"]
+    is_placed = devices != NO_NUMBER
+    devices[outside.group] = np.where(is_placed[outside.group], devices[outside.group], outside_devices)
     hidden, is_recorded = _hidden(store, found, devices, spans)
     found["exposed_ns"] = np.where(is_whole & is_recorded, communication - hidden, NO_TIME_NS)
 
 
-def _outside(store: Store, found: Columns) -> tuple[Spans, NDArray[np.bool_]]:
-    """When kernels ran that communicate without NCCL, by iteration, and for which iterations that is certain.
+def _outside(store: Store, found: Columns, is_unlogged: NDArray[np.bool_]) -> tuple[Spans, Integers, NDArray[np.bool_]]:
+    """When kernels ran that communicate and have no operation, by iteration; their devices; and for which iterations
+    that is certain: kernels of other libraries, whose time is filled in, and NCCL's of processes without operations.
 
     Without marks it is not where the next iteration is not known: what was launched since may be of any.
     """
-    table = store.outside.rows
+    table = row_ops.take_columns(store.outside.rows, np.arange(len(store.outside.rows)), _PLACED_BY)
+    if is_unlogged.any():
+        of_nccl = np.flatnonzero(np.isin(store.kernels.rows["process"], found["process"][is_unlogged]))
+        table = row_ops.concat([table, row_ops.take_columns(store.kernels.rows, of_nccl, _PLACED_BY)])
     marks = Iterations(store)
     if len(table):
         marks.read_marks()
@@ -407,7 +455,14 @@ def _outside(store: Store, found: Columns) -> tuple[Spans, NDArray[np.bool_]]:
             place[mine] = np.where(nth >= 0, at[np.maximum(nth, 0)], NO_NUMBER)
     known = np.flatnonzero(place != NO_NUMBER)
     spans = Spans(place[known], table["start_ns"][known].astype(np.int64), table["end_ns"][known].astype(np.int64))
-    return spans, is_certain
+    of_library = known < len(store.outside.rows)
+    libraries = Spans(spans.group[of_library], spans.start[of_library], spans.end[of_library])
+    found["outside_ns"] = union(libraries).lengths_by_group(len(found))
+    return spans, store.kernel_templates.take(table["template"][known], "device_id")["device_id"], is_certain
+
+
+_PLACED_BY: Final = ("process", "template", "start_ns", "end_ns", "launch_start_ns")
+"""Columns of kernels by which those without an operation are put into iterations."""
 
 
 def _hidden(store: Store, found: Columns, devices: Integers, spans: Spans) -> tuple[Integers, NDArray[np.bool_]]:

@@ -179,7 +179,7 @@ class _Batches:
         device = self._trace.shapes[0][0] if self._trace.shapes else None
         for group, pointer, rank in self._mine():
             yield CommunicatorEvent(
-                kind=CommunicatorEventKind.INIT_COMPLETE,
+                kind=CommunicatorEventKind.KNOWN,
                 host=self._host,
                 pid=self._trace.pid,
                 tid=self._trace.pid,

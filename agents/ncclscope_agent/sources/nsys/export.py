@@ -21,8 +21,10 @@ import numpy as np
 from ncclscope_agent.sources.dictionaries import Strings
 from ncclscope_agent.sources.nsys import metadata, nvtx_payload, queries, schema
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion, Intervals
+from ncclscope_agent.sources.nsys.calls import CallColumns
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, KernelNames, communication_kernels
 from ncclscope_agent.sources.nsys.metadata import shown_warnings
+from ncclscope_agent.sources.nsys.nvtx_payload import MEMBER_FUNCTIONS
 from ncclscope_agent.sources.nsys.open_export import (
     OpenExport,
     check_complete,
@@ -32,10 +34,11 @@ from ncclscope_agent.sources.nsys.open_export import (
     open_complete,
     open_plain,
 )
-from ncclscope_agent.sources.nsys.rows import KernelColumns, RangeColumns, busy_rows, skipped_kernels, usable
-from ncclscope_wire.batch import Batch
+from ncclscope_agent.sources.nsys.rows import Chunk, KernelColumns, RangeColumns, busy_rows, skipped_kernels, usable
+from ncclscope_wire import tables
+from ncclscope_wire.batch import Batch, no_rows
 from ncclscope_wire.errors import SourceError
-from ncclscope_wire.records import CaptureSeen, Counts, Source, SourceGap
+from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap
 
 __all__ = [
     "EXPORT_END",
@@ -46,13 +49,13 @@ __all__ = [
     "describe_export",
     "export_key",
     "read_export",
-    "recorded_host_of",
 ]
 
 EXPORT_END: Final = 2**31 - 1
 """End of the last batch of every export: a position alone shows whether anything is left."""
 
 _FINGERPRINT_BYTES: Final = 4096
+_NO_CALLS: Final = Chunk(templates=no_rows(tables.OPERATION_TEMPLATE), rows=no_rows(tables.OPERATION_ROW))
 _KERNEL_TIMES: Final = np.dtype([("process", "<i8"), ("device", "<i8"), ("start", "<i8"), ("end", "<i8")])
 
 
@@ -86,6 +89,8 @@ class ExportDescription:
     schema_version: str | None
     graph_launches: int
     """Launches of CUDA graphs that were recorded as a whole, without their kernels."""
+    has_payloads: bool
+    """Whether NVTX ranges may say what NCCL's calls move."""
 
 
 def export_key(path: Path) -> str:
@@ -113,17 +118,8 @@ def describe_export(path: Path) -> ExportDescription:
                 product_version=opened.meta.get("EXPORT_PRODUCT_VERSION"),
                 schema_version=opened.meta.get("EXPORT_SCHEMA_VERSION"),
                 graph_launches=metadata.graph_launches(opened),
+                has_payloads=metadata.has_payloads(opened) or path.with_suffix(".json").is_file(),
             )
-    except sqlite3.Error as error:
-        raise fault_of(path, error) from error
-
-
-def recorded_host_of(path: Path) -> str | None:
-    """`describe_export(path).host` alone, without a look at all launches."""
-    opened = open_complete(path)
-    try:
-        with closing(opened.connection):
-            return metadata.recorded_host(opened)
     except sqlite3.Error as error:
         raise fault_of(path, error) from error
 
@@ -151,6 +147,7 @@ def read_export(
     host: str | None = None,
     begin: int = 0,
     limits: ExportLimits | None = None,
+    logged: frozenset[int] | None = None,
     on_progress: Callable[[], None] | None = None,
 ) -> Iterator[Batch]:
     """The batches of an export from position `begin` on: NCCL's kernels by start, those of other libraries, ranges,
@@ -160,6 +157,8 @@ def read_export(
     the CaptureSeen. Dictionaries begin again with the first batch given. `host` is used if the export
     records none; with neither, the export is its own host, named like its file. If the export does not say
     when its session began, times count from 0 and `CaptureSeen.missing` names TARGET_INFO_SESSION_START_TIME.
+    `logged`: processes whose calls a log has; those of all others become operations, as far as NCCL's ranges say them.
+    None: of no process.
     `on_progress` is called now and then while SQLite searches (`open_complete`).
     Raises SourceError before the first batch as `check_complete` does, later with "malformed" or "changed".
     """
@@ -168,7 +167,7 @@ def read_export(
     opened = open_complete(path, on_progress)
     with closing(opened.connection):
         try:
-            yield from _Reading(path, opened, source, host, begin, limits or ExportLimits()).batches()
+            yield from _Reading(path, opened, source, host, begin, limits or ExportLimits(), logged).batches()
         except sqlite3.Error as error:
             raise fault_of(path, error) from error
         except (TypeError, ValueError, OverflowError) as error:  # a cell of another kind than its column
@@ -179,8 +178,16 @@ class _Reading:
     """One reading of one export."""
 
     def __init__(
-        self, path: Path, opened: OpenExport, source: Source, host: str | None, begin: int, limits: ExportLimits
+        self,
+        path: Path,
+        opened: OpenExport,
+        source: Source,
+        host: str | None,
+        begin: int,
+        limits: ExportLimits,
+        logged: frozenset[int] | None,
     ) -> None:
+        self._logged = logged
         self._path = path
         self._opened = opened
         self._connection = opened.connection
@@ -266,24 +273,47 @@ class _Reading:
         limit = self._range_limit()
         is_beside = bool(nccl_domains) and not queries.tells_payloads(self._layout)
         is_beside = is_beside and nvtx_payload.copy_payloads(self._path, self._connection)
-        rows = self._connection.execute(
-            queries.ranges(self._layout, self._session.shift_ns, nccl_domains, limit, are_payloads_beside=is_beside)
-        )
+        calls = None
+        if self._logged is not None and nccl_domains:
+            calls = CallColumns(
+                self._host, domains, self._session, self._strings, self._logged, limit=self._limits.range_templates
+            )
+        query = queries.ranges(self._layout, self._session.shift_ns, nccl_domains, limit, are_payloads_beside=is_beside)
+        events = self._communicators(calls, query)
+        rows = self._connection.execute(query)
         dropped = 0
         while chunk := rows.fetchmany(self._limits.batch_rows):
             if self._advance():
                 made = columns.chunk_of(chunk)
+                called = _NO_CALLS if calls is None else calls.chunk_of(chunk)
                 dropped += made.dropped
                 yield Batch(
                     source=self._source,
                     begin=self._position - 1,
                     end=self._position,
                     strings=self._strings.drain_new(),
+                    threads=no_rows(tables.THREAD) if calls is None else calls.threads.drain_new(),
+                    communicators=tuple(events),
+                    operation_templates=called.templates,
+                    operations=called.rows,
                     range_templates=made.templates,
                     ranges=made.rows,
-                    counts=Counts(understood={"nvtx_range": len(made.rows)}),
+                    counts=Counts(
+                        understood={
+                            "nvtx_range": len(made.rows),
+                            **({"operation": len(called.rows)} if len(called.rows) else {}),
+                        }
+                    ),
                 )
+                events = []
         self._lost("nvtx_texts", dropped, f"NVTX ranges beyond {self._limits.range_templates} different texts")
+
+    def _communicators(self, calls: CallColumns | None, query: str) -> list[CommunicatorEvent]:
+        """What the whole export says of communicators: a range that destroys one comes behind its calls."""
+        if calls is None:
+            return []
+        texts = ", ".join(f"'{name}'" for name in sorted(MEMBER_FUNCTIONS))
+        return calls.communicators(self._connection.execute(f"SELECT * FROM ({query}) WHERE text IN ({texts})"))
 
     def _range_limit(self) -> int | None:
         """The limit, if there are more ranges than that; counts what is not read."""

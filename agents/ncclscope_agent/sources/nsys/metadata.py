@@ -74,6 +74,14 @@ def recorded_host(opened: OpenExport) -> str | None:
     return name[:_LONGEST_HOST] or None
 
 
+def has_payloads(opened: OpenExport) -> bool:
+    """Whether any NVTX range carries a payload."""
+    if not queries.tells_payloads(opened.layout):
+        return False
+    query = f"SELECT 1 FROM main.{schema.NVTX} WHERE typeof(binaryData) = 'blob' LIMIT 1"
+    return opened.connection.execute(query).fetchone() is not None
+
+
 def runtime_pids(opened: OpenExport) -> set[int]:
     """Processes with CUDA API records."""
     query = queries.runtime_pids(opened.layout)

@@ -3,7 +3,7 @@
 Scope: NVTX_EVENTS.binaryData of nsys exports (filled from 2026 on with `--include-blobs=true`), NCCL 2.16.2 to 2.30.
 nsys puts 32 bytes in front: domain, schema, size of the payload, offset or total size (64 bits each, little-endian).
 NCCL's struct begins with the communicator's hash from 2.25 on and with the bytes before; its length tells which.
-Not in any payload: data type, stream, opCount, the own rank.
+Not in the payload of any call: data type, stream, opCount, the own rank.
 
 nsys 2022.4 to 2023.4 have no such column: there payloads come from the JSON export beside the SQLite export
 (`nsys export --type=json`), one event a line, of which those with `BinaryData` hold thread, start, schema and payload.
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -46,19 +46,92 @@ _LENGTHS: Final = {
 _LARGEST: Final = 2**62
 
 
+class Call(NamedTuple):
+    """One call of NCCL, as far as its payload says."""
+
+    communicator: int
+    """Its hash."""
+    bytes: int
+    """Count x size of the call: one rank's share of AllGather and ReduceScatter."""
+    root: int
+    """Root or peer; 0 if the function has none."""
+
+
+class Member(NamedTuple):
+    """One rank of a communicator."""
+
+    communicator: int
+    """Its hash."""
+    rank: int
+    nranks: int
+    cuda_device: int
+
+
+_ROOTED: Final = frozenset({"ncclBroadcast", "ncclReduce", "ncclSend", "ncclRecv", "ncclGather", "ncclScatter"})
+_MEMBER: Final = struct.Struct("<Qiii")
+_SPLIT: Final = struct.Struct("<QQiii")
+_SPLIT_BYTES: Final = (36, 40)
+"""Of hash, parent's hash, five numbers; and with what aligns it."""
+MEMBER_FUNCTIONS: Final = frozenset(
+    {
+        *("ncclCommInitRank", "ncclCommInitRankConfig", "ncclCommInitRankScalable"),
+        *("ncclCommDestroy", "ncclCommAbort", "ncclCommRevoke", "ncclCommSplit"),
+    }
+)
+"""Functions whose payloads name a rank and the size of a communicator; of a split those of the parent."""
+_MOST_RANKS: Final = 1 << 20
+
+
+def read_call(function: str, blob: object) -> Call | None:
+    """The call that a payload with a communicator's hash describes; None for any other. Cells are not trusted."""
+    payload = _payload_of(blob)
+    lengths = _LENGTHS.get(function)
+    if payload is None or lengths is None or len(payload) != lengths[1]:
+        return None
+    communicator, moved = struct.unpack_from("<2Q", payload)
+    root = struct.unpack_from("<i", payload, 16)[0] if function in _ROOTED else 0
+    if not communicator or moved > _LARGEST or not 0 <= root < _MOST_RANKS:
+        return None
+    return Call(communicator, moved, root)
+
+
+def read_member(function: str, blob: object) -> Member | None:
+    """The rank that one of `MEMBER_FUNCTIONS` names (NCCL 2.25 on); None for any other payload.
+
+    *Source:* NCCL `src/include/nvtx_payload_schemas.h`; `src/init.cc:ncclCommSplit` gives the parent's size and rank.
+    """
+    payload = _payload_of(blob)
+    if payload is None:
+        return None
+    if function == "ncclCommSplit" and len(payload) in _SPLIT_BYTES:
+        _, communicator, nranks, rank, device = _SPLIT.unpack_from(payload)
+    elif function != "ncclCommSplit" and len(payload) in (_MEMBER.size, 24):
+        communicator, nranks, rank, device = _MEMBER.unpack_from(payload)
+    else:
+        return None
+    if not communicator or not 0 <= rank < nranks <= _MOST_RANKS or not 0 <= device < 1 << 10:
+        return None
+    return Member(communicator, rank, nranks, device)
+
+
+def _payload_of(blob: object) -> bytes | None:
+    """NCCL's struct behind what nsys puts in front."""
+    if not isinstance(blob, bytes) or len(blob) < _HEADER.size:
+        return None
+    _, _, size, _ = _HEADER.unpack_from(blob)
+    payload = blob[_HEADER.size : _HEADER.size + size] if size <= 64 else b""
+    return payload if len(payload) == size else None
+
+
 def read_payload(function: str, blob: object) -> tuple[int, int]:
     """Hash of the communicator (0: not given) and bytes of the call (NO_NUMBER: not given).
 
     Anything else than such a payload gives neither; cells are not trusted.
     """
-    lengths = _LENGTHS.get(function)
-    if lengths is None or not isinstance(blob, bytes) or len(blob) < _HEADER.size:
+    lengths, payload = _LENGTHS.get(function), _payload_of(blob)
+    if lengths is None or payload is None or len(payload) not in lengths:
         return 0, NO_NUMBER
-    _, _, size, _ = _HEADER.unpack_from(blob)
-    payload = blob[_HEADER.size : _HEADER.size + size] if size <= 64 else b""
-    if len(payload) != size or size not in lengths:
-        return 0, NO_NUMBER
-    has_hash = size == lengths[1]
+    has_hash = len(payload) == lengths[1]
     numbers = struct.unpack_from("<2Q" if has_hash else "<Q", payload)
     communicator, moved = numbers if has_hash else (0, numbers[0])
     return communicator, moved if moved <= _LARGEST else NO_NUMBER

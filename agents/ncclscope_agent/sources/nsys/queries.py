@@ -238,7 +238,7 @@ def ranges(
             f'ORDER BY {first}coalesce({end}, n."start") - n."start" DESC, n.rowid LIMIT {limit})'
         )
     return (
-        f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {_nvtx_text(layout)}, n.eventType, "
+        f"SELECT n.globalTid, {_nvtx_column(layout, 'domainId', '0')}, {_nvtx_text(layout)} AS text, n.eventType, "
         f'n."start", coalesce({end}, {NO_TIME_NS}), {payload} '
         f'FROM main.{NVTX} n {_nvtx_strings(layout)} WHERE {kept} ORDER BY n."start", n.rowid'
     )

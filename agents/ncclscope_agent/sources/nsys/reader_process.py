@@ -255,7 +255,15 @@ def _batches(task: _Task, rest: Callable[[], None]) -> Iterator[Batch]:
             is_finished=False,
             on_progress=rest,
         )
-    return read_export(path, source=task.source, host=task.host, begin=task.begin, limits=task.limits, on_progress=rest)
+    return read_export(
+        path,
+        source=task.source,
+        host=task.host,
+        begin=task.begin,
+        limits=task.limits,
+        logged=frozenset() if task.with_calls else None,
+        on_progress=rest,
+    )
 
 
 def main(pipe: int, text: str) -> None:

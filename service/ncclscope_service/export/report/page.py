@@ -40,7 +40,6 @@ from ncclscope_service.export.report.tables import (
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
-    NO_OPERATIONS,
     NOT_RECORDED,
     capture_notes,
     captured_ratio,
@@ -50,6 +49,7 @@ from ncclscope_service.export.summary import (
     iterations_document,
     level,
     matched_ratio,
+    no_operations,
     seen_ranks,
     verdict_text,
 )
@@ -310,7 +310,7 @@ def _header(selection: Selection, sums: Totals) -> str:
     listed = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     name = level(selection)
     lacks_operations = not everything.operations and inspector_document(selection) is None
-    told = ([NO_OPERATIONS] if lacks_operations else []) + capture_notes(selection)
+    told = ([no_operations(selection)] if lacks_operations else []) + capture_notes(selection)
     notes = "".join(f"<p>{escape(note)}</p>" for note in told)
     verdicts = "".join(
         _verdict(selection.store.verdicts[job]) for job in selection.jobs if job in selection.store.verdicts

@@ -48,7 +48,9 @@ def selected_iterations(selection: Selection) -> Columns:
     operations: Columns = np.empty(len(part), np.dtype([(name, fields[name][0]) for name in OPERATION_COLUMNS]))
     for name in OPERATION_COLUMNS:
         operations[name] = part.column(name)
-    return iteration_times(selection.store, operations)
+    found = iteration_times(selection.store, operations)
+    mine: Columns = found[selection.has_process[found["process"]]]
+    return mine
 
 
 def iterations_table(selection: Selection, found: Columns | None = None) -> pa.Table:
