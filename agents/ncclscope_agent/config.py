@@ -129,6 +129,12 @@ class AgentSettings:
     export_tick_seconds: float = _set(
         1.0, "Pause between looks for finished exports.", unit="seconds", low=0.05, high=60
     )
+    ras: str = _set(
+        "",
+        "Address of NCCL's RAS (2.24 and newer, usually localhost:28028): ask it which ranks are dead or behind.",
+        unit="HOST:PORT",
+    )
+    ras_seconds: float = _set(5.0, "Pause between questions to --ras.", unit="seconds", low=0.5, high=3600)
     nice: int = _set(
         10, "Niceness of the agent and its children; higher means lower priority; 0: unchanged.", low=0, high=19
     )
@@ -189,6 +195,13 @@ class AgentSettings:
         )
 
     @property
+    def ras_address(self) -> tuple[str, int] | None:
+        """Host and port of `ras`; None if it names none."""
+        host, _, port = self.ras.rpartition(":")
+        is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+        return (host.strip("[]"), int(port)) if host and is_port else None
+
+    @property
     def service(self) -> tuple[str, int]:
         """Host and port of `connect`."""
         host, _, port = self.connect.rpartition(":")
@@ -233,8 +246,8 @@ def load(
     values["name"] = values["name"] or host
     values["job"] = values["job"] or environment.get("SLURM_JOB_ID") or "default"
     settings = AgentSettings(**values)  # type: ignore[arg-type]  # each was converted to its default's type
-    if not sends_spools and not (settings.logs or settings.exports or settings.inspector):
-        faults.append("--logs, --exports or --inspector: at least one is needed, or there is nothing to follow")
+    if not sends_spools and not (settings.logs or settings.exports or settings.inspector or settings.ras):
+        faults.append("--logs, --exports, --inspector or --ras: at least one is needed, or there is nothing to follow")
     if sends_spools and not settings.spool:
         faults.append("--spool: --send-spools needs the folder that the agents were given")
     faults.extend(_faults(settings))
@@ -254,6 +267,7 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
     Two agents on one host that follow the same patterns need different names.
     """
     dumps = ["", *sorted(settings.inspector)] if settings.inspector else []
+    dumps += ["", "ras", settings.ras] if settings.ras else []
     identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports), *dumps])
     return f"{host}-{hashlib.blake2s(identity.encode(errors='replace'), digest_size=6).hexdigest()}"
 
@@ -355,6 +369,8 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
             f"--connect: {settings.service[0]} is another machine: give --tls or --tls-ca FILE, or say --insecure "
             "where the network is trusted"
         )
+    if settings.ras and settings.ras_address is None:
+        yield f"--ras: {settings.ras!r} is not HOST:PORT with a port of 1 to 65535"
     if settings.log_format not in ("auto", "json", "text"):
         yield f"--log-format: {settings.log_format!r} is not auto, json or text"
     if settings.tls_key and not settings.tls_cert:

@@ -322,6 +322,50 @@ class ProgramFailure(Fact):
     global_rank: Rank | None = None
 
 
+Pid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RasMissing(Fact):
+    """Ranks that NCCL's RAS does not reach, or that left a communicator that others are still in. *Source:* NCCL
+    `src/ras/client_support.cc`.
+    """
+
+    state: Name
+    """dead, unresponsive, or left (the process answers, and has no such communicator)."""
+    communicator: Word = 0
+    """Its hash; 0: whole processes."""
+    size: Number = 0
+    """Of the communicator; 0: not known."""
+    ranks_missing: Number
+    ranks: tuple[Rank, ...] = ()
+    """In the communicator; -1 of a whole process. The first 64; so are the next three, which go with them."""
+    global_ranks: tuple[Rank, ...] = ()
+    """-1: not known."""
+    nodes: tuple[Text, ...] = ()
+    """Addresses."""
+    pids: tuple[Pid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RasBehind(Fact):
+    """Ranks that have launched less of an operation than others of their communicator, for several answers of NCCL's
+    RAS. *Source:* as of `RasMissing`.
+    """
+
+    communicator: Word
+    size: Number = 0
+    operation: Name
+    """ "collective" from 2.24 to 2.26, which count all together."""
+    launched: Size
+    others: Size
+    ranks_behind: Number
+    ranks: tuple[Rank, ...] = ()
+    global_ranks: tuple[Rank, ...] = ()
+    nodes: tuple[Text, ...] = ()
+    pids: tuple[Pid, ...] = ()
+
+
 CHANNELS: Final[tuple[type[Fact], ...]] = (
     RingOrder,
     RingNeighbours,
@@ -353,6 +397,8 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
     TorchTimeout,
     TorchProgress,
     ProgramFailure,
+    RasMissing,
+    RasBehind,
 )
 """Failures that NCCL, its plug-ins, PyTorch, Python, launchers and schedulers report."""
 GROUPS: Final[tuple[type[Fact], ...]] = (

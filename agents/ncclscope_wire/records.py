@@ -10,13 +10,15 @@ from enum import StrEnum
 
 
 class SourceKind(StrEnum):
-    """Kind of a file, by its content."""
+    """Kind of a file, by its content, or of what is asked instead."""
 
     NCCL_LOG = "nccl_log"
     NSYS = "nsys"
     NCCL_TOPOLOGY = "nccl_topology"
     INSPECTOR = "inspector"
     KINETO = "kineto"
+    RAS = "ras"
+    """NCCL's own RAS, asked at its port; positions count answers."""
 
     @property
     def is_recording(self) -> bool:

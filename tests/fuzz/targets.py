@@ -11,10 +11,12 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import anyio
 import httpx
 from agent.inspector_samples import coll_perf, dump_v43, record
+from agent.ras_server import json_status, missing, rank, text_status
 from agent.trace_samples import trace
 from fuzz.kept_targets import KEPT_TARGETS
 from fuzz.target import Target
@@ -27,6 +29,7 @@ from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nsys.export import read_export
+from ncclscope_agent.sources.ras import LOOKS, RasWatch, read_answer
 from ncclscope_agent.sources.topology_xml import read_topology_xml
 from ncclscope_service.auth.access import parse_access
 from ncclscope_service.intake.receive import Receiver
@@ -114,6 +117,36 @@ def check_trace(data: bytes) -> None:
 def trace_seeds() -> list[bytes]:
     """A trace of PyTorch, as text and packed."""
     return [trace(), gzip.compress(trace())]
+
+
+def check_ras(data: bytes) -> None:
+    """Any answer gives facts that the wire takes, or FormatError."""
+    watch = RasWatch()
+    with suppress(FormatError):
+        facts = [fact for _ in range(LOOKS) for fact in watch.ingest_answer(read_answer(data), 1)]
+        batch = Batch(source=Source(kind=SourceKind.RAS, name="r", key="k"), begin=0, end=1, facts=tuple(facts))
+        sent = decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+        assert isinstance(sent, BatchMessage)
+        assert len(sent.batch.facts) == len(facts)
+
+
+def ras_seeds() -> list[bytes]:
+    """Answers in both forms with every trouble."""
+    ranks = [rank(number, AllReduce=number // 3) for number in range(4)]
+    text = "".join(
+        ("DEAD\n  1 job process is considered dead\n  Process 7 on node 10.0.0.1 managing GPU 7\n\n", MISMATCH)
+    )
+    return [
+        json_status(("0xc0ffee", ranks, [missing(4), missing(5, dead=True)])),
+        text_status("2.27.5", text, MISMATCH),
+    ]
+
+
+MISMATCH: Final = (
+    "#0-0 (27a079b828ff1a75) MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+    "  31 ranks have launched up to operation 6650\n"
+    "  Rank 5 has launched up to operation 6649 -- GPU 5 managed by process 483077 on node 172.16.64.210\n\n"
+)
 
 
 def check_topology(data: bytes) -> None:
@@ -204,6 +237,7 @@ TARGETS = {
     "nsys": Target(check_nsys, nsys_seeds),
     "inspector": Target(check_inspector, inspector_seeds),
     "trace": Target(check_trace, trace_seeds),
+    "ras": Target(check_ras, ras_seeds),
     "topology": Target(check_topology, topology_seeds),
     "config": Target(check_config, config_seeds),
     "access": Target(check_access, access_seeds),

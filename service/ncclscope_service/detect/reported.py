@@ -275,6 +275,8 @@ def _role_of(fact: Fact) -> Role | None:
         return Role.TIMEOUT
     if isinstance(fact, facts.ConnectionTrouble | facts.ProxyTrouble | facts.CommunicatorTrouble):
         return Role.CONSEQUENCE
+    if isinstance(fact, facts.RasMissing | facts.RasBehind):
+        return Role.CAUSE if isinstance(fact, facts.RasMissing) and fact.state == "dead" else Role.CONSEQUENCE
     is_shutting_down = isinstance(fact, facts.CudaFailure) and _SHUTTING_DOWN in fact.error
     return None if is_shutting_down or isinstance(fact, facts.OtherWarning | facts.PathNotUsed) else Role.CAUSE
 
@@ -475,6 +477,44 @@ def _ofi_text(fact: facts.OfiFailure) -> str:
     return f"libfabric could not {fact.what}{': ' if fact.error else ''}{fact.error or ''}{code}"
 
 
+RasFact: TypeAlias = facts.RasMissing | facts.RasBehind
+_RAS_STATES: Final = {
+    "dead": "cannot be reached, and counts as dead",
+    "unresponsive": "does not answer",
+    "left": "has left a communicator that others are in",
+}
+
+
+def _ras_key(fact: RasFact) -> Hashable:
+    return type(fact).__name__, fact.communicator, fact.ranks, fact.pids
+
+
+def _ras_text(fact: RasFact) -> str:
+    """Who it is as NCCL's RAS names it: global ranks if all processes were named, else ranks of the communicator."""
+    places = dict.fromkeys(f"process {pid} on {node}" for pid, node in zip(fact.pids, fact.nodes, strict=False) if node)
+    who = names_of_ranks(_global_ranks(fact)) if _global_ranks(fact) else ""
+    if not who and fact.communicator:
+        who = f"communicator {names_of_ranks(tuple(fact.ranks))}"
+    shown = list(places)[:_LINES_SHOWN]
+    who = who or "a process"
+    more = f" ({', '.join(shown)}{', ...' if len(places) > len(shown) else ''})" if shown else ""
+    of = f" of communicator 0x{fact.communicator:x}" if fact.communicator else ""
+    if isinstance(fact, facts.RasMissing):
+        return f"NCCL's RAS says: {who}{more}{of} {_RAS_STATES.get(fact.state, fact.state)}"
+    done = f"launched {fact.launched:,} x {fact.operation} and others {fact.others:,}"
+    return f"NCCL's RAS says: {who}{more}{of} stays behind: {done}"
+
+
+def _global_ranks(fact: RasFact) -> tuple[int, ...]:
+    """Empty if one is not known."""
+    ranks = tuple(sorted(fact.global_ranks))
+    return ranks if ranks and ranks[0] >= 0 and len(ranks) == _ras_amount(fact) else ()
+
+
+def _ras_amount(fact: RasFact) -> int:
+    return fact.ranks_missing if isinstance(fact, facts.RasMissing) else fact.ranks_behind
+
+
 def _ranks_of(fact: facts.Misuse) -> str:
     return f" (communicator ranks {', '.join(map(str, fact.ranks))})" if fact.ranks else ""
 
@@ -598,6 +638,8 @@ _TROUBLE: Final[Mapping[type[Fact], _Trouble]] = dict(
             _what,
             lambda fact: f"NCCL rejected a call: {fact.what}{_ranks_of(fact)}",
         ),
+        _of(facts.RasMissing, Severity.CRITICAL, _ras_key, _ras_text),
+        _of(facts.RasBehind, Severity.CRITICAL, _ras_key, _ras_text),
         _of(
             facts.ProgramFailure,
             Severity.CRITICAL,
@@ -617,6 +659,10 @@ def _finding(report: _Report, context: Context) -> Finding:
         summary, evidence = report.timeouts.summary(), report.timeouts.evidence()
         ranks = report.timeouts.global_ranks()
         hosts = hosts or context.hosts_of(ranks)
+    if isinstance(report.first_fact, facts.RasMissing | facts.RasBehind):
+        ranks, summary = _global_ranks(report.first_fact), report.text
+        hosts = context.hosts_of(ranks)
+        evidence = {"communicator_ranks": list(report.first_fact.ranks), "nodes": list(report.first_fact.nodes)}
     return Finding(
         kind=report.kind,
         severity=report.severity,
