@@ -232,3 +232,12 @@ def test_a_trace_is_told_by_its_first_bytes() -> None:
     assert recognise(b'{"traceEvents": []}', "x") is FileKind.UNKNOWN  # a Chrome trace of another program
     assert is_trace(SOURCE.name)
     assert not is_trace("trace.json")
+
+
+def test_a_group_name_that_comes_again_with_other_ranks_is_another_group(tmp_path: Path) -> None:
+    """As when a job makes its groups anew; found by the fuzzer."""
+    again = note(3, 80, **{"Process Group Ranks": "[5, 1]"})
+    batches = read(tmp_path, trace([*EVENTS, again], distributedInfo={"rank": 1}))
+    communicators = batches[0].operation_templates["communicator"]
+    assert len(joined(batches, "operations")) == 3
+    assert len(set(communicators.tolist())) == 2

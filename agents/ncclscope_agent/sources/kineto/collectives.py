@@ -150,9 +150,8 @@ class CallReader:
         return Call(op=op, group=group, count=count, data_type=data_type, peer=peer)
 
     def groups(self) -> list[Group]:
-        """The groups that the trace lists, and those that calls were of."""
-        found = {group.name: group for group in (*self._listed.values(), *filter(None, self._groups.values()))}
-        return list(found.values())
+        """The groups that the trace lists, and those that calls were of: a name may come again with other ranks."""
+        return list(dict.fromkeys((*self._listed.values(), *filter(None, self._groups.values()))))
 
     def _peer(self, op: str, group: Group, arguments: Mapping[str, object]) -> int | None:
         if op not in ("Send", "Recv"):
