@@ -2,8 +2,8 @@
 
 Makes a trace in the shape and mixture of real ones (of 40 events one call of a process group with its launch and
 kernel, and nine other kernels with theirs; the rest are operators and arrows, which are passed over), then reads it in
-a fresh process, plain and packed, and prints a table. The bar: 100,000 events a second, in memory that does not grow with
-the file but by what is kept of it.
+a fresh process, plain and packed, and prints a table. The bar: 100,000 events a second, in memory that does not grow
+with the file but by what is kept of it.
 """
 
 from __future__ import annotations

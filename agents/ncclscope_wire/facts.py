@@ -366,6 +366,31 @@ class RasBehind(Fact):
     pids: tuple[Pid, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRecord(Fact):
+    """How far one rank came in one process group, by a dump of PyTorch's Flight Recorder. *Source:* PyTorch
+    `torch/csrc/distributed/c10d/FlightRecorder.hpp`. `logged_at_ns`: when it made the call that is shown.
+    """
+
+    global_rank: Rank
+    group: Name
+    """As PyTorch names it on all of its ranks."""
+    description: Annotated[str, Meta(max_length=128)] = ""
+    group_ranks: tuple[Number, ...] = ()
+    """Global ranks; empty if the dump does not list them."""
+    last_enqueued: Size
+    """Number of the newest collective in the group."""
+    last_completed: Signed
+    """-1: none."""
+    sequence: Size
+    """Of the first that did not complete, else the newest; so are the fields that follow."""
+    operation: Name
+    state: Name
+    sizes: Text = ""
+    stack: tuple[Text, ...] = ()
+    """Innermost frame first."""
+
+
 CHANNELS: Final[tuple[type[Fact], ...]] = (
     RingOrder,
     RingNeighbours,
@@ -399,6 +424,7 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
     ProgramFailure,
     RasMissing,
     RasBehind,
+    FlightRecord,
 )
 """Failures that NCCL, its plug-ins, PyTorch, Python, launchers and schedulers report."""
 GROUPS: Final[tuple[type[Fact], ...]] = (

@@ -17,6 +17,7 @@ class SourceKind(StrEnum):
     NCCL_TOPOLOGY = "nccl_topology"
     INSPECTOR = "inspector"
     KINETO = "kineto"
+    FLIGHT_RECORDER = "flight_recorder"
     RAS = "ras"
     """NCCL's own RAS, asked at its port; positions count answers."""
 

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 from ncclscope.discover import FoundFile
 from ncclscope_agent.files.recognise import FileKind
+from ncclscope_agent.sources.flight_recorder.dump import MOST_BYTES, read_dump
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
@@ -27,7 +28,7 @@ from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
 from ncclscope_service.nccl.nccl_tests import HEADER_WORD, Benchmark, NcclTests
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import FormatError, SourceError
-from ncclscope_wire.records import Source, SourceKind
+from ncclscope_wire.records import Counts, Source, SourceGap, SourceKind
 
 _BLOCK: Final = 4 << 20
 _NO_ROWS: Final = "not_read_nccl_tests"
@@ -93,6 +94,8 @@ def read_file(task: FileTask) -> Iterator[Part]:
         yield from _read_lines(found, InspectorReader(source))
     elif found.kind is FileKind.KINETO:
         yield from _read_trace(task)
+    elif found.kind is FileKind.FLIGHT_RECORDER:
+        yield from _read_dump(found)
     elif found.kind is FileKind.NCCL_TESTS:
         yield from _read_tables(found)
     elif found.kind is FileKind.NCCL_TOPOLOGY:
@@ -130,6 +133,22 @@ def _read_trace(task: FileTask) -> Iterator[Part]:
         yield from read_trace(found.path, source=source, logged=task.hosts)
     except SourceError as error:
         end = FileEnd(is_read=False, skipped=error.reason)
+    yield found.size_bytes
+    yield end
+
+
+def _read_dump(found: FoundFile) -> Iterator[Part]:
+    source = Source(kind=SourceKind.FLIGHT_RECORDER, name=found.name, key=str(found.path))
+    end = FileEnd()
+    try:
+        records = read_dump(found.path.read_bytes() if found.size_bytes <= MOST_BYTES else b"", found.name)
+    except (OSError, FormatError) as error:
+        gap = SourceGap(reason="unreadable_dump", amount=1, unit="files", detail=str(error)[:500])
+        yield Batch(source=source, begin=0, end=1, is_last=True, gaps=(gap,))
+        end = FileEnd(is_read=False, skipped="unreadable_dump")
+    else:
+        counts = Counts(understood={"flight_record": len(records)})
+        yield Batch(source=source, begin=0, end=1, is_last=True, facts=tuple(records), counts=counts)
     yield found.size_bytes
     yield end
 

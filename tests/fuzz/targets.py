@@ -7,6 +7,8 @@ but what is wrong: the errors that a reader may answer with are caught here.
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -15,6 +17,7 @@ from typing import Final
 
 import anyio
 import httpx
+from agent.flight_samples import as_pytorch_pickles, dump, entry
 from agent.inspector_samples import coll_perf, dump_v43, record
 from agent.ras_server import json_status, missing, rank, text_status
 from agent.trace_samples import trace
@@ -26,6 +29,7 @@ from service import fake_service
 from wire.sample_batches import HELLO, log_batch
 
 from ncclscope.config_file import keys_of_agent, read_table
+from ncclscope_agent.sources.flight_recorder.dump import read_dump
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nsys.export import read_export
@@ -149,6 +153,20 @@ MISMATCH: Final = (
 )
 
 
+def check_dump(data: bytes) -> None:
+    """A dump of PyTorch's Flight Recorder gives records that the wire takes, or FormatError."""
+    with suppress(FormatError):
+        facts = tuple(read_dump(data, "rank_1"))
+        batch = Batch(source=Source(kind=SourceKind.FLIGHT_RECORDER, name="d", key="k"), begin=0, end=1, facts=facts)
+        decode_message(encode_message(BatchMessage(sequence=1, batch=batch)))
+
+
+def dump_seeds() -> list[bytes]:
+    """A dump in each form."""
+    content = dump(entry(1), entry(2, "started"))
+    return [as_pytorch_pickles(content), pickle.dumps(content, 5), json.dumps(content).encode()]
+
+
 def check_topology(data: bytes) -> None:
     """Any bytes are a topology or FormatError."""
     with suppress(FormatError):
@@ -238,6 +256,7 @@ TARGETS = {
     "inspector": Target(check_inspector, inspector_seeds),
     "trace": Target(check_trace, trace_seeds),
     "ras": Target(check_ras, ras_seeds),
+    "dump": Target(check_dump, dump_seeds),
     "topology": Target(check_topology, topology_seeds),
     "config": Target(check_config, config_seeds),
     "access": Target(check_access, access_seeds),

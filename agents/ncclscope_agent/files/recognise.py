@@ -34,6 +34,9 @@ _TOPOLOGY: Final = re.compile(rb'\s{0,64}(?:<\?xml[^>]{0,200}\?>\s{0,64})?<syste
 """*Source:* NCCL `src/graph/xml.cc`."""
 _KINETO: Final = re.compile(rb'\s{0,64}\{\s{0,64}"schemaVersion":\s{0,64}\d{1,9},')
 """*Source:* Kineto `libkineto/src/output_json.cpp:handleTraceStart`."""
+_DUMPS: Final = (b"\x80", b"{")
+_DUMP_WORD: Final = b"collective_seq_id"
+"""*Source:* PyTorch `torch/csrc/distributed/c10d/FlightRecorder.hpp`."""
 _TRACE_BYTES: Final = 4096
 _NCCL_TESTS: Final = re.compile(rb"nThread \d+ nGpus \d|out-of-place {2,60}in-place|# Avg bus bandwidth")
 """*Source:* nccl-tests `src/common.cu`, `src/util.cu`."""
@@ -53,6 +56,8 @@ class FileKind(StrEnum):
     """JSON lines of NCCL's Inspector plug-in."""
     KINETO = "kineto"
     """A trace of the PyTorch profiler, packed or not."""
+    FLIGHT_RECORDER = "flight_recorder"
+    """A dump of PyTorch's Flight Recorder, as pickle or JSON."""
     NCCL_TESTS = "nccl_tests"
     """Result tables of nccl-tests without any line of NCCL; a log may hold them too."""
     EMPTY = "empty"
@@ -74,6 +79,7 @@ _TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
     (FileKind.NSYS_REPORT, lambda data, name: name.endswith(_REPORT_ENDINGS) and b"\0" in data[:4096]),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR.match(data) is not None and _INSPECTOR_WORD in data[:4096]),
     (FileKind.KINETO, lambda data, _: _KINETO.match(first_text(data, _TRACE_BYTES)) is not None),
+    (FileKind.FLIGHT_RECORDER, lambda data, _: data.startswith(_DUMPS) and _DUMP_WORD in data),
     (FileKind.NCCL_TOPOLOGY, lambda data, _: _TOPOLOGY.match(data) is not None),
     (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR_LATER.search(data[:65536]) is not None),

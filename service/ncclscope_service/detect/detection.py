@@ -30,6 +30,7 @@ from ncclscope_service.detect.context import (
     group_from_communicator,
     without_explained,
 )
+from ncclscope_service.detect.flight_recorder import FlightRecords
 from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
@@ -51,7 +52,7 @@ from ncclscope_service.store.retention import Evicted, Retention
 from ncclscope_service.store.settings import JUDGED_WITHIN_NS, SECOND_NS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.facts import Fact, ProgramFailure
+from ncclscope_wire.facts import Fact, FlightRecord, ProgramFailure
 from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -72,6 +73,7 @@ class Detectors:
     _slow_steps: SlowSteps = field(default_factory=SlowSteps)
     _clock_fault: ClockFault = field(default_factory=ClockFault)
     _blind: Blind = field(default_factory=Blind)
+    _flight_records: FlightRecords = field(default_factory=FlightRecords)
 
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
@@ -95,6 +97,7 @@ class Detectors:
         """Log lines other than operations, as they are read."""
         self._reported.ingest_facts(logged, context)
         self._misconfiguration.ingest_facts(logged)
+        self._flight_records.ingest_records([one.fact for one in logged if isinstance(one.fact, FlightRecord)], context)
 
     def ingest_steps(self, steps: Columns, context: Context) -> None:
         """Steps of the job (`step_times.STEP`), as they end."""
@@ -186,6 +189,7 @@ class Detectors:
                 *self._slow_steps.findings(causes),
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),
+                *self._flight_records.findings(),
                 *self._misconfiguration.findings(),
                 *self._clock_fault.findings(),
                 *self._blind.findings(),
