@@ -55,6 +55,8 @@ class Batch:
     """Physical lines of the source that lie before `end`; 0 for exports. A reader resumes at (end, end_line)."""
     is_last: bool = False
     """The source is complete: nothing follows (an export, or a log at the end of an offline run)."""
+    content_check: int | None = None
+    """As `Position.content_check`."""
     observed_at_ns: int | None = None
     """Agent's wall clock when the bytes were read: an upper bound for when they were written. None offline."""
 

@@ -6,6 +6,9 @@ tables are left out. The map of a batch travels compressed, and its tables as st
 Unknown fields of a map are ignored, and so are facts of unknown types, which are counted as skipped
 "unknown_fact": another release may send others. Unknown kinds and tables are errors.
 
+Every map ends with `crc`, the CRC-32 of all its bytes in front of that number. Where it is there, it is checked. What
+comes by the network must have it (`is_sent`), but for what peers of other versions say: their Hello, and a refusal.
+
 Decoding holds this: any bytes give a message or ProtocolError, nothing else. What needs to know earlier
 batches (do indices point inside the dictionaries?) is the receiver's to check.
 """
@@ -24,7 +27,7 @@ import numpy as np
 
 from ncclscope_wire import compression
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
-from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.errors import DamagedError, ProtocolError
 from ncclscope_wire.facts import FACT_TYPES, Fact
 from ncclscope_wire.messages import (
     PROTOCOL_VERSION,
@@ -59,6 +62,12 @@ _PLAIN: Final[Mapping[str, type[Hello | Welcome | Heartbeat | Acknowledge | Good
 }
 _KINDS: Final = {record: kind for kind, record in _PLAIN.items()}
 _BATCH: Final = "batch"
+_CRC: Final = "crc"
+_NO_CRC: Final = 2**32 - 1
+"""Takes four bytes as every number does that comes in its place."""
+_CRC_BYTES: Final = 4
+_CRC_FIELD: Final = b"\xa3crc\xce"
+"""The name, and the first byte of a number of four. *Source:* msgpack spec.md, "str format family", "uint 32"."""
 _BATCH_ENCODER: Final = msgspec.msgpack.Encoder()
 
 _TABLES: Final[Mapping[str, np.dtype[np.void]]] = {**DICTIONARY_TABLES, **ROW_TABLES}
@@ -96,6 +105,7 @@ class _StretchMap(msgspec.Struct, frozen=True, kw_only=True):
     end: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     end_line: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     is_last: bool = False
+    content_check: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     observed_at_ns: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
 
@@ -117,6 +127,7 @@ class _BatchMap(_StretchMap, frozen=True, kw_only=True, omit_defaults=True):
 class _BatchMessageMap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="batch"):
     sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     batch: _BatchMap
+    crc: int = _NO_CRC
 
 
 _FewCounts: TypeAlias = Annotated[dict[str, int], msgspec.Meta(max_length=256)]
@@ -139,6 +150,7 @@ class _PlainMessageMap(
 ):
     sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
     batch: _PlainBatchMap
+    crc: int = _NO_CRC
 
 
 _PLAIN_DECODER: Final = msgspec.msgpack.Decoder(_PlainMessageMap)
@@ -150,26 +162,59 @@ def encode_message(message: Message) -> bytes:
         raise AssertionError("a Hello of another version is only ever received")
     if isinstance(message, BatchMessage):
         return _encode_batch(message)
-    return _pack({"kind": _KINDS[type(message)], **_builtins(message)})
+    return _checked(_pack({"kind": _KINDS[type(message)], **_builtins(message), _CRC: _NO_CRC}))
 
 
-def decode_message(payload: bytes) -> Message:
-    """The message of one frame's payload.
+def decode_message(payload: bytes, *, is_sent: bool = False) -> Message:
+    """The message of one frame's payload. `is_sent`: it came by the network, and not from a disk that checks it.
 
     Raises:
+        DamagedError: its checksum does not fit; or it `is_sent` and has none.
         ProtocolError: it is not msgpack, of no known kind, or a field is missing, of another type or out of
             bounds; the text says which.
     """
-    is_compressed = compression.is_compressed(payload)
-    if is_compressed:
-        payload = compression.expanded(payload)
-    plain = _plain_batch_message(payload, has_steps=is_compressed)
+    has_steps = compression.is_compressed(payload)
+    is_checked = False
+    try:
+        content = compression.expanded(payload) if has_steps else payload
+        is_checked = _has_crc(content)
+        message = _decoded(content, has_steps=has_steps)
+    except ProtocolError as error:
+        if is_sent and not is_checked:
+            raise DamagedError(str(error)) from error
+        raise
+    if is_sent and not is_checked and not isinstance(message, ForeignHello | Refused):
+        raise DamagedError(f"a message of {len(payload)} bytes has no checksum")
+    return message
+
+
+def _has_crc(payload: bytes) -> bool:
+    """Whether a map ends with its checksum.
+
+    Raises:
+        DamagedError: that is of other bytes.
+    """
+    if payload[-_CRC_BYTES - len(_CRC_FIELD) : -_CRC_BYTES] != _CRC_FIELD:
+        return False
+    if crc32(memoryview(payload)[:-_CRC_BYTES]) != int.from_bytes(payload[-_CRC_BYTES:], "big"):
+        raise DamagedError(f"a message of {len(payload)} bytes is not what was sent: its checksum does not fit")
+    return True
+
+
+def _checked(packed: bytes) -> bytes:
+    """A map whose last field is a checksum, with that."""
+    content = memoryview(packed)[:-_CRC_BYTES]
+    return b"".join((content, crc32(content).to_bytes(_CRC_BYTES, "big")))
+
+
+def _decoded(payload: bytes, *, has_steps: bool) -> Message:
+    plain = _plain_batch_message(payload, has_steps=has_steps)
     if plain is not None:
         return plain
     content = _unpack(payload)
     kind = content.get("kind")
     if kind == _BATCH:
-        return _batch_message(content, has_steps=is_compressed)
+        return _batch_message(content, has_steps=has_steps)
     # Another version may have named its kinds again; its number is all that is needed to refuse it properly.
     if kind in ("hello", None) and (foreign := _foreign_hello(content)) is not None:
         return foreign
@@ -204,9 +249,9 @@ def _encode_batch(message: BatchMessage) -> bytes:
 def _packed_batch(message: BatchMessage, bytes_of: Callable[[Columns], bytes]) -> bytes:
     content = _BatchMessageMap(sequence=message.sequence, batch=_map_of_batch(message.batch, bytes_of))
     try:
-        return _BATCH_ENCODER.encode(content)
+        return _checked(_BATCH_ENCODER.encode(content))
     except UnicodeEncodeError:  # of a lone surrogate
-        return _pack(_builtins(content))
+        return _checked(_pack(_builtins(content)))
 
 
 def _bytes_of(rows: Columns) -> bytes:
@@ -270,6 +315,7 @@ def _map_of_batch(batch: Batch, bytes_of: Callable[[Columns], bytes]) -> _BatchM
         end=batch.end,
         end_line=batch.end_line,
         is_last=batch.is_last,
+        content_check=batch.content_check,
         observed_at_ns=batch.observed_at_ns,
         strings=batch.strings,
         tables={
@@ -306,6 +352,7 @@ def _plain_batch_message(payload: bytes, *, has_steps: bool) -> BatchMessage | N
         end=content.end,
         end_line=content.end_line,
         is_last=content.is_last,
+        content_check=content.content_check,
         observed_at_ns=content.observed_at_ns,
         strings=(),
         communicators=(),
@@ -343,6 +390,7 @@ def _batch_of_map(content: _BatchMap, *, has_steps: bool) -> Batch:
         end=content.end,
         end_line=content.end_line,
         is_last=content.is_last,
+        content_check=content.content_check,
         observed_at_ns=content.observed_at_ns,
         strings=content.strings,
         communicators=content.communicators,

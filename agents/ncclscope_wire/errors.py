@@ -3,6 +3,7 @@
     NcclscopeError
     ├── ConfigError      fix the setting it names; the program does not start
     ├── ProtocolError    this session is closed; other sessions go on
+    │   └── DamagedError     the network changed bytes on their way: the connection is closed, and all is sent again
     ├── SourceError      this file cannot be read now; it is tried again or skipped, and counted
     ├── FormatError      this record is skipped and counted
     └── StateError       this snapshot cannot be made or is of no use; the program starts without it
@@ -24,6 +25,10 @@ class ConfigError(NcclscopeError):
 
 class ProtocolError(NcclscopeError):
     """The peer sent something that the protocol does not allow; this session cannot go on."""
+
+
+class DamagedError(ProtocolError):
+    """A message is not what its peer sent: its checksum does not fit, or is missing."""
 
 
 class SourceError(NcclscopeError):

@@ -22,9 +22,9 @@ from typing import Final, TypeAlias
 
 from ncclscope_wire.batch import Batch
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Grows with every change that an older peer would misread: dtypes, codes in terms.py, required fields. From 2 on
-batches are compressed; those of version 1, in spools and journals, can be read."""
+batches are compressed, from 3 on every message has a checksum; those of before, in spools and journals, can be read."""
 ASKING_VERSION: Final = 0
 """In a Hello of who only asks which version the service speaks, and whether it would let in: it is always refused, and
 no agent is made known. No batches were ever of this version."""
@@ -42,6 +42,8 @@ class Position:
     """As `Batch.end_line`."""
     is_complete: bool = False
     """Its last batch was applied: nothing of it is wanted any more."""
+    content_check: int | None = None
+    """Tells whether a file that is found later is the one that was read up to here (`files/tail.py`); None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

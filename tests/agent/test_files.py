@@ -34,7 +34,10 @@ def gaps(batches: Sequence[Batch]) -> list[tuple[str, int]]:
 
 
 def position(batches: Sequence[Batch]) -> dict[str, Position]:
-    return {batch.source.key: Position(end=batch.end, end_line=batch.end_line) for batch in batches}
+    return {
+        each.source.key: Position(end=each.end, end_line=each.end_line, content_check=each.content_check)
+        for each in batches
+    }
 
 
 class Clock:

@@ -20,7 +20,7 @@ _INIT = (
     "node17:41822:41903 [2] NCCL INFO comm 0x55d0c8b3e2a0 rank 0 nranks 1 cudaDev 0 busId 1000 commId 0x1 - "
     "Init COMPLETE\n"
 )
-_OLD, _NEW = 1, 2
+_OLD, _NEW = 2, 3
 
 
 class Site:

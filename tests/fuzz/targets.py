@@ -26,7 +26,7 @@ from fuzz.target import Target
 from fuzz.text_targets import TEXT_TARGETS
 from nsys_made import nccl_export
 from service import fake_service
-from wire.sample_batches import HELLO, log_batch
+from wire.sample_batches import HELLO, log_batch, with_right_checksum
 
 from ncclscope.config_file import keys_of_agent, read_table
 from ncclscope_agent.sources.flight_recorder.dump import read_dump
@@ -52,6 +52,7 @@ def check_wire(data: bytes) -> None:
     """A frame's payload is a message or ProtocolError; one after a hello is answered, and what it brings is applied."""
     with suppress(ProtocolError):
         decode_message(data)
+    data = with_right_checksum(data)
     receiver, pipeline = Receiver(), Pipeline(PipelineSettings())
     receiver.open(1)
     receiver.on_bytes(1, encode_frame(encode_message(HELLO)), 0)

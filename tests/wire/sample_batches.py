@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any, cast
+from zlib import crc32
 
 import msgpack
 import numpy as np
@@ -14,7 +15,8 @@ from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
 
 from ncclscope_wire import tables
 from ncclscope_wire.batch import DICTIONARY_TABLES, ROW_TABLES, Batch, Columns
-from ncclscope_wire.compression import expanded, is_compressed, rows_of
+from ncclscope_wire.compression import compressed, expanded, is_compressed, rows_of
+from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.facts import Fact
 from ncclscope_wire.messages import PROTOCOL_VERSION, Hello
 from ncclscope_wire.records import (
@@ -32,12 +34,23 @@ from ncclscope_wire.topology import TopologySeen, TuningCell, TuningTableSeen
 
 
 def content_of(payload: bytes) -> dict[str, Any]:
-    """The map of a message as version 1 of the protocol sent it: neither compressed nor with steps in its tables."""
+    """The map of a message as version 1 of the protocol sent it: not compressed, no steps, no checksum."""
     content: dict[str, Any] = msgpack.unpackb(expanded(payload) if is_compressed(payload) else payload)
+    content.pop("crc", None)
     sent = content["batch"].get("tables", {}) if "batch" in content else {}
     for name, (layout, steps) in sent.items():
         sent[name] = [layout, rows_of(steps, {**DICTIONARY_TABLES, **ROW_TABLES}[name]).tobytes()]
     return content
+
+
+def with_right_checksum(payload: bytes) -> bytes:
+    """The payload with its last four bytes made a checksum of what is in front, also in what it expands to."""
+    if not is_compressed(payload):
+        return payload[:-4] + crc32(payload[:-4]).to_bytes(4, "big")
+    try:
+        return compressed(with_right_checksum(expanded(payload)))
+    except ProtocolError:
+        return payload
 
 
 HELLO = Hello(

@@ -74,6 +74,8 @@ class OpenFile:
         """The quarter of an hour in which its zone was last recognised."""
         self.ahead: list[bytes] = []
         """Read from the file up to the tail's offset, and not by the reader yet."""
+        self.last_parsed = b""
+        """The last bytes that were given to the reader, or stand in front of where it began: `LAST_BYTES` or all."""
         self.last_decision: Decision | None = None
         """The last decision of a look ahead: its source ends behind what is `ahead`."""
         self.nameless_since_ns: int | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
 
@@ -109,7 +110,8 @@ class FileReading:
             if data_after(file.handle, position.end) > position.end:
                 reader.tear()
         file.reader = reader
-        file.tail.start(position.end, head, file.before(position.end))
+        file.last_parsed = file.before(position.end)
+        file.tail.start(position.end, head, file.last_parsed)
         return Begun.READING
 
     def _reader(self, source: Source, position: Position, handle: int) -> NcclLogReader | InspectorReader:
@@ -144,7 +146,7 @@ class FileReading:
             known = key, position
             generation += 1
             key = tail.source_key(file.tail.identity, print_of_head, generation)
-        if known is not None and not file.must_be_new and _is_at_a_line(file, known[1]):
+        if known is not None and not file.must_be_new and _may_be_read_on(file, known[1]):
             return known
         return key, Position(end=0)
 
@@ -190,6 +192,7 @@ class FileReading:
         decision = file.tail.on_hole(hole, file.head(), file.size())
         if decision.verdict is not Verdict.BEGIN_ANEW and file.reader is not None:
             file.reader.ingest_zeros(hole)
+            file.last_parsed = bytes(tail.LAST_BYTES)
         return decision
 
     def parse(self, file: OpenFile, now_ns: int | None) -> Sequence[TextBatch | Batch]:
@@ -200,10 +203,12 @@ class FileReading:
         data = self.drain_ahead(file)
         if file.is_zone_open and isinstance(reader, NcclLogReader):
             self._set_zone(file, reader, data, now_ns)
-        lines = reader.line
+        lines, begin = reader.line, reader.position + reader.unfinished_bytes
         batches = reader.read(data, now_ns)
         self.lines += reader.line - lines
-        return batches
+        checked = [_checked(batch, file, _last_of(file.last_parsed, data, batch.end - begin)) for batch in batches]
+        file.last_parsed = _last_of(file.last_parsed, data, len(data))
+        return checked
 
     def parse_end(self, file: OpenFile, now_ns: int | None) -> TextBatch | Batch | None:
         """The last batch of a source; None if nothing of it was read."""
@@ -211,11 +216,13 @@ class FileReading:
         if reader is None:
             return None
         lines = reader.line
-        last = reader.read_last(now_ns)
+        last = _checked(reader.read_last(now_ns), file, file.last_parsed)
         self.lines += reader.line - lines
         if len(self.ends) >= _REMEMBERED_ENDS:
             self.ends.clear()
-        self.ends[reader.source.key] = Position(end=reader.position, end_line=reader.line)
+        self.ends[reader.source.key] = Position(
+            end=reader.position, end_line=reader.line, content_check=last.content_check
+        )
         return last
 
     def drain_ahead(self, file: OpenFile) -> bytes:
@@ -238,17 +245,31 @@ class FileReading:
             reader.set_zone(self._zones_ns[0] if zone is None else zone)
 
 
-def _is_at_a_line(file: OpenFile, position: Position) -> bool:
-    """Whether a file may be the one that was read up to there: reading ends with a line, but for the last.
+def _last_of(before: bytes, data: bytes, end: int) -> bytes:
+    """The last bytes of `before` and `end` bytes of data behind it, `LAST_BYTES` of them."""
+    last = data[max(0, end - tail.LAST_BYTES) : end]
+    return last if len(last) == tail.LAST_BYTES else (before + last)[-tail.LAST_BYTES :]
 
-    A job that starts again in a container writes the same first line to the same file. That a line of another
-    content ends right there is as likely as its lines are long: 1 in 150 or so.
+
+def _checked(batch: TextBatch | Batch, file: OpenFile, last: bytes) -> TextBatch | Batch:
+    """The batch with the checksum of what was read up to its end; `last`: the bytes right in front of it."""
+    return replace(batch, content_check=tail.content_check(file.tail.head(batch.end), last))
+
+
+def _may_be_read_on(file: OpenFile, position: Position) -> bool:
+    """Whether a file is the one that was read up to there, as far as can be known.
+
+    A job that starts again in a container writes the same first line to the same file. An agent before protocol
+    version 3 left no checksum; its readers stopped at the end of a line, but for the last.
     """
     if position.end > file.size():
         return False
-    if not position.end or position.is_complete or data_after(file.handle, position.end - 1) >= position.end:
+    if not position.end or data_after(file.handle, position.end - 1) >= position.end:
         return True
-    return os.pread(file.handle, 1, position.end - 1) in (b"\n", b"\0")
+    last = file.before(position.end)
+    if position.content_check is not None:
+        return tail.is_checked_content(position.content_check, file.head()[: position.end], last)
+    return position.is_complete or last[-1:] in (b"\n", b"\0")
 
 
 def since_last_dump(handle: int, end: int) -> bytes:

@@ -12,6 +12,7 @@ Decides from what the shell saw (`files.py` opens, stats and reads); knows no fi
 A file is truncated when it is shorter than what was read, begins with other bytes than were read, or has others right
 in front of where reading goes on. NCCL opens its file with mode "w", so a job that starts again under the same name
 truncates, and in a container it writes the same first lines with the same pid: the last bytes tell, as pointers differ.
+While nobody reads, a checksum of both places is kept with the position (`content_check`).
 Known loss: a file that is truncated and grows again to the same bytes in both places is taken for the old one.
 """
 
@@ -22,13 +23,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
 from typing import Final
+from zlib import crc32
 
 FINGERPRINT_BYTES: Final = 256
 """A first line longer than this is fingerprinted by as many bytes only."""
 HEAD_BYTES: Final = 1024
 """As many first bytes are compared to tell whether a file is still the one that was read."""
-LAST_BYTES: Final = 64
-"""As many of the bytes that were read last are compared too: they are read again with what follows them."""
+LAST_BYTES: Final = 256
+"""As many of the bytes that were read last are compared too: they are read again with what follows them. Enough for a
+whole line of an operation: its end alone (communicator, stream) may be the same in every run of a job."""
+_HALF_BITS: Final = 32
 _KEY: Final = re.compile(r"(\d+)-(\d+)-[0-9a-f]{16}(?:-\d+)?")
 
 
@@ -70,6 +74,24 @@ def identity_in(key: str) -> FileIdentity | None:
     """The file that a key of `source_key` names; None for keys of other sources."""
     found = _KEY.fullmatch(key)
     return None if found is None else FileIdentity(int(found[1]), int(found[2]))
+
+
+def content_check(head: bytes, last: bytes) -> int:
+    """A checksum of what was read up to a position, of 63 bits: 31 of its first kilobyte, 32 of its last 256.
+
+    `head`: the first `HEAD_BYTES` in front of the position, `last`: the `LAST_BYTES` right in front of it; or all.
+    """
+    return (crc32(head) & 0x7FFFFFFF) << _HALF_BITS | crc32(last)
+
+
+def is_checked_content(check: int, head: bytes, last: bytes) -> bool:
+    """Whether bytes of both places are those of which `check` was made.
+
+    Zeros at the beginning of `last` are a hole, whose space was given back: what stood there is not known, and the
+    first kilobyte has to do.
+    """
+    found = content_check(head, last)
+    return found >> _HALF_BITS == check >> _HALF_BITS if last.startswith(b"\0") else found == check
 
 
 class TailState(Enum):
@@ -141,6 +163,10 @@ class Tail:
     def is_away(self) -> bool:
         """Whether the path leads elsewhere."""
         return self._is_away
+
+    def head(self, end: int) -> bytes:
+        """The first bytes of what was read, up to that position and `HEAD_BYTES` at most."""
+        return self._head[:end]
 
     @property
     def overlap(self) -> int:

@@ -144,7 +144,7 @@ class Exchange:
             ProtocolError: the service broke the protocol: drop the connection, call `on_disconnected`.
         """
         for payload in self._deframer.ingest_bytes(data):
-            message = decode_message(payload)
+            message = decode_message(payload, is_sent=True)
             event = _FROM_PEER.get(type(message))
             if event is None or (self.state, event) not in TRANSITIONS:
                 raise ProtocolError(f"the service sent {type(message).__name__} while {self.state.name}")

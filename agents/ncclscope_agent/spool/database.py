@@ -46,8 +46,9 @@ _TABLES: Final = {
     "entries INTEGER, written_ns INTEGER, crc INTEGER, payload BLOB",
     "entries": "crc INTEGER, payload BLOB",
     "position": "key TEXT UNIQUE, end INTEGER, end_line INTEGER, is_complete INTEGER, crc INTEGER",
+    "content": "key TEXT UNIQUE, end INTEGER, content_check INTEGER, crc INTEGER",
 }
-"""Columns beside `id`."""
+"""Columns beside `id`. `content` has what agents before protocol version 3 do not know of a position."""
 _FRAME_COLUMNS: Final = "id, key, begin, end, end_line, is_last, observed_at_ns, entries, written_ns, crc"
 _Row = tuple[Any, ...]
 
@@ -137,10 +138,16 @@ class SpoolDatabase:
         read = self._open.execute
         owners = [Owner(*row) for row in read("SELECT agent_id, name, host, job FROM agent")]
         chapters = [Chapter(*row) for row in read("SELECT id, session_id, protocol_version FROM chapter ORDER BY id")]
+        content = {
+            (key, end): check
+            for key, end, check, crc in read("SELECT key, end, content_check, crc FROM content")
+            if crc == _checksum((key, end, check))
+        }
         positions: dict[str, Position] = {}
         for key, end, line, is_complete, crc in read("SELECT key, end, end_line, is_complete, crc FROM position"):
             if crc == _checksum((key, end, line, is_complete)):
-                positions[key] = Position(end=end, end_line=line, is_complete=bool(is_complete))
+                check = content.get((key, end))
+                positions[key] = Position(end=end, end_line=line, is_complete=bool(is_complete), content_check=check)
         self._drop_damaged_frames()
         return Recovered(
             owner=owners[0] if owners else None,
@@ -190,7 +197,9 @@ class SpoolDatabase:
         _put(database, "frame", (_frame_row(one, wanted.now_ns) for one in wanted.frames))
         if wanted.replaces_positions:
             database.execute("DELETE FROM position")
+            database.execute("DELETE FROM content")
         _put(database, "position", (_position_row(key, known) for key, known in wanted.positions.items()))
+        _put(database, "content", (_content_row(key, known) for key, known in wanted.positions.items()))
         for chapter, sequence in wanted.acknowledged.items():
             database.execute("DELETE FROM frame WHERE id BETWEEN ? AND ?", (_id(chapter, 0), _id(chapter, sequence)))
         for chapter in wanted.finished:
@@ -317,6 +326,11 @@ def _entries_row(entries: Entries) -> _Row:
 
 def _position_row(key: str, known: Position) -> _Row:
     head = key, known.end, known.end_line, int(known.is_complete)
+    return None, *head, _checksum(head)
+
+
+def _content_row(key: str, known: Position) -> _Row:
+    head = key, known.end, known.content_check
     return None, *head, _checksum(head)
 
 

@@ -27,11 +27,15 @@ class Frame:
     """Records of dictionaries that its chapter had up to this batch, its own one included."""
     payload: bytes | memoryview
     """A view if the frame as it is sent is kept besides: one copy is enough."""
+    content_check: int | None = None
+    """As `Batch.content_check`. Not on the disk, beside its payload: there it is with the positions."""
 
     @property
     def position(self) -> Position:
         """The position behind it, at which its source is read on."""
-        return Position(end=self.end, end_line=self.end_line, is_complete=self.is_last)
+        return Position(
+            end=self.end, end_line=self.end_line, is_complete=self.is_last, content_check=self.content_check
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ def _entries_batch(source: Source, position: Position, together: Sequence[Batch]
         begin=position.end,
         end=position.end,
         end_line=position.end_line,
+        content_check=position.content_check,
         strings=tuple(text for batch in together for text in batch.strings),
         threads=joined["threads"],
         operation_templates=joined["operation_templates"],

@@ -179,6 +179,7 @@ class SpooledSession:
             batch.observed_at_ns,
             0,
             memoryview(framed)[HEADER_BYTES:],
+            batch.content_check,
         )
         new = entries_only(batch)
         entries = None if new is None else encode_message(BatchMessage(sequence=sequence, batch=new))

@@ -248,7 +248,9 @@ class KnownAgent:
         if is_known:
             self.duplicates["position"] += 1
             return None if position.is_complete else _only_dictionaries(batch, position)
-        self._positions[key] = Position(end=batch.end, end_line=batch.end_line, is_complete=batch.is_last)
+        self._positions[key] = Position(
+            end=batch.end, end_line=batch.end_line, is_complete=batch.is_last, content_check=batch.content_check
+        )
         return batch
 
     def _check_indices(self, session: _Session, batch: Batch) -> None:

@@ -23,7 +23,7 @@ from ncclscope_service.intake.content_limits import ContentLimits
 from ncclscope_service.intake.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_kept_hello, decode_message, encode_message
-from ncclscope_wire.errors import ProtocolError
+from ncclscope_wire.errors import DamagedError, ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES, Deframer, encode_frame
 from ncclscope_wire.messages import (
     ASKING_VERSION,
@@ -507,7 +507,14 @@ def _encoded(message: BatchMessage, batch: Batch) -> bytes:
 
 
 def _without_content(batch: Batch) -> Batch:
-    return Batch(source=batch.source, begin=batch.begin, end=batch.end, end_line=batch.end_line, is_last=batch.is_last)
+    return Batch(
+        source=batch.source,
+        begin=batch.begin,
+        end=batch.end,
+        end_line=batch.end_line,
+        is_last=batch.is_last,
+        content_check=batch.content_check,
+    )
 
 
 def _replayed_batch(agent: KnownAgent, entry: BatchTaken) -> Received | None:
@@ -539,7 +546,9 @@ def _payloads(deframer: Deframer, data: bytes) -> list[bytes]:
 
 def _decoded(payload: bytes) -> Message:
     try:
-        return decode_message(payload)
+        return decode_message(payload, is_sent=True)
+    except DamagedError as error:
+        raise AgentError("damaged", f"{error}: the connection is made again, and all is sent again") from error
     except ProtocolError as error:
         raise AgentError("undecodable", str(error), forgets_session=True) from error
 

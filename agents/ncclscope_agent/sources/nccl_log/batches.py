@@ -258,6 +258,8 @@ class TextBatch:
     gathered: Gathered
     gaps: tuple[SourceGap, ...] = ()
     """Gaps that the follower of the log found; those inside the log are in `gathered`."""
+    content_check: int | None = None
+    """As `Batch.content_check`."""
 
 
 def batches_of(read: Sequence[TextBatch | Batch]) -> list[Batch]:
@@ -340,6 +342,7 @@ def _batch(text: TextBatch, operations: Columns) -> Batch:
         end=text.end,
         end_line=text.end_line,
         is_last=text.is_last,
+        content_check=text.content_check,
         observed_at_ns=text.observed_at_ns,
         strings=news.strings,
         threads=news.threads,
