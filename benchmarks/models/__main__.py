@@ -1,15 +1,19 @@
-"""`python -m benchmarks.models thesis`: a thesis's figures explained by the emission rules, one by one."""
+"""`python -m benchmarks.models [TABLE...]`: what the models say, held against what was measured or printed.
+
+`thesis`: a thesis's figures explained by the emission rules, one by one. `collective_times`, `step_times`: what was
+measured against what is foretold; they need the corpora, by NCCLSCOPE_CORPUS.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "models")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / each) for each in ("models", "service", "agents")]
 
-from benchmarks.models import thesis  # noqa: E402
+from benchmarks.models import collective_times, step_times, thesis  # noqa: E402
 
-_TABLES = {"thesis": thesis.main}
+_TABLES = {"thesis": thesis.main, "collective_times": collective_times.main, "step_times": step_times.main}
 
 
 def main() -> None:

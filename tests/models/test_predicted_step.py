@@ -1,0 +1,117 @@
+"""Steps foretold: parts by hand, and the order of real runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.models import collective_times, step_times, vtrain
+
+from ncclscope_models.job import Job, Layout, Precision, Recompute, Training, gpt
+from ncclscope_models.machine import Machine, Placement
+from ncclscope_models.predicted_step import predict_step
+from ncclscope_models.transfer_curve import transfer_curve
+
+MACHINE = Machine(
+    gpus_per_node=8,
+    peak_flops=100e12,
+    best_share=0.5,
+    half_work=0.0,
+    inside_bandwidth=200e9,
+    node_bandwidth=100e9,
+    inside_latency=0.0,
+    network_latency=0.0,
+    memory_bandwidth=float("inf"),
+)
+
+
+def job(layout: Layout, *, micro_batch: int = 1, recompute: Recompute = Recompute.NONE) -> Job:
+    return Job(
+        shape=gpt(layers=8, hidden=1024, heads=16, sequence=1024, vocabulary=51_200),
+        layout=layout,
+        training=Training(
+            micro_batch=micro_batch,
+            global_batch=32,
+            precision=Precision.FP16,
+            are_gradients_fp32=False,
+            recompute=recompute,
+        ),
+    )
+
+
+def test_a_collective_inside_a_node_takes_its_wire_bytes_over_the_bandwidth() -> None:
+    assert MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 4)) == pytest.approx(1.5e9 / 200e9)
+    assert MACHINE.collective_seconds("AllGather", 1e9, Placement(4, 4)) == pytest.approx(0.75e9 / 200e9)
+    assert MACHINE.collective_seconds("AllReduce", 1e9, Placement(1, 1)) == 0
+
+
+def test_groups_that_leave_a_node_together_share_its_network() -> None:
+    alone = MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 1))
+    assert alone == pytest.approx(1.5e9 / 100e9)
+    assert MACHINE.collective_seconds("AllReduce", 1e9, Placement(4, 1, sharing=8)) == pytest.approx(8 * alone)
+
+
+def test_latency_counts_the_steps_that_leave_a_node_apart() -> None:
+    slow = replace(MACHINE, inside_latency=1e-6, network_latency=10e-6)
+    assert slow.collective_seconds("AllGather", 1.0, Placement(16, 8)) == pytest.approx(15 * (10 * 2 + 14) / 16 * 1e-6)
+
+
+def test_what_was_measured_inside_a_node_comes_before_the_formula() -> None:
+    curve = transfer_curve([1e6, 2e6, 4e6, 8e6], [1.0, 2.0, 4.0, 8.0])
+    measured = replace(MACHINE, inside={("AllReduce", 4): curve})
+    assert measured.collective_seconds("AllReduce", 3e6, Placement(4, 4)) == pytest.approx(3.0)
+    assert measured.collective_seconds("AllReduce", 3e6, Placement(4, 1)) < 1
+
+
+def test_one_gpu_computes_and_waits_for_nobody() -> None:
+    found = predict_step(job(Layout()), MACHINE)
+    assert found.tensor == found.bubble == found.behind == 0
+    assert found.seconds == pytest.approx(found.computation)
+    again = predict_step(job(Layout(), recompute=Recompute.FULL), MACHINE)
+    assert 1.2 < again.seconds / found.seconds < 4 / 3  # the head is not computed twice
+
+
+def test_a_pipeline_waits_its_bubble_and_data_ranks_send_their_gradients_behind_the_last_pass() -> None:
+    piped = predict_step(job(Layout(pipeline=4)), MACHINE)
+    assert piped.bubble > 0
+    assert piped.seconds > 1.3 * predict_step(job(Layout()), MACHINE).seconds / 4  # and the last stage has the head
+    spread = predict_step(job(Layout(data=4)), MACHINE)
+    assert spread.bubble == 0
+    assert spread.behind > 0
+    assert spread.computation == pytest.approx(predict_step(job(Layout()), MACHINE).computation / 4)
+
+
+def test_larger_micro_batches_compute_faster_where_work_per_matrix_counts() -> None:
+    machine = replace(MACHINE, half_work=5e5)
+    small, large = (predict_step(job(Layout(), micro_batch=each), machine) for each in (1, 8))
+    assert small.computation > 1.2 * large.computation
+
+
+def test_real_runs_are_put_in_order_from_data_sheets_alone(corpora: list[Path]) -> None:
+    folder = corpora[1] / "measured_runs"
+    machine = vtrain.a100(folder)
+    taus: list[float] = []
+    for runs in vtrain.multi_node(folder).values():
+        seconds = [run.seconds for run in runs]
+        ours = [predict_step(run.job, machine).seconds for run in runs]
+        taus.append(step_times.kendall_tau(ours, seconds))
+        first = np.argsort(ours)[:5]
+        assert min(seconds[at] for at in first) <= 1.05 * min(seconds)
+    assert np.mean(taus) >= 0.66
+
+
+def test_a_calibrated_machine_gives_the_step_that_calibrated_it(corpora: list[Path]) -> None:
+    folder = corpora[1] / "measured_runs"
+    run = next(iter(vtrain.multi_node(folder).values()))[0]
+    machine = step_times.calibrated_by(run.job, run.seconds, vtrain.a100(folder))
+    assert predict_step(run.job, machine).seconds == pytest.approx(run.seconds)
+
+
+def test_a_size_of_real_curves_is_foretold_from_the_others(corpus: Path) -> None:
+    curves = collective_times.nccl_tests_curves(corpus / "nccl_tests")
+    assert len(curves) > 60
+    errors = np.array([pair for each in curves for pair in collective_times.leave_one_out(*each)])
+    assert np.quantile(errors[:, 0], 0.5) <= 0.015
+    assert np.quantile(errors[:, 0], 0.9) <= 0.13
