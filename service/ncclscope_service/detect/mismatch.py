@@ -20,6 +20,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct, group_by
 from ncclscope_service.detect.context import Context, Group, Ledger, names_of_ranks
 from ncclscope_service.detect.lossy_calls import Difference, LossyCalls
+from ncclscope_service.detect.recent_calls import WINDOW, RecentCalls
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store
@@ -40,9 +41,6 @@ CALL: Final = np.dtype(
 )
 """One collective as one rank called it."""
 
-_WINDOW: Final = 4096
-"""Places of a sequence that are remembered: ranks do not run further apart."""
-_UNSEEN: Final = -1
 _FOLLOWED: Final = 40
 """Calls after a dispute by which a lost line is distinguished from another call."""
 _LOST_AT_MOST: Final = 8
@@ -66,43 +64,11 @@ class _Dispute:
     """Calls of the first two ranks that differed, from there on, by place."""
 
 
-class _Places:
-    """Call of the first rank to reach each of the last places, for all sequences side by side."""
-
-    def __init__(self) -> None:
-        self.sequences = 0
-        self.calls: NDArray[np.int64] = np.empty((0, _WINDOW), np.int64)
-        self.seqs: NDArray[np.int64] = np.empty((0, _WINDOW), np.int64)
-        self.first_rank: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
-        self.agreeing: NDArray[np.int32] = np.empty((0, _WINDOW), np.int32)
-        self._free: list[int] = []
-        """Numbers of sequences that ended."""
-
-    def give_back(self, number: int) -> None:
-        """Frees the number of a sequence that ended."""
-        self.calls[number] = self.seqs[number] = _UNSEEN
-        self.first_rank[number], self.agreeing[number] = NO_NUMBER, 0
-        self._free.append(number)
-
-    def add(self) -> int:
-        """The number of a new sequence."""
-        if self._free:
-            return self._free.pop()
-        if self.sequences == len(self.calls):
-            more = max(8, len(self.calls) // 2), _WINDOW
-            self.calls = np.concatenate([self.calls, np.full(more, _UNSEEN, np.int64)])
-            self.seqs = np.concatenate([self.seqs, np.full(more, _UNSEEN, np.int64)])
-            self.first_rank = np.concatenate([self.first_rank, np.full(more, NO_NUMBER, np.int32)])
-            self.agreeing = np.concatenate([self.agreeing, np.zeros(more, np.int32)])
-        self.sequences += 1
-        return self.sequences - 1
-
-
 @dataclass(slots=True)
 class _Sequence:
     """Calls of one communicator at each of the last places, and the places at which its ranks differ."""
 
-    places: _Places
+    places: RecentCalls
     number: int
     """Among those of `places`."""
     disputes: dict[int, _Dispute] = field(default_factory=dict[int, _Dispute])
@@ -114,33 +80,29 @@ class _Sequence:
     @property
     def calls(self) -> NDArray[np.int64]:
         """Call at each of the last places."""
-        own: NDArray[np.int64] = self.places.calls[self.number]
-        return own
+        return self.places.calls[self.places.of(self.number)]
 
     @property
     def seqs(self) -> NDArray[np.int64]:
         """Number of each place in the whole sequence."""
-        own: NDArray[np.int64] = self.places.seqs[self.number]
-        return own
+        return self.places.seqs[self.places.of(self.number)]
 
     @property
     def first_rank(self) -> NDArray[np.int32]:
         """The rank that reached each place first."""
-        own: NDArray[np.int32] = self.places.first_rank[self.number]
-        return own
+        return self.places.first_rank[self.places.of(self.number)]
 
     @property
     def agreeing(self) -> NDArray[np.int32]:
         """Number of ranks that made the same call."""
-        own: NDArray[np.int32] = self.places.agreeing[self.number]
-        return own
+        return self.places.agreeing[self.places.of(self.number)]
 
 
 class Mismatch:
     """Mismatched calls of one job, from its logs; needs no captures."""
 
     def __init__(self) -> None:
-        self._places = _Places()
+        self._places = RecentCalls()
         self._sequences: dict[int, _Sequence] = {}
         self._ledger = Ledger()
         self._context: Context | None = None
@@ -242,15 +204,16 @@ class Mismatch:
 
     def _compare(self, rows: Columns) -> None:
         rows = row_ops.filter_rows(rows, rows["message_bytes"] >= 0)
-        for begin in range(0, len(rows), _WINDOW):
-            self._compare_window(self._sequences[int(rows["communicator"][0])], rows[begin : begin + _WINDOW])
+        for begin in range(0, len(rows), WINDOW):
+            self._compare_window(self._sequences[int(rows["communicator"][0])], rows[begin : begin + WINDOW])
 
     def _compare_window(self, sequence: _Sequence, rows: Columns) -> None:
         if sequence.has_losses:
             return
         rank, seqs = int(rows["rank"][0]), rows["coll_seq"]
         calls = _codes(rows)
-        places = seqs % _WINDOW
+        sequence.places.reserve(sequence.number, int(seqs.max()))
+        places = seqs % len(sequence.seqs)
         is_new = sequence.seqs[places] < seqs
         fresh = places[is_new]
         sequence.seqs[fresh], sequence.calls[fresh] = seqs[is_new], calls[is_new]
@@ -309,7 +272,9 @@ def calls_of_operations(store: Store, operations: Columns, times: NDArray[np.int
     return calls
 
 
-def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp], calls: Columns) -> NDArray[np.bool_]:
+def _agree(
+    places: RecentCalls, sequences: list[_Sequence], inverse: NDArray[np.intp], calls: Columns
+) -> NDArray[np.bool_]:
     """Takes calls of communicators whose ranks all agree, as they do in a healthy job: of all ranks in one pass.
 
     `inverse`: of which of these sequences each call is. Gives for each sequence whether its calls were taken: none of
@@ -322,10 +287,12 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
     np.maximum.at(newest, inverse, seqs)
     np.minimum.at(oldest, inverse, seqs)
     is_taken = np.asarray([not (of.disputes or of.has_losses or of.lossy) for of in sequences])
-    is_taken &= newest - oldest < _WINDOW
+    is_taken &= newest - oldest < WINDOW
     is_taken[inverse[calls["message_bytes"] < 0]] = False
-    numbers = np.asarray([of.number for of in sequences], np.int64)
-    place = numbers[inverse] * _WINDOW + seqs % _WINDOW
+    for of, seq in zip(sequences, newest.tolist(), strict=True):
+        places.reserve(of.number, seq)
+    numbers = np.asarray([of.number for of in sequences], np.int64)[inverse]
+    place = places.begins[numbers] + seqs % places.widths[numbers]
     # Of each place the lowest rank first: its call counts if no rank has come before.
     usable = np.flatnonzero(is_taken[inverse])
     order = usable[np.argsort(place[usable] << 32 | ranks[usable])]
@@ -334,19 +301,19 @@ def _agree(places: _Places, sequences: list[_Sequence], inverse: NDArray[np.intp
         return is_taken
     called = _codes(calls)[order]
     own, own_seq = place[order[begins]], seqs[order[begins]]
-    known_seq = places.seqs.reshape(-1)[own]
+    known_seq = places.seqs[own]
     is_new, is_known = known_seq < own_seq, known_seq == own_seq
-    expected = np.where(is_known, places.calls.reshape(-1)[own], called[begins])
+    expected = np.where(is_known, places.calls[own], called[begins])
     amounts = np.diff(np.append(begins, len(order)))
     differs = (called != np.repeat(expected, amounts)) & np.repeat(is_new | is_known, amounts)
     is_taken[inverse[order[differs]]] = False
     is_kept = is_taken[inverse[order[begins]]]
     fresh = is_new & is_kept
-    places.seqs.reshape(-1)[own[fresh]], places.calls.reshape(-1)[own[fresh]] = own_seq[fresh], expected[fresh]
-    places.first_rank.reshape(-1)[own[fresh]] = ranks[order[begins]][fresh]
-    places.agreeing.reshape(-1)[own[fresh]] = 0
+    places.seqs[own[fresh]], places.calls[own[fresh]] = own_seq[fresh], expected[fresh]
+    places.first_rank[own[fresh]] = ranks[order[begins]][fresh]
+    places.agreeing[own[fresh]] = 0
     met = is_kept & (is_new | is_known)
-    places.agreeing.reshape(-1)[own[met]] += amounts[met].astype(np.int32)
+    places.agreeing[own[met]] += amounts[met].astype(np.int32)
     return is_taken
 
 
@@ -408,7 +375,7 @@ def _finding_of_dispute(sequence: _Sequence, group: Group, context: Context) -> 
     seq = min(sequence.disputes)
     dispute = sequence.disputes[seq]
     lost = {rank for rank, host in enumerate(group.hosts) if not context.is_fully_observed(host)}
-    place = seq % _WINDOW
+    place = seq % len(sequence.seqs)
     calls = {call: set(ranks) for call, ranks in dispute.ranks_by_call.items()}
     _add_early_ranks(sequence, place, calls, len(group.global_ranks))
     calls = {call: ranks - lost for call, ranks in calls.items() if ranks - lost}
