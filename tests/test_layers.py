@@ -75,6 +75,7 @@ _ACTING = {
         "app",
         "keep.archive",
         "auth.credentials",
+        "serve.http_connections",
         "serve.http_server",
         "keep.journal",
         "serve.listen",

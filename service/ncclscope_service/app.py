@@ -237,7 +237,7 @@ class Service:
             app = make_app(self.views, self._hub, self._access)
             address = (self._settings.http_host, self._settings.http_port)
             context = self._http_credentials.context
-            http_port: int = await tasks.start(serve_http, app, address, context, self._hub.close)
+            http_port: int = await tasks.start(serve_http, app, self._access, address, context, self._hub.close)
             scheme = "http" if context is None else "https"
             page = self._settings.public_url or f"{scheme}://{self._settings.http_host}:{http_port}"
             self._notifier.page = page.rstrip("/")

@@ -39,6 +39,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncclscope_service.auth.access import AccessList, Role
+from ncclscope_service.serve.http_connections import KNOWN, MAX_CONNECTIONS, connection_class
 from ncclscope_wire.errors import ConfigError
 
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
@@ -103,7 +104,7 @@ class HttpAccess:
     def _refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
         if method not in _READING and _is_cross_site(headers):
             return Refusal.CROSS_SITE
-        if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+        if _is_open(path):
             return None
         access = self._access()
         if access is None:
@@ -131,9 +132,15 @@ class Gated:
         if scope["type"] == "http":
             request = Request(scope)
             refusal = self._access.check(request.method, request.url.path, request.headers)
+            if refusal is None and not _is_open(request.url.path):
+                setattr(request.state, KNOWN, True)
             if request.method not in _READING:
                 request.state.name = self._access.name_of(request.headers)
         await (self._app if refusal is None else _answer(refusal))(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
 def _answer(refusal: Refusal) -> Response:
@@ -174,8 +181,8 @@ def _is_address(name: str) -> bool:
 
 _log = structlog.get_logger(__name__)
 
-_MAX_CONNECTIONS: Final = 512
-"""Beyond it requests get 503."""
+_MAX_REQUESTS: Final = 8 * MAX_CONNECTIONS
+"""Beyond it requests get 503: those of connections that were ended may still be at work."""
 _MAX_HEAD_BYTES: Final = 16 * 1024
 """Request line and headers."""
 _KEEP_ALIVE_SECONDS: Final = 10
@@ -185,6 +192,7 @@ _BACKLOG: Final = 128
 
 async def serve_http(
     app: ASGIApp,
+    access: HttpAccess,
     address: tuple[str, int],
     context: ssl.SSLContext | None,
     on_stop: Callable[[], None],
@@ -193,7 +201,8 @@ async def serve_http(
 ) -> None:
     """Serves until cancelled, and reports the port when clients can connect. Port 0: any free one.
 
-    `on_stop` is called before open requests get their last seconds: it has to end those that would not end.
+    `access` counts connections that were ended. `on_stop` is called before open requests get their last seconds: it has
+    to end those that would not end.
 
     Raises:
         ConfigError: it cannot listen there.
@@ -208,12 +217,13 @@ async def serve_http(
     server = _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=connection_class(access.refused),
+            proxy_headers=False,  # nothing here depends on an address, and anybody on the machine could say one
             ws="none",
             log_config=None,
             access_log=False,
             backlog=_BACKLOG,
-            limit_concurrency=_MAX_CONNECTIONS,
+            limit_concurrency=_MAX_REQUESTS,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
             h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
