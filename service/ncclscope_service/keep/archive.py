@@ -61,7 +61,7 @@ class DataFolder:
         self._unfinished = self._state / "unfinished.part"
         try:
             self._make()
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"--data {path}: {error.strerror}") from error
         try:
@@ -116,7 +116,7 @@ class DataFolder:
             OSError: it cannot be made.
         """
         self.drop_unfinished()
-        return os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def publish_state(self, number: int) -> None:
         """Publishes the state that was created and is written (`write_state`), and deletes those that are too old.
@@ -153,8 +153,11 @@ class DataFolder:
         return aside
 
     def _make(self) -> None:
-        for folder in (self.path, self.journal, self._state):
-            folder.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # It may have been there, open to others, and be a mount of somebody else's: what is in it is closed.
+        for folder in (self.journal, self._state, self.path / "operations"):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o700)
         self.drop_unfinished()
 
 
@@ -255,6 +258,7 @@ class Archive:
     def _write(self, path: Path, known: Store, operations: Ids) -> None:
         unfinished = path.with_suffix(".part")
         try:
+            unfinished.touch(mode=0o600)
             pq.write_table(operations_table(known, operations), unfinished, compression="zstd")
             os.replace(unfinished, path)
         except OSError:

@@ -425,7 +425,7 @@ class _Segment:
         self.first = first
         path = folder / f"{first:016d}.journal"
         # One of that name holds no whole entry: else the number would have been taken.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         self.size = 0
         try:
             self.append(header, sync=True)
