@@ -120,8 +120,12 @@ class Pipeline:
         self._measurement.inspection.feed(arrived.inspected)
         self._alignment.ingest_kernels(arrived.kernels)
         self._alignment.ingest_calls(arrived.calls)
-        for capture, processes in self._intake.captured_processes(batch, job):
+        for capture, processes in self._intake.captured_processes(batch, job, arrived.source):
             self._alignment.ingest_capture(capture, processes)
+
+    def limit_names(self) -> None:
+        """From now on agents and jobs may bring so many names only (`intake.name_limits`)."""
+        self._intake.names.are_enforced = True
 
     def set_clock_priors(self, priors: Mapping[str, ClockPrior]) -> None:
         """Estimates of the clocks of hosts, by name, that hold until operations give better ones."""

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import KeyIndex, distinct, distinct_together, distinct_values
+from ncclscope_service.intake.name_limits import OTHER, Named, NameLimits
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store.records import Communicator, Identity, Member
 from ncclscope_service.store.tables import Store
@@ -258,8 +259,12 @@ class _Device(TypedDict):
 class Communicators:
     """Follows communicators of all processes in one store; fed in line order of each process."""
 
-    def __init__(self, known: Store) -> None:
+    def __init__(self, known: Store, names: NameLimits | None = None) -> None:
+        """`names`: how many there may be."""
         self._store = known
+        self._names = NameLimits(known) if names is None else names
+        self._others: dict[int, int] = {}
+        """By process: its member that stands for all that are over the limits."""
         self._open: dict[tuple[int, int], int] = {}
         """(process, pointer) to the member that is alive."""
         self._started: set[int] = set()
@@ -312,10 +317,12 @@ class Communicators:
         job = self._store.process_job[process]
         index = self._by_hash.get((job, comm_hash))
         if index is None:
-            index = self._named(f"0x{comm_hash:x}", job, size, Identity.COMM_ID)
+            index = self._named(f"0x{comm_hash:x}", process, size, Identity.COMM_ID)
             self._know_hash(index, comm_hash)
-        members = self._store.communicators[index].members
-        if members is not None and rank not in members and rank >= 0:
+        of = self._store.communicators[index]
+        members = of.members
+        is_new = members is not None and rank not in members and rank >= 0 and of.comm_id != OTHER
+        if members is not None and is_new and self._names.take_of_process(Named.MEMBERS, process):
             members[rank] = len(self._store.members)
             # No line gives it a pointer, so nothing is ever placed in it and its end is never known.
             self._store.members.append(
@@ -342,6 +349,8 @@ class Communicators:
 
     def _know_hash(self, communicator: int, comm_hash: int) -> None:
         of = self._store.communicators[communicator]
+        if of.comm_id == OTHER:
+            return
         of.comm_hash = comm_hash
         self._by_hash[of.job, comm_hash] = communicator
 
@@ -360,18 +369,24 @@ class Communicators:
                     self._started.discard(alive)
                 else:
                     alive = self._initialise(event, process)
-                self.completed.append((event, alive))
+                self._complete(event, alive, process)
             case CommunicatorEventKind.KNOWN:
                 if alive is None or self._store.members[alive].rank is None:
                     alive = self._initialise(event, process)
-                self.completed.append((event, alive))
+                self._complete(event, alive, process)
             case CommunicatorEventKind.DESTROY | CommunicatorEventKind.ABORT:
                 if alive is not None:
                     self._store.members[alive].is_alive = False
                     self._forget_pointer(process, event.pointer)
 
+    def _complete(self, event: CommunicatorEvent, member: int, process: int) -> None:
+        if member != self._others.get(process):
+            self.completed.append((event, member))
+
     def _initialise(self, event: CommunicatorEvent, process: int) -> int:
         self._forget_pointer(process, event.pointer)
+        if not self._names.take_of_process(Named.MEMBERS, process):
+            return self._other(process)
         communicator = self._communicator(event, process)
         return self._add_member(
             communicator=communicator,
@@ -384,22 +399,21 @@ class Communicators:
         )
 
     def _communicator(self, event: CommunicatorEvent, process: int) -> int:
-        job = self._store.process_job[process]
         if event.comm_id is not None:
-            return self._by_comm_id(event, event.comm_id, process, job)
+            return self._by_comm_id(event, event.comm_id, process)
         parent = None if event.parent is None else self._open.get((process, event.parent))
         if parent is not None and event.color is not None:
-            return self._by_split(event, parent, job)
-        return self._unidentified(process, event.pointer, event.nranks, job)
+            return self._by_split(event, parent, process)
+        return self._unidentified(process, event.pointer, event.nranks)
 
-    def _by_comm_id(self, event: CommunicatorEvent, comm_id: int, process: int, job: str) -> int:
+    def _by_comm_id(self, event: CommunicatorEvent, comm_id: int, process: int) -> int:
         self._ids_seen[process, comm_id, event.rank] += 1
         repeat = self._ids_seen[process, comm_id, event.rank]
         name = f"0x{comm_id:x}" if repeat == 1 else f"0x{comm_id:x}#{repeat}"
         parent = None if event.parent is None else self._open.get((process, event.parent))
         index = self._named(
             name,
-            job,
+            process,
             event.nranks,
             Identity.COMM_ID,
             parent_comm_id=None if parent is None else self._comm_id_of(parent),
@@ -408,13 +422,13 @@ class Communicators:
         self._know_hash(index, comm_id)
         return index
 
-    def _by_split(self, event: CommunicatorEvent, parent: int, job: str) -> int:
+    def _by_split(self, event: CommunicatorEvent, parent: int, process: int) -> int:
         self._splits_of[parent] += 1
         count = self._splits_of[parent] if event.split_count is None else event.split_count
         parent_id = self._comm_id_of(parent)
         index = self._named(
             f"{parent_id}/{count}/{event.color}",
-            job,
+            process,
             event.nranks,
             Identity.SPLIT,
             parent_comm_id=parent_id,
@@ -426,12 +440,12 @@ class Communicators:
             self._know_hash(index, split_hash(parent_hash, event.split_count, event.color))
         return index
 
-    def _unidentified(self, process: int, pointer: int, nranks: int, job: str) -> int:
+    def _unidentified(self, process: int, pointer: int, nranks: int) -> int:
         """A communicator that nothing ties to other processes: it stands for this one member only."""
         of = self._store.processes[process]
         epoch = self._epochs[process, pointer]
         digest = hashlib.blake2b(f"{of.host}:{of.pid}:{pointer:x}:{epoch}".encode(), digest_size=6).hexdigest()
-        return self._named(f"~{digest}", job, nranks, Identity.INFERRED, identity_confidence=float(nranks == 1))
+        return self._named(f"~{digest}", process, nranks, Identity.INFERRED, identity_confidence=float(nranks == 1))
 
     def _comm_id_of(self, member: int) -> str:
         return self._store.communicators[self._store.members[member].communicator].comm_id
@@ -439,7 +453,7 @@ class Communicators:
     def _named(
         self,
         name: str,
-        job: str,
+        process: int,
         size: int,
         identity: Identity,
         *,
@@ -448,7 +462,14 @@ class Communicators:
         split_count: int | None = None,
         color: int | None = None,
     ) -> int:
+        """The communicator of this name in the job of a process; that of all others if there are too many."""
+        job = self._store.process_job[process]
         index = self._by_identity.get((job, name))
+        size = min(size, MAX_RANKS)
+        if index is None and name != OTHER:
+            may = self._names.take_of_process(Named.COMMUNICATORS, process)
+            if not (may and self._names.take_of_process(Named.RANKS, process, max(1, size))):
+                return self._named(OTHER, process, 0, Identity.INFERRED, identity_confidence=0.0)
         if index is None:
             index = self._by_identity[job, name] = len(self._store.communicators)
             self._store.communicators.append(
@@ -456,7 +477,7 @@ class Communicators:
                     index=index,
                     job=job,
                     comm_id=name,
-                    size=min(size, MAX_RANKS),
+                    size=size,
                     identity=identity,
                     identity_confidence=identity_confidence,
                     parent_comm_id=parent_comm_id,
@@ -492,14 +513,28 @@ class Communicators:
                 nvml_device=nvml_device,
             )
         )
-        members = self._store.communicators[communicator].members
-        if rank is not None and members is not None:
-            members[rank] = index
+        of = self._store.communicators[communicator]
+        if rank is not None and of.members is not None and of.comm_id != OTHER:
+            of.members[rank] = index
         self._members_of.setdefault(process, []).append(index)
         self._open[process, pointer] = index
         self._epochs[process, pointer] += 1
         self.changed.add(self._store.process_job[process])
         return index
+
+    def _other(self, process: int) -> int:
+        """The member of a process that stands for all of its communicators over the limits."""
+        if process not in self._others:
+            self._others[process] = self._add_member(
+                communicator=self._named(OTHER, process, 0, Identity.INFERRED, identity_confidence=0.0),
+                process=process,
+                pointer=0,
+                rank=None,
+                cuda_device=None,
+                bus_id=None,
+                nvml_device=None,
+            )
+        return self._others[process]
 
     def _forget_pointer(self, process: int, pointer: int) -> None:
         self._open.pop((process, pointer), None)
@@ -528,11 +563,11 @@ class Communicators:
             row = self._store.operation_templates.rows[template]
             process, pointer = int(row["process"]), int(row["communicator"])
             member = self._open.get((process, pointer))
+            if member is None and not self._names.take_of_process(Named.MEMBERS, process):
+                member = self._other(process)
             if member is None:
                 member = self._add_member(
-                    communicator=self._unidentified(
-                        process, pointer, int(row["nranks"]), self._store.process_job[process]
-                    ),
+                    communicator=self._unidentified(process, pointer, int(row["nranks"])),
                     process=process,
                     pointer=pointer,
                     rank=None,

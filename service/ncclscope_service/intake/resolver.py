@@ -19,6 +19,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import Table
 from ncclscope_service.intake.call_groups import CallGroups
+from ncclscope_service.intake.name_limits import OTHER, Named, NameLimits
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import Process, SourceState
@@ -34,6 +35,8 @@ from ncclscope_wire.topology import NodeKind, TopologySeen
 Indices = NDArray[np.int32]
 
 _LARGEST_SEQUENCE: Final = 2**62
+_TEXT_BYTES: Final = 128
+"""Memory of a text without characters, and of its place."""
 MAX_TOPOLOGIES: Final = 256
 """Different system blocks of one host that are kept: one for each set of GPUs that communicate."""
 
@@ -93,9 +96,13 @@ class _Dictionaries:
 class BatchResolver:
     """Resolves batches of all sources into one store."""
 
-    def __init__(self, known: Store) -> None:
+    def __init__(self, known: Store, names: NameLimits | None = None) -> None:
+        """`names`: how many there may be."""
         self._store = known
+        self._names = NameLimits(known) if names is None else names
         self._processes: dict[tuple[str, str, int], int] = {}
+        self._hosts = set[tuple[str, str]]()
+        """(job, host) of all processes."""
         self._sources: dict[tuple[str, str], int] = {}
         self._slots = SourceSlots(known)
         self._dictionaries: dict[int, _Dictionaries] = {}
@@ -104,13 +111,23 @@ class BatchResolver:
         self._operation_templates: dict[bytes, int] = {}
         self._kernel_templates: dict[bytes, int] = {}
 
-    def process(self, job: str, host: str, pid: int) -> int:
-        """The index of a process; a new one the first time it is named."""
+    def process(self, job: str, host: str, pid: int, source: int) -> int:
+        """The index of a process; a new one the first time it is named, as long as its agent and job may have more."""
         index = self._processes.get((job, host, pid))
-        if index is None:
-            index = self._processes[job, host, pid] = len(self._store.processes)
-            self._store.processes.append(Process(host=host, pid=pid))
-            self._store.process_job.append(job)
+        if index is not None:
+            return index
+        agent = self._store.sources[source].agent
+        is_known_host = (job, host) in self._hosts
+        if host != OTHER and not (
+            (is_known_host or self._names.take(Named.HOSTS, agent=agent, job=job, source=source))
+            and self._names.take(Named.PROCESSES, agent=agent, job=job, source=source)
+        ):
+            return self.process(job, OTHER, 0, source)
+        self._hosts.add((job, host))
+        index = self._processes[job, host, pid] = len(self._store.processes)
+        self._store.processes.append(Process(host=host, pid=pid))
+        self._store.process_job.append(job)
+        self._store.process_agent.append(agent)
         return index
 
     def resolve_batch(self, batch: Batch, *, agent: str, session: str, job: str) -> Arrived:
@@ -141,7 +158,7 @@ class BatchResolver:
             source=source,
             operations=self._operations(batch, dictionaries, source),
             events=batch.communicators,
-            event_processes=tuple([self.process(job, event.host, event.pid) for event in batch.communicators]),
+            event_processes=tuple([self.process(job, event.host, event.pid, source) for event in batch.communicators]),
             tunings=_tunings(batch, dictionaries),
             kernels=self._kernels(batch.kernels, dictionaries, source),
             inspected=_inspected(batch, dictionaries, source),
@@ -201,7 +218,7 @@ class BatchResolver:
 
     def _extend(self, known: _Dictionaries, batch: Batch, job: str) -> None:
         if batch.strings:
-            new = [self._store.strings.index_of(text) for text in batch.strings]
+            new = [self._text(text, known.source, job) for text in batch.strings]
             known.strings = np.concatenate([known.strings, np.asarray(new, np.int32)])
         if len(batch.threads):
             self._extend_threads(known, batch.threads, job)
@@ -224,11 +241,42 @@ class BatchResolver:
         )
         return np.asarray(
             [
-                self.process(job, strings[host], pid)
+                self.process(job, strings[host], pid, known.source)
                 for host, pid in zip(known.strings[table["host"]].tolist(), table["pid"].tolist(), strict=True)
             ],
             np.int32,
         )
+
+    def _text(self, text: str, source: int, job: str) -> int:
+        """The index of a text, or of "other" if its agent and job may not bring more."""
+        strings = self._store.strings
+        if strings.find(text) is None:
+            amount = _TEXT_BYTES + len(text) * (1 if text.isascii() else 4)
+            agent = self._store.sources[source].agent
+            if not self._names.take(Named.TEXTS, agent=agent, job=job, source=source, amount=amount):
+                text = OTHER
+        return strings.index_of(text)
+
+    def _interned(self, index: dict[bytes, int], table: Table, new: Columns, other: Columns) -> Indices:
+        """The ids of these template rows in the table; equal rows share one, and those over the limits are `other`."""
+        keys = _row_bytes(new)
+        over = [row for row, key in enumerate(keys) if key not in index and not self._may_have_template(new[row])]
+        if over:
+            new[over] = other[over]
+            keys = _row_bytes(new)
+        ids = np.empty(len(new), np.int32)
+        added: list[int] = []
+        for row, key in enumerate(keys):
+            found = index.get(key)
+            if found is None:
+                found = index[key] = table.next_id + len(added)
+                added.append(row)
+            ids[row] = found
+        table.append(new[added])
+        return ids
+
+    def _may_have_template(self, template: Columns) -> bool:
+        return self._names.take_of_process(Named.TEMPLATES, int(template["process"]))
 
     def _extend_threads(self, known: _Dictionaries, threads: Columns, job: str) -> None:
         processes = self._host_processes(known, threads, job)
@@ -243,7 +291,12 @@ class BatchResolver:
         resolved["process"] = known.thread_process[new["thread"]]
         resolved["tid"] = known.thread_tid[new["thread"]]
         resolved["op_name"] = known.strings[new["op_name"]]
-        ids = _interned(self._operation_templates, self._store.operation_templates, resolved)
+        other = np.zeros(len(new), rows.OPERATION_TEMPLATE)
+        for name in ("device", "data_type", "root", "nranks", "global_rank"):
+            other[name] = NO_NUMBER
+        for name in ("process", "op", "op_name"):
+            other[name] = resolved[name]
+        ids = self._interned(self._operation_templates, self._store.operation_templates, resolved, other)
         known.operation_templates = np.concatenate([known.operation_templates, ids])
 
     def _extend_kernel_templates(self, known: _Dictionaries, new: Columns, job: str) -> None:
@@ -253,7 +306,9 @@ class BatchResolver:
                 resolved[name] = new[name]
         resolved["process"] = self._host_processes(known, new, job)
         resolved["name"] = known.strings[new["name"]]
-        ids = _interned(self._kernel_templates, self._store.kernel_templates, resolved)
+        other = np.full(len(new), NO_NUMBER, rows.KERNEL_TEMPLATE)
+        other["process"], other["name"] = resolved["process"], self._store.strings.index_of(OTHER)
+        ids = self._interned(self._kernel_templates, self._store.kernel_templates, resolved, other)
         known.kernel_templates = np.concatenate([known.kernel_templates, ids])
 
     def _extend_range_templates(self, known: _Dictionaries, new: Columns, job: str) -> None:
@@ -297,12 +352,12 @@ class BatchResolver:
             known.gaps[source].extend(batch.gaps)
         for fact in batch.facts:
             if isinstance(fact, TROUBLES) and fact.host is not None and fact.pid is not None:
-                self.process(job, fact.host, fact.pid)
+                self.process(job, fact.host, fact.pid, source)
         for capture in batch.captures:
             known.captures.append((source, capture))
         for version in batch.versions:
             if version.host is not None and version.pid is not None:
-                known.process_version[self.process(job, version.host, version.pid)] = version.version
+                known.process_version[self.process(job, version.host, version.pid, source)] = version.version
             known.job_versions[job].add(version.version)
             known.source_versions[source].add(version.version)
 
@@ -401,20 +456,6 @@ def _topology_digest(of: tuple[str, str | None], seen: TopologySeen) -> bytes:
     spans_hosts = len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1
     nodes = tuple((node.kind, node.system, node.local, node.rank if spans_hosts else None) for node in seen.nodes)
     return hashlib.blake2b(repr((of, nodes, seen.links)).encode(), digest_size=16).digest()
-
-
-def _interned(index: dict[bytes, int], table: Table, new: Columns) -> Indices:
-    """The ids of these template rows in the table; equal rows share one."""
-    ids = np.empty(len(new), np.int32)
-    added: list[int] = []
-    for row, key in enumerate(_row_bytes(new)):
-        found = index.get(key)
-        if found is None:
-            found = index[key] = table.next_id + len(added)
-            added.append(row)
-        ids[row] = found
-    table.append(new[added])
-    return ids
 
 
 def _row_bytes(table: Columns) -> list[bytes]:

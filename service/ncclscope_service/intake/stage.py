@@ -19,6 +19,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators, InitLines
+from ncclscope_service.intake.name_limits import NameLimits
 from ncclscope_service.intake.resolver import Arrived, BatchResolver, logged_operations
 from ncclscope_service.intake.tuning import TuningJoin
 from ncclscope_service.nccl import bandwidth
@@ -185,14 +186,15 @@ class IntakeStage:
     """Batches of all sources, into one store."""
 
     def __init__(self, known: Store, errors: InternalErrors) -> None:
-        self.communicators = Communicators(known)
+        self.names = NameLimits(known)
+        self.communicators = Communicators(known, self.names)
         self.group_names = GroupNames(known)
         self.series = SeriesBook(known)
         self.contents = UsageCounts(known)
         self.patterns = Patterns(known)
         self._store = known
         self._errors = errors
-        self._resolver = BatchResolver(known)
+        self._resolver = BatchResolver(known, self.names)
         self._tuning = TuningJoin(known)
         self._init_lines = InitLines(known)
         self._unplaced, self._uncounted = _UncountedBacklog(), _UncountedBacklog()
@@ -208,7 +210,9 @@ class IntakeStage:
             self._unplaced.append(arrived.operations, arrived.tunings)
         else:
             operations = logged_operations(arrived.operations)
+            self.names.source = arrived.source
             self.communicators.place(operations, arrived.events, arrived.event_processes)
+            self.names.source = None
             completed = self.communicators.completed
             self._init_lines.ingest_lines(arrived.source, completed, batch.tuning_tables, batch.facts)
             if self.group_names.ingest_lines(job, arrived.source, completed, batch.facts):
@@ -217,14 +221,14 @@ class IntakeStage:
             self._uncounted.append(operations, arrived.tunings)
         return arrived
 
-    def captured_processes(self, batch: Batch, job: str) -> Iterator[tuple[CaptureSeen, dict[int, int]]]:
+    def captured_processes(self, batch: Batch, job: str, source: int) -> Iterator[tuple[CaptureSeen, dict[int, int]]]:
         """Finished captures of a batch, each with the process index of each of its pids."""
         for capture in batch.captures:
             if capture.graph_launches:
                 self._store.skipped[_WHOLE_GRAPH] += capture.graph_launches
             if _SESSION_START in capture.missing:
                 continue  # its times count from 0: it covers nothing that could be named
-            yield capture, {pid: self._resolver.process(job, capture.host, pid) for pid in capture.pids}
+            yield capture, {pid: self._resolver.process(job, capture.host, pid, source) for pid in capture.pids}
 
     @property
     def is_full(self) -> bool:
@@ -234,6 +238,7 @@ class IntakeStage:
     def drain_placed(self) -> Iterator[tuple[Columns, Columns]]:
         """Operations (rows.PLACED) that wait to be counted, and TUNING lines; nothing if there are none."""
         self._place()
+        self.names.report_refused()
         if self._uncounted.rows:
             yield self._uncounted.drain()
 

@@ -31,7 +31,7 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _UNREPORTED: Final = -2
-_FIRST_CAPACITY: Final = 64
+_FIRST_CAPACITY: Final = 8
 _SOON: Final = 16
 """Collectives of which a rank may lack so many and one more is about as many lines as are lost at once; if it lacks
 more, it was not observed."""
@@ -193,7 +193,9 @@ class CollectiveJoin:
         now_ns: int,
     ) -> None:
         """One rank's collectives that are decided: with a kernel, or known to have none."""
-        buffer = self._buffers.setdefault(communicator, _Buffer(size))
+        buffer = self._buffers.get(communicator)
+        if buffer is None:
+            buffer = self._buffers[communicator] = _Buffer(size)
         if buffer.shift[rank]:
             coll_seq = coll_seq + buffer.shift[rank]
         in_time = coll_seq >= buffer.base

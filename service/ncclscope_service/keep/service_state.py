@@ -204,6 +204,7 @@ class ServiceState:
     def __init__(self, settings: PipelineSettings | None = None) -> None:
         self.pipeline = Pipeline(settings)
         self.pipeline.errors.are_isolated = True
+        self.pipeline.limit_names()
         self.agents: dict[str, KnownAgent] = {}
         """By id; shared with the receiver."""
         self.aliases = Aliases()

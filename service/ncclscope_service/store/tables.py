@@ -104,6 +104,8 @@ class Store:
     processes: list[Process] = field(default_factory=list[Process])
     process_job: list[str] = field(default_factory=list[str])
     """Job of each process, by process index."""
+    process_agent: list[str] = field(default_factory=list[str])
+    """The agent that named each process first, by process index."""
     process_version: dict[int, str] = field(default_factory=dict[int, str])
     """NCCL version of a process, if a line said it, or else the only one its source or job printed."""
     process_source: dict[int, int] = field(default_factory=dict[int, int])

@@ -35,7 +35,7 @@ class _Service:
                     np.arange(self.store.kernels.next_id - amount, self.store.kernels.next_id)
                 )
             for capture in batch.captures:
-                pids = {pid: self.reading.intake.process("j", capture.host, pid) for pid in capture.pids}
+                pids = {pid: self.reading.intake.process("j", capture.host, pid, 0) for pid in capture.pids}
                 self.alignment.ingest_capture(capture, pids)
 
     def operations(self, ids: Ids | None = None) -> Columns:

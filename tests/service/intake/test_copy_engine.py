@@ -53,10 +53,10 @@ class _Job:
         self.reading.feed(batch)
         ids = self.reading.store.kernels.next_id
         self.alignment.ingest_kernels(np.arange(ids - len(kernels), ids))
-        self.alignment.ingest_capture(batch.captures[0], {pid: self.reading.intake.process("j", "node1", pid)})
+        self.alignment.ingest_capture(batch.captures[0], {pid: self.reading.intake.process("j", "node1", pid, 0)})
 
     def _columns(self, pid: int, tunings: Sequence[Tuning]) -> Columns:
-        process = self.reading.intake.process("j", "node1", pid)
+        process = self.reading.intake.process("j", "node1", pid, 0)
         columns = np.zeros(len(tunings), rows.TUNING)
         for index, each in enumerate(tunings):
             columns[index] = (

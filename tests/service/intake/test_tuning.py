@@ -24,7 +24,7 @@ class _Service:
         lines = [each for each in what if isinstance(each, Line)]
         tunings = [each for each in what if isinstance(each, Tuning)]
         ids = self.reading.feed(log_batch(lines, pid=pid))
-        process = self.reading.intake.process("j", "node1", pid)
+        process = self.reading.intake.process("j", "node1", pid, 0)
         self.join.ingest_lines(ids, _columns(process, tunings))
         return ids
 
