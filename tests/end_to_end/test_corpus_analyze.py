@@ -69,7 +69,8 @@ def _sql_durations(export: Path) -> Counter[tuple[str, int]]:
     with sqlite3.connect(f"file:{export}?mode=ro", uri=True) as connection:
         rows = connection.execute(
             "SELECT s.value, k.end - k.start FROM CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.shortName "
-            "WHERE s.value LIKE 'ncclKernel%' OR s.value LIKE 'ncclDevKernel%' OR s.value LIKE 'ncclSym%DevKernel%'"
+            "WHERE s.value LIKE 'ncclKernel%' OR s.value LIKE 'ncclDevKernel%' OR s.value LIKE 'ncclSym%DevKernel%' "
+            "OR s.value LIKE 'mscclKernel%'"  # of MSCCL's fork of NCCL: communication, of a library of its own
         ).fetchall()
     connection.close()
     return Counter((name, duration) for name, duration in rows)
@@ -89,7 +90,8 @@ def test_kernels_of_real_exports_have_the_durations_that_sql_gives(corpus: Path,
         out = tmp_path / export.stem
         done = run_command("analyze", str(export), "--out", str(out))
         assert done.returncode == 0, done.stderr
-        kernels = pq.read_table(out / "kernels.parquet", columns=["name", "start_ns", "end_ns"]).to_pylist()
+        kernels = pq.read_table(out / "kernels.parquet", columns=["name", "library", "start_ns", "end_ns"]).to_pylist()
         assert Counter((row["name"], row["end_ns"] - row["start_ns"]) for row in kernels) == expected
+        assert all(row["library"] == ("MSCCL++" if row["name"].startswith("msccl") else "NCCL") for row in kernels)
         compared += sum(expected.values())
     assert compared > 0
