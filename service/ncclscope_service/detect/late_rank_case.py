@@ -5,6 +5,7 @@ An accused rank may have been kept waiting itself: by peers, sends, receives or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Final
@@ -447,21 +448,25 @@ def waits_in_pipelines(
     group: Group, waits: ExchangeTimes, context: Context
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
     """How long each rank of a group waited in its pipeline's sends and receives: when steps began, and waits by rank
-    and step, of the steps that are known of all, without the newest; None if there are fewer than windows.
+    and step, without the newest; None if there are fewer steps than windows.
+
+    Only steps of which most were seen: where a line is lost, and pairs of Sends and Recvs wait for one, a rank
+    seems not to wait.
     """
-    of_rank: dict[int, dict[int, int]] = {rank: {} for rank in group.global_ranks}
+    waited: dict[int, Counter[int]] = {rank: Counter() for rank in group.global_ranks}
+    whole: dict[int, set[int]] = {rank: set() for rank in group.global_ranks}
     for communicator, pipeline in context.groups.items():
         if pipeline.parallelism == "PP":
             for own, rank in enumerate(pipeline.global_ranks):
-                if rank in of_rank:
-                    of_rank[rank] |= waits.times_of(communicator, own)
-    steps = sorted(set.intersection(*(set(each) for each in of_rank.values())))[:-1]
+                if rank in waited:
+                    waited[rank].update(waits.times_of(communicator, own))
+                    whole[rank] |= waits.whole_steps_of(communicator, own)
+    steps = sorted(set.intersection(*whole.values()))[:-1]
     count = min(len(steps), WINDOWS * steps_per_window(context)) // WINDOWS * WINDOWS
     if not count:
         return None
     chosen = steps[-count:]
-    waited = np.array([[each[at] for at in chosen] for each in of_rank.values()], np.float64)
-    return np.asarray(chosen, np.int64), waited
+    return np.asarray(chosen, np.int64), np.array([[each[at] for at in chosen] for each in waited.values()], np.float64)
 
 
 def hidden_lateness(

@@ -16,6 +16,7 @@ the same work: what one spends there beyond the others was caused by another ran
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -466,6 +467,10 @@ class ExchangeTimes:
     """Time in sends and receives, by communicator, its rank and step."""
 
     _by_member: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict[tuple[int, int], "dict[int, int]"])
+    _launches: dict[tuple[int, int], Counter[int]] = field(default_factory=dict[tuple[int, int], "Counter[int]"])
+    """How many were seen, likewise."""
+    _most_launches: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
+    """By communicator and rank: in any step so far."""
 
     def ingest_exchanges(self, exchanges: Columns, step_ns: int, keep: int, *, of: str = "busy_ns") -> None:
         """Takes launches of sends and receives (`rows.COLLECTIVE` with a rank); `keep` steps of each member stay. `of`:
@@ -475,27 +480,39 @@ class ExchangeTimes:
             return
         at = exchanges["end_true_ns"] // step_ns * step_ns
         keys, inverse = distinct_together(exchanges["communicator"], exchanges["rank"], at)
-        sums = [0] * len(keys[0])
+        sums, amounts = [0] * len(keys[0]), np.bincount(inverse).tolist()
         for place, busy_ns in zip(inverse.tolist(), exchanges[of].tolist(), strict=True):
             sums[place] += busy_ns
-        for communicator, rank, at_ns, busy_ns in zip(*(each.tolist() for each in keys), sums, strict=True):
+        columns = (*(each.tolist() for each in keys), sums, amounts)
+        for communicator, rank, at_ns, busy_ns, amount in zip(*columns, strict=True):
             mine = self._by_member.get((communicator, rank))
             if mine is None:
                 if len(self._by_member) >= _MOST_MEMBERS:
                     continue
                 mine = self._by_member[communicator, rank] = {}
             mine[at_ns] = mine.get(at_ns, 0) + busy_ns
+            launches = self._launches.setdefault((communicator, rank), Counter())
+            launches[at_ns] += amount
+            self._most_launches[communicator, rank] = max(self._most_launches[communicator, rank], launches[at_ns])
             if len(mine) > 2 * keep:
                 for old in sorted(mine)[:-keep]:
-                    del mine[old]
+                    del mine[old], launches[old]
 
     def times_of(self, communicator: int, rank: int) -> dict[int, int]:
         """By step: ns in sends and receives of this rank; empty if none was seen."""
         return self._by_member.get((communicator, rank), {})
 
+    def whole_steps_of(self, communicator: int, rank: int) -> set[int]:
+        """The steps of which more than half of the sends and receives of this rank were seen, by what others have."""
+        most = self._most_launches[communicator, rank]
+        launches = self._launches.get((communicator, rank), Counter())
+        return {at_ns for at_ns, amount in launches.items() if 2 * amount > most}
+
     def clear(self) -> None:
         """Forgets all: steps have another length from now on."""
         self._by_member.clear()
+        self._launches.clear()
+        self._most_launches.clear()
 
 
 def steps_per_window(context: Context) -> int:

@@ -292,3 +292,18 @@ def test_lateness_that_a_pipeline_hides_is_information_and_a_jitter_of_waits_is_
         for finding in found:
             assert (finding.severity, finding.hosts, finding.evidence["cost_ratio"]) == (Severity.INFO, hosts[:1], 0.0)
             assert finding.evidence["hidden_ns"] == pytest.approx(5e6, rel=0.1)
+
+
+def test_a_rank_whose_receives_are_not_measured_any_more_is_not_taken_for_one_that_waits_less() -> None:
+    """From step 15 on a line is lost, and all but one exchange of ranks 4 and 5 wait for their peer's in vain."""
+    simulation, detector = Simulation(Job(jitter=0.01, exchange_ns=1e5)), LateRank()
+    for step, collectives in enumerate(simulation.steps(60)):
+        at_wait = np.flatnonzero(collectives["rank"] >= 0)
+        own = simulation.context.global_ranks_of(collectives[at_wait])
+        collectives["wait_ns"][at_wait[np.isin(own, (4, 5))]] = 20_000_000
+        is_lost = np.zeros(len(collectives), np.bool_)
+        for rank in (4, 5) if step >= 15 else ():
+            is_lost[at_wait[own == rank][1:]] = True
+            collectives["wait_ns"][at_wait[own == rank][0]] = 0 if rank == 5 else 20_000_000
+        detector.ingest_collectives(collectives[~is_lost], simulation.context)
+        assert detector.findings() == []
