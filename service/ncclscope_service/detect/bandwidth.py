@@ -28,13 +28,14 @@ from ncclscope_service.detect.comparable_groups import (
     Shape,
     SharedWires,
     Siblings,
+    Verdict,
     Wires,
     bytes_of,
     joined,
 )
 from ncclscope_service.detect.context import Context, Group, Ledger, name_of_groups
 from ncclscope_service.detect.settings import BandwidthSettings
-from ncclscope_service.detect.slow_link import Located, SlowGroup, locate_slow_groups, slow_link_finding
+from ncclscope_service.detect.slow_link import Leaning, Located, SlowGroup, locate_slow_groups, slow_link_finding
 from ncclscope_service.detect.statistics import QUICK, STEADY, DriftWatch, Drop, DropRule, DropWatch, medians
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.settings import SECOND_NS
@@ -42,8 +43,17 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
 _STEADY_WINDOW_NS: Final = 10_000_000_000
-_RIPENS: Final = 2
-"""Windows. Groups of one fault do not drop in the same one: what one cannot locate, two may."""
+_RIPENS: Final = BLOCK * BLOCKS + 1
+"""Windows since it began. Groups of one fault do not drop in the same one: what one cannot locate, two may."""
+_CLEARER_WITHIN: Final = 3 * BLOCK * BLOCKS
+"""Windows, and"""
+_CLEARER_WITHIN_STEPS: Final = 2 * BLOCK
+"""steps since a fault began, within which groups may be seen that tell where it is."""
+_STILL_USED_NS: Final = 300_000_000_000
+"""A group that was not seen for so long tells nothing."""
+_SHARE_OF_NOISE: Final = 0.6
+"""Standard error of the median of a block of windows, of which each is like the one before, in their scatter."""
+_LEAST_ERROR: Final = 0.02
 _QUICK_CONFIDENCE: Final = 0.7
 """By rule: a baseline of an hour proves most, a short one least."""
 _STEADY_CONFIDENCE: Final = 0.95
@@ -122,15 +132,16 @@ class BandwidthDrop:
         self._ledger = Ledger()
         self._context: Context | None = None
         self._newest_ns = 0
-        self._unlocated_since: dict[int, int] = {}
         self._slow: frozenset[int] = frozenset()
+        self._slow_since: dict[int, int] = {}
+        """The same groups, and since when."""
         self._worst: dict[int, deque[tuple[float, int]]] = {}
         """By communicator: level and number of the slowest collective of the last windows."""
 
     @property
     def slow_communicators(self) -> frozenset[int]:
         """Communicators, and links as the windows number them, that are slow now, by their past or their siblings."""
-        return frozenset(self._slow)
+        return self._slow
 
     @property
     def shapes(self) -> Sequence[Shape]:
@@ -186,21 +197,25 @@ class BandwidthDrop:
         return self._ledger.findings()
 
     def _judge(self, context: Context) -> None:
-        drops = self._drops(context)
-        slow, healthy = self._slow_and_healthy(drops, context)
-        if not context.clock_is_trusted:
-            slow = {}  # bandwidths of wrong kernels mean nothing
+        drops, verdicts = self._drops(context), self._siblings.verdicts(self.recent, self.shapes, context)
+        # bandwidths of wrong kernels mean nothing
+        slow = self._slow_groups(drops, verdicts) if context.clock_is_trusted else {}
         self._slow = frozenset(slow)
-        located = locate_slow_groups(slow, healthy, context)
+        self._slow_since = {
+            each: min(self._slow_since.get(each, one.since_ns), one.since_ns) for each, one in slow.items()
+        }
+        located, may_become_clearer = self._locate(slow, verdicts, context) if slow else ([], False)
         explained = {communicator for one in located for communicator in one.communicators}
         current = {
             self._key(one): self._with_collectives(slow_link_finding(one, slow, context), one.communicators, context)
             for one in located
         }
-        unlocated = {communicator: group for communicator, group in slow.items() if communicator not in explained}
-        self._unlocated_since = {c: self._unlocated_since.get(c, self._newest_ns) for c in unlocated}
         ripe_ns = self._newest_ns - _RIPENS * self.recent.window_ns
-        ripe = {c: g for c, g in unlocated.items() if self._unlocated_since[c] <= ripe_ns}
+        ripe = {
+            communicator: group
+            for communicator, group in slow.items()
+            if communicator not in explained and not may_become_clearer and self._slow_since[communicator] <= ripe_ns
+        }
         current |= self._unlocated(ripe, context)
         current |= self._drifts(context)
         for key, finding in current.items():
@@ -250,9 +265,7 @@ class BandwidthDrop:
                 drops[communicator] = found if known is None or found.share > known.share else known
         return drops
 
-    def _slow_and_healthy(
-        self, drops: dict[int, Drop], context: Context
-    ) -> tuple[dict[int, SlowGroup], frozenset[int]]:
+    def _slow_groups(self, drops: dict[int, Drop], verdicts: Iterable[Verdict]) -> dict[int, SlowGroup]:
         slow = {
             communicator: SlowGroup(
                 loss=found.share,
@@ -265,14 +278,8 @@ class BandwidthDrop:
             )
             for communicator, found in drops.items()
         }
-        healthy = self._healthy() - drops.keys()
-        for verdict in self._siblings.verdicts(self.recent, self.shapes, context):
-            if not verdict.is_slow:
-                if verdict.communicator not in drops:
-                    healthy.add(verdict.communicator)
-                continue
-            healthy.discard(verdict.communicator)
-            slow[verdict.communicator] = SlowGroup(
+        return slow | {
+            verdict.communicator: SlowGroup(
                 loss=verdict.loss,
                 level=verdict.level,
                 reference=verdict.reference,
@@ -280,7 +287,48 @@ class BandwidthDrop:
                 since_ns=verdict.since_ns,
                 confidence=_SIBLING_CONFIDENCE,
             )
-        return slow, frozenset(healthy & context.groups.keys())
+            for verdict in verdicts
+            if verdict.is_slow
+        }
+
+    def _locate(
+        self, slow: dict[int, SlowGroup], verdicts: Iterable[Verdict], context: Context
+    ) -> tuple[list[Located], bool]:
+        """Where the fault is, and whether groups that may tell more are still to be seen since it began.
+
+        What is healthy must have been so while the slow groups were slow: groups at the end of a step are seen less
+        often than those in the middle, and would acquit their hosts by what they were before. Several hosts are named
+        when no group can be expected to tell them apart.
+        """
+        since_ns = min(self._slow_since.values())
+        seen = self.recent.seen_since(since_ns)
+        compared = {verdict.communicator: verdict for verdict in verdicts if seen[verdict.shape] >= BLOCK}
+        leanings = {each: self._leaning(verdict, since_ns) for each, verdict in compared.items()}
+        least = context.settings.siblings.healthy_log_loss
+        healthy = (self._healthy() | {each for each, verdict in compared.items() if verdict.is_healthy}) - slow.keys()
+        healthy -= {each for each, leaning in leanings.items() if leaning.behind >= least}
+        is_judged = np.zeros(len(seen), np.bool_)
+        is_judged[self.recent.full()] = True
+        is_judged &= seen >= BLOCK
+        is_used = self.recent.at_ns[:, -1] >= self._newest_ns - _STILL_USED_NS
+        used: defaultdict[int, bool] = defaultdict(bool)
+        for shape, is_known in zip(self.shapes, (is_judged | ~is_used).tolist(), strict=False):
+            used[shape.communicator] |= is_known
+        unseen = {each for each, is_known in used.items() if not is_known} & context.groups.keys() - slow.keys()
+        located = locate_slow_groups(slow, frozenset(healthy & context.groups.keys() - unseen), context, leanings)
+        hosts = frozenset[str]().union(*(context.groups[each].host_set() for each in slow))
+        of_slow = max(seen[number] for number, shape in enumerate(self.shapes) if shape.communicator in slow)
+        is_early = of_slow < _CLEARER_WITHIN or self._newest_ns - since_ns < _CLEARER_WITHIN_STEPS * (
+            context.step_ns or 0
+        )
+        may_become_clearer = is_early and any(hosts & context.groups[each].host_set() for each in unseen)
+        return [each for each in located if len(each.hosts) == 1 or not may_become_clearer], may_become_clearer
+
+    def _leaning(self, verdict: Verdict, since_ns: int) -> Leaning:
+        """How far a group is behind its siblings since then."""
+        levels = self.recent.level[verdict.shape][self.recent.at_ns[verdict.shape] >= since_ns]
+        error = max(_SHARE_OF_NOISE * verdict.noise, _LEAST_ERROR)
+        return Leaning(behind=verdict.reference - float(np.median(levels)), error=error)
 
     def _healthy(self) -> set[int]:
         """Communicators whose series are all quiet, or unsuspicious while all that share their wires are quiet."""

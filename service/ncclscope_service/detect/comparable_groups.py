@@ -243,6 +243,11 @@ class RecentWindows:
                 kept[shape, :-1] = kept[shape, 1:]
                 kept[shape, -1] = new[name][late]
 
+    def seen_since(self, at_ns: int) -> NDArray[np.int64]:
+        """How many windows of each shape began then or later, 36 at most; there may be more rows than shapes."""
+        amounts: NDArray[np.int64] = (self._kept["at_ns"] >= at_ns).sum(axis=1)
+        return amounts
+
     def full(self) -> NDArray[np.intp]:
         """The shapes of which a dozen windows were seen."""
         return np.flatnonzero(self._seen >= _EARLY + _JUDGED)
@@ -346,6 +351,8 @@ def _link(group: Group, low: int, high: int) -> Link:
 _OLD_NS: Final = 600_000_000_000
 """Older windows of a group are not compared with its siblings' present ones. Within it, time between captures does not
 count: of a cycle of 100 s a capture may show 10 s."""
+_OVER_LIMIT: Final = 0.1
+"""In logarithms: a limit that is read from the topology may be a little low."""
 LEAST_HEALTHY: Final = 2
 """Groups that must agree, but for the one sibling of a group: then more must be missing, as nothing tells how much
 groups of the kind differ."""
@@ -356,14 +363,18 @@ class Verdict:
     """Result of comparing a communicator with its siblings in one shape."""
 
     communicator: int
+    shape: int
+    """Its number."""
     is_slow: bool
-    """False: healthy. Groups between both are not listed."""
+    is_healthy: bool
+    """Neither: it is between both."""
     loss: float
     """Share of the siblings' busbw that it lacks."""
     level: float
     reference: float
+    noise: float
+    """Scatter of single windows of such groups, each around its own median."""
     since_ns: int
-    healthy_siblings: int
 
 
 class Siblings:
@@ -373,7 +384,7 @@ class Siblings:
         self._slow: set[int] = set()
 
     def verdicts(self, recent: RecentWindows, shapes: Sequence[Shape], context: Context) -> list[Verdict]:
-        """Slow and healthy communicators, at most one verdict each: slow in any shape is slow."""
+        """The communicators that can be compared, one verdict each: slow in any shape is slow."""
         settings = context.settings.siblings
         full = recent.full()
         full = full[recent.at_ns[full, 0] >= recent.newest_ns - _OLD_NS]
@@ -387,14 +398,17 @@ class Siblings:
         for family in families.values():
             if len(family) < settings.least_groups:
                 continue
-            communicators = [shapes[number].communicator for number in family]
-            since_ns = recent.at_ns[family, 0]
-            for verdict in _compare(communicators, recent.level[family], since_ns, self._slow, settings):
+            limits = [context.groups[shapes[number].communicator].limit or math.inf for number in family]
+            for verdict in _compare(family, recent, shapes, np.log(limits), self._slow, settings):
                 known = by_communicator.get(verdict.communicator)
-                if known is None or (verdict.is_slow, verdict.loss) > (known.is_slow, known.loss):
+                if known is None or _weight(verdict) > _weight(known):
                     by_communicator[verdict.communicator] = verdict
         self._slow = {verdict.communicator for verdict in by_communicator.values() if verdict.is_slow}
         return list(by_communicator.values())
+
+
+def _weight(verdict: Verdict) -> tuple[bool, bool, float]:
+    return verdict.is_slow, verdict.is_healthy, verdict.loss
 
 
 def _likeness(group: Group) -> tuple[Hashable, ...]:
@@ -413,13 +427,19 @@ def scatter_of(levels: NDArray[np.float64]) -> float:
 
 
 def _compare(
-    communicators: list[int],
-    levels: NDArray[np.float64],
-    since_ns: NDArray[np.int64],
+    family: list[int],
+    recent: RecentWindows,
+    shapes: Sequence[Shape],
+    limits: NDArray[np.float64],
     already_slow: set[int],
     settings: SiblingsSettings,
-) -> list[Verdict]:
-    """Compares groups that do the same work, by their levels (group by window)."""
+) -> Iterator[Verdict]:
+    """Compares groups that do the same work, given by the numbers of their shapes.
+
+    `limits`: what their wires can carry, as a logarithm. None is slow against siblings that are beyond it: such a
+    bandwidth is a mistake of ours (of clocks, or of pairs).
+    """
+    levels, communicators = recent.level[family], [shapes[number].communicator for number in family]
     blocks = medians(levels.reshape(len(levels), BLOCKS, BLOCK))
     least_healthy = min(LEAST_HEALTHY, len(levels) - 1)
     sought = settings.least_log_loss if len(levels) > 2 else max(settings.least_log_loss, settings.pair_log_loss)
@@ -429,27 +449,28 @@ def _compare(
     behind = reference - blocks
     middles = medians(behind)
     least = np.maximum(sought, settings.spreads * spread)
+    noise = scatter_of(levels)
     # medians of four windows of a correlated series scatter nearly as much as single ones
-    slow = (behind > np.maximum(least, settings.noises * scatter_of(levels))).all(axis=1)
+    slow = (behind > np.maximum(least, settings.noises * noise)).all(axis=1)
     was_slow = np.array([communicator in already_slow for communicator in communicators])
     slow |= was_slow & (middles > settings.healed_log_loss)  # no flapping at the border
-    healthy = (behind < settings.healthy_log_loss).sum(axis=1) > BLOCKS / 2
-    amount = int(healthy.sum())
-    if amount < least_healthy:
-        return []
     own, middle = medians(blocks), float(medians(reference))
-    return [
-        Verdict(
+    slow &= (middle <= limits + _OVER_LIMIT) | (own > limits)
+    healthy = (behind < settings.healthy_log_loss).sum(axis=1) > BLOCKS / 2
+    if int(healthy.sum()) < least_healthy:
+        return
+    for place, number in enumerate(family):
+        yield Verdict(
             communicator=communicators[place],
+            shape=number,
             is_slow=bool(slow[place]),
+            is_healthy=bool(healthy[place] and not slow[place]),
             loss=1.0 - math.exp(-middles[place]),
             level=float(own[place]),
             reference=middle,
-            since_ns=int(since_ns[place]),
-            healthy_siblings=amount,
+            noise=noise,
+            since_ns=int(recent.at_ns[number, 0]),
         )
-        for place in np.flatnonzero(slow | healthy).tolist()
-    ]
 
 
 QUANTILE: Final = 75

@@ -1,11 +1,18 @@
-"""Slow groups that point at a host whose wires (NIC, NVLink, PCIe) are slow."""
+"""Slow groups that point at a host whose wires (NIC, NVLink, PCIe) are slow.
+
+Groups that are neither slow nor healthy for certain may still tell which of several hosts it is: groups over that host
+alone lack about as much as the slow ones, and groups over another one nothing.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from ncclscope_service.detect.context import Context, Group, names_of_hosts, names_of_ranks
 from ncclscope_service.store.records import Finding, FindingKind, Severity
@@ -33,6 +40,10 @@ def hosts_that_explain(slow: Sequence[frozenset[str]], healthy: Sequence[frozens
     return frozenset(named)
 
 
+_MOST_LEANING: Final = 3.0
+"""Logarithm of the odds by which groups over the same hosts count at most: they have their wires in common."""
+_LEAST_POSTERIOR: Final = 0.95
+"""Probability from which one of several hosts is named alone."""
 _LEAST_GROUPS_OF_RANKS: Final = 2
 """One slow group alone does not tell a card from the group's own work."""
 
@@ -53,6 +64,15 @@ class SlowGroup:
     """Length of the baseline; None if the reference are its siblings."""
 
 
+class Leaning(NamedTuple):
+    """How much bandwidth a group lacks against its siblings, since others are slow."""
+
+    behind: float
+    """As a difference of natural logarithms."""
+    error: float
+    """Its standard error."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """Slow groups that one set of hosts explains."""
@@ -63,10 +83,20 @@ class Located:
     healthy: int
     ranks: tuple[int, ...] = ()
     """If not all ranks of the host are slow: those that are, which share a network card or a link."""
+    certainty: float = 1.0
+    """Probability that it is these hosts and no others that explain the slow groups as well."""
 
 
-def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], context: Context) -> list[Located]:
-    """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none."""
+def locate_slow_groups(
+    slow: Mapping[int, SlowGroup],
+    healthy: frozenset[int],
+    context: Context,
+    leanings: Mapping[int, Leaning] = MappingProxyType({}),
+) -> list[Located]:
+    """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none.
+
+    `leanings`: of groups that can be compared.
+    """
     located: list[Located] = []
     if not slow:
         return located
@@ -76,7 +106,15 @@ def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], c
         by_siblings = any(slow[communicator].reference_is_siblings for communicator in suspects)
         if not suspects or not innocents or (len(suspects) < 2 and not by_siblings):
             continue
-        hosts = hosts_that_explain(list(suspects.values()), innocents)
+        hosts, certainty = hosts_that_explain(list(suspects.values()), innocents), 1.0
+        if len(hosts) > 1 and all(hosts <= wires for wires in suspects.values()):
+            lost = -math.log1p(-max(slow[communicator].loss for communicator in suspects))
+            seen = [
+                (context.groups[each].host_set(), leaning)
+                for each, leaning in leanings.items()
+                if each not in suspects and _is_between(context.groups[each]) == is_between
+            ]
+            hosts, certainty = _likeliest(hosts, lost, seen)
         settings = context.settings.bandwidth
         allowed = min(settings.most_hosts, max(1.0, settings.most_hosts_share * len(_all_hosts(context))))
         if not hosts:
@@ -88,9 +126,30 @@ def locate_slow_groups(slow: Mapping[int, SlowGroup], healthy: frozenset[int], c
                     is_between_hosts=is_between,
                     communicators=tuple(sorted(suspects)),
                     healthy=len(innocents),
+                    certainty=certainty,
                 )
             )
     return located
+
+
+def _likeliest(
+    hosts: frozenset[str], lost: float, seen: Sequence[tuple[frozenset[str], Leaning]]
+) -> tuple[frozenset[str], float]:
+    """Of hosts that explain the slow groups equally well, the one for which other groups speak, or all of them; and how
+    sure that is. `lost`: what the slow groups lack, as a difference of logarithms; `seen`: other groups.
+    """
+    by_wires: defaultdict[frozenset[str], list[Leaning]] = defaultdict(list[Leaning])
+    for wires, leaning in seen:
+        if len(wires & hosts) == 1:
+            by_wires[wires].append(leaning)
+    odds = dict.fromkeys(hosts, 0.0)
+    for wires, leanings in by_wires.items():
+        (host,) = wires & hosts
+        behind, error = (statistics.median(values) for values in zip(*leanings, strict=True))
+        odds[host] += min(max((behind - lost / 2) * lost / error**2, -_MOST_LEANING), _MOST_LEANING)
+    best = max(hosts, key=lambda host: odds[host])
+    posterior = 1 / sum(math.exp(each - odds[best]) for each in odds.values())
+    return (frozenset({best}), posterior) if posterior >= _LEAST_POSTERIOR else (hosts, 1.0)
 
 
 def _by_ranks(
@@ -146,7 +205,7 @@ def slow_link_finding(located: Located, slow: Mapping[int, SlowGroup], context: 
         ranks=located.ranks or _ranks_on(located, context),
         hosts=hosts,
         since_ns=min(group.since_ns for group in groups.values()),
-        confidence=round(max(group.confidence for group in groups.values()) * certainty, 3),
+        confidence=round(max(group.confidence for group in groups.values()) * certainty * located.certainty, 3),
         summary=(
             f"{who} {where} {names_of_hosts(hosts)} "
             f"{'have' if many else 'has'} {100 * loss:.0f} % less bandwidth than {reference}, while "

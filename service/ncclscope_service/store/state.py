@@ -41,7 +41,9 @@ Part: TypeAlias = bytes | memoryview
 _Restored = TypeVar("_Restored")
 _Dtype: TypeAlias = "np.dtype[Any]"
 
-RENAMED: Final[dict[str, str]] = {}
+RENAMED: Final[dict[str, str]] = {
+    "ncclscope_service.detect.bandwidth:BandwidthDrop._unlocated_since": "_slow_since",
+}
 """Names in states of earlier builds, and what they are called today:
 
 "package.module": "package.other"                               a module that moved

@@ -6,7 +6,13 @@ from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
 from ncclscope_service.detect.bandwidth import BandwidthDrop
 from ncclscope_service.detect.context import Context, Group
-from ncclscope_service.detect.slow_link import SlowGroup, hosts_that_explain, locate_slow_groups, slow_link_finding
+from ncclscope_service.detect.slow_link import (
+    Leaning,
+    SlowGroup,
+    hosts_that_explain,
+    locate_slow_groups,
+    slow_link_finding,
+)
 from ncclscope_service.detect.statistics import STEADY, DriftWatch, Drop, DropWatch
 from ncclscope_service.store.records import Finding, FindingKind
 
@@ -144,3 +150,20 @@ def test_a_card_that_some_ranks_of_a_host_share_is_located_by_them() -> None:
     finding = slow_link_finding(located, slow, context)
     assert (finding.ranks, finding.hosts) == ((2,), ("node1",))
     assert finding.summary.endswith("check the NIC, cable and switch port of rank 2")
+
+
+@pytest.mark.parametrize(("behind", "hosts"), [(0.21, {"node1"}), (0.11, {"node1", "node3"})])
+def test_groups_that_are_not_slow_for_certain_tell_which_of_two_hosts_it_is(behind: float, hosts: set[str]) -> None:
+    """The link between two hosts is slow; groups over either of them lack about as much, nothing, or half of it."""
+    groups = {
+        0: group("pp0", "PP", (2, 6)), 1: group("pp1", "PP", (0, 4)),
+        2: group("dp0", "DP", (0, 2)), 3: group("dp1", "DP", (4, 6)),
+    }  # fmt: skip
+    lost = SlowGroup(
+        loss=0.2, level=np.log(32e9), reference=np.log(40e9), reference_is_siblings=True, since_ns=1, confidence=0.9
+    )
+    leanings = {2: Leaning(behind=behind, error=0.07), 3: Leaning(behind=0.2 - behind, error=0.07)}
+    (located,) = locate_slow_groups({0: lost}, frozenset({1}), Context(job="job", groups=groups), leanings)
+    assert located.hosts == hosts
+    finding = slow_link_finding(located, {0: lost}, Context(job="job", groups=groups))
+    assert finding.confidence == pytest.approx(0.9 * (0.98 if len(hosts) == 1 else 0.5), abs=0.02)

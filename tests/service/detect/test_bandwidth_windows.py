@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -150,3 +151,47 @@ def test_short_jobs_whose_groups_jitter_or_are_slow_for_some_steps_are_quiet() -
     assert not any(short_job(range(0), 60, correlation=0.6, seed=seed) for seed in range(20))
     assert not short_job(range(20, 26), 60)
     assert not short_job(range(60, 70), 200)
+
+
+def test_groups_at_the_end_of_a_step_acquit_no_host_by_what_they_were_before_the_fault() -> None:
+    """Steps of 8 s: pipelines send all the step through, data-parallel groups reduce at its end. Host b is slow."""
+    pairs = {0: (0, 2), 1: (1, 3), 2: (4, 6), 3: (5, 7), 4: (0, 1), 5: (4, 5), 6: (2, 3), 7: (6, 7)}
+    groups = {
+        index: group(f"{'pp' if index < 4 else 'dp'}{index}", "PP" if index < 4 else "DP", pair,
+                     tuple(HOSTS[rank % 4] for rank in pair))
+        for index, pair in pairs.items()
+    }  # fmt: skip
+    random = np.random.default_rng(3)
+
+    def played() -> Iterator[Columns]:
+        for second in range(360):
+            yield np.concatenate(
+                [
+                    rows_of(index, second + 0.1, 40e9 * np.exp(random.normal(0, 0.03)) * (0.6 if slow else 1.0))
+                    for index, each in groups.items()
+                    if index < 4 or second % 8 == 7
+                    for slow in [second >= 200 and "b" in each.hosts]
+                ]
+            )
+
+    history = told(Context(job="job", groups=groups, step_ns=8 * SECOND), played())
+    assert {(finding.kind, finding.hosts) for found in history for finding in found} == {
+        (FindingKind.SLOW_LINK, ("b",))
+    }
+
+
+def test_none_is_slow_against_siblings_beyond_what_their_wires_can_carry() -> None:
+    """Clocks that are off between captures let the links of two hosts look half as fast again as they can be."""
+    groups = {
+        index: replace(group(f"dp{index}", "DP", (index, index + 4), HOSTS[:2] if index < 2 else HOSTS[2:]), limit=50e9)
+        for index in range(4)
+    }
+    for wrong, is_found in ((66e9, False), (49e9, True)):
+        history = told(
+            Context(job="job", groups=groups),
+            (
+                np.concatenate([rows_of(index, second, wrong if index < 2 else 35e9) for index in groups])
+                for second in range(40)
+            ),
+        )
+        assert bool(history[-1]) is is_found
