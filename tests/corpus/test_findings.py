@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.corpus, pytest.mark.slow]
 _TROUBLE = re.compile(
     rb"^[^#>`]{0,200}(?:Watchdog caught collective operation timeout: WorkNCCL"
     rb"|NCCL WARN (?:Cuda failure|No transport found|socketProgress: Connection closed)|Got completion with error"
+    rb"|NCCL WARN NET/OFI Unable to register memory"
     rb"|(?:\[rank\d+\]: [A-Z]|OutOfMemory|Runtime)\w*Error: (?!NCCL))",
     re.MULTILINE,
 )
