@@ -315,14 +315,15 @@ class BandwidthDrop:
         for shape, is_known in zip(self.shapes, (is_judged | ~is_used).tolist(), strict=False):
             used[shape.communicator] |= is_known
         unseen = {each for each, is_known in used.items() if not is_known} & context.groups.keys() - slow.keys()
-        located = locate_slow_groups(slow, frozenset(healthy & context.groups.keys() - unseen), context, leanings)
+        acquitted = frozenset(healthy & context.groups.keys() - unseen)
+        located = locate_slow_groups(slow, acquitted, context, leanings, used.keys())
         hosts = frozenset[str]().union(*(context.groups[each].host_set() for each in slow))
         of_slow = max(seen[number] for number, shape in enumerate(self.shapes) if shape.communicator in slow)
         is_early = of_slow < _CLEARER_WITHIN or self._newest_ns - since_ns < _CLEARER_WITHIN_STEPS * (
             context.step_ns or 0
         )
         may_become_clearer = is_early and any(hosts & context.groups[each].host_set() for each in unseen)
-        return [each for each in located if len(each.hosts) == 1 or not may_become_clearer], may_become_clearer
+        return located, may_become_clearer
 
     def _leaning(self, verdict: Verdict, since_ns: int) -> Leaning:
         """How far a group is behind its siblings since then."""

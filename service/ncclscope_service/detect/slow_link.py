@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -92,10 +92,11 @@ def locate_slow_groups(
     healthy: frozenset[int],
     context: Context,
     leanings: Mapping[int, Leaning] = MappingProxyType({}),
+    measured: Set[int] = frozenset(),
 ) -> list[Located]:
     """Hosts that explain slow groups, groups between hosts and groups within one apart; groups left out have none.
 
-    `leanings`: of groups that can be compared.
+    `leanings`: of groups that can be compared; `measured`: all whose bandwidth is measured, of which more may be.
     """
     located: list[Located] = []
     if not slow:
@@ -115,6 +116,10 @@ def locate_slow_groups(
                 if each not in suspects and _is_between(context.groups[each]) == is_between
             ]
             hosts, certainty = _likeliest(hosts, lost, seen)
+            others = [context.groups[each] for each in (leanings.keys() | measured) & context.groups.keys()]
+            may_tell = (_is_between(group) == is_between and len(group.host_set() & hosts) == 1 for group in others)
+            if len(hosts) > 1 and any(may_tell):
+                continue
         settings = context.settings.bandwidth
         allowed = min(settings.most_hosts, max(1.0, settings.most_hosts_share * len(_all_hosts(context))))
         if not hosts:
