@@ -40,6 +40,7 @@ from ncclscope_service.detect.late_rank_case import (
 from ncclscope_service.detect.statistics import ScatterByKind
 from ncclscope_service.detect.step_blame import (
     DEFAULT_STEP_NS,
+    MORE_STEPS,
     ROOTED,
     WINDOW_NS,
     WINDOWS,
@@ -95,7 +96,7 @@ class LateRank:
         usable = known & (collectives["last_rank"] >= 0) & (collectives["blame_ns"] >= 0)
         is_rooted = np.isin(collectives["op"], ROOTED)
         self._update_step_length(context)
-        keep = WINDOWS * steps_per_window(context) + 2
+        keep = WINDOWS * max(steps_per_window(context), MORE_STEPS) + 2
         remembered = max(keep, min(_REMEMBERED_NS // self._step_ns, _MOST_REMEMBERED))
         exchanges = row_ops.filter_rows(collectives, known & (collectives["rank"] >= 0))
         self._exchange_waits.ingest_exchanges(exchanges, self._step_ns, keep, of="wait_ns")
@@ -160,14 +161,24 @@ class LateRank:
         self._judge_hidden(context, is_clear=is_clear)
 
     def _accusations(self, communicators: list[int], context: Context) -> list[Case]:
-        """The case of each group that is firm, or may explain one that is."""
-        judged = self._blames.judged(communicators, steps_per_window(context))
+        """The case of each group that is firm, or may explain one that is; by more steps if steps are long and a few of
+        them do not suffice.
+        """
+        window = steps_per_window(context)
+        judged = self._blames.judged(communicators, window)
         pooled = self._scatter.firmness(judged, context)
-        return [
-            case
+        cases = {
+            case.communicator: case
             for groups, firm in zip(judged, pooled, strict=True)
-            for case in strongest_cases(groups, firm, self._blames, context)
-        ]
+            for case in strongest_cases(groups, firm, self._blames, context, window)
+        }
+        least = context.settings.late_rank.evidence
+        unsure = [each for each in communicators if each not in cases or cases[each].log_evidence < least]
+        for groups in self._blames.judged(unsure, MORE_STEPS) if window < MORE_STEPS else ():
+            for case in strongest_cases(groups, np.zeros(groups.blames.shape[:2]), self._blames, context, MORE_STEPS):
+                if case.log_evidence >= least:
+                    cases[case.communicator] = case
+        return list(cases.values())
 
     def _judge_hidden(self, context: Context, *, is_clear: bool) -> None:
         """Names, as information, ranks whose lateness a pipeline hides, but no further one while one may be late that

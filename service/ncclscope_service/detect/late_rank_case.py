@@ -6,7 +6,7 @@ An accused rank may have been kept waiting itself: by peers, sends, receives or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +41,12 @@ from ncclscope_wire.terms import NO_NUMBER, OPERATIONS
 
 _JITTER: Final = 0.01
 """Share of a step by which ranks of healthy jobs jitter, as far as the steps that were seen do not tell."""
+_LEAST_JITTER: Final = 0.002
+"""The same, however steady all ranks look."""
+_LEAST_ALIKE: Final = 3
+"""Other groups of a kind, and"""
+_LEAST_STEPS_ALIKE: Final = 8
+"""steps that tell how much ranks jitter."""
 _MANY_STEPS: Final = 16
 """Steps in three whole windows, or more, that firmness alone tells from jitter: it was tried on years of windows."""
 _NOT_ENOUGH: Final = 0.1
@@ -123,11 +129,14 @@ class _Candidates:
     by mere chance."""
 
 
-def strongest_cases(judged: JudgedGroups, pooled: Firmness, blames: StepBlames, context: Context) -> list[Case]:
+def strongest_cases(
+    judged: JudgedGroups, pooled: Firmness, blames: StepBlames, context: Context, window: int
+) -> list[Case]:
     """The firmest case of each group that is worth naming: by all operations of a step, the largest blames, or each
-    kind. `pooled`: the firmness of the ranks in each view against all groups of their kind.
+    kind. `pooled`: the firmness of the ranks in each view against all groups of their kind; `window`: steps in a whole
+    window.
     """
-    found = _candidates(judged, pooled, context)
+    found = _candidates(judged, pooled, context, window)
     firmest: dict[int, int] = {}
     for view in np.flatnonzero(found.is_considerable).tolist():
         group = int(judged.group[view])
@@ -136,7 +145,7 @@ def strongest_cases(judged: JudgedGroups, pooled: Firmness, blames: StepBlames, 
     return [_case(judged, found, view, blames, context) for _, view in sorted(firmest.items())]
 
 
-def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Candidates:
+def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context, window: int) -> _Candidates:
     groups = [context.groups[communicator] for communicator in judged.communicators]
     group, amount = judged.group, len(groups)
     margins = margins_over_others(judged.blames)
@@ -152,10 +161,15 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
     firm = np.maximum(firmness(own), pooled[views, rank])
     steps = judged.at_ns.shape[1]
     usual_step = context.step_ns or DEFAULT_STEP_NS
-    evidence = log_evidence(own, _JITTER * usual_step / places)
+    kinds = [
+        (groups[each].parallelism, int(op), judged.is_largest(view))
+        for view, (each, op) in enumerate(zip(group.tolist(), judged.op.tolist(), strict=True))
+    ]
+    evidence = log_evidence(own, usual_step / places * _jitter(own * places[:, None] / usual_step, kinds))
     settings = context.settings.late_rank
-    if steps >= max(_MANY_STEPS, WINDOWS_BAD * steps_per_window(context)):
-        evidence = np.where(firm >= settings.firmness, np.inf, np.minimum(evidence, settings.evidence - _NOT_ENOUGH))
+    if steps >= max(_MANY_STEPS, WINDOWS_BAD * window):
+        sure = np.inf if window == steps_per_window(context) else evidence
+        evidence = np.where(firm >= settings.firmness, sure, np.minimum(evidence, settings.evidence - _NOT_ENOUGH))
     ranks = np.array([each.global_ranks for each in groups])
     floors = 1e3 * np.array(
         [settings.least_same_host_us if len(each.host_set()) == 1 else settings.least_other_host_us for each in groups]
@@ -177,6 +191,24 @@ def _candidates(judged: JudgedGroups, pooled: Firmness, context: Context) -> _Ca
         log_evidence=evidence,
         is_considerable=is_considerable,
     )
+
+
+def _jitter(own: Margins, kinds: Sequence[Hashable]) -> NDArray[np.float64]:
+    """How much ranks of a healthy job jitter, by view, as a share of a step: by what other groups of the same kind show
+    if there are enough of them. `own`: margins of the rank that leads each view, as shares of a step.
+    """
+    jitter = np.full(len(own), _JITTER)
+    off = own - medians(own)[:, None]
+    scatter = np.sqrt(np.mean(off**2, axis=1)) * (1.0 + 2.0 / np.sqrt(own.shape[1]))
+    of_kind: dict[Hashable, list[int]] = {}
+    for view, kind in enumerate(kinds):
+        of_kind.setdefault(kind, []).append(view)
+    for views in of_kind.values():
+        if len(views) > _LEAST_ALIKE and own.shape[1] >= _LEAST_STEPS_ALIKE:
+            for view in views:
+                others = max(scatter[each] for each in views if each != view)
+                jitter[view] = max(_LEAST_JITTER, others)
+    return jitter
 
 
 def _case(judged: JudgedGroups, found: _Candidates, view: int, blames: StepBlames, context: Context) -> Case:

@@ -41,7 +41,9 @@ stall is no late rank."""
 WINDOWS: Final = 4
 WINDOWS_BAD: Final = 3
 _LEAST_STEPS_PER_WINDOW: Final = 3
-"""Of long steps."""
+"""Of long steps, and"""
+MORE_STEPS: Final = 12
+"""how many of them if so few do not tell."""
 LARGEST: Final = 4
 """Blames of a rank in a step that are kept one by one."""
 _EARLY: Final = 3

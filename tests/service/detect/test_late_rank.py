@@ -59,6 +59,22 @@ def test_a_clear_case_is_named_within_ten_to_twenty_steps_of_any_length(
     assert seconds * 1e9 <= steps * simulation.context.step_ns
 
 
+def test_where_steps_are_long_more_of_them_show_a_faint_case() -> None:
+    job = Job(late_rank=5, late_ns=6e6, step_ns=2e9, jitter=0.01, rank_correlation=0.0)
+    _, _, history = run(job, 100)
+    assert [found[0].ranks for _, found in history if found][:1] == [(5,)]
+
+
+def test_steps_of_other_groups_that_are_steady_show_a_case_sooner() -> None:
+    def found(groups: int) -> list[tuple[int, ...]]:
+        job = Job(data=groups, step_ns=1e9, late_rank=5, late_ns=2e6, jitter=0.0005)
+        _, detector, _ = run(job, 15)
+        return [finding.ranks for finding in detector.findings()]
+
+    assert found(4) == [(5,)]
+    assert found(1) == []
+
+
 def test_a_healthy_job_names_nobody_in_its_first_steps() -> None:
     for seed in range(12):
         _, _, history = run(Job(jitter=0.05), 6, seed)
