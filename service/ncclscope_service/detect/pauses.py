@@ -110,6 +110,8 @@ _OFFSETS: Final = 512
 _NO_OFFSET: Final = -1
 _LEAST_STEPS: Final = 3
 """Steps after which the usual pause of a rank is known."""
+_CLEARLY: Final = 1.2
+"""How many times the second longest pause the longest one must be."""
 _FADES: Final = 0.999
 """Weight of a batch relative to the one after it."""
 _LONGEST_GAP_NS: Final = 5_000_000_000
@@ -134,7 +136,8 @@ class StepPauses:
         which a step may be over.
 
         That is the last mark itself, or the one after which the rank usually pauses longest between two steps (if a
-        pipeline fills, that pause is longer than the one at the step's end).
+        pipeline fills, that pause is longer than the one at the step's end), and clearly so: experts that compute for
+        times of their own make any of some equal pauses the longest.
         """
         amount = len(self._places)
         offset, is_known = self._offset[:amount], self._steps[:amount] >= _LEAST_STEPS
@@ -142,7 +145,8 @@ class StepPauses:
         behind = np.flatnonzero(is_known & (offset > 0))
         seen = self._seen[behind]
         usual = np.where(seen > 0, self._gaps[behind] / np.maximum(seen, 1e-9), 0.0)
-        is_resting[behind] = offset[behind] == usual.argmax(axis=1)
+        longest = np.partition(usual, -2, axis=1)[:, -2:]
+        is_resting[behind] = (offset[behind] == usual.argmax(axis=1)) & (longest[:, 1] >= _CLEARLY * longest[:, 0])
         return np.fromiter(self._places, np.int64, amount), is_known, is_resting
 
     def ingest_operations(

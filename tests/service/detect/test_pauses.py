@@ -61,10 +61,13 @@ STEP = (-1, -1, 0, -1, 1, -1)
 MILLISECOND = 1_000_000
 
 
-def rest_after(operations: int, portions: int) -> tuple[bool, bool]:
-    """Of the first of two ranks, which is a step ahead of the other: whether it is known, and whether it rests."""
+def rest_after(operations: int, portions: int, longest: int = 80) -> tuple[bool, bool]:
+    """Of the first of two ranks, which is a step ahead of the other: whether it is known, and whether it rests.
+
+    `longest`: the pause in front of a step's first operation, in ms; all others are 20.
+    """
     phases = np.tile(np.array(STEP, np.int64), operations // len(STEP) + 1)[:operations]
-    gaps = np.where(np.arange(operations) % len(STEP) == 0, 80, 20) * MILLISECOND
+    gaps = np.where(np.arange(operations) % len(STEP) == 0, longest, 20) * MILLISECOND
     rests, times = StepPauses(), np.cumsum(gaps)
     ahead = len(STEP)
     phases, times = np.append(np.array(STEP, np.int64), phases), np.append(np.arange(ahead), times)
@@ -80,6 +83,10 @@ def rest_after(operations: int, portions: int) -> tuple[bool, bool]:
 def test_a_rank_rests_behind_a_steps_last_mark_and_where_the_longest_gap_between_two_steps_is() -> None:
     resting = [rest_after(operations, 7)[1] for operations in range(60, 66)]
     assert resting == [True, False, False, False, False, True]
+
+
+def test_of_pauses_that_are_about_equal_none_is_a_rest() -> None:
+    assert [rest_after(operations, 7, longest=22)[1] for operations in range(60, 66)] == [False] * 5 + [True]
 
 
 def test_portions_make_no_difference() -> None:
