@@ -57,7 +57,7 @@ _LEAST_ERROR: Final = 0.02
 _QUICK_CONFIDENCE: Final = 0.7
 """By rule: a baseline of an hour proves most, a short one least."""
 _STEADY_CONFIDENCE: Final = 0.95
-_SIBLING_CONFIDENCE: Final = 0.85
+_SIBLING_CONFIDENCE: Final = 0.95
 _DRIFT_CONFIDENCE: Final = 0.8
 _WINDOWS_SHOWN: Final = 8
 _COLLECTIVES_SHOWN: Final = 8

@@ -43,8 +43,8 @@ from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER
 
-_SURE, _UNSURE, _INSIDE = 0.9, 0.6, 0.7
-"""Confidence: a missing rank that waits for nobody, one that waits itself or counts with losses, all ranks inside."""
+_SURE, _UNSURE, _NOBODY = 0.95, 0.6, 0.9
+"""Confidence: a missing rank that waits for nobody, one that waits itself or counts with losses, nobody is named."""
 _COLLECTIVES_SHOWN: Final = 8
 
 
@@ -136,7 +136,9 @@ def inside_finding(
     if mismatch is None:
         return replace(
             _finding(HangState.INSIDE, first, stuck, silent_ns, since_ns, context),
-            summary=f"{what} and nothing since, for {duration_text(silent_ns)}: they are stuck in it",
+            summary=(
+                f"{what} and nothing since, for {duration_text(silent_ns)}: they are stuck in it, or the job was killed"
+            ),
         )
     return replace(
         _finding(HangState.MISMATCHED, first, stuck, silent_ns, since_ns, context),
@@ -168,7 +170,7 @@ def unclear_finding(
         _finding(HangState.STOPPED if is_even else HangState.UNCLEAR, first, stuck, silent_ns, since_ns, context),
         comm_id=None,
         parallelism=None,
-        confidence=_UNSURE,
+        confidence=_NOBODY if is_even else _UNSURE,
         summary=f"the job has enqueued nothing for {duration_text(silent_ns)}{',' if is_even else ';'} {why}",
     )
 
@@ -185,7 +187,7 @@ def _finding(
         comm_id=first.group.comm_id,
         parallelism=first.group.parallelism,
         since_ns=since_ns,
-        confidence=_INSIDE,
+        confidence=_NOBODY,
         summary="",
         evidence={
             "state": state.value,
@@ -635,7 +637,7 @@ _MOST_MOMENTS: Final = 0.05
 """Share of earlier moments at which the job stood like this: no setting, as it is how often a kill is called a hang."""
 _BY_TIMES: Final = 0.95
 """Confidence. A job that was killed node by node, or whose files were copied one by one, leaves the same counts."""
-_BY_COUNTS, _BY_COUNTS_OF_ONE = 0.8, 0.6
+_BY_COUNTS, _BY_COUNTS_OF_ONE = 0.9, 0.6
 """The same without times, over several communicators and of one. Of 5,400 kills of simulated jobs 0.2 % look like the
 former and 0.7 % like the latter, most of these of jobs of one communicator with a rank late by a tenth of each step.
 """

@@ -427,7 +427,7 @@ def _finding(
         ranks=ranks,
         hosts=hosts,
         since_ns=found.at_ns,
-        confidence=0.9 if is_clear else 0.5,
+        confidence=0.95 if is_clear else 0.5,
         summary=f"{calls_text}{order if differs_in == 'order' else ''}",
         evidence={
             "coll_seq": seq,

@@ -391,7 +391,7 @@ def last_counts(behind: dict[int, int], ahead: dict[int, int] | None = None) -> 
 def test_last_counts_without_times_show_who_hung() -> None:
     found = hang_at_end(last_counts({5: 1}), CONTEXT)
     assert found is not None
-    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.8)
+    assert (found.ranks, found.hosts, found.confidence) == ((5,), ("node2",), 0.9)
     assert "the job ended in a hang: rank 5 (node2) never enqueued operation 400 of" in found.summary
     assert found.evidence["waiting_ranks"] == [0, 1, 2, 3, 4, 6, 7]
     alone = {index: group for index, group in GROUPS.items() if group.parallelism == "WORLD"}
