@@ -175,6 +175,55 @@ def test_a_file_written_anew_to_the_same_size_is_noticed_by_its_time() -> None:
     assert tail.on_read(b"", b"wxyz", 4).reason == "truncated"
 
 
+SECOND = 1_000_000_000
+
+
+def emptied(*, looks_s: list[float], size: int = 4, written_s: float = 0.0) -> Decision:
+    """What is decided about a file of 4 bytes, all read at 0 s, that is found empty at the last of these looks."""
+    tail = followed()
+    tail.on_look(4, 0, 1)
+    tail.on_read(b"abcd", b"abcd", 4)
+    for look_s in looks_s[:-1]:
+        modified_ns = 1 if look_s < written_s or not written_s else 2
+        tail.on_look(size, round(look_s * SECOND), modified_ns)
+    return tail.on_look(0, round(looks_s[-1] * SECOND), 3)
+
+
+@pytest.mark.parametrize(
+    ("looks_s", "reason"),
+    [
+        ([0.25, 0.5, 0.75, 1.0, 1.25], None),
+        ([0.25, 0.5, 0.75], "truncated"),
+        ([1.0, 1.26], "truncated"),
+        ([3600.0, 3600.9], None),
+        ([3600.0, 3601.1], "truncated"),
+        ([3600.0, 1.0], "truncated"),
+    ],
+    ids=[
+        "at rest for a second",
+        "for less",
+        "not looked at for a quarter of it",
+        "for an hour",
+        "not looked at for a second",
+        "clock set back",
+    ],
+)
+def test_a_file_that_was_emptied_lost_nothing_if_all_was_read_and_its_writer_was_at_rest(
+    looks_s: list[float], reason: str | None
+) -> None:
+    assert emptied(looks_s=looks_s) == Decision(verdict=Verdict.BEGIN_ANEW, reason=reason)
+
+
+def test_it_did_if_its_writer_was_busy_or_something_was_not_read() -> None:
+    looks_s = [0.25, 0.5, 0.75, 1.0, 1.25]
+    assert emptied(looks_s=looks_s, written_s=0.5).reason == "truncated"
+    tail = followed()
+    tail.on_look(9, 0, 1)
+    tail.on_read(b"abcd", b"abcd", 9)
+    tail.on_look(9, 2 * SECOND, 1)
+    assert tail.on_look(0, 2 * SECOND + 1, 2) == Decision(verdict=Verdict.BEGIN_ANEW, reason="truncated", lost_bytes=5)
+
+
 # Model: a file as a list of contents, each of which must come out as a prefix, in order
 
 

@@ -7,6 +7,7 @@ bits. *Source:* Stone and Partridge, "When the CRC and TCP checksum disagree", S
 from __future__ import annotations
 
 from itertools import count
+from typing import cast
 
 import msgpack
 import pytest
@@ -40,6 +41,10 @@ def turned(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
+
+
+def _packed(content: object) -> bytes:
+    return cast(bytes, msgpack.packb(content))
 
 
 def bits_that_matter(payload: bytes) -> list[int]:
@@ -81,7 +86,7 @@ def test_so_is_one_of_a_service(message: Message) -> None:
 
 
 def test_a_message_without_a_checksum_is_taken_from_disks_only() -> None:
-    payload = msgpack.packb({"kind": "acknowledge", "sequence": 3})
+    payload = _packed({"kind": "acknowledge", "sequence": 3})
     assert decode_message(payload) == Acknowledge(sequence=3)
     with pytest.raises(DamagedError, match="no checksum"):
         decode_message(payload, is_sent=True)
@@ -93,7 +98,7 @@ def test_what_peers_of_other_versions_say_needs_none() -> None:
         {"kind": "hello", "protocol_version": 2},
         {"kind": "refused", "reason": "wrong_version", "message": "2 and 3"},
     ):
-        assert decode_message(msgpack.packb(message), is_sent=True) in (decode_message(msgpack.packb(message)), refused)
+        assert decode_message(_packed(message), is_sent=True) in (decode_message(_packed(message)), refused)
 
 
 def test_a_batch_that_was_damaged_at_any_place_of_its_frame_arrives_once_when_it_is_sent_again() -> None:

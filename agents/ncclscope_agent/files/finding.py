@@ -25,6 +25,8 @@ from ncclscope_agent.sources.nccl_log.reader import MAX_LINE_BYTES, MAX_TEMPLATE
 _log = structlog.get_logger(__name__)
 
 _CROWDED_SHARE: Final = 0.75
+_FRONT_BYTES: Final = 65_536 + tail.HEAD_BYTES
+"""Holes end with a block of the file system: a block, and what is behind it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class OpenFile:
         self.reader: NcclLogReader | InspectorReader | None = None
         self.must_be_new = False
         """It was truncated: a position known for its key is of the content before."""
+        self.emptied_at: int | None = None
+        """Where a line would have begun next when it was truncated: there its writer goes on that does not append."""
         self.is_zone_open = is_zone_open
         """Its stamps may be of any zone."""
         self.zone_told_in: int | None = None
@@ -84,6 +88,19 @@ class OpenFile:
     def head(self) -> bytes:
         """Its first bytes, by which it is known."""
         return os.pread(self.handle, tail.HEAD_BYTES, 0)
+
+    def text(self) -> tuple[int, bytes]:
+        """Where its text begins, and the first bytes of that, which zeros precede if it was emptied under its writer.
+
+        NCCL opens its log with mode "w" and not "a", so after a copytruncate it writes where it stood, behind a hole.
+        """
+        head = self.head()
+        if not head.startswith(b"\0"):
+            return 0, head
+        begin = data_after(self.handle, 0)
+        found = os.pread(self.handle, _FRONT_BYTES, begin)
+        text = found.lstrip(b"\0")
+        return (begin + len(found) - len(text), text[: tail.HEAD_BYTES]) if text else (0, head)
 
     def size(self) -> int:
         """Bytes in it now."""
@@ -195,6 +212,7 @@ class FileFinder:
 
     def restart(self, file: OpenFile) -> None:
         """Begins again with a file whose content was replaced: it is another source from its beginning on."""
+        file.emptied_at = file.tail.offset if file.last_parsed.endswith(b"\n") else None
         file.tail = self._tail(file.tail.identity)
         file.reader = file.last_decision = None
         file.must_be_new = True

@@ -95,23 +95,25 @@ class FileReading:
 
     def begin(self, file: OpenFile, *, is_complete: bool = False) -> Begun:
         """Makes the reader of a file as soon as its identity is known."""
-        head = file.head()
-        print_of_head = tail.fingerprint(head, is_complete=is_complete or file.tail.is_away)
+        begin, text = file.text()
+        print_of_head = tail.fingerprint(text, is_complete=is_complete or file.tail.is_away)
         if print_of_head is None:
             return Begun.NOT_YET
         is_log = self._kind is SourceKind.NCCL_LOG
-        if recognise(head, file.path.name) in (_NOT_LOGS if is_log else _NOT_DUMPS):
+        if recognise(text, file.path.name) in (_NOT_LOGS if is_log else _NOT_DUMPS):
             self._skipped["file_not_a_log" if is_log else "file_not_inspector"] += 1
             return Begun.SOMETHING_ELSE
         key, position = self._start(file, print_of_head)
         reader = self._reader(Source(kind=self._kind, name=self._names.name(file.path), key=key), position, file.handle)
+        if begin and begin == file.emptied_at:
+            reader.pass_front_zeros()
         if position.end:
             reader.learn(self._context(file.handle, position.end))
             if data_after(file.handle, position.end) > position.end:
                 reader.tear()
         file.reader = reader
         file.last_parsed = file.before(position.end)
-        file.tail.start(position.end, head, file.last_parsed)
+        file.tail.start(position.end, file.head(), file.last_parsed)
         return Begun.READING
 
     def _reader(self, source: Source, position: Position, handle: int) -> NcclLogReader | InspectorReader:
@@ -131,7 +133,8 @@ class FileReading:
         """The bytes in front of a position from which a reader that resumes there has to learn."""
         if self._kind is SourceKind.INSPECTOR:
             return since_last_dump(handle, position)
-        return os.pread(handle, min(position, _LEARN_BYTES), 0).partition(b"\0")[0]
+        begin = min(data_after(handle, 0), position)
+        return os.pread(handle, min(position - begin, _LEARN_BYTES), begin).lstrip(b"\0").partition(b"\0")[0]
 
     def _start(self, file: OpenFile, print_of_head: str) -> tuple[str, Position]:
         """The key of a file, and the byte and line from which it is to be read.

@@ -12,6 +12,8 @@ Decides from what the shell saw (`files.py` opens, stats and reads); knows no fi
 A file is truncated when it is shorter than what was read, begins with other bytes than were read, or has others right
 in front of where reading goes on. NCCL opens its file with mode "w", so a job that starts again under the same name
 truncates, and in a container it writes the same first lines with the same pid: the last bytes tell, as pointers differ.
+One that is emptied (copytruncate) while its writer is at rest loses nothing, and leaves no gap. What is written between
+the last look and the moment it is emptied is seen by nobody: if the writer was busy, there is one, of 0 bytes or more.
 While nobody reads, a checksum of both places is kept with the position (`content_check`).
 Known loss: a file that is truncated and grows again to the same bytes in both places is taken for the old one.
 """
@@ -33,6 +35,10 @@ LAST_BYTES: Final = 256
 """As many of the bytes that were read last are compared too: they are read again with what follows them. Enough for a
 whole line of an operation: its end alone (communicator, stream) may be the same in every run of a job."""
 _HALF_BITS: Final = 32
+_REST_NS: Final = 1_000_000_000
+_REST_LOOKS: Final = 4
+"""A writer was at rest that wrote nothing for `_REST_NS`, and for so many times as long as nobody has looked since,
+which is less than `_REST_NS`."""
 _KEY: Final = re.compile(r"(\d+)-(\d+)-[0-9a-f]{16}(?:-\d+)?")
 
 
@@ -120,7 +126,7 @@ class Decision:
 
     verdict: Verdict
     reason: str | None = None
-    """The reason of the gap that this leaves: "truncated", "deleted" or "unreadable"."""
+    """The reason of the gap that this leaves: "truncated", "deleted" or "unreadable"; None: nothing was lost."""
     lost_bytes: int = 0
     """Bytes that were seen to be there and were never read."""
 
@@ -153,6 +159,10 @@ class Tail:
         self._last = b""
         self._is_away = False
         self._silent_since_ns: int | None = None
+        self._seen = 0, 0
+        self._changed_ns: int | None = None
+        self._looked_ns = 0
+        self._was_at_rest = False
 
     @property
     def unread_bytes(self) -> int:
@@ -191,6 +201,7 @@ class Tail:
 
         `now_ns` is of any clock; only its differences count. `has_name`: it costs nothing to hold it.
         """
+        self._note_rest((size, modified_ns), now_ns)
         if size != self._size:
             self._silent_since_ns = None
         self._size = size
@@ -245,9 +256,20 @@ class Tail:
         self.state = TailState.ENDED
         return Decision(verdict=Verdict.FINISH, reason=reason, lost_bytes=self.unread_bytes)
 
+    def _note_rest(self, seen: tuple[int, int], now_ns: int) -> None:
+        """Takes note of whether the writer was at rest up to the look before this one."""
+        unseen_ns = now_ns - self._looked_ns
+        rest_ns = 0 if self._changed_ns is None else self._looked_ns - self._changed_ns
+        self._was_at_rest = 0 <= unseen_ns < _REST_NS and rest_ns >= max(_REST_NS, _REST_LOOKS * unseen_ns)
+        if seen != self._seen or self._changed_ns is None:
+            self._seen, self._changed_ns = seen, now_ns
+        self._looked_ns = now_ns
+
     def _truncated(self) -> Decision:
         self.state = TailState.ENDED
         lost_bytes = max(0, self._verified_size - self.offset)
+        if self._was_at_rest and not lost_bytes:
+            return Decision(verdict=Verdict.BEGIN_ANEW)
         return Decision(verdict=Verdict.BEGIN_ANEW, reason="truncated", lost_bytes=lost_bytes)
 
     def _finish_if_silent(self, now_ns: int, grace_ns: int) -> Decision:

@@ -32,6 +32,8 @@ class LineCutter:
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
+        self._passes_zeros = False
+        self._front_zeros = 0
         self._pending = bytearray()
         self._overlong_bytes = 0
         self._has_hole = False
@@ -40,24 +42,29 @@ class LineCutter:
     @property
     def unfinished_bytes(self) -> int:
         """Bytes that were fed and wait for the end of their line."""
+        return self._front_zeros + self._line_bytes
+
+    @property
+    def _line_bytes(self) -> int:
         return len(self._pending) + self._overlong_bytes
 
     def ingest_bytes(self, data: bytes) -> CutLines:
         """The lines that these bytes finish."""
-        lines = data.split(b"\n")
+        lines = self._behind_front_zeros(data).split(b"\n")
         rest = lines.pop()
         if not lines:
             self._keep(rest)
             return CutLines([], 0)
-        length = self.unfinished_bytes + len(lines[0])
+        length = self._line_bytes + len(lines[0])
         if length > self._max_line_bytes or self._has_hole:
             self._look_for_hole(bytes(self._pending) + lines[0])
             lines[0] = self._stand_in()
         elif self._pending:
             lines[0] = bytes(self._pending) + lines[0]
+        excess = self._front_zeros + length - len(lines[0])
         self._clear()
         self._keep(rest)
-        return CutLines(lines, length - len(lines[0]))
+        return CutLines(lines, excess)
 
     def whole_lines(self, data: bytes) -> bytes:
         """The lines that these bytes finish in one piece, each with its newline; none if one is too long."""
@@ -73,12 +80,19 @@ class LineCutter:
 
     def ingest_zeros(self, count: int) -> None:
         """The same as `ingest_bytes` of `count` zeros, in constant time: a hole in the file."""
-        if self.unfinished_bytes + count <= self._max_line_bytes:
+        if self._passes_zeros:
+            self._front_zeros += count
+            return
+        if self._line_bytes + count <= self._max_line_bytes:
             self._keep(bytes(count))
             return
         self._look_for_hole(bytes(self._pending) + bytes(min(count, len(HOLE))))
-        self._overlong_bytes = self.unfinished_bytes + count
+        self._overlong_bytes = self._line_bytes + count
         self._pending.clear()
+
+    def pass_front_zeros(self) -> None:
+        """Says that zeros in front of the first line belong to none."""
+        self._passes_zeros = True
 
     def tear(self) -> None:
         """Says that bytes in front of the first ones are a hole: what they end is no whole line."""
@@ -86,16 +100,25 @@ class LineCutter:
 
     def drain_unfinished(self) -> bytes | None:
         """The last line, if the file does not end it; None if nothing waits."""
-        if not self.unfinished_bytes:
+        if not self._line_bytes:
+            self._clear()
             return None
         line = self._stand_in() if self._overlong_bytes or self._has_hole else bytes(self._pending)
         self._clear()
         return line
 
+    def _behind_front_zeros(self, data: bytes) -> bytes:
+        if not self._passes_zeros:
+            return data
+        rest = data.lstrip(b"\0")
+        self._front_zeros += len(data) - len(rest)
+        self._passes_zeros = not rest
+        return rest
+
     def _keep(self, data: bytes) -> None:
-        if self.unfinished_bytes + len(data) > self._max_line_bytes:
+        if self._line_bytes + len(data) > self._max_line_bytes:
             self._look_for_hole(bytes(self._pending) + data)
-            self._overlong_bytes = self.unfinished_bytes + len(data)
+            self._overlong_bytes = self._line_bytes + len(data)
             self._pending.clear()
         else:
             self._pending += data
@@ -115,7 +138,7 @@ class LineCutter:
 
     def _clear(self) -> None:
         self._pending.clear()
-        self._overlong_bytes = self._last_zeros = 0
+        self._overlong_bytes = self._last_zeros = self._front_zeros = 0
         self._has_hole = False
 
 
@@ -147,6 +170,10 @@ class LineReader:
     def unfinished_bytes(self) -> int:
         """Bytes behind `position` that were fed and wait for the end of their line."""
         return self._cutter.unfinished_bytes
+
+    def pass_front_zeros(self) -> None:
+        """Says, before anything is read, that a line begins behind the zeros that come first."""
+        self._cutter.pass_front_zeros()
 
     def tear(self) -> None:
         """Says, before anything is read, that `begin` lies in a hole: the first line is torn."""
