@@ -271,6 +271,7 @@ class StoreMaker:
         rows["template"], rows["member"] = template, member
         rows["process"] = self.store.members[member].process
         rows["seq"] = np.arange(amount)
+        rows["coll_seq"] = NO_NUMBER if group.op == "Send" else np.arange(amount)
         rows["message_bytes"] = group.message_bytes
         rows["observed_at_ns"] = times + 400_000_000
         rows["logged_at_ns"] = times - 3_000_000
@@ -647,6 +648,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8899, help="0: any; the port is printed")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
+    parser.add_argument("--per-minute", type=int, help="operations of each rank in each communicator")
     parser.add_argument("--logs-only", action="store_true")
     parser.add_argument("--empty", action="store_true")
     parser.add_argument("--silent", action="store_true", help="the job hangs, as its logs stand")
@@ -655,7 +657,7 @@ def main() -> None:
     service = FakeService(
         shape=Shape(nodes=asked.nodes, host_prefix=asked.host_prefix),
         now_ns=NOW_NS if asked.still else None,
-        per_minute=24 if asked.nodes <= 64 else 8,
+        per_minute=asked.per_minute or (24 if asked.nodes <= 64 else 8),
         with_kernels=not asked.logs_only,
         is_empty=asked.empty,
         is_silent=asked.silent,

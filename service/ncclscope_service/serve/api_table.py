@@ -14,10 +14,12 @@ import msgspec
 from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
 from ncclscope_service.show.finding_events import FindingEvent
-from ncclscope_service.show.job_charts import Timeline, TrafficView
 from ncclscope_service.show.lost_time import LostTimeView
+from ncclscope_service.show.one_collective import OneCollective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import StepsView
+from ncclscope_service.show.timeline import Timeline
+from ncclscope_service.show.traffic_square import TrafficView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,15 +222,45 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         faults=((404, "There is no such job or rank."),),
     ),
     ApiRoute(
+        path="/api/jobs/{job:path}/communicators/{alias}/collective",
+        operation="collective",
+        summary="One collective on all its ranks: when each arrived and how long it waited; null if none is in memory.",
+        answer=OneCollective | None,
+        parameters=(
+            Parameter(
+                name="sequence",
+                schema={"type": "integer", "minimum": 0},
+                description="Its number in the communicator; default: the one in which most was lost.",
+            ),
+            Parameter(
+                name="late_rank",
+                schema={"type": "integer", "minimum": 0},
+                description="Of those in which this global rank came last.",
+            ),
+        ),
+        faults=(
+            (400, "A parameter is not understood."),
+            (404, "There is no such job or communicator."),
+        ),
+    ),
+    ApiRoute(
         path="/api/jobs/{job:path}/timeline",
         operation="timeline",
-        summary="Kernels of the last seconds, waiting and transfer apart, bounded in number.",
+        summary=(
+            "Kernels of some seconds, waiting and transfer apart, with their sums: short neighbours are drawn "
+            "together, and stretches of which nothing is known are named."
+        ),
         answer=Timeline,
         parameters=(
             Parameter(
                 name="seconds",
                 schema={"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMELINE_SECONDS, "default": 2},
-                description="How much of what was recorded last.",
+                description="How long it is.",
+            ),
+            Parameter(
+                name="until_ns",
+                schema={"type": "integer", "minimum": 0},
+                description="Where it ends, on the reference clock; default: where the waiting of every lane is known.",
             ),
             Parameter(
                 name="communicator",

@@ -42,16 +42,12 @@ from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
 from ncclscope_service.show.details import JobQuery, communicator_detail, rank_detail, size_points
 from ncclscope_service.show.finding_events import FindingTracker
 from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
-from ncclscope_service.show.job_charts import (
-    timeline_of_communicator,
-    timeline_of_rank,
-    timeline_of_ranks,
-    traffic_input,
-    traffic_view,
-)
 from ncclscope_service.show.lost_time import lost_time_view
+from ncclscope_service.show.one_collective import one_collective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import steps_view
+from ncclscope_service.show.timeline import timeline_of_communicator, timeline_of_rank, timeline_of_ranks
+from ncclscope_service.show.traffic_square import traffic_input, traffic_view
 from ncclscope_service.store.records import Communicator
 from ncclscope_wire.errors import ConfigError
 
@@ -72,7 +68,7 @@ _MAX_BODY_BYTES: Final = 64 * 1024
 
 _Body = TypeVar("_Body", MarkRequest, ChangeRequest)
 
-_MAX_DIGITS: Final = 18
+_LARGEST: Final = 2**62
 """Of a number in a query; Python refuses to read thousands of them."""
 
 SECURITY_HEADERS: Final = {
@@ -360,17 +356,25 @@ class _JobAnswers:
 
     async def timeline(self, request: Request) -> Response:
         """The last seconds of a job, of a communicator or of a rank."""
-        seconds = _asked_seconds(request.query_params)
-        alias, rank = request.query_params.get("communicator"), request.query_params.get("rank")
+        seconds, until_ns = _asked_seconds(request.query_params), _whole(request.query_params, "until_ns")
+        alias, rank = request.query_params.get("communicator"), _whole(request.query_params, "rank")
 
         def make(asked: JobQuery, _: int) -> object:
             if alias:
-                return timeline_of_communicator(asked, _communicator(asked, alias), seconds)
-            if rank:
-                if not rank.isdecimal() or len(rank) > _MAX_DIGITS:
-                    raise HTTPException(400, f"rank must be a whole number, not {rank!r}")
-                return timeline_of_rank(asked, int(rank), seconds)
-            return timeline_of_ranks(asked, seconds)
+                return timeline_of_communicator(asked, _communicator(asked, alias), seconds, until_ns)
+            if rank is not None:
+                return timeline_of_rank(asked, rank, seconds, until_ns)
+            return timeline_of_ranks(asked, seconds, until_ns)
+
+        return self._answer(request, make)
+
+    async def collective(self, request: Request) -> Response:
+        """One collective on all its ranks."""
+        alias, query = request.path_params["alias"], request.query_params
+        sequence, late_rank = _whole(query, "sequence"), _whole(query, "late_rank")
+
+        def make(asked: JobQuery, _: int) -> object:
+            return one_collective(asked, _communicator(asked, alias), sequence=sequence, late_rank=late_rank)
 
         return self._answer(request, make)
 
@@ -478,6 +482,16 @@ def _asked_seconds(query: Mapping[str, str]) -> float:
     if not 0 < seconds <= MAX_TIMELINE_SECONDS:
         raise HTTPException(400, f"seconds must be above 0 and at most {MAX_TIMELINE_SECONDS:g}, not {text!r}")
     return seconds
+
+
+def _whole(query: Mapping[str, str], name: str) -> int | None:
+    """A parameter that is a whole number; None if it is not given. Raises HTTPException(400) for anything else."""
+    text = query.get(name) or None
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 20 or int(text) > _LARGEST:
+        raise HTTPException(400, f"{name} must be a whole number, not {text!r}")
+    return int(text)
 
 
 def asked_minutes(query: Mapping[str, str]) -> float | None:

@@ -1,17 +1,19 @@
 // The live page: the event stream in, the view that the address names drawn anew from each overview.
 
 import { drawBandwidth } from "./charts.js";
-import { drawSizes, drawTimeline, drawTraffic } from "./detail_charts.js";
+import { drawSizes, drawTraffic } from "./detail_charts.js";
 import { ask, askAgain, askForMissing } from "./details.js";
-import { byId, element, setText } from "./dom.js";
+import { byId, element, replace, setText } from "./dom.js";
+import { collectivePicture } from "./evidence.js";
 import { drawLostTime } from "./lost_time.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
 import { setSpan } from "./span.js";
 import { drawSteps, headline, stateLine, verdict } from "./steps.js";
+import { drawTimeline } from "./timeline.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
-const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, isPaused: false, extent: "" };
+const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, zoom: null, isPaused: false, extent: "" };
 const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
 
 const go = (hash) => { location.hash = hash; };
@@ -123,11 +125,12 @@ const askFor = (route, job) => {
   if (key === state.asked) return;
   state.asked = key;
   state.isPaused = false;
+  state.zoom = null;
   const at = job === null ? "" : encodeURIComponent(job.name);
   if (route.view === "health") return ask([{ path: "/api/settings", every: 5000, draw: drawSettings }]);
   if (job === null || route.view === "fleet") return ask([]);
   const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id,
-    draw: (found) => drawTimeline(byId(id), `${id}-note`, found, what, onLane) });
+    draw: (found) => drawTimeline(id, found, { what, onLane, onZoom: zoom }) });
   const toLane = (lane) => go(toRank(job.name, lane));
   if (route.view === "job") {
     ask([
@@ -143,6 +146,7 @@ const askFor = (route, job) => {
       { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text),
         draw: (found) => drawCommunicatorView(job, found) },
       { path: `${at}/lost-time?communicator=${alias}`, every: 5000, draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
+      { path: `${at}/communicators/${alias}/collective`, every: 5000, draw: drawCollective },
       keep(timeline("communicator-timeline", "communicator", toLane, `&communicator=${alias}`)),
     ]);
   } else {
@@ -155,7 +159,19 @@ const askFor = (route, job) => {
   return undefined;
 };
 
-const timelinePath = (at, query) => `${at}/timeline?seconds=${state.seconds}${query}`;
+// The collective of a communicator in which most was lost, and the timeline around it.
+const drawCollective = (found) => {
+  byId("collective-zoom").hidden = found === null;
+  replace(byId("collective"), found === null ? element("p", { class: "nothing" }, "Not recorded: no collective with the kernels of its ranks is in memory.") : collectivePicture(found));
+  if (found === null) return;
+  const length = Math.max(...found.ranks.map((each) => each.end_us)) * 1e-6;
+  byId("collective-zoom").onclick = () => zoom({ until_ns: Math.round(found.begin_ns + 2 * length * 1e9), seconds: 3 * length });
+};
+
+const timelinePath = (at, query) => {
+  const { seconds, until_ns: until } = state.zoom ?? { seconds: state.seconds };
+  return `${at}/timeline?seconds=${seconds}${until === undefined ? "" : `&until_ns=${until}`}${query}`;
+};
 const keep = (timeline) => {
   state.timeline = { at: timeline.path.split("/")[0], query: timeline.query };
   return timeline;
@@ -169,18 +185,19 @@ const drawChoices = () => {
       button.addEventListener("click", onClick);
       return button;
     };
-    parent.replaceChildren(element("span", { class: "switch" }, ...[0.5, 2, 10].map((seconds) => choice(`${seconds} s`, state.seconds === seconds, () => chooseSeconds(seconds)))),
-      choice(state.isPaused ? "go on" : "stop", state.isPaused, togglePause, "p"));
+    parent.replaceChildren(element("span", { class: "switch" }, ...[0.5, 2, 10].map((seconds) => choice(`${seconds} s`, state.zoom === null && state.seconds === seconds, () => look({ seconds })))),
+      state.zoom === null ? choice(state.isPaused ? "go on" : "stop", state.isPaused, togglePause, "p") : choice("zoom out", false, () => zoom(null), "double-click"));
   }
 };
 
-const chooseSeconds = (seconds) => {
+// Shows another stretch of the timeline: the last so many seconds, or what was dragged over.
+const look = ({ seconds = state.seconds, zoomed = null }) => {
   const old = timelinePath(state.timeline.at, state.timeline.query);
-  state.seconds = seconds;
-  state.isPaused = false;
+  Object.assign(state, { seconds, zoom: zoomed, isPaused: false });
   askAgain(old, timelinePath(state.timeline.at, state.timeline.query));
   drawChoices();
 };
+const zoom = (zoomed) => look({ zoomed });
 
 const togglePause = () => {
   state.isPaused = !state.isPaused;

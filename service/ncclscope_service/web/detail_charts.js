@@ -1,9 +1,9 @@
-// The charts of what is asked for beside the overview: traffic, sizes against speed, the timeline, one group's course.
+// The charts of what is asked for beside the overview: traffic, sizes against speed, one group's course.
 /* global Plotly */
 
 import { CONFIG, bucketTimes, layout } from "./charts.js";
-import { byId, colour, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
-import { bandwidth, bytes, isKnown, percent, sizeClass, timeOfDay } from "./format.js";
+import { byId, colour, kindOf, nothingIn, plain, plotIn, setText } from "./dom.js";
+import { bandwidth, bytes, isKnown, percent, sizeClass } from "./format.js";
 import { follow, timeAxis } from "./span.js";
 
 const SCALE = [0, 1, 2, 3, 4];
@@ -93,79 +93,6 @@ const sizeTicks = (values) => {
   return { range, tickvals: marks, ticktext: marks.map(bytes) };
 };
 
-// A lane for each rank (or communicator of one rank); a bar is cut where waiting ends and the transfer begins.
-export const drawTimeline = (parent, note, view, what, onLane) => {
-  if (view.begin_ns === null) {
-    setText(note, "");
-    nothingIn(parent, "Not recorded: no kernel of these was captured in the last minutes.");
-    return;
-  }
-  const end = timeOfDay(view.begin_ns + view.seconds * 1e9);
-  setText(note, `${view.seconds.toFixed(view.seconds < 1 ? 2 : 1)} s up to ${end}, as far as all captures reach; drag to look closer`);
-  const height = Math.max(170, Math.min(560, view.lanes.length * 17 + 60));
-  parent.style.height = `${height}px`;
-  const thick = Math.max(3, Math.min(13, ((height - 60) / view.lanes.length) * 0.62));
-  const waiting = segments("waiting", colour("waiting"), thick);
-  const unknown = segments("not told apart", colour("faint"), thick);
-  const transfers = new Map();
-  const ticks = new Map();
-  const narrow = view.seconds * 1000 / 700;
-  view.start_us.forEach((start, i) => {
-    const kind = view.parallelisms[view.communicator[i]];
-    const text = label(view, i);
-    const [from, cut, to] = [start, start + (view.wait_us[i] ?? 0), start + view.duration_us[i]].map((time) => time / 1000);
-    if (view.wait_us[i] === null) {
-      add(unknown, from, to, view.lane[i], text);
-      return;
-    }
-    if (cut > from) add(waiting, from, cut, view.lane[i], text);
-    if (!transfers.has(kind)) transfers.set(kind, segments(`${kind ?? "kind not known"} transfers`, colour(kindOf(kind)), thick));
-    add(transfers.get(kind), cut, to, view.lane[i], text);
-    if (to - from < narrow) addTick(ticks, kind, thick, from, view.lane[i], text);
-  });
-  const isNew = !parent.querySelector(":scope > .plot");
-  const plot = plotIn(parent);
-  plot.style.height = "100%";
-  const step = Math.ceil(view.lanes.length / 32);
-  const shown = view.lanes.map((_, lane) => lane).filter((lane) => lane % step === 0);
-  Plotly.react(plot, [waiting, ...transfers.values(), unknown, ...ticks.values()].filter((trace) => trace.x.length), layout({
-    margin: { l: 46, r: 12, t: 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
-    uirevision: what, plot_bgcolor: colour("empty-cell"),
-    xaxis: { range: [0, view.seconds * 1000], gridcolor: colour("line"), zeroline: false, tickfont: TICK, title: { text: "milliseconds", font: TICK, standoff: 2 } },
-    yaxis: { range: [view.lanes.length - 0.4, -0.6], fixedrange: true, automargin: true, zeroline: false, showgrid: false, tickfont: TICK, tickvals: shown,
-      ticktext: shown.map((lane) => plain(view.lanes[lane])), title: { text: what === "rank" ? "" : "rank", font: TICK, standoff: 2 } },
-  }), { ...CONFIG, doubleClick: "reset" });
-  plot.lanes = view.lanes;
-  if (isNew && onLane) plot.on("plotly_click", (event) => onLane(plot.lanes[event.points[0].y]));
-};
-
-const segments = (name, tone, width) => ({ type: "scatter", mode: "lines", name, x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
-  line: { color: tone, width, shape: "linear" }, connectgaps: false });
-
-const add = (trace, from, to, lane, text) => {
-  trace.x.push(from, to, null);
-  trace.y.push(lane, lane, null);
-  trace.text.push(text, text, "");
-};
-
-// A bar that would be narrower than a pixel or two: a tick where it begins, at any zoom.
-const addTick = (ticks, kind, height, from, lane, text) => {
-  if (!ticks.has(kind)) {
-    ticks.set(kind, { type: "scatter", mode: "markers", showlegend: false, x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
-      marker: { symbol: "line-ns", size: height / 2, line: { width: 1.2, color: colour(kindOf(kind)) } } });
-  }
-  const tick = ticks.get(kind);
-  tick.x.push(from);
-  tick.y.push(lane);
-  tick.text.push(text);
-};
-
-const label = (view, i) => {
-  const size = isKnown(view.message_bytes[i]) ? ` of ${bytes(view.message_bytes[i])}` : "";
-  const wait = view.wait_us[i] === null ? "waiting not known" : `waited ${(view.wait_us[i] / 1000).toFixed(3)} ms, transferred ${((view.duration_us[i] - view.wait_us[i]) / 1000).toFixed(3)} ms`;
-  return `<b>${plain(view.communicators[view.communicator[i]])}</b> ${plain(view.op[i])}${size}<br>${wait}`;
-};
-
 // One communicator: each operation and size, with its limit dashed and its baseline dotted.
 export const drawSeries = (parent, detail) => {
   const lines = detail.series.filter((each) => each.busbw_history.some(isKnown));
@@ -209,5 +136,3 @@ export const drawRankHistory = (parent, detail) => {
   }), CONFIG);
   follow(parent.querySelector(".plot"));
 };
-
-export const drawNothing = (id, text) => replace(byId(id), element("p", { class: "nothing" }, text));

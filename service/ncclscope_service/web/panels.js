@@ -1,6 +1,7 @@
 // Everything on the page that is not a chart: tiles, findings, tables and bars.
 
 import { byId, element, kindOf, replace, setText, svg } from "./dom.js";
+import { proof } from "./evidence.js";
 import {
   NOT_RECORDED, age, amount, bandwidth, bytes, capitalised, duration, isKnown, moment, percent, ranges, sizeClass,
   timeOfDay, words,
@@ -90,7 +91,7 @@ const findingRow = (overview, finding, opened) => {
   const facts = [
     ["job", overview.jobs.length > 1 ? element("a", { href: toJob(finding.job) }, finding.job) : null], ["communicator", group], ["ranks", ranks], ["hosts", finding.hosts.join(", ")],
     ["since", moment(finding.since_ns)], ["confidence", percent(finding.confidence)],
-    ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, value)),
+    ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, named(finding, value))),
     ...marksInFull(finding),
     ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
   ].filter(([, value]) => isKnown(value) && value !== "");
@@ -100,8 +101,18 @@ const findingRow = (overview, finding, opened) => {
       element("span", { class: "kind" }, capitalised(words(finding.kind))),
       element("span", { class: "sentence" }, overview.jobs.length > 1 ? `${finding.job}: ${finding.summary}` : finding.summary),
       element("span", { class: "when" }, ...marksInShort(finding), ` ${when} · ${percent(finding.confidence)} sure`)),
+    opened.has(key) ? proof(overview, finding) : null,
     element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
     markButtons(finding, key));
+};
+
+// The value with the names of communicators for their ids: "0x6f/5/7:100" reads "tp-4 number 100".
+const named = (finding, value) => {
+  if (Array.isArray(value)) return value.map((each) => named(finding, each));
+  if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, named(finding, each)]));
+  if (typeof value !== "string") return value;
+  const [, id, number] = /^(.*?)(?::(\d+))?$/s.exec(value);
+  return Object.hasOwn(finding.names, id) ? `${finding.names[id]}${number === undefined ? "" : ` number ${number}`}` : value;
 };
 
 // Numbers in their units, lists of numbers as ranges, and what proves the finding as a table.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from operator import add
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,17 +23,15 @@ from ncclscope_service.show.details import (
     rank_detail,
     size_points,
 )
-from ncclscope_service.show.job_charts import (
+from ncclscope_service.show.one_collective import one_collective
+from ncclscope_service.show.timeline import (
     MAX_BARS,
     MAX_LANES,
-    MAX_PLACES,
-    TrafficView,
     timeline_of_communicator,
     timeline_of_rank,
     timeline_of_ranks,
-    traffic_input,
-    traffic_view,
 )
+from ncclscope_service.show.traffic_square import MAX_PLACES, TrafficView, traffic_input, traffic_view
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -166,13 +164,65 @@ def test_the_timeline_ends_where_the_slowest_capture_is() -> None:
     assert {timeline.lanes[lane] for lane in timeline.lane} == {str(rank) for rank in range(8)}
 
 
-def test_too_many_bars_shorten_the_timeline() -> None:
-    asked = asked_of(store_of(fake.Shape(nodes=8, per_node=8), per_minute=240))
-    timeline = timeline_of_ranks(asked, 300.0)
+def test_too_many_bars_are_drawn_together_and_none_is_lost() -> None:
+    store = store_of(fake.Shape(nodes=8, per_node=8), per_minute=240)
+    timeline = timeline_of_ranks(asked_of(store), 60.0)
+    assert timeline.begin_ns is not None
     assert len(timeline.start_us) <= MAX_BARS
-    assert 0 < timeline.seconds < 300.0
-    assert min(map(add, timeline.start_us, timeline.duration_us)) < 1e6, "no empty stretch where bars were left out"
+    assert timeline.seconds == 60.0, "what is asked for, not what fits"
     assert len(timeline.lanes) == MAX_LANES
+    assert timeline.resolution_us > 0
+    rows = store.operations.rows
+    shown = np.isin(rows["process"], [int(lane) for lane in timeline.lanes])
+    shown &= (rows["start_true_ns"] != NO_TIME_NS) & (rows["end_true_ns"] > timeline.begin_ns)
+    shown &= rows["start_true_ns"] < timeline.begin_ns + 60_000_000_000
+    kernel_us = float((rows["end_true_ns"] - rows["start_true_ns"])[shown].sum()) / 1e3
+    assert sum(timeline.kernels) == int(shown.sum()) == sum(each.kernels for each in timeline.sums)
+    assert sum(timeline.duration_us) == pytest.approx(kernel_us, abs=len(timeline.duration_us))
+    assert sum(each.wait_us + each.transfer_us + each.unknown_us for each in timeline.sums) == pytest.approx(kernel_us)
+    alone = timeline_of_ranks(asked_of(store), 0.5, timeline.begin_ns + 30_000_000_000)
+    assert alone.resolution_us == 0
+    assert set(alone.kernels) == {1}, "a closer look shows single kernels"
+
+
+def test_a_lane_without_data_is_named_and_does_not_look_idle() -> None:
+    store = store_of()
+    rows = store.operations.rows
+    newest = int(rows["end_true_ns"].max())
+    late = (rows["end_true_ns"] > newest - 50_000_000_000) & (rows["process"] >= 4)
+    for column in ("start_ns", "start_true_ns", "end_ns", "end_true_ns", "wait_ns"):
+        rows[column][late] = NO_TIME_NS
+    kept = [each for each in store.captures if each[1].host == "gpu-node00"]
+    store.captures.drop_before(store.captures.next_id)
+    for source, capture in kept:
+        store.captures.append((source, replace(capture, start_ns=0, end_ns=newest + 1)))
+    timeline = timeline_of_ranks(asked_of(store), 20.0)
+    assert timeline.begin_ns is not None
+    assert timeline.begin_ns + 20_000_000_000 > newest - 1_000_000_000, "hosts that are far behind do not hold it back"
+    assert {timeline.lanes[lane] for lane in timeline.lane} == {"0", "1", "2", "3"}
+    assert timeline.unknown_lane == (4, 5, 6, 7)
+    assert set(timeline.unknown_from_us) == {0.0}
+    assert timeline.unknown_to_us == (20e6,) * 4
+
+
+def test_a_late_rank_is_proved_by_the_collective_that_lost_most_to_it() -> None:
+    store = store_of()
+    asked = asked_of(store)
+    communicator = asked.communicator("tp-4")
+    assert communicator is not None
+    found = one_collective(asked, communicator, late_rank=5)
+    assert found is not None
+    own = store.collectives.rows
+    own = own[(own["communicator"] == communicator.index) & (own["last_rank"] == 1)]
+    assert found.last_global_rank == 5
+    assert found.blame_us == pytest.approx(int(own["blame_ns"].max()) / 1e3)
+    assert [each.global_rank for each in found.ranks] == [4, 5, 6, 7]
+    assert min(each.start_us for each in found.ranks) == 0
+    assert max(found.ranks, key=lambda each: each.start_us).global_rank == 5
+    same = one_collective(asked, communicator, sequence=found.coll_seq)
+    assert same == found
+    assert one_collective(asked, communicator, sequence=10**9) is None
+    assert one_collective(asked, communicator, late_rank=0) is None
 
 
 def test_sizes_against_bandwidth_are_medians_of_each_kind() -> None:
