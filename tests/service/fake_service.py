@@ -311,7 +311,9 @@ class StoreMaker:
         kernel["launch_start_ns"] = kernel["launch_end_ns"] = NO_TIME_NS
         kernel["end_ns"] = rows["end_ns"][at]
         kernel["start_ns"] = kernel["end_ns"] - 5_000_000
-        rows["kernel"][at] = store.kernels.append(kernel)[0]
+        following = kernel.copy()  # the first of the next iteration
+        following["start_ns"], following["end_ns"] = kernel["end_ns"] + 1_000_000, kernel["end_ns"] + 2_000_000
+        rows["kernel"][at : at + 2] = store.kernels.append(np.concatenate([kernel, following]))
         rows["iteration"][at : at + 2], rows["iteration_by"][at : at + 2] = [7, 8], IterationBy.MARKS
         busy = np.zeros(1, BUSY)
         busy["process"], busy["kernels"] = process, 1

@@ -24,7 +24,7 @@ from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables.communicators_file import write_communicators
-from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations
+from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations, write_step_budget
 from ncclscope_service.export.tables.kernels_file import write_kernels
 from ncclscope_service.export.tables.operations_file import (
     LastOperations,
@@ -97,6 +97,7 @@ WRITERS: Final[dict[str, Writer]] = {
         content.selection, path, content.totals.signatures
     ),
     "iterations.parquet": lambda content, path: write_iterations(content.selection, path, content.totals.iterations),
+    "step_budget.parquet": lambda content, path: write_step_budget(content.selection, path, content.totals.budget),
     "efficiency.parquet": lambda content, path: write_efficiency(content.selection, path),
     "traffic.parquet": lambda content, path: write_traffic(content.traffic, path),
     "clocks.json": _json_writer(lambda content: clocks_document(content.selection)),

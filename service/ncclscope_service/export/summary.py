@@ -21,6 +21,7 @@ from ncclscope_service.export.tables.operations_file import IS_ROOTED
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, traffic_by_node
 from ncclscope_service.export.totals import Calls, Group, Total, Totals, op_name, totals
 from ncclscope_service.job.iterations import summarise
+from ncclscope_service.job.step_budget import MeanStep, mean_step
 from ncclscope_service.nccl.bandwidth import SIZE_CLASSES
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.usage import Signature
@@ -68,6 +69,29 @@ def _iterations_of(found: Columns, confidence: Mapping[int, float]) -> dict[str,
         "operations_by": {each.name.lower(): int(found["operations"][by == each].sum()) for each in IterationBy},
         "period_confidence": float(np.median(sure)) if sure else None,
     }
+
+
+PART_WORDS: Final = {
+    "computation": "computation alone",
+    "hidden": "communication that computation hides",
+    "exposed_transfer": "transfer",
+    "exposed_wait": "waiting",
+    "bubble": "pipeline bubble",
+    "imbalance": "imbalance of stages",
+    "exposed": "communication, waiting or transfer",
+    "idle": "idle: no kernel",
+}
+"""Parts of a step for people; those of communication but the second are exposed."""
+LEAST_SHARE: Final = 0.0005
+"""Smaller parts of a step are left out of tables for people."""
+
+
+def mean_steps(selection: Selection, sums: Totals) -> list[MeanStep]:
+    """Where the mean step of a rank goes, by job; of jobs without a step whose kernels are known there is none."""
+    jobs = np.asarray(selection.store.process_job, dtype=object)
+    job_of = jobs[sums.budget.rows["process"]] if len(sums.budget.rows) else np.empty(0, dtype=object)
+    found = [mean_step(sums.budget, job, job_of == job) for job in selection.jobs]
+    return [step for step in found if step is not None]
 
 
 def signatures_document(selection: Selection, sums: Totals) -> list[dict[str, object]]:
@@ -263,6 +287,7 @@ def summary_document(
         "kernels": _kernels(selection),
         "outside_nccl": [asdict(each) for each in outside_totals(selection)],
         "iterations": iterations_document(selection, sums),
+        "step_budget": [asdict(step) for step in mean_steps(selection, sums)],
         "signatures": signatures_document(selection, sums),
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),

@@ -21,7 +21,9 @@ from ncclscope_service.export.report.tables import (
 )
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
+    LEAST_SHARE,
     NOT_RECORDED,
+    PART_WORDS,
     capture_notes,
     captured_ratio,
     gaps,
@@ -32,6 +34,7 @@ from ncclscope_service.export.summary import (
     iterations_document,
     level,
     matched_ratio,
+    mean_steps,
     no_operations,
     seen_ranks,
     verdict_text,
@@ -105,6 +108,15 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
     yield from _inspector(selection)
     yield from _outside(selection)
     yield from _communicators(selection, sums)
+    for step in mean_steps(selection, sums):
+        of_job = f" of {_printable(step.job)}" if len(selection.jobs) > 1 else ""
+        yield f"Where a step goes{of_job}: {span_text(step.mean_ns)}, mean of {step.steps:,} steps of a rank"
+        rows = [
+            (PART_WORDS[part.part], part.parallelism or "-", span_text(part.mean_ns), f"{part.share:.1%}")
+            for part in step.parts
+            if part.share >= LEAST_SHARE
+        ]
+        yield from _table(("part", "kind", "time", "share"), rows)
     if waited := waited_for_rows(selection):
         yield "Who is waited for"
         head = ("rank", "kind", "collectives", "came last", "others waited")

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from ncclscope_service.columns.group_by import distinct_together, first_positions, group_by
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.tables.columns import OperationView
-from ncclscope_service.export.tables.iterations_file import selected_iterations
+from ncclscope_service.export.tables.iterations_file import selected_budget, selected_iterations
 from ncclscope_service.export.tables.operations_file import operation_column
+from ncclscope_service.job.step_budget import StepBudget
 from ncclscope_service.rollup.usage import Signature, Traffic, signature_of
 from ncclscope_service.store.rows import Match, TimingSource, timing_sources
 from ncclscope_wire.batch import Columns
@@ -174,6 +175,8 @@ class Totals:
     """Launches that the operations were matched to."""
     iterations: Columns
     """`iteration_times.ITERATION` rows."""
+    budget: StepBudget
+    """Where the time of these iterations went."""
     signatures: Mapping[int, Signature]
     """By communicator index."""
     calls: Mapping[tuple[str, str | None], Calls]
@@ -203,11 +206,13 @@ def totals(selection: Selection) -> Totals:
         for group, total in _slice_totals(view, is_first[begin : begin + len(rows)]):
             by_group.setdefault(group, Total()).add(total)
         begin += len(rows)
+    iterations = selected_iterations(selection)
     return Totals(
         by_group,
         {kind: int(match[kind]) for kind in Match},
         int(is_first.sum()),
-        selected_iterations(selection),
+        iterations,
+        selected_budget(selection, iterations),
         signatures(selection),
         calls_per_iteration(selection),
     )

@@ -29,6 +29,7 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import OperationsByProcess, distinct_together, group_by
 from ncclscope_service.columns.intervals import Coverage, Integers, Spans, union
 from ncclscope_service.columns.table import AnyRows, Ids
+from ncclscope_service.job.step_budget import MeanStep, mean_step, replays_of_their_own, step_budget
 from ncclscope_service.rollup.window import MAX_OPERATIONS
 from ncclscope_service.store.rows import IterationBy, Match
 from ncclscope_service.store.tables import Store
@@ -255,6 +256,8 @@ _NEVER: Final = np.iinfo(np.int64).max
 _P90: Final = 0.9
 ITERATIONS_KEPT_NS: Final = 5_000_000_000
 """Age at which the summary of iterations is renewed: reading MAX_OPERATIONS takes 10 to 100 ms of CPU."""
+STEP_KEPT_NS: Final = 60_000_000_000
+"""The same of where a step goes, which takes half a second of CPU for MAX_OPERATIONS with kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +272,8 @@ class IterationSummary:
     """Time with a NCCL kernel on a rank as a share of its iterations'."""
     exposed_ratio: float | None
     """Of that, time without another kernel, as a share of its iterations'."""
+    step: MeanStep | None
+    """Where a step goes, of those whose kernels are all known."""
 
 
 def iteration_times(store: Store, operations: AnyRows) -> Columns:
@@ -305,8 +310,8 @@ def iteration_times(store: Store, operations: AnyRows) -> Columns:
     return whole
 
 
-def summarise(iterations: Columns) -> IterationSummary:
-    """Times and shares over all ranks and iterations of one job."""
+def summarise(iterations: Columns, step: MeanStep | None = None) -> IterationSummary:
+    """Times and shares over all ranks and iterations of one job; `step` is passed on."""
     durations = iterations["duration_ns"][iterations["duration_ns"] != NO_TIME_NS]
     return IterationSummary(
         iterations=len(np.unique(iterations["iteration"])),
@@ -314,31 +319,51 @@ def summarise(iterations: Columns) -> IterationSummary:
         p90_ns=float(np.quantile(durations, _P90)) if len(durations) else None,
         communication_ratio=share(iterations, "communication_ns"),
         exposed_ratio=share(iterations, "exposed_ns"),
+        step=step,
     )
 
 
 class IterationSummaries:
-    """The iterations of each job, over the newest MAX_OPERATIONS operations, at most ITERATIONS_KEPT_NS old."""
+    """The iterations of each job, over the newest MAX_OPERATIONS operations, at most ITERATIONS_KEPT_NS old.
+
+    Where a step goes is at most STEP_KEPT_NS old.
+    """
 
     def __init__(self) -> None:
         self._at_ns: int | None = None
+        self._steps_at_ns: int | None = None
         self._by_job: dict[str, IterationSummary] = {}
+        self._steps: dict[str, MeanStep | None] = {}
 
     def summaries(self, store: Store, jobs: Sequence[str], now_ns: int) -> Mapping[str, IterationSummary]:
         """By job, in this order; computed again if a job is new."""
-        is_fresh = self._at_ns is not None and 0 <= now_ns - self._at_ns < ITERATIONS_KEPT_NS
-        if not is_fresh or list(self._by_job) != list(jobs):
+        is_new = list(self._by_job) != list(jobs)
+        if is_new or not _is_fresh(self._at_ns, now_ns, ITERATIONS_KEPT_NS):
+            operations = store.operations.rows[-MAX_OPERATIONS:]
+            found = iteration_times(store, operations)
+            if is_new or not _is_fresh(self._steps_at_ns, now_ns, STEP_KEPT_NS):
+                budget = step_budget(store, operations, found)
+                of_part = _jobs_of(store, jobs, budget.rows)
+                self._steps = {job: mean_step(budget, job, of_part == place) for place, job in enumerate(jobs)}
+                self._steps_at_ns = now_ns
+            of_iteration = _jobs_of(store, jobs, found)
+            self._by_job = {
+                job: summarise(found[of_iteration == place], self._steps[job]) for place, job in enumerate(jobs)
+            }
             self._at_ns = now_ns
-            self._by_job = _summaries(store, jobs)
         return self._by_job
 
 
-def _summaries(store: Store, jobs: Sequence[str]) -> dict[str, IterationSummary]:
-    found = iteration_times(store, store.operations.rows[-MAX_OPERATIONS:])
+def _is_fresh(at_ns: int | None, now_ns: int, kept_ns: int) -> bool:
+    return at_ns is not None and 0 <= now_ns - at_ns < kept_ns
+
+
+def _jobs_of(store: Store, jobs: Sequence[str], rows: Columns) -> Integers:
+    """The place of each row's job among these."""
     places = {job: place for place, job in enumerate(jobs)}
-    job_of = np.asarray([places[job] for job in store.process_job], np.int64)
-    place_of = job_of[found["process"]] if len(found) else np.empty(0, np.int64)
-    return {job: summarise(found[place_of == place]) for place, job in enumerate(jobs)}
+    of_process = np.asarray([places[job] for job in store.process_job], np.int64)
+    found: Integers = of_process[rows["process"]]
+    return found
 
 
 def share(iterations: Columns, name: str) -> float | None:
@@ -410,6 +435,7 @@ def _add_communication(store: Store, found: Columns, place: Integers, kernels: I
         )
     )
     is_whole &= (found["matched"] == found["launching"]) & (found["matched"] > 0) | is_unlogged
+    is_whole &= ~np.isin(found["process"], _with_graphs_as_wholes(store))
     communication = spans.lengths_by_group(len(found))
     found["communication_ns"] = np.where(is_whole, communication, NO_TIME_NS)
     devices = np.full(len(found), NO_NUMBER, np.int64)
@@ -421,12 +447,16 @@ def _add_communication(store: Store, found: Columns, place: Integers, kernels: I
 
 
 def _outside(store: Store, found: Columns, is_unlogged: NDArray[np.bool_]) -> tuple[Spans, Integers, NDArray[np.bool_]]:
-    """When kernels ran that communicate and have no operation, by iteration; their devices; and for which iterations
-    that is certain: kernels of other libraries, whose time is filled in, and NCCL's of processes without operations.
+    """When kernels ran that communicate and are no operation's own, by iteration; their devices; and for which
+    iterations that is certain: kernels of other libraries, whose time is filled in, those of replays of CUDA graphs,
+    and NCCL's of processes without operations.
 
     Without marks it is not where the next iteration is not known: what was launched since may be of any.
     """
     table = row_ops.take_columns(store.outside.rows, np.arange(len(store.outside.rows)), _PLACED_BY)
+    replayed = replays_of_their_own(store)["kernel"]
+    if len(replayed):
+        table = row_ops.concat([table, store.kernels.take(replayed, *_PLACED_BY)])
     if is_unlogged.any():
         of_nccl = np.flatnonzero(np.isin(store.kernels.rows["process"], found["process"][is_unlogged]))
         table = row_ops.concat([table, row_ops.take_columns(store.kernels.rows, of_nccl, _PLACED_BY)])
@@ -459,6 +489,19 @@ def _outside(store: Store, found: Columns, is_unlogged: NDArray[np.bool_]) -> tu
     libraries = Spans(spans.group[of_library], spans.start[of_library], spans.end[of_library])
     found["outside_ns"] = union(libraries).lengths_by_group(len(found))
     return spans, store.kernel_templates.take(table["template"][known], "device_id")["device_id"], is_certain
+
+
+def _with_graphs_as_wholes(store: Store) -> Integers:
+    """Processes of which CUDA graphs were recorded as wholes: what their kernels did is not known."""
+    by_place = {(process.host, process.pid): index for index, process in enumerate(store.processes)}
+    found = [
+        by_place[capture.host, pid]
+        for _, capture in store.captures
+        if capture.graph_launches
+        for pid in capture.pids
+        if (capture.host, pid) in by_place
+    ]
+    return np.asarray(found, np.int64)
 
 
 _PLACED_BY: Final = ("process", "template", "start_ns", "end_ns", "launch_start_ns")

@@ -22,6 +22,7 @@ from ncclscope_service.export.report.figures import Figures
 from ncclscope_service.export.report.tables import (
     MAX_TABLE_ROWS,
     bandwidth_text,
+    budget_table,
     bytes_text,
     cell,
     clocks_table,
@@ -386,6 +387,8 @@ def _compared(comparison: dict[str, object], figures: Figures) -> Iterator[str]:
 
 def _iterations(selection: Selection, sums: Totals, figures: Figures) -> Iterator[str]:
     yield iterations_table(selection, sums, figures.next_table())
+    if len(sums.budget.rows):
+        yield budget_table(selection, sums, figures.next_table())
     yield from figures.iterations()
 
 

@@ -15,11 +15,14 @@ from ncclscope_service.export.json_files import clocks_document
 from ncclscope_service.export.report.data import communicator_rows
 from ncclscope_service.export.selection import Selection
 from ncclscope_service.export.summary import (
+    LEAST_SHARE,
     NOT_RECORDED,
+    PART_WORDS,
     WaitedFor,
     gaps,
     inspector_rows,
     iterations_document,
+    mean_steps,
     signatures_document,
     waited_for,
 )
@@ -191,6 +194,28 @@ def iterations_table(selection: Selection, sums: Totals, number: int) -> str:
     caption = (
         f"<b>Table {number}.</b> Iterations over all ranks. Communication: share of the time in which a rank ran NCCL "
         "kernels, waiting included. Exposed: what of the time no other kernel of that GPU hid."
+    )
+    return table(caption, columns, rows)
+
+
+def budget_table(selection: Selection, sums: Totals, number: int) -> str:
+    """Where the mean step of each job goes."""
+    rows = [
+        (
+            escape(step.job),
+            PART_WORDS[part.part],
+            escape(part.parallelism or ""),
+            span_text(part.mean_ns),
+            ratio_text(part.share),
+        )
+        for step in mean_steps(selection, sums)
+        for part in step.parts
+        if part.share >= LEAST_SHARE
+    ]
+    columns = (("Job", "text"), ("Part", "text"), ("Parallelism", "text"), ("Time", ""), ("Share", ""))
+    caption = (
+        f"<b>Table {number}.</b> Where a step goes, mean over steps and ranks whose kernels are all known. A step "
+        "lasts on the GPU from the first NCCL kernel of an iteration to that of the next."
     )
     return table(caption, columns, rows)
 

@@ -1,12 +1,12 @@
-"""`iterations.parquet`: one row per rank and iteration. `efficiency.parquet`: each measured collective against every
-reference that it has, in long form.
+"""`iterations.parquet`: one row per rank and iteration. `step_budget.parquet`: where the time of each went.
+`efficiency.parquet`: each measured collective against every reference that it has, in long form.
 """
 
 # pyright: reportUnknownParameterType=false
 # (pyarrow carries no types)
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,8 @@ from ncclscope_service.export.tables.operations_file import (
     write_slices,
 )
 from ncclscope_service.job.iterations import OPERATION_COLUMNS, iteration_times
+from ncclscope_service.job.step_budget import OPERATION_COLUMNS as BUDGET_COLUMNS
+from ncclscope_service.job.step_budget import PART_NAMES, StepBudget, step_budget
 from ncclscope_service.measure import limits
 from ncclscope_service.nccl.bandwidth import classify
 from ncclscope_service.store.rows import IterationBy, LimitReference
@@ -42,15 +44,43 @@ def write_iterations(selection: Selection, path: Path, found: Columns | None = N
 
 def selected_iterations(selection: Selection) -> Columns:
     """`iteration_times.ITERATION` rows of the selected operations."""
-    part = selection.operations
-    fields = part.rows.dtype.fields
-    assert fields is not None, "operations are structured rows"
-    operations: Columns = np.empty(len(part), np.dtype([(name, fields[name][0]) for name in OPERATION_COLUMNS]))
-    for name in OPERATION_COLUMNS:
-        operations[name] = part.column(name)
-    found = iteration_times(selection.store, operations)
+    found = iteration_times(selection.store, _columns(selection, OPERATION_COLUMNS))
     mine: Columns = found[selection.has_process[found["process"]]]
     return mine
+
+
+def selected_budget(selection: Selection, iterations: Columns) -> StepBudget:
+    """Where the time of these iterations went."""
+    return step_budget(selection.store, _columns(selection, BUDGET_COLUMNS), iterations)
+
+
+def _columns(selection: Selection, names: Sequence[str]) -> Columns:
+    """These columns of the selected operations."""
+    part = selection.operations
+    operations: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
+    for name in names:
+        operations[name] = part.column(name)
+    return operations
+
+
+def write_step_budget(selection: Selection, path: Path, budget: StepBudget) -> None:
+    """Writes the file, which has no rows if kernels or computation were not recorded."""
+    store, rows = selection.store, budget.rows
+    processes = rows["process"].tolist()
+    columns = {
+        "job": [store.process_job[process] for process in processes],
+        "host": [store.processes[process].host for process in processes],
+        "pid": [store.processes[process].pid for process in processes],
+        "rank": _or_null(rows["rank"], NO_NUMBER),
+        "iteration": rows["iteration"],
+        "begin_ns": rows["begin_ns"],
+        "duration_ns": rows["duration_ns"],
+        "part": words_at(rows["part"], PART_NAMES).arrow(pa.string()),
+        "parallelism": words_at(rows["parallelism"], budget.parallelism).arrow(pa.string()),
+        "part_ns": rows["ns"],
+    }
+    arrays = [pa.array(columns[field.name], type=field.type, from_pandas=True) for field in schema.STEP_BUDGET]
+    write_slices([pa.Table.from_arrays(arrays, schema=schema.STEP_BUDGET)], schema.STEP_BUDGET, path)
 
 
 def iterations_table(selection: Selection, found: Columns | None = None) -> pa.Table:

@@ -209,6 +209,22 @@ ITERATIONS: Final = pa.schema(
 )
 """`iterations.parquet`: one row per rank and iteration."""
 
+STEP_BUDGET: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("host", _TEXT),
+        ("pid", pa.int64()),
+        ("rank", pa.int32()),
+        ("iteration", pa.int32()),
+        ("begin_ns", _NS),
+        ("duration_ns", _NS),
+        ("part", _TEXT),
+        ("parallelism", _TEXT),
+        ("part_ns", _NS),
+    ]
+)
+"""`step_budget.parquet`: one row per part of a step of a rank."""
+
 EFFICIENCY: Final = pa.schema(
     [
         ("job", _TEXT),

@@ -1,0 +1,397 @@
+"""Where the time of a step goes on each GPU: an identity in nanoseconds, per rank and iteration.
+
+    step = computation + hidden + exposed transfer + waiting + bubble + imbalance + exposed + idle
+
+A step lasts on the GPU from the first NCCL kernel of an iteration to that of the next. Each moment in it is of one
+part: *computation* alone, communication that computation *hides*, communication that nothing hides (*exposed*), or
+neither (*idle*). The beginning of a kernel, until the last rank came, is waiting, the rest is transfer; where that is
+not measured it is exposed and no more is said. Where several kernels communicate at once, each has an equal share.
+Steps are whole only: every kernel of the iteration is known, and computation was recorded on that GPU.
+
+Of the waiting in a pipeline, its *bubble* is what 1F1B makes a stage wait whose peers are all as fast as itself, and
+*imbalance* what it waits more since some stage takes longer, backward passes twice as long as forward ones. Only for
+pipelines whose Sends have the counts of 1F1B without interleaving, every stage of which is recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclscope_models.schedule import StagePasses, schedule
+from ncclscope_service.columns import row_ops
+from ncclscope_service.columns.group_by import distinct_together, first_positions, group_by
+from ncclscope_service.columns.intervals import Integers
+from ncclscope_service.columns.table import AnyRows
+from ncclscope_service.store.rows import Match
+from ncclscope_service.store.tables import Store
+from ncclscope_wire.batch import Columns
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+
+
+class Part(IntEnum):
+    """Part of a step; outputs print its lower-case name."""
+
+    COMPUTATION = 0
+    HIDDEN = 1
+    EXPOSED_TRANSFER = 2
+    EXPOSED_WAIT = 3
+    BUBBLE = 4
+    """Waiting that a pipeline of equal stages asks for."""
+    IMBALANCE = 5
+    """Waiting that it asks for since its stages are not equal."""
+    EXPOSED = 6
+    """Not known whether waiting or transfer."""
+    IDLE = 7
+
+
+PART_NAMES: Final = tuple(part.name.lower() for part in Part)
+
+STEP_PART: Final = np.dtype(
+    [
+        ("process", "<i4"),
+        ("rank", "<i4"),  # global; NO_NUMBER
+        ("iteration", "<i4"),
+        ("begin_ns", "<i8"),  # of the step on the GPU, host's clock
+        ("duration_ns", "<i8"),  # of the step: the sum of its parts
+        ("part", "<u1"),  # Part
+        ("parallelism", "<i4"),  # index into the names; NO_NUMBER: communication that is not told apart, or none
+        ("ns", "<i8"),  # above 0
+    ]
+)
+"""A part of a step of one rank."""
+
+OPERATION_COLUMNS: Final = ("process", "member", "template", "iteration", "match", "kernel", "wait_ns")
+"""Columns of operations that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """Rows of STEP_PART by process, iteration, part and parallelism; `parallelism` names the kinds that they index."""
+
+    rows: Columns
+    parallelism: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartShare:
+    """A part of the mean step of a job."""
+
+    part: str
+    parallelism: str | None
+    mean_ns: float
+    """Of a step of a rank."""
+    share: float
+    """Of the step, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanStep:
+    """Where the steps of a job go, on average over its ranks."""
+
+    job: str
+    steps: int
+    """Each is of one rank."""
+    mean_ns: float
+    parts: tuple[PartShare, ...]
+    """The largest first."""
+
+
+def mean_step(budget: StepBudget, job: str, mine: NDArray[np.bool_]) -> MeanStep | None:
+    """Of these rows, which are the job's; None without any."""
+    rows = budget.rows[mine]
+    if not len(rows):
+        return None
+    keys, _ = distinct_together(rows["process"].astype(np.int64), rows["iteration"].astype(np.int64))
+    steps, whole = len(keys[0]), int(rows["ns"].sum())
+    (parts, kinds), place = distinct_together(rows["part"].astype(np.int64), rows["parallelism"].astype(np.int64))
+    sums = np.zeros(len(parts), np.int64)
+    np.add.at(sums, place, rows["ns"])
+    shares = tuple(
+        PartShare(
+            part=PART_NAMES[parts[at]],
+            parallelism=budget.parallelism[kinds[at]] if kinds[at] >= 0 else None,
+            mean_ns=int(sums[at]) / steps,
+            share=int(sums[at]) / whole,
+        )
+        for at in np.argsort(-sums, kind="stable").tolist()
+    )
+    return MeanStep(job=job, steps=steps, mean_ns=whole / steps, parts=shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Stretches of time that carry a label."""
+
+    start: Integers
+    end: Integers
+    label: Integers
+
+
+def step_budget(store: Store, operations: AnyRows, iterations: Columns) -> StepBudget:
+    """Of the steps whose communication and computation are recorded.
+
+    `operations` has OPERATION_COLUMNS, `iterations` is `iterations.ITERATION`: those with `exposed_ns` are taken.
+    Costs 0.1 s of CPU for 65,000 operations with kernels, of however many ranks.
+    """
+    kinds = [communicator.parallelism for communicator in store.communicators]
+    names = tuple(sorted({kind for kind in kinds if kind is not None}))
+    known = np.flatnonzero((operations["match"] == Match.MATCHED) & (operations["kernel"] >= store.kernels.first))
+    taken = row_ops.take_columns(operations, known, OPERATION_COLUMNS)
+    taken = taken[first_positions(taken["kernel"])]  # operations of a group share its kernel
+    taken = row_ops.concat([taken, _replays(store)])
+    kernels = store.kernels.take(taken["kernel"], "template", "start_ns", "end_ns")
+    start, end = kernels["start_ns"].astype(np.int64), kernels["end_ns"].astype(np.int64)
+    steps = _steps(iterations, taken, start)
+    devices = store.kernel_templates.take(kernels["template"], "device_id")["device_id"].astype(np.int64)
+    lowest, highest = (np.full(len(store.processes), fill) for fill in (np.iinfo(np.int64).max, NO_NUMBER))
+    np.minimum.at(lowest, taken["process"], devices)
+    np.maximum.at(highest, taken["process"], devices)
+    steps = row_ops.filter_rows(steps, lowest[steps["process"]] == highest[steps["process"]])
+    if not len(steps):
+        return StepBudget(np.zeros(0, STEP_PART), names)
+    code_of = {name: code for code, name in enumerate(names)}
+    kind_of = np.asarray([code_of.get(kinds[each.communicator] or "", NO_NUMBER) for each in store.members], np.int64)
+    communication = _communication(start, end, taken["wait_ns"], kind_of[taken["member"]], taken["process"])
+    busy = store.busy.rows
+    computing = np.flatnonzero(busy["device_id"] == lowest[busy["process"]])
+    lanes = _Lanes.of(steps, len(store.processes))
+    labels, amounts = budget(
+        lanes.place(steps["process"], steps["begin_ns"]),
+        lanes.place(steps["process"], steps["begin_ns"] + steps["duration_ns"]),
+        lanes.segments(busy["process"][computing], busy["start_ns"][computing], busy["end_ns"][computing]),
+        lanes.segments(communication.process, communication.start, communication.end, communication.label),
+    )
+    rows = _rows(steps, labels, amounts)
+    return StepBudget(_with_bubbles(store, operations, rows, names), names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Communication:
+    """Stretches in which kernels communicate, as columns; times of their host's clock."""
+
+    process: Integers
+    start: Integers
+    end: Integers
+    label: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The time of all processes one after the other, each from its first step to its last."""
+
+    first: Integers
+    """By process: where its first step begins, on its own clock."""
+    length: Integers
+    """0 for a process without a step."""
+    base: Integers
+
+    @classmethod
+    def of(cls, steps: Columns, processes: int) -> _Lanes:
+        first, last = np.full(processes, np.iinfo(np.int64).max), np.zeros(processes, np.int64)
+        np.minimum.at(first, steps["process"], steps["begin_ns"])
+        np.maximum.at(last, steps["process"], steps["begin_ns"] + steps["duration_ns"])
+        length = np.maximum(last - first, 0)
+        return cls(first, length, np.cumsum(length + 1) - length)
+
+    def place(self, process: Integers, times: Integers) -> Integers:
+        """Times of these processes within their lanes; what is outside of one lies at its border."""
+        within: Integers = np.clip(times - self.first[process], 0, self.length[process])
+        return within + self.base[process]
+
+    def segments(self, process: Integers, start: Integers, end: Integers, label: Integers | None = None) -> Segments:
+        """Stretches of these processes; those of which nothing is inside of a lane are left out."""
+        begins, ends = self.place(process, start), self.place(process, end)
+        inside = np.flatnonzero(begins < ends)
+        labels = np.zeros(len(start), np.int64) if label is None else label
+        return Segments(begins[inside], ends[inside], labels[inside])
+
+
+def _steps(iterations: Columns, taken: Columns, start: Integers) -> Columns:
+    """STEP_PART rows of whole steps, with begin and duration on the GPU; the rest is not filled in."""
+    keys = taken["process"].astype(np.int64) << 32 | taken["iteration"].astype(np.int64)
+    numbered = np.flatnonzero(taken["iteration"] != NO_NUMBER)
+    order = numbered[np.lexsort((start[numbered], keys[numbered]))]
+    known, at = np.unique(keys[order], return_index=True)
+    first = np.append(start[order][at], NO_TIME_NS)
+
+    def begins(asked: Integers) -> Integers:
+        places = np.searchsorted(known, asked)
+        return np.where(np.append(known, -1)[places] == asked, first[places], NO_TIME_NS)
+
+    whole = row_ops.filter_rows(iterations, iterations["exposed_ns"] != NO_TIME_NS)
+    mine = whole["process"].astype(np.int64) << 32 | whole["iteration"].astype(np.int64)
+    begin, end = begins(mine), begins(mine + 1)
+    found: Columns = np.zeros(len(whole), STEP_PART)
+    for name in ("process", "rank", "iteration"):
+        found[name] = whole[name]
+    found["begin_ns"], found["duration_ns"] = begin, end - begin
+    return row_ops.filter_rows(found, (begin != NO_TIME_NS) & (end != NO_TIME_NS) & (begin < end))
+
+
+def _communication(
+    start: Integers, end: Integers, waits: Integers, kind: Integers, process: Integers
+) -> _Communication:
+    """Each kernel as waiting and transfer, or as one stretch where that is not known. Labels: see `_label`."""
+    is_split = waits != NO_TIME_NS
+    border = np.where(is_split, np.minimum(start + np.maximum(waits, 0), end), end)
+    head = np.where(is_split, _label(kind, Part.EXPOSED_WAIT), _label(kind, Part.EXPOSED))
+    return _Communication(
+        np.concatenate([process, process[is_split]]),
+        np.concatenate([start, border[is_split]]),
+        np.concatenate([border, end[is_split]]),
+        np.concatenate([head, _label(kind, Part.EXPOSED_TRANSFER)[is_split]]),
+    )
+
+
+def _label(kind: Integers, part: Part) -> Integers:
+    """Kind of parallelism and part in one number."""
+    return (kind + 1) * len(Part) + part
+
+
+def _rows(steps: Columns, labels: Integers, amounts: NDArray[np.int64]) -> Columns:
+    """A row for each part that has any time, in order."""
+    step, column = np.nonzero(amounts)
+    found: Columns = steps[step]
+    found["part"], found["parallelism"] = labels[column] % len(Part), labels[column] // len(Part) - 1
+    found["ns"] = amounts[step, column]
+    return _in_order(found)
+
+
+def _in_order(rows: Columns) -> Columns:
+    names = ("parallelism", "part", "iteration", "process")
+    return rows[np.lexsort([rows[name] for name in names])]
+
+
+def replays_of_their_own(store: Store) -> Columns:
+    """Replays (rows.REPLAYED) whose kernel no operation's row names, and is still in the store."""
+    replays = store.replays.rows
+    own = ~replays["is_first"] & (replays["kernel"] >= store.kernels.first)
+    found: Columns = replays[own]
+    return found
+
+
+def _replays(store: Store) -> Columns:
+    """Replays of CUDA graphs as OPERATION_COLUMNS, of no iteration: a step begins with an operation of its own."""
+    replays = replays_of_their_own(store)
+    rows = row_ops.take_columns(replays, np.arange(len(replays)), OPERATION_COLUMNS)
+    rows["iteration"] = NO_NUMBER
+    return rows
+
+
+def budget(
+    begin: Integers, end: Integers, computing: Segments, communication: Segments
+) -> tuple[Integers, NDArray[np.int64]]:
+    """Labels, and the ns of each in each of these stretches (a row each), which do not overlap: rows sum up exactly.
+
+    A label is (1 + kind) x parts + part, kind -1 for none. Computation has no label of its own.
+    """
+    labels = np.unique(communication.label)
+    times = np.unique(
+        np.concatenate([begin, end, computing.start, computing.end, communication.start, communication.end])
+    )
+    lengths = np.diff(times)
+    is_busy = _running(times, computing.start, computing.end)[:-1] > 0
+    at_once = _running(times, communication.start, communication.end)[:-1]
+    is_alone = at_once == 0
+    found: dict[int, Integers] = {}
+
+    def add(label: int, amounts: Integers) -> None:
+        sums = np.concatenate([[0], np.cumsum(amounts)])
+        spent = sums[np.searchsorted(times, end)] - sums[np.searchsorted(times, begin)]
+        found[label] = found[label] + spent if label in found else spent
+
+    none = np.asarray([NO_NUMBER], np.int64)
+    add(int(_label(none, Part.COMPUTATION)[0]), np.where(is_busy & is_alone, lengths, 0))
+    add(int(_label(none, Part.IDLE)[0]), np.where(~is_busy & is_alone, lengths, 0))
+    before, shared = np.zeros(len(lengths), np.int64), np.maximum(at_once, 1)
+    for label in labels.tolist():
+        of = communication.label == label
+        until = before + _running(times, communication.start[of], communication.end[of])[:-1]
+        # Equal shares of whole nanoseconds: what this label adds to the share of all labels up to it.
+        amounts = lengths * until // shared - lengths * before // shared
+        hidden = int(_label(np.asarray([label // len(Part) - 1], np.int64), Part.HIDDEN)[0])
+        add(hidden, np.where(is_busy, amounts, 0))
+        add(label, np.where(is_busy, 0, amounts))
+        before = until
+    order = sorted(found)
+    table = np.stack([found[label] for label in order], axis=1) if order else np.zeros((len(begin), 0), np.int64)
+    return np.asarray(order, np.int64), table
+
+
+def _running(times: Integers, start: Integers, end: Integers) -> Integers:
+    """How many of these stretches run from each time on; all of their borders are among the times."""
+    change = np.bincount(np.searchsorted(times, start), minlength=len(times))
+    change -= np.bincount(np.searchsorted(times, end), minlength=len(times))
+    return np.cumsum(change)
+
+
+_IN_A_PASS: Final = ("TP", "CP", "EP")
+"""Kinds of parallelism that communicate within a pass of a micro-batch."""
+_WAITS_OF_A_PIPELINE: Final = ("PP", "EMBEDDING", "MP", "WORLD")
+"""Where a stage waits for the others of its pipeline; a bubble is taken from the first that has waiting."""
+
+
+def _with_bubbles(store: Store, operations: AnyRows, rows: Columns, names: tuple[str, ...]) -> Columns:
+    """The same rows, with what each pipeline's schedule asks for taken from the exposed waiting."""
+    found = rows.copy()
+    bubbles: list[Columns] = []
+    in_a_pass = [names.index(name) for name in _IN_A_PASS if name in names]
+    waits = [names.index(name) for name in _WAITS_OF_A_PIPELINE if name in names]
+    by_process = dict(group_by(rows["process"]))
+    sends = _sends_of_a_step(store, operations)
+    for communicator in store.communicators:
+        members = [index for _, index in sorted((communicator.members or {}).items())]
+        stages = [store.members[index].process for index in members]
+        if communicator.parallelism != "PP" or len(stages) != communicator.size or len(stages) < 2:
+            continue
+        m = sends.get(members[0], 0)
+        is_1f1b = [sends.get(index, 0) for index in members] == [m, *[2 * m] * (len(members) - 2), m]
+        if m == 0 or not is_1f1b or any(stage not in by_process for stage in stages):
+            continue
+        work = [_work_ns(rows[by_process[stage]], in_a_pass) for stage in stages]
+        asked = schedule([StagePasses(each // m // 3, each // m * 2 // 3) for each in work], m).bubble_ns
+        for stage, own, whole_ns in zip(stages, work, asked, strict=True):
+            bubble = (len(stages) - 1) * own // m
+            bubbles += _take_from_waits(found, by_process[stage], bubble, waits, Part.BUBBLE)
+            bubbles += _take_from_waits(found, by_process[stage], max(0, whole_ns - bubble), waits, Part.IMBALANCE)
+    whole = row_ops.concat([found, *bubbles])
+    return _in_order(row_ops.filter_rows(whole, whole["ns"] > 0))
+
+
+def _sends_of_a_step(store: Store, operations: AnyRows) -> dict[int, int]:
+    """By member, the median over iterations; members that send nothing have no entry."""
+    is_send = store.operation_templates.rows["op"] == OPERATION_CODES["Send"]
+    sends = np.flatnonzero(is_send[operations["template"]] & (operations["iteration"] != NO_NUMBER))
+    members, iterations = (operations[name][sends].astype(np.int64) for name in ("member", "iteration"))
+    (of_member, _), place = distinct_together(members, iterations)
+    counts = np.bincount(place, minlength=len(of_member))
+    return {int(of_member[mine[0]]): int(np.median(counts[mine])) for _, mine in group_by(of_member)}
+
+
+def _work_ns(rows: Columns, in_a_pass: list[int]) -> int:
+    """Median over the steps of what a stage does for its micro-batches."""
+    counts = rows["part"] == Part.COMPUTATION
+    counts |= (rows["part"] == Part.HIDDEN) | (np.isin(rows["parallelism"], in_a_pass) & (rows["part"] != Part.HIDDEN))
+    _, place = np.unique(rows["iteration"], return_inverse=True)
+    return int(np.median(np.bincount(place[counts], weights=rows["ns"][counts], minlength=place.max() + 1)))
+
+
+def _take_from_waits(found: Columns, mine: Integers, amount_ns: int, waits: list[int], part: Part) -> list[Columns]:
+    """Takes so much from the waiting of each step, if there is as much; gives the rows of the part that it becomes."""
+    left = dict.fromkeys(np.unique(found["iteration"][mine]).tolist(), amount_ns)
+    taken: list[Columns] = []
+    for kind in waits:
+        at = mine[(found["part"][mine] == Part.EXPOSED_WAIT) & (found["parallelism"][mine] == kind)]
+        asked = np.asarray([left[number] for number in found["iteration"][at].tolist()], np.int64)
+        spent = np.minimum(asked, found["ns"][at])
+        rows = found[at]
+        rows["part"], rows["ns"] = part, spent
+        found["ns"][at] -= spent
+        left |= zip(found["iteration"][at].tolist(), (asked - spent).tolist(), strict=True)
+        taken.append(rows)
+    return taken
