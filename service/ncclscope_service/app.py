@@ -253,6 +253,9 @@ class Service:
             )
             self.views.show_listener(listener)
             agents_port: int = await tasks.start(listener.run)
+            files = self._settings.agent_files
+            options = {"--tls-ca": files.cert, "--token-file": files.tokens, "--tls-cert": files.client_ca}
+            self.views.show_agents_port(agents_port, tuple(name for name, file in options.items() if file is not None))
             self._status.why_not_ready = ""
             tasks.start_soon(self._tick_for_ever)
             tasks.start_soon(self._watch_job_ends)

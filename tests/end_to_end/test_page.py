@@ -150,7 +150,9 @@ def test_nothing_is_called_healthy_that_is_not_watched(browser: Browser, reposit
 def test_a_page_without_a_job_says_what_to_do(browser: Browser, repository: Path) -> None:
     with fake_service(repository, "--empty") as port:
         page, complaints = open_page(browser, port)
-        expect(page.locator("#empty")).to_contain_text("ncclscope agent")
+        expect(page.locator("#empty-commands")).to_contain_text(
+            "ncclscope agent --connect 127.0.0.1:9797 --logs '/var/log/nccl/*.log' --tls-ca FILE --token-file FILE"
+        )
         expect(page.locator("#main")).to_be_hidden()
         assert complaints == []
 
@@ -348,6 +350,8 @@ def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repos
     with fake_service(repository) as port:
         page, _ = open_page(browser, port, at=f"#/job/{JOB}/rank/99999")
         expect(page.locator("#rank-missing")).to_contain_text("has no rank 99999: unknown, or gone.")
+        expect(page.locator("#rank-missing")).to_contain_text("Did you mean 0, 63?")
+        expect(page.locator("#rank section:visible")).to_have_count(0)
         refused = list[str]()
         page.on("response", lambda answer: refused.append(answer.url) if answer.status == 404 else None)
         page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/none-1")
@@ -357,6 +361,7 @@ def test_what_an_address_names_that_is_not_there_is_said(browser: Browser, repos
         assert len(refused) == len({url.partition("?")[0] for url in refused}), "what is not there is asked once"
         page.goto(f"http://127.0.0.1:{port}/#/job/no%20such%20job")
         expect(page.locator("#empty")).to_contain_text("There is no job no such job")
+        expect(page.locator("#empty-others").get_by_role("link", name=JOB)).to_have_attribute("href", f"#/job/{JOB}")
 
 
 def test_the_reader_chooses_between_dark_and_light(browser: Browser, repository: Path) -> None:

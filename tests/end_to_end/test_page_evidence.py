@@ -25,12 +25,22 @@ def test_an_open_finding_shows_its_proof(browser: Browser, repository: Path, wid
         assert picture.locator("rect").count() == 15, "eight transfers, and seven ranks that waited"
         expect(late.locator("dl")).to_contain_text("tp-32 number 100")
         expect(late.locator("dl")).not_to_contain_text("0x")
+        expect(late.locator("pre")).to_contain_text("ssh gpu-node04 nvidia-smi -q -d CLOCK,")
         slow = page.locator("#findings .finding[data-severity=warning]")
         slow.locator("summary").click()
         expect(slow.locator("svg.picture")).to_contain_text("dp-35 in red, 31 others in grey")
         expect(slow.locator("svg.picture")).to_contain_text("⚑")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert complaints == []
+
+
+def test_a_name_that_is_no_hosts_gets_no_command(browser: Browser, repository: Path) -> None:
+    with fake_service(repository, "--host-prefix", "x;reboot;") as port:
+        page, _ = open_page(browser, port)
+        finding = page.locator("#findings .finding[data-severity=critical]")
+        finding.locator("summary").click()
+        expect(finding.locator("[data-collective] svg.picture")).to_be_visible()
+        expect(finding.locator("pre")).to_have_count(0)
 
 
 def test_a_finding_is_sent_as_text_and_as_a_picture(browser: Browser, repository: Path) -> None:

@@ -590,7 +590,8 @@ class FakeService:
     def service_health(self) -> ServiceHealth:
         statistics = self.hub.statistics()
         return ServiceHealth(
-            version="0.1.0", sessions_refused={"protocol_version": 1},
+            version="0.1.0", agents_port=9797, agents_need=("--tls-ca", "--token-file"),
+            sessions_refused={"protocol_version": 1},
             http_refused={"unauthorized": 2}, ingest_lag_seconds=0.21, backlog_batches=0,
             page_clients=statistics.clients, page_events_dropped=statistics.dropped_total, tick_seconds=0.016,
             mistakes={"align": 1},

@@ -129,6 +129,8 @@ class ServiceViews:
         self._on_operator = on_operator
         self._persistence: Persistence | None = None
         self._listener: Listener | None = None
+        self._agents_port: int | None = None
+        self._agents_need: tuple[str, ...] = ()
         self._metrics: MetricsView | None = None
         self._scrape_cache = ScrapeCache()
         self._gathered = (0, 0)
@@ -143,6 +145,10 @@ class ServiceViews:
     def show_listener(self, listener: Listener) -> None:
         """Shows the connections that the agents' port refused too."""
         self._listener = listener
+
+    def show_agents_port(self, port: int, need: tuple[str, ...]) -> None:
+        """Shows where agents can connect, and with which options."""
+        self._agents_port, self._agents_need = port, need
 
     def overview(self) -> Overview:
         """Everything the page shows, now."""
@@ -261,6 +267,8 @@ class ServiceViews:
         not_admitted = {} if self._listener is None else self._listener.refused
         return ServiceHealth(
             version=self._version,
+            agents_port=self._agents_port,
+            agents_need=self._agents_need,
             sessions_refused=Counter(self._receiver.statistics().faults) + Counter(not_admitted),
             http_refused=dict(self._access.refused),
             ingest_lag_seconds=self._status.ingest_lag_seconds,

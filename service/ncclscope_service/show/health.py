@@ -93,6 +93,10 @@ class ServiceHealth:
     """The service as its process reports it."""
 
     version: str
+    agents_port: int | None = None
+    """None: agents cannot connect yet."""
+    agents_need: tuple[str, ...] = ()
+    """Options without which that port refuses an agent: "--tls-ca", "--token-file"."""
     sessions_refused: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """By reason."""
     http_refused: Mapping[str, int] = field(default_factory=lambda: _NOTHING)

@@ -258,9 +258,12 @@ class MarksView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthView:
-    """Counts of what was lost, skipped or refused."""
+    """Where agents connect, and counts of what was lost, skipped or refused."""
 
     version: str
+    agents_port: int | None
+    agents_need: tuple[str, ...]
+    """Options of the agent without which it is refused."""
     understood: dict[str, int]
     skipped: dict[str, int]
     gaps: dict[str, int]
@@ -596,6 +599,8 @@ def health_view(store: Store, health: ServiceHealth) -> HealthView:
     """Counts of what was lost, skipped or refused so far."""
     return HealthView(
         version=health.version,
+        agents_port=health.agents_port,
+        agents_need=health.agents_need,
         understood=dict(store.understood.most_common()),
         skipped=dict(store.skipped.most_common()),
         gaps=gap_counts(store),

@@ -38,6 +38,10 @@ const draw = () => {
   const missing = route.job !== undefined && job === null;
   for (const [view, id] of Object.entries(VIEWS)) byId(id).hidden = view !== route.view || missing || (isEmpty && view !== "health");
   byId("empty").hidden = !(missing || (isEmpty && route.view !== "health"));
+  if (!byId("empty").hidden) {
+    setText("empty-commands", firstCommands(overview.health));
+    replace(byId("empty-others"), ...(missing && !isEmpty ? suggestions(route.job, overview.jobs.map((each) => [each.name, toJob(each.name)])) : []));
+  }
   byId("empty-first").textContent = missing && !isEmpty ? `There is no job ${route.job}.` : "Waiting for the first agent.";
   setText("version", `ncclscope ${overview.health.version}`);
   drawTop(overview, job, route);
@@ -58,6 +62,20 @@ const draw = () => {
   if (route.view === "job") drawJob(overview, job, open);
   if (route.view === "communicator") drawPart("communicator", overview, job, (finding) => finding.groups.includes(route.alias));
   if (route.view === "rank") drawPart("rank", overview, job, (finding) => finding.ranks.includes(route.rank));
+};
+
+// What starts an agent that this service takes, and the job's own variables, to be copied.
+const firstCommands = ({ agents_port: port, agents_need: need }) => [
+  `ncclscope agent --connect ${location.hostname}:${port ?? 9797} --logs '/var/log/nccl/*.log'${need.map((option) => ` ${option} FILE`).join("")}`,
+  "eval \"$(ncclscope env --find --log-file /var/log/nccl/nccl.%h.%p.log)\"",
+].join("\n");
+
+// Names that are most like one that is not there, as links: [[name, address]] in, "Did you mean ...?" out.
+const suggestions = (asked, names) => {
+  const common = (name) => { let i = 0; while (i < name.length && name[i] === asked[i]) i += 1; return i; };
+  const near = names.map(([name, address]) => [common(name) - Math.abs(name.length - asked.length) / 100, name, address])
+    .sort((a, b) => b[0] - a[0]).slice(0, 3);
+  return near.length === 0 ? [] : ["Did you mean ", ...near.flatMap(([, name, address], i) => [i ? ", " : "", element("a", { href: address }, name)]), "?"];
 };
 
 const drawJob = (overview, job, open) => {
@@ -143,7 +161,8 @@ const askFor = (route, job) => {
   } else if (route.view === "communicator") {
     const alias = encodeURIComponent(route.alias);
     ask([
-      { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text),
+      { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text, suggestions(route.alias, state.overview.jobs.find((each) => each.name === job.name).communicators
+          .map((each) => [each.alias, toCommunicator(job.name, each.alias)]))),
         draw: (found) => drawCommunicatorView(job, found) },
       { path: `${at}/lost-time?communicator=${alias}`, every: 5000, draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
       { path: `${at}/communicators/${alias}/collective`, every: 5000, draw: drawCollective },
@@ -151,7 +170,8 @@ const askFor = (route, job) => {
     ]);
   } else {
     ask([
-      { path: `${at}/ranks/${route.rank}`, every: 2000, fail: (text) => drawMissing("rank", text), draw: (found) => drawRankView(job, found) },
+      { path: `${at}/ranks/${route.rank}`, every: 2000, fail: (text) => drawMissing("rank", text, suggestions("0", [["0", toRank(job.name, 0)], ...job.communicators.flatMap((each) => each.ranks.slice(-1)).sort((a, b) => b - a).slice(0, 1)
+        .map((rank) => [String(rank), toRank(job.name, rank)])])), draw: (found) => drawRankView(job, found) },
       keep(timeline("rank-timeline", "rank", (alias) => go(toCommunicator(job.name, alias)), `&rank=${route.rank}`)),
     ]);
   }

@@ -79,6 +79,17 @@ export const drawVerdict = (job) => {
       ranks(each.waits_for), ranks(each.blamed), element("td", {}, each.last_words ?? ""))))] : []));
 };
 
+const LOOK_AT = {
+  late_rank: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER", "'dmesg -T | grep -i xid | tail'", "'top -b -n 1 | head -20'"],
+  slow_link: ["ibstat", "'nvidia-smi nvlink -e; nvidia-smi topo -m'", "'for n in /sys/class/net/*; do ethtool -S ${n##*/} 2>/dev/null | grep -iE \"(err|drop|discard).*: [1-9]\"; done'"],
+  hang: ["'for p in $(nvidia-smi --query-compute-apps=pid --format=csv,noheader); do py-spy dump --pid $p; done'", "'dmesg -T | grep -i xid | tail'"],
+};
+LOOK_AT.bandwidth_drop = LOOK_AT.below_limit = LOOK_AT.slow_link;
+
+// Commands for the hosts of a finding. They are copied into a shell: a name that could be anything but a host's gives none.
+const commandsOf = (finding) => finding.hosts.filter((host) => /^[a-z0-9][a-z0-9._-]*$/i.test(host)).slice(0, 2)
+  .flatMap((host) => (LOOK_AT[finding.kind] ?? []).map((command) => `ssh ${host} ${command}`)).join("\n");
+
 const findingRow = (overview, finding, opened) => {
   const key = `${finding.job}/${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
   const isOpen = finding.until_ns === null;
@@ -93,6 +104,7 @@ const findingRow = (overview, finding, opened) => {
     ["since", moment(finding.since_ns)], ["confidence", percent(finding.confidence)],
     ...Object.entries(finding.evidence).flatMap(([name, value]) => evidence(name, named(finding, value))),
     ...marksInFull(finding),
+    ["look at", isOpen && commandsOf(finding) !== "" ? element("pre", {}, commandsOf(finding)) : null],
     ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
   ].filter(([, value]) => isKnown(value) && value !== "");
   return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen), "data-muted": finding.muted !== null,

@@ -107,8 +107,8 @@ const ordinal = (number) => {
   return `${number.toLocaleString("en")}${ending}`;
 };
 
-export const drawMissing = (view, text) => {
+export const drawMissing = (view, text, near) => {
   const parent = byId(`${view}-missing`);
   parent.hidden = false;
-  parent.textContent = `${capitalised(text)}: unknown, or gone.`;
+  replace(parent, `${capitalised(text)}: unknown, or gone. `, ...near);
 };
