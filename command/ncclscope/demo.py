@@ -42,6 +42,17 @@ DEFAULT_FAULTS: Final = ("late_rank:rank=1,ms=4,from=10", "slow_link:node=1,fact
 """The faults that the demo has to find: a rank that comes late from the fourth second on, and a link between the nodes
 that degrades after three quarters of a minute, when it is known how fast it was."""
 
+_SHOWS: Final = {
+    "late_rank": "late_rank",
+    "slow_link": "slow_link",
+    "slow_nic": "slow_link",
+    "hang": "hang",
+    "mismatch": "mismatch",
+    "kill": "hang",
+    "clock_step": "clock_fault",
+}
+"""The kind of finding that a kind of fault ends in; the others are disturbances in which nothing should be found."""
+
 _LAYOUT: Final = ("--nodes", "4", "--gpus", "2", "--tp", "2", "--pp", "2", "--dp", "2", "--order", "tp-pp-dp")
 """Pipelines and data parallelism across the nodes: a slow node shows in some groups and not in others."""
 
@@ -94,16 +105,53 @@ def demo(
         run = DemoRun(folder=folder, simulator=simulator, http_port=http_port if is_free_port(http_port) else 0)
         with _signals_end_it(), closing(run):
             try:
+                click.echo("starting a service, a simulated cluster and its agents")
                 run.start()
                 _say_where(run)
+                for fault in _faults(faults):
+                    click.echo(f"injected    {fault} (counted in steps of the simulated job)")
+                click.echo("end it with Ctrl-C")
                 run.watch(seconds)
             except KeyboardInterrupt:
                 click.echo("\nstopping")
+            for fault in _faults(faults):
+                click.echo(run.found.outcome(fault))
+            click.echo("ending the simulated job")
             run.end_training()
             if snapshot_to is not None:
+                click.echo("waiting until the service has decided all that was read, then writing its files")
                 run.wait_until_settled()
                 for name in fetch_snapshot(run.url, snapshot_to):
                     click.echo(f"wrote {snapshot_to / name}")
+
+
+@dataclass(slots=True)
+class FoundFindings:
+    """The findings of the service so far, each said once, and after how long the first of each kind came."""
+
+    _said: set[str] = field(default_factory=set[str])
+    _first: dict[str, float] = field(default_factory=dict[str, float])
+
+    def new_lines(self, findings: Sequence[Mapping[str, Any]], seconds: float) -> list[str]:
+        """A line for each finding that was not there before, `seconds` after the start; the oldest first."""
+        lines = list[str]()
+        for each in sorted(findings, key=lambda finding: finding["since_ns"]):
+            if each["id"] not in self._said:
+                self._said.add(each["id"])
+                self._first.setdefault(each["kind"], seconds)
+                lines.append(
+                    f"+{seconds:3.0f} s      {each['kind']} ({each['confidence']:.0%} sure): {each['summary']}"
+                )
+        return lines
+
+    def outcome(self, fault: str) -> str:
+        """Whether a finding of the kind that this fault ends in came, and when."""
+        kind = _SHOWS.get(fault.partition(":")[0])
+        if kind is None:
+            return f"injected    {fault}: no finding is expected of it alone"
+        first = self._first.get(kind)
+        when = "no such finding so far" if first is None else f"found {first:.0f} s after the start"
+        return f"injected    {fault}: {kind}, {when}"
 
 
 @dataclass(slots=True)
@@ -117,6 +165,7 @@ class DemoRun:
     agents_port: int = 0
     nodes: int = 4
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
+    found: FoundFindings = field(default_factory=FoundFindings)
 
     @property
     def url(self) -> str:
@@ -167,8 +216,14 @@ class DemoRun:
 
     def watch(self, seconds: float | None) -> None:
         """Waits, for so long or until it is interrupted; a process that ends on the way ends the demo."""
-        until = None if seconds is None else time.monotonic() + seconds
+        began = looked = time.monotonic()
+        until = None if seconds is None else began + seconds
         while until is None or time.monotonic() < until:
+            if time.monotonic() - looked >= _LOOK_SECONDS:
+                for line in self.found.new_lines(_overview_of(self.url).get("findings", []), time.monotonic() - began):
+                    click.echo(line)
+                sys.stdout.flush()
+                looked = time.monotonic()
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     raise click.ClickException(f"{name} {_how(process)}: {self._last_words(name)}")
@@ -182,7 +237,9 @@ class DemoRun:
         """Waits until the service has decided all that the agents could read."""
         settling = Settling()
         until = time.monotonic() + _SETTLE_SECONDS
-        while time.monotonic() < until and not settling.is_over(_jobs_of(self.url), time.monotonic()):
+        while time.monotonic() < until and not settling.is_over(
+            _overview_of(self.url).get("jobs", []), time.monotonic()
+        ):
             time.sleep(0.5)
 
     def close(self) -> None:
@@ -287,6 +344,11 @@ def _signals_end_it() -> Generator[None]:
             signal.signal(number, handler)
 
 
+def _faults(faults: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are injected; none of a healthy run."""
+    return tuple(fault for fault in faults or DEFAULT_FAULTS if fault != "none")
+
+
 def _fault_options(faults: tuple[str, ...]) -> Iterator[str]:
     for fault in faults or DEFAULT_FAULTS:
         yield "--fault"
@@ -309,18 +371,17 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _jobs_of(url: str) -> list[dict[str, Any]]:
-    """The jobs of a service's overview; none if it does not answer."""
+def _overview_of(url: str) -> dict[str, list[dict[str, Any]]]:
+    """A service's overview; empty if it does not answer."""
     try:
         with urllib.request.urlopen(f"{url}/api/overview", timeout=10) as answer:
-            return cast("list[dict[str, Any]]", json.loads(answer.read())["jobs"])
+            return cast("dict[str, list[dict[str, Any]]]", json.loads(answer.read()))
     except (urllib.error.URLError, OSError, ValueError):
-        return []
+        return {}
 
 
 def _say_where(run: DemoRun) -> None:
     click.echo(f"live page   {run.url}/")
     click.echo(f"metrics     {run.url}/metrics")
     click.echo(f"cluster     {run.cluster} ({run.nodes} nodes, simulated)")
-    click.echo("end it with Ctrl-C")
     sys.stdout.flush()
