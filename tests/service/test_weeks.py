@@ -40,6 +40,7 @@ _LIMITED = {
     "GapHistory": "align.by_order.after_gap._HISTORY",
     "_Windows": "series._KEPT_WINDOWS",
     "_Grid": "detect.late_rank._MOST_REMEMBERED",
+    "RecentCalls": "detect.recent_calls.WINDOW",
     "ScatterByKind._kinds": "one for each operation and size",
     "ChannelSilence._gaps": "detect.pauses._GAPS_KEPT",
     "SourceGaps._kept": "source_gaps.GAPS_KEPT",
