@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "serve": ("ncclscope.serve", "serve"),
     "analyze": ("ncclscope.analyze", "analyze"),
     "snapshot": ("ncclscope.snapshot", "snapshot"),
+    "model": ("ncclscope.model", "model"),
     "findings": ("ncclscope.findings", "findings"),
     "settings": ("ncclscope.findings", "settings"),
     "simulate": ("ncclscope.simulate", "simulate"),

@@ -1,0 +1,86 @@
+"""Reads the files and flags that describe a job, for `model`, `explain` and `analyze`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ncclscope_models.description import Completed, Description, completed, merged, parsed
+from ncclscope_models.description_sources.files import read_parsed
+from ncclscope_models.description_sources.megatron import Output, read_output
+from ncclscope_models.job import ModelError
+from ncclscope_wire.errors import ConfigError
+
+_LARGEST_BYTES: Final = 16 << 20
+"""Of a configuration. A job's output may be of any length: it is read line by line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A job as its files describe it."""
+
+    completed: Completed
+    outputs: Mapping[str, Output]
+    """By file, what jobs printed."""
+
+
+def describe(paths: Sequence[Path], assignments: Sequence[str] = ()) -> Described:
+    """The job of these files and of assignments `name=value`.
+
+    Raises:
+        ConfigError: a file is none that is known, fields are missing, or sources contradict each other.
+    """
+    descriptions: list[Description] = []
+    outputs: dict[str, Output] = {}
+    try:
+        for assignment in assignments:
+            name, _, text = assignment.partition("=")
+            source = f"--set {assignment}"
+            descriptions.append(Description({name.strip(): parsed(name.strip(), text, source)}))
+        for path in paths:
+            content = _parsed(path)
+            if content is not None:
+                descriptions.append(read_parsed(content, path.name))
+                continue
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                outputs[path.name] = read_output(lines, path.name)
+            descriptions.append(outputs[path.name].description)
+        return Described(completed(merged(descriptions)), outputs)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _parsed(path: Path) -> Mapping[str, Any] | None:
+    """Content of a JSON, TOML or YAML file, by its name; None of any other."""
+    if path.suffix not in (".json", ".toml", ".yaml", ".yml"):
+        return None
+    if path.stat().st_size > _LARGEST_BYTES:
+        raise ConfigError(f"{path}: larger than {_LARGEST_BYTES >> 20} MiB, which no description is")
+    text = path.read_text(encoding="utf-8")
+    try:
+        content: object = _yaml(text, path) if path.suffix.startswith(".y") else _json_or_toml(text, path)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: no table of fields")
+    return {str(key): value for key, value in content.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _json_or_toml(text: str, path: Path) -> object:
+    return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+
+
+def _yaml(text: str, path: Path) -> object:
+    try:
+        import yaml  # noqa: PLC0415  (nothing else here needs it)
+    except ImportError as error:
+        raise ConfigError(f"{path}: YAML needs PyYAML (pip install pyyaml), or give the file as JSON") from error
+    try:
+        content: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return content
