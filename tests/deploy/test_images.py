@@ -146,7 +146,7 @@ def test_make_secrets_says_what_to_do_with_an_authority_whose_key_is_elsewhere(
     repository: Path, tmp_path: Path
 ) -> None:
     make_secrets(repository, tmp_path / "own", "service")
-    (tmp_path / "new").mkdir()
+    (tmp_path / "new").mkdir(mode=0o700)
     shutil.copy(tmp_path / "own" / "ca.pem", tmp_path / "new")
     command = [repository / "deploy" / "make-secrets", tmp_path / "new"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

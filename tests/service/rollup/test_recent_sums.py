@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service.simulated_batches import batches_by_job
 
 from ncclscope_service.intake.aliases import Aliases
-from ncclscope_service.job.iterations import ITERATIONS_KEPT_NS
+from ncclscope_service.job.iterations import STEP_KEPT_NS
 from ncclscope_service.metrics.scrape import gather
 from ncclscope_service.metrics.series import ScrapeCache, SeriesBudget
 from ncclscope_service.pipeline import Pipeline
@@ -45,7 +45,8 @@ _JOBS = {
 }  # fmt: skip
 _STEP_NS = 700_000_000
 _OF_ITERATIONS = (
-    "ncclscope_iteration_seconds", "ncclscope_communication_ratio", "ncclscope_exposed_communication_ratio"
+    "ncclscope_iteration_seconds", "ncclscope_communication_ratio", "ncclscope_exposed_communication_ratio",
+    "ncclscope_step_part_seconds",
 )  # fmt: skip
 _HEALTH = ServiceHealth(version="0")
 
@@ -111,7 +112,7 @@ def test_after_every_portion_the_sums_are_those_of_the_whole_store(
         run.feed(batch)
         if number % 3 == 0 and _JOBS[job].nccl != "2.20.5":  # whose lines have no times: kernels give them, at the end
             assert run.shown() == run.shown(run.added_at_once())
-    run.now_ns += ITERATIONS_KEPT_NS
+    run.now_ns += STEP_KEPT_NS
     run.pipeline.finish(run.now_ns)
     assert run.shown() == run.shown(run.added_at_once())
     assert run.waits(run.pipeline.recent, "j") == run.waits(run.added_at_once(), "j")
@@ -159,7 +160,7 @@ def test_what_scrapes_leave_to_the_next_changes_none(job: str, batches_of: Calla
     shown: set[str] = set()
     for number, batch in enumerate(batches):
         run.feed(batch)
-        run.now_ns += ITERATIONS_KEPT_NS * (number % 2)
+        run.now_ns += STEP_KEPT_NS * (number % 2)
         kept, anew = (run.scraped(run.pipeline.recent, of) for of in (cache, ScrapeCache()))
         for name in _OF_ITERATIONS if number % 2 == 0 else ():
             kept.pop(name, None)
