@@ -158,6 +158,7 @@ class DataFolder:
         for folder in (self.journal, self._state, self.path / "operations"):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700)
+        sync_folder(self.path)  # else a loss of power may take the folders, with all that was synced in them
         self.drop_unfinished()
 
 
@@ -197,6 +198,7 @@ class Archive:
             OSError: the folder cannot be made or listed.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
         for unfinished in folder.glob("*.part"):
             unfinished.unlink()
         self._folder = folder
