@@ -99,7 +99,10 @@ class _Reading:
         self._make_task = make_task
         if not discovery.of_kind(FileKind.NCCL_LOG, FileKind.INSPECTOR):
             # No log that could name the host of a file, or have its calls: nothing waits for one.
-            self._make_task = lambda found: replace(make_task(found), hosts={})
+            def task_without_hosts(found: FoundFile) -> FileTask:
+                return replace(make_task(found), hosts={})
+
+            self._make_task = task_without_hosts
         self._lines = discovery.of_kind(FileKind.NCCL_LOG) + discovery.of_kind(FileKind.INSPECTOR)
         self._jobs = jobs_of_files(self._lines, job=job)
         self._tables = discovery.of_kind(FileKind.NCCL_TESTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 import pytest
 from agent.ras_server import RasServer, json_status, missing, rank, text_status
@@ -118,17 +117,17 @@ def test_an_answer_without_trouble_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("as_json", "as_text"),
     [
-        pytest.param(lambda as_json: behind(as_json)[:-40] if as_json else b"", id="JSON"),
-        pytest.param(lambda _: text_status("2.24.3", DEAD)[:-60], id="text"),
-        pytest.param(lambda _: b"", id="nothing"),
-        pytest.param(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n", id="another program"),
+        pytest.param(behind(True)[:-40], b"", id="JSON"),
+        pytest.param(*[text_status("2.24.3", DEAD)[:-60]] * 2, id="text"),
+        pytest.param(b"", b"", id="nothing"),
+        pytest.param(*[b"HTTP/1.1 400 Bad Request\r\n\r\n"] * 2, id="another program"),
     ],
 )
 @pytest.mark.parametrize("knows_json", [True, False])
-def test_an_answer_that_is_cut_off_is_a_state(answer: Callable[[bool], bytes], knows_json: bool) -> None:
-    with RasServer(answer, knows_json=knows_json) as server:
+def test_an_answer_that_is_cut_off_is_a_state(as_json: bytes, as_text: bytes, knows_json: bool) -> None:
+    with RasServer(lambda json: as_json if json else as_text, knows_json=knows_json) as server:
         follower = RasFollower("127.0.0.1", server.port)
         batches = asked(follower, 3)
     assert [(batch.counts.skipped, batch.facts, batch.gaps) for batch in batches] == [({"ras_cut": 1}, (), ())]
