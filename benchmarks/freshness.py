@@ -125,9 +125,9 @@ class RunningService:
     web: int
 
 
-def start_service(data: Path) -> RunningService:
+def start_service(data: Path, *options: str) -> RunningService:
     """A service on ports of its own choice, once it listens on both."""
-    command = ["serve", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", f"--data={data}"]
+    command = ["serve", "--listen=127.0.0.1:0", "--http=127.0.0.1:0", f"--data={data}", *options]
     process = subprocess.Popen([sys.executable, "-m", "ncclscope", *command], stdout=subprocess.PIPE)
     assert process.stdout is not None
     printed = b"".join(process.stdout.readline() for _ in range(3)).decode()

@@ -206,6 +206,7 @@ class HostCounters:
         for source, lines in self._store.torn_lines.items():
             hosts = sorted(self._store.source_hosts.get(source, ())) if lines else []
             operations = [self._counters[host].operations if len(hosts) > 1 else 1 for host in hosts]
+            everything = max(1, sum(operations))
             for host, amount in zip(hosts, operations, strict=True):
-                torn[host] += lines * amount // max(1, sum(operations))
+                torn[host] += lines * amount // everything
         return torn

@@ -37,7 +37,7 @@ class Named(StrEnum):
 
 
 MOST_OF_AGENT: Final[Mapping[Named, int]] = {
-    Named.COMMUNICATORS: 16_384,
+    Named.COMMUNICATORS: 8_192,
     Named.MEMBERS: 32_768,
     Named.RANKS: 1 << 20,
     Named.PROCESSES: 4_096,

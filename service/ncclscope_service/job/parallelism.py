@@ -92,6 +92,8 @@ _GATHERED_TWICE: Final = 1.4
 _IN_TURNS: Final = 1.6
 """AllGathers or ReduceScatters in a row, up to which they count as taking turns: routing makes 1.3, k and v 2."""
 _TOGETHER: Final = 0.8
+_TWO: Final = 2
+"""As many are remembered of those that a family is compared with: more would cost the square of all."""
 _ONE_BUFFER: Final = 1.5
 _ONCE: Final = 1.0
 _ROUGHLY: Final = 0.5
@@ -214,7 +216,7 @@ def _families(
     return [
         _family(known, members, ranks, carried, patterns)
         for members in together.values()
-        if is_used[[each.index for each in members]].any()
+        if any(is_used[each.index] for each in members)
     ]
 
 
@@ -232,10 +234,11 @@ def _family(
     carried: Columns,
     patterns: Mapping[int, Pattern],
 ) -> _Family:
-    rows = carried[[each.index for each in members]]
-    mean = np.zeros(1, USAGE_PER_RANK)
-    for name in USAGE_PER_RANK.names or ():
-        mean[name] = rows[name].max() if name == "largest" else rows[name].mean()
+    mean = rows = carried[[each.index for each in members]]
+    if len(members) > 1:
+        mean = np.zeros(1, USAGE_PER_RANK)
+        for name in USAGE_PER_RANK.names or ():
+            mean[name] = rows[name].max() if name == "largest" else rows[name].mean()
     found = [patterns.get(each.index, Pattern()) for each in members]
     return _Family(
         communicators=members,
@@ -299,7 +302,7 @@ class _Job:
     def _judge(self) -> None:
         reducing = [each for each in self._families if not each.exchanges]
         tensors = [each for each in reducing if not self._is_next_to_nothing(each)]
-        busy = _first_of_each_on(tensors)
+        busy = _busiest_on(tensors)
         odds = {id(each): self._odds_of_gradients(each, busy) for each in tensors}
         smaller = [each for each in tensors if each.size < self._world and odds[id(each)] > 0]
         for family in [each for each in reducing if each.size == self._world and not each.is_said]:
@@ -379,7 +382,7 @@ class _Job:
         family.be("OPTIMIZER" if family.is_sharded else "DP", sureness)
 
     def _odds_of_gradients(self, family: _Family, busy: Mapping[int, list[_Family]]) -> float:
-        """Evidence for gradients (above 0) against activations (below), as log odds; `busy` as `_first_of_each_on`."""
+        """Evidence for gradients (above 0) against activations (below), as log odds; `busy` as `_busiest_on`."""
         if family.is_said:
             return math.inf if family.named == "DP" else -math.inf
         carried = family.carried
@@ -460,19 +463,22 @@ class _Groups:
     """The groups of ranks that some families have."""
 
     def __init__(self, families: Sequence[_Family]) -> None:
-        self._with_rank: dict[int, list[tuple[_Family, frozenset[int]]]] = defaultdict(list)
+        self._with_rank: dict[int, dict[frozenset[int], list[_Family]]] = defaultdict(dict)
+        """By rank, each group with it and two of its families: one of them is another than whichever is asked for."""
         for family in families:
             for ranks in family.ranks:
                 for rank in ranks:
-                    self._with_rank[rank].append((family, ranks))
+                    of_group = self._with_rank[rank].setdefault(ranks, [])
+                    if len(of_group) < _TWO:
+                        of_group.append(family)
         self._some_rank = next(iter(self._with_rank), 0)
 
     def hold(self, family: _Family, *, strictly: bool) -> bool:
         """Whether the ranks of each of its communicators are within a group of another family; `strictly`: a larger."""
         return all(
             any(
-                other is not family and (ranks < group or (not strictly and ranks == group))
-                for other, group in self._with_rank.get(min(ranks, default=self._some_rank), ())
+                (ranks < group or (not strictly and ranks == group)) and any(other is not family for other in of_group)
+                for group, of_group in self._with_rank.get(min(ranks, default=self._some_rank), {}).items()
             )
             for ranks in family.ranks
         )
@@ -483,12 +489,13 @@ def _buffers(family: _Family) -> float:
     return float(max(family.carried["calls"], family.carried["reduced_sizes"]))
 
 
-def _first_of_each_on(families: Sequence[_Family]) -> dict[int, list[_Family]]:
-    """By rank, the families whose first communicator has it."""
+def _busiest_on(families: Sequence[_Family]) -> dict[int, list[_Family]]:
+    """By rank, the two busiest of the families whose first communicator has it."""
     found: dict[int, list[_Family]] = defaultdict(list)
-    for family in families:
+    for family in sorted(families, key=lambda each: -each.carried["operations"]):
         for rank in family.ranks[0]:
-            found[rank].append(family)
+            if len(found[rank]) < _TWO:
+                found[rank].append(family)
     return found
 
 

@@ -169,10 +169,8 @@ class _Job:
             if guess in free:
                 found[seat] = guess
                 free.discard(guess)
-        for seat in sorted((seat for seat in missing if seat not in found), key=order.__getitem__):
-            found[seat] = min(free)
-            free.discard(found[seat])
-        return found
+        rest = sorted((seat for seat in missing if seat not in found), key=order.__getitem__)
+        return {**found, **dict(zip(rest, sorted(free), strict=False))}
 
     def _inferred(self) -> dict[Seat, int]:
         order = self.by_host()
