@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import benchmarks.findings as _package
-from benchmarks.findings import job_days, kills, modes, tables
+from benchmarks.findings import first_seen, job_days, kills, modes, tables
 from benchmarks.findings.scenarios import scenarios
 
-TABLES = ("modes", "jobs", "days", "delays", "kills")
+TABLES = ("modes", "seen", "jobs", "days", "delays", "kills")
 RANKS = (8, 16, 32, 64)
 
 
@@ -42,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     if "modes" in wanted:
         print("\n### Every way in which people come in\n", flush=True)
         modes.print_modes(asked.jobs, workers=asked.workers, most_ranks=max(asked.ranks), only=asked.only)
+    if "seen" in wanted:
+        print("\n### Jobs of which nothing or something wrong was said\n", flush=True)
+        first_seen.print_cases(asked.only)
     if "days" in wanted:
         print("\n### False alarms of healthy job-days\n", flush=True)
         job_days.print_false_alarms(2 if asked.short else asked.days, workers=asked.workers, only=asked.only)

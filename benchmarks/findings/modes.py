@@ -1,7 +1,8 @@
 """Every way in which people come in: the same jobs and faults, of which each mode shows the service another part.
 
 A job is simulated at three speeds: a *fast* one (steps of 0.1 s) of which somebody profiled two seconds, a *usual* one
-(0.9 s), and a *long* one (2 s) for captures of some seconds in every hundred. What arrives of it is kept as batches by
+(0.9 s), and a *long* one (2 s) for captures of some seconds in every hundred; and a usual one again whose profilers say
+the operations themselves. What arrives of it is kept as batches by
 the second, and each mode is a choice among these. Where a fault leaves no trace in what a mode sees (`is_due`), only
 wrong names and false alarms count.
 """
@@ -17,22 +18,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
+from benchmarks.findings import reliability
 from benchmarks.findings.replay import SECOND_NS, Arrival, Played, Seen, arrivals, note, steps_of
 from benchmarks.findings.scenarios import NOISE, SHAPES, Expected, Scenario
 from benchmarks.findings.tables import Verdict, is_right, judge
-from numpy.typing import NDArray
 
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import FindingKind
-from ncclscope_service.store.rows import Match
 from ncclscope_simulator import parse_faults
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.records import SourceKind
-from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
-
-Told = NDArray[np.float64]
-"""Rows of (confidence, 1 if right)."""
+from ncclscope_wire.terms import NO_TIME_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +40,8 @@ class Mode:
     logs: bool = True
     stamps: bool = True
     inspector: bool = False
+    traces: bool = False
+    """Those of PyTorch's profiler."""
     captured: tuple[float, float, float] | None = None
     """Seconds: first captured one, how long, and how often; None: no exports."""
     is_live: bool = True
@@ -56,7 +54,7 @@ class Mode:
             if kind is SourceKind.NSYS:
                 if self._captures((each.begins_ns - start_ns) / SECOND_NS):
                     yield each.host, each.batch
-            elif self.inspector if kind is SourceKind.INSPECTOR else self.logs:
+            elif {SourceKind.INSPECTOR: self.inspector, SourceKind.KINETO: self.traces}.get(kind, self.logs):
                 batch = each.batch if self.is_live else replace(each.batch, observed_at_ns=None)
                 yield each.host, batch if self.stamps else _without_stamps(batch)
 
@@ -81,12 +79,16 @@ class _Job(NamedTuple):
     """The step at which it hangs, differs or is killed, if it does."""
     chunk_seconds: float
     """Length of an export."""
+    profiled: tuple[int, int] | None = None
+    """Steps of which PyTorch's profiler writes traces. NCCL's ranges have payloads there, and no group is split off
+    another: exports say ranks of such a group when it ends."""
 
 
 JOBS: Final = {
     "fast": _Job(0.1, 50, 0, 40, 2.0),
     "usual": _Job(0.9, 45, 12, 30, 2.0),
-    "long": _Job(2.0, 110, 28, 50, 10.0),
+    "long": _Job(2.0, 240, 28, 50, 10.0),
+    "profiled": _Job(0.9, 45, 12, 30, 2.0, profiled=(20, 39)),
 }
 _ALWAYS: Final = (0.0, 1.0, 1.0)
 MODES: Final[dict[str, Mode]] = {
@@ -103,6 +105,8 @@ MODES: Final[dict[str, Mode]] = {
     "Inspector only": Mode("usual", logs=False, inspector=True),
     "Inspector only, at its end": Mode("usual", logs=False, inspector=True, is_live=False),
     "nsys only": Mode("usual", logs=False, captured=_ALWAYS),
+    "nsys only, payloads of ranges": Mode("profiled", logs=False, captured=_ALWAYS),
+    "PyTorch traces of 20 steps only": Mode("profiled", logs=False, traces=True, is_live=False),
 }
 _K: Final = FindingKind
 _SMALL: Final = ("8: tp2 pp2 dp2", "8: fsdp", "16: tp4 dp4", "16: ep4 dp16", "32: tp4 pp2 dp4")
@@ -118,33 +122,44 @@ class _Fault(NamedTuple):
     expected: Expected
     due: frozenset[str]
     """What a mode must have, any of: `time` (kernels or Inspector), `logs`."""
+    noises: tuple[str, ...] = ("plain", "calm", "correlated")
+    """Of `NOISE`, in turn."""
 
 
 _AFTER: Final = frozenset({_K.SLOW_STEPS})
+_NOISES: Final = ("plain", "calm", "correlated", "rough")
 FAULTS: Final[dict[str, _Fault]] = {
-    "none": _Fault("", (*_SMALL, "64: tp8 pp4 dp2"), Expected(), frozenset()),
+    "none": _Fault("", (*_SMALL, "64: tp8 pp4 dp2"), Expected(), frozenset(), _NOISES),
     "late rank, 1.5 to 10 % of a step": _Fault(
         "late_rank:rank=1,ms={ms},from={onset}", (*_SMALL, "64: tp8 pp4 dp2"),
         Expected(kinds=frozenset({_K.LATE_RANK}), ranks=(1,), allowed=_AFTER), frozenset({"time"}),
+    ),
+    "late rank, 3 to 10 % of a step, in jitter of 5 %": _Fault(
+        "late_rank:rank=1,ms={ms},from={onset}", _SMALL,
+        Expected(kinds=frozenset({_K.LATE_RANK}), ranks=(1,), allowed=_AFTER), frozenset({"time"}), ("rough",),
     ),
     "slow link, 20 %": _Fault(
         "slow_link:node=1,factor=0.8,from={onset}", _LINKS,
         Expected(kinds=frozenset({_K.SLOW_LINK}), hosts=("node01",), allowed=_AFTER), frozenset({"time"}),
     ),
+    "slow link, 40 %, in noise of 10 %": _Fault(
+        "slow_link:node=1,factor=0.6,from={onset}", _LINKS,
+        Expected(kinds=frozenset({_K.SLOW_LINK}), hosts=("node01",), allowed=_AFTER), frozenset({"time"}), ("rough",),
+    ),
     "hang": _Fault(
         "hang:rank=5,at={at}", (*_SMALL, "64: tp8 pp4 dp2"),
-        Expected(kinds=frozenset({_K.HANG}), ranks=(5,)), frozenset({"logs"}),
+        Expected(kinds=frozenset({_K.HANG}), ranks=(5,)), frozenset({"logs"}), _NOISES,
     ),
     "mismatch": _Fault(
         "mismatch:rank=5,at={at}", _EQUAL,
         Expected(kinds=frozenset({_K.MISMATCH}), ranks=(5,), allowed=frozenset({_K.HANG})), frozenset({"logs"}),
+        _NOISES,
     ),
     "killed": _Fault(
         "kill:at={at}", _SMALL[:3],
-        Expected(allowed=frozenset({_K.HANG, _K.STOPPED_LOGGING})), frozenset(),
+        Expected(allowed=frozenset({_K.HANG, _K.STOPPED_LOGGING})), frozenset(), _NOISES,
     ),
 }  # fmt: skip
-_NOISES: Final = ("plain", "calm", "correlated", "rough")
 _LATE_SHARES: Final = (0.03, 0.1, 0.015)
 
 
@@ -160,14 +175,18 @@ def scenarios(jobs: int, *, most_ranks: int) -> Iterator[tuple[str, list[tuple[s
 
 def _scenario(name: str, shape: str, speed: str, nth: int) -> Scenario:
     job, fault = JOBS[speed], FAULTS[name]
-    noise = NOISE["moe" if "ep" in shape and nth % 2 else _NOISES[nth % len(_NOISES)]]
-    ms = 1000 * job.step_seconds * _LATE_SHARES[nth % len(_LATE_SHARES)]
+    noise = NOISE[
+        "moe" if "ep" in shape and nth % 2 and "rough" in fault.noises else fault.noises[nth % len(fault.noises)]
+    ]
+    shares = _LATE_SHARES[:2] if fault.noises == ("rough",) else _LATE_SHARES
+    ms = 1000 * job.step_seconds * shares[nth % len(shares)]
     text = fault.text.format(ms=ms, at=job.stops_at, onset=job.fault_step)
     config = replace(
         SHAPES[shape], step_seconds=job.step_seconds, iterations=job.steps, seed=nth + 1, inspector="v4.2",
         microbatches=min(2, SHAPES[shape].microbatches), chunk_seconds=job.chunk_seconds, hang_seconds=25.0,
         compute_cv=noise.compute_cv, bandwidth_cv=noise.bandwidth_cv, noise_correlation=noise.noise_correlation,
-        imbalance=noise.imbalance, faults=parse_faults((text,)),
+        imbalance=noise.imbalance, faults=parse_faults((text,)), profiled=job.profiled,
+        nvtx_payload=job.profiled is not None, split=False if job.profiled is not None else None,
     )  # fmt: skip
     first = min((fault.first for fault in config.faults), default=None)
     return Scenario(family=name, name=f"{name}; {shape}; seed {nth + 1}", config=config, expected=fault.expected,
@@ -186,7 +205,8 @@ class Outcome:
     """From the fault to the finding, at the job's usual length of steps; None where it was not found, or offline."""
     said: list[tuple[float, bool]] = field(default_factory=list[tuple[float, bool]])
     """(confidence, right) of its findings."""
-    pairs: Told = field(default_factory=lambda: np.empty((0, 2)))
+    pairs: reliability.Told = field(default_factory=lambda: np.empty((0, 3)))
+    """With a third column: 1 if right, or right but for whole steps."""
 
 
 def play_job(job: tuple[str, list[tuple[str, Scenario]]], *, only: str = "") -> list[Outcome]:
@@ -200,7 +220,7 @@ def play_job(job: tuple[str, list[tuple[str, Scenario]]], *, only: str = "") -> 
         with tempfile.TemporaryDirectory() as folder:
             arrived = list(arrivals(scenario.config, Path(folder) / "job"))
             steps = steps_of(scenario.config, Path(folder) / "job")
-            truth = _kernels(Path(folder) / "job")
+            truth = reliability.truth_of(Path(folder) / "job")
             done += [_play(name, fault, scenario, mode, arrived, steps, truth) for name, mode in modes.items()]
     return done
 
@@ -212,7 +232,9 @@ def _speed(mode: Mode, fault: str) -> str:
 
 def is_due(mode: Mode, fault: str) -> bool:
     """Whether the mode shows such a fault."""
-    has = {"time": (mode.captured is not None and mode.logs) or mode.inspector, "logs": mode.logs}
+    has_calls = mode.logs or (mode.captured is not None and JOBS[mode.job].profiled is not None)
+    has_kernels = mode.captured is not None and has_calls
+    has = {"time": has_kernels or mode.inspector or mode.traces, "logs": has_calls}
     return any(has[each] for each in FAULTS[fault].due)
 
 
@@ -223,7 +245,7 @@ def _play(
     mode: Mode,
     arrived: list[list[Arrival]],
     steps: dict[int, float],
-    truth: dict[tuple[str, int], int],
+    truth: reliability.Truth,
 ) -> Outcome:
     pipeline, known = Pipeline(), dict[tuple[object, ...], Seen]()
     start_ns, seconds = scenario.config.start_ns, len(arrived)
@@ -236,6 +258,8 @@ def _play(
     if not mode.is_live:
         pipeline.finish(start_ns + seconds * SECOND_NS)
         note(known, pipeline.store.findings, seconds)
+    if mode.captured is not None and not mode.stamps:  # pairs are a guess there, and it is right to say so
+        known = {key: seen for key, seen in known.items() if seen.last.kind is not _K.BLIND}
     played = Played(seen=tuple(known.values()), seconds=seconds, steps=steps)
     verdict = judge(scenario, played)
     begun = sorted(steps.values())
@@ -247,7 +271,7 @@ def _play(
         verdict=verdict,
         steps=verdict.delay / step if verdict.delay is not None and mode.is_live else None,
         said=[(seen.last.confidence, _is_true(seen, scenario.expected)) for seen in known.values()],
-        pairs=_pairs(pipeline, truth),
+        pairs=reliability.pairs_of(pipeline, truth),
     )
 
 
@@ -255,28 +279,6 @@ def _is_true(seen: Seen, expected: Expected) -> bool:
     """Whether a finding is of the fault or of what follows from it, and names nobody else."""
     follows = seen.last.kind in expected.allowed and {*seen.last.ranks} <= {*(expected.ranks or ())}
     return is_right(seen, expected) or follows
-
-
-def _kernels(folder: Path) -> dict[tuple[str, int], int]:
-    """By log and line: when its kernel started, on its host's clock; NO_TIME_NS if it was not recorded whole."""
-    names = ("log_file", "log_line", "start_ns", "kernel_cut", "line_lost")
-    rows = pq.read_table(folder / "truth" / "operations.parquet", columns=list(names)).to_pydict()
-    return {
-        (log, line): NO_TIME_NS if start is None or is_cut else start
-        for log, line, start, is_cut, is_lost in zip(*(rows[name] for name in names), strict=True)
-        if not is_lost and line is not None
-    }
-
-
-def _pairs(pipeline: Pipeline, truth: dict[tuple[str, int], int]) -> Told:
-    table = pipeline.store.operations.rows[:]
-    rows = table[(table["match"] == Match.MATCHED) & (table["kernel"] != NO_NUMBER)]
-    logs = [pipeline.store.sources[source].source.name for source in rows["source"].tolist()]
-    started = [truth.get((log, line), NO_TIME_NS) for log, line in zip(logs, rows["line"].tolist(), strict=True)]
-    known = np.asarray(started, np.int64)
-    is_known = known != NO_TIME_NS
-    told: Told = np.column_stack([rows["confidence"], known == rows["start_ns"]])[is_known].astype(np.float64)
-    return told
 
 
 def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str) -> Iterator[Outcome]:
@@ -295,9 +297,6 @@ def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str) -> Iterator
 HEADER: Final = """\
 | mode | fault | jobs | found | wrong names | false alarms | steps p50 | p90 | bars |
 |---|---|---:|---:|---:|---:|---:|---:|---|"""
-RELIABILITY_HEADER: Final = """\
-| mode | findings | mean confidence | right | error | pairs | mean confidence | right | error |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
 def print_modes(jobs: int, *, workers: int, most_ranks: int, only: str) -> None:
@@ -306,19 +305,24 @@ def print_modes(jobs: int, *, workers: int, most_ranks: int, only: str) -> None:
     for outcome in outcomes(jobs, workers=workers, most_ranks=most_ranks, only=only):
         done.append(outcome)
         _tell(outcome)
+    print_tables(done)
+
+
+def print_tables(done: list[Outcome]) -> None:
+    """The rows of all modes, and how right findings and pairs are at their confidence."""
     print(f"\n{HEADER}")
     for name, mode in MODES.items():
         mine = [each for each in done if each.mode == name]
         for fault in filter(functools.partial(is_due, mode), FAULTS):
             print(_row(name, fault, [each for each in mine if each.fault == fault]))
         print(_row(name, "none, or one that it does not show", [each for each in mine if not is_due(mode, each.fault)]))
-    print(f"\n{RELIABILITY_HEADER}")
+    print(f"\n{reliability.HEADER}")
     for name in MODES:
         mine = [each for each in done if each.mode == name]
         if mine:
             said = np.asarray([pair for each in mine for pair in each.said], np.float64).reshape(-1, 2)
             pairs = np.concatenate([each.pairs for each in mine])
-            print(f"| {name} | {' | '.join([*reliability(said), *reliability(pairs)])} |")
+            print(reliability.row(name, said, pairs))
 
 
 def _tell(outcome: Outcome) -> None:
@@ -351,22 +355,3 @@ def _row(mode: str, fault: str, mine: list[Outcome]) -> str:
         ", ".join(missed) or "met",
     )
     return f"| {' | '.join(map(str, cells))} |"
-
-
-_BINS: Final = np.array([0.0, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.995, 1.01])
-
-
-def reliability(said: Told) -> list[str]:
-    """How many, their mean confidence, the share that is right, and the expected calibration error."""
-    if not len(said):
-        return ["0", "-", "-", "-"]
-    return [f"{len(said):,}", *(f"{value:.3f}" for value in (*said.mean(axis=0), calibration_error(said)))]
-
-
-def calibration_error(said: Told) -> float:
-    """Mean distance of confidence and share that is right, by bins of confidence, weighted by what is in them."""
-    place = np.digitize(said[:, 0], _BINS)
-    amounts = np.bincount(place)
-    confidence, right = (np.bincount(place, said[:, column]) for column in (0, 1))
-    used = amounts > 0
-    return float(np.abs(confidence[used] - right[used]).sum() / len(said))

@@ -17,6 +17,7 @@ from benchmarks.findings import peers
 from benchmarks.findings.peers import PeerNames
 
 from ncclscope_agent.sources.inspector import InspectorReader
+from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.nsys.export import read_export
 from ncclscope_service.clock.causality import ClockCheck
@@ -198,7 +199,10 @@ def play(config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | 
 def arrivals(
     config: SimulationConfig, folder: Path, lagging: Mapping[str, float] | None = None
 ) -> Iterator[list[Arrival]]:
-    """Simulates a job into a folder; gives what comes of it in each second."""
+    """Simulates a job into a folder; gives what comes of it in each second, and traces of PyTorch's profiler last.
+
+    Exports whose ranges have payloads give operations too, as where no log names their processes.
+    """
     player, now = Player(config, folder), config.start_ns
     followed: dict[Path, Followed] = {}
     exports: dict[Path, int] = {}
@@ -206,8 +210,12 @@ def arrivals(
     while not player.over or now < player.next_ns or any(when > now for when in exports.values()):
         now += SECOND_NS
         player.advance(now)
-        yield [*_lines(folder, followed, now), *_exports(folder, exports, lags, now)]
+        logged = frozenset[int]() if config.nvtx_payload else None
+        yield [*_lines(folder, followed, now), *_exports(folder, exports, lags, now, logged)]
     player.finish()
+    traces = list(_traces(folder, now))
+    if traces:
+        yield traces
 
 
 def steps_of(config: SimulationConfig, folder: Path) -> dict[int, float]:
@@ -243,12 +251,21 @@ def _lines(folder: Path, known: dict[Path, Followed], now: int) -> Iterator[Arri
             yield Arrival(host, batch, now)
 
 
-def _exports(folder: Path, known: dict[Path, int], lags: Mapping[str, int], now: int) -> Iterator[Arrival]:
-    """`known`: by export, when it comes."""
+def _traces(folder: Path, now: int) -> Iterator[Arrival]:
+    for path in sorted((folder / "kineto").glob("*")):
+        name = str(path.relative_to(folder))
+        for batch in read_trace(path, source=Source(kind=SourceKind.KINETO, name=name, key=name)):
+            yield Arrival(path.name.split("_")[0], batch, now)
+
+
+def _exports(
+    folder: Path, known: dict[Path, int], lags: Mapping[str, int], now: int, logged: frozenset[int] | None
+) -> Iterator[Arrival]:
+    """`known`: by export, when it comes; `logged`: as `read_export`."""
     for path in sorted((folder / "nsys").rglob("*.sqlite")):
         if 0 <= now - known.setdefault(path, now + lags.get(path.parent.name, 0)) < SECOND_NS:
             name = str(path.relative_to(folder))
-            batches = list(read_export(path, source=Source(kind=SourceKind.NSYS, name=name, key=name)))
+            batches = list(read_export(path, source=Source(kind=SourceKind.NSYS, name=name, key=name), logged=logged))
             begins_ns = min(capture.start_ns for batch in batches for capture in batch.captures)
             for batch in batches:
                 yield Arrival(path.parent.name, batch, begins_ns)

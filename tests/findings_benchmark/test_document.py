@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.findings import job_days, kills, modes, tables
+from benchmarks.findings import job_days, kills, modes, reliability, tables
 from benchmarks.findings.scenarios import scenarios
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "findings-benchmark.md"
@@ -60,5 +60,5 @@ def test_a_mode_shows_of_a_job_only_what_people_have_of_it() -> None:
 def test_the_error_of_a_confidence_is_its_distance_from_the_share_that_is_right() -> None:
     honest = np.array([(0.9, right) for right in [1.0] * 9 + [0.0]])
     boasting = np.array([(1.0, right) for right in (1.0, 0.0)])
-    assert modes.calibration_error(honest) < 1e-9
-    assert modes.calibration_error(boasting) == 0.5
+    assert reliability.calibration_error(honest) < 1e-9
+    assert reliability.calibration_error(boasting) == 0.5
