@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import Table
+from ncclscope_service.intake.admission import FOREIGN_HOST
 from ncclscope_service.intake.call_groups import CallGroups
 from ncclscope_service.intake.name_limits import OTHER, Named, NameLimits
 from ncclscope_service.nccl import bandwidth
@@ -103,6 +104,8 @@ class BatchResolver:
         self._processes: dict[tuple[str, str, int], int] = {}
         self._hosts = set[tuple[str, str]]()
         """(job, host) of all processes."""
+        self._foreign = set[int]()
+        """Processes of hosts that an agent named and may not speak of."""
         self._sources: dict[tuple[str, str], int] = {}
         self._slots = SourceSlots(known)
         self._dictionaries: dict[int, _Dictionaries] = {}
@@ -113,6 +116,7 @@ class BatchResolver:
 
     def process(self, job: str, host: str, pid: int, source: int) -> int:
         """The index of a process; a new one the first time it is named, as long as its agent and job may have more."""
+        pid = 0 if host == FOREIGN_HOST else pid
         index = self._processes.get((job, host, pid))
         if index is not None:
             return index
@@ -124,6 +128,8 @@ class BatchResolver:
         ):
             return self.process(job, OTHER, 0, source)
         self._hosts.add((job, host))
+        if host == FOREIGN_HOST:
+            self._foreign.add(len(self._store.processes))
         index = self._processes[job, host, pid] = len(self._store.processes)
         self._store.processes.append(Process(host=host, pid=pid))
         self._store.process_job.append(job)
@@ -152,17 +158,17 @@ class BatchResolver:
         self._apply_ranges(dictionaries, batch)
         self._apply_busy(dictionaries, batch, job)
         if len(batch.outside):
-            self._store.outside.append(self._kernels(batch.outside, dictionaries, source))
+            self._store.outside.append(self._own(self._kernels(batch.outside, dictionaries, source)))
         arrived = Arrived(
             job=job,
             source=source,
             operations=self._operations(batch, dictionaries, source),
             events=batch.communicators,
             event_processes=tuple([self.process(job, event.host, event.pid, source) for event in batch.communicators]),
-            tunings=_tunings(batch, dictionaries),
-            kernels=self._kernels(batch.kernels, dictionaries, source),
-            inspected=_inspected(batch, dictionaries, source),
-            calls=_calls(batch, dictionaries),
+            tunings=self._own(_tunings(batch, dictionaries)),
+            kernels=self._own(self._kernels(batch.kernels, dictionaries, source)),
+            inspected=self._own(_inspected(batch, dictionaries, source)),
+            calls=self._own(_calls(batch, dictionaries)),
         )
         dictionaries.is_broken = False
         if batch.is_last:
@@ -246,6 +252,19 @@ class BatchResolver:
             ],
             np.int32,
         )
+
+    def _own(self, rows: Columns, processes: NDArray[np.integer] | None = None) -> Columns:
+        """The rows of processes that their agent may speak of; the others are counted as skipped.
+
+        `processes`: of each row, if it does not say so itself.
+        """
+        if not self._foreign or not len(rows):
+            return rows
+        is_foreign = np.isin(rows["process"] if processes is None else processes, list(self._foreign))
+        if not is_foreign.any():
+            return rows
+        self._store.skipped["foreign_host"] += int(np.count_nonzero(is_foreign))
+        return row_ops.filter_rows(rows, ~is_foreign)
 
     def _text(self, text: str, source: int, job: str) -> int:
         """The index of a text, or of "other" if its agent and job may not bring more."""
@@ -383,7 +402,7 @@ class BatchResolver:
         resolved = row_ops.take(known.range_templates, batch.ranges["template"])
         resolved["start_ns"] = batch.ranges["start_ns"]
         resolved["end_ns"] = batch.ranges["end_ns"]
-        self._store.ranges.append(resolved)
+        self._store.ranges.append(self._own(resolved))
 
     def _apply_busy(self, known: _Dictionaries, batch: Batch, job: str) -> None:
         if not len(batch.busy):
@@ -395,10 +414,12 @@ class BatchResolver:
         resolved["process"] = self._host_processes(known, pairs, job)[inverse]
         for name in ("device_id", "start_ns", "end_ns", "kernels"):
             resolved[name] = batch.busy[name]
-        self._store.busy.append(resolved)
+        self._store.busy.append(self._own(resolved))
 
     def _operations(self, batch: Batch, known: _Dictionaries, source: int) -> Columns:
         operations = _operations(batch, known, source)
+        if self._foreign and len(operations):
+            operations = self._own(operations, self._store.templates_of(operations, "process")["process"])
         if known.call_groups.is_idle and not len(batch.call_marks):
             return operations
         templates = self._store.templates_of(operations, "process", "tid")
