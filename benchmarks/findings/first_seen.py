@@ -1,4 +1,4 @@
-"""What was said of simulated jobs in which ncclscope was once silent or wrong, live and when the job is dead.
+"""Findings about simulated jobs of which ncclscope once said nothing or something wrong, live and when the job is dead.
 
 Each is simulated once, by arguments of `ncclscope simulate`. *Live* plays it second by second, *dead* reads the same
 batches at once, as `analyze` does. Both print who was named, and how often.
@@ -33,7 +33,7 @@ class Case:
     arguments: str
     mode: Mode
     before: str
-    """What was said before."""
+    """The findings of before."""
 
 
 def _logs(*, stamps: bool = True) -> Mode:

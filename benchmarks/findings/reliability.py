@@ -31,7 +31,7 @@ class Truth(NamedTuple):
 
 
 def truth_of(folder: Path) -> Truth:
-    """What the simulator wrote of a job."""
+    """The files that the simulator wrote of a job."""
     names = ("log_file", "log_line", "start_ns", "kernel_cut", "line_lost", "iteration")
     rows = pq.read_table(folder / "truth" / "operations.parquet", columns=list(names)).to_pydict()
     begins: dict[tuple[str, int], int] = {}
