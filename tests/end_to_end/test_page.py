@@ -393,7 +393,7 @@ def test_the_runbook_of_a_finding_is_served(browser: Browser, repository: Path) 
         page, complaints = open_page(browser, port)
         page.goto(f"http://127.0.0.1:{port}/runbooks#late_rank")
         expect(page.locator("h2#late_rank")).to_be_in_viewport()
-        expect(page.locator("main")).to_contain_text("Check the GPU that is named")
+        expect(page.locator("main")).to_contain_text("the GPU that is named differs from its neighbours")
         assert complaints == []
 
 
