@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from benchmarks.findings.modes import Mode
-from benchmarks.findings.replay import SECOND_NS, Arrival, Seen, arrivals, note
+from benchmarks.findings.modes import Mode, played_in
+from benchmarks.findings.replay import Arrival, arrivals
 
 from ncclscope.simulate import configuration_of
-from ncclscope_service.pipeline import Pipeline
 
 _DEMO: Final = "--nodes 4 --gpus 2 --tp 2 --pp 2 --dp 2 --order tp-pp-dp --chunk-seconds 2"
 _LINKS: Final = "--nodes 4 --gpus 4 --tp 2 --pp 2 --dp 4 --microbatches 2 --layers 1 --hidden 4096"
@@ -107,16 +106,7 @@ def _said(case: Case) -> Iterator[str]:
 
 
 def _findings(mode: Mode, arrived: list[list[Arrival]], start_ns: int) -> str:
-    pipeline, known, second = Pipeline(), dict[tuple[object, ...], Seen](), 0
-    for second, came in enumerate([*arrived, *_QUIET], 1):
-        for host, batch in mode.batches(came, start_ns):
-            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
-        if mode.is_live:
-            pipeline.process_backlog(start_ns + second * SECOND_NS)
-            note(known, pipeline.store.findings, second)
-    if not mode.is_live:
-        pipeline.finish(start_ns + second * SECOND_NS)
-        note(known, pipeline.store.findings, second)
+    pipeline, known = played_in(mode, [*arrived, *_QUIET], start_ns)
     verdict = pipeline.store.verdicts.get("job")
     said = [f"{seen.last.kind} ({seen.last.confidence:g}): {seen.last.summary}" for seen in known.values()]
     return "; ".join([*([f"verdict {verdict.ending}: {verdict.summary}"] if verdict else []), *said]) or "nothing"

@@ -238,6 +238,23 @@ def is_due(mode: Mode, fault: str) -> bool:
     return any(has[each] for each in FAULTS[fault].due)
 
 
+def played_in(
+    mode: Mode, arrived: list[list[Arrival]], start_ns: int
+) -> tuple[Pipeline, dict[tuple[object, ...], Seen]]:
+    """The pipeline after all that a mode sees of a job, second by second or at once, and the findings on the way."""
+    pipeline, known = Pipeline(), dict[tuple[object, ...], Seen]()
+    for second, came in enumerate(arrived, 1):
+        for host, batch in mode.batches(came, start_ns):
+            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
+        if mode.is_live:
+            pipeline.process_backlog(start_ns + second * SECOND_NS)
+            note(known, pipeline.store.findings, second)
+    if not mode.is_live:
+        pipeline.finish(start_ns + len(arrived) * SECOND_NS)
+        note(known, pipeline.store.findings, len(arrived))
+    return pipeline, known
+
+
 def _play(
     name: str,
     fault: str,
@@ -247,20 +264,10 @@ def _play(
     steps: dict[int, float],
     truth: reliability.Truth,
 ) -> Outcome:
-    pipeline, known = Pipeline(), dict[tuple[object, ...], Seen]()
-    start_ns, seconds = scenario.config.start_ns, len(arrived)
-    for second, came in enumerate(arrived, 1):
-        for host, batch in mode.batches(came, start_ns):
-            pipeline.ingest_batch(batch, agent=host, session="s", job="job")
-        if mode.is_live:
-            pipeline.process_backlog(start_ns + second * SECOND_NS)
-            note(known, pipeline.store.findings, second)
-    if not mode.is_live:
-        pipeline.finish(start_ns + seconds * SECOND_NS)
-        note(known, pipeline.store.findings, seconds)
+    pipeline, known = played_in(mode, arrived, scenario.config.start_ns)
     if mode.captured is not None and not mode.stamps:  # pairs are a guess there, and it is right to say so
         known = {key: seen for key, seen in known.items() if seen.last.kind is not _K.BLIND}
-    played = Played(seen=tuple(known.values()), seconds=seconds, steps=steps)
+    played = Played(seen=tuple(known.values()), seconds=len(arrived), steps=steps)
     verdict = judge(scenario, played)
     begun = sorted(steps.values())
     step = float(np.median(np.diff(begun))) if len(begun) > 1 else 1.0

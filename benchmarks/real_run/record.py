@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """What a run took and left: a row of `runs.json`."""
+    """Time and size of one run: a row of `runs.json`."""
 
     variant: str
     nccl: str

@@ -375,8 +375,7 @@ def _sends_of_a_step(store: Store, operations: AnyRows) -> dict[int, int]:
 
 def _work_ns(rows: Columns, in_a_pass: list[int]) -> int:
     """Median over the steps of what a stage does for its micro-batches."""
-    counts = rows["part"] == Part.COMPUTATION
-    counts |= (rows["part"] == Part.HIDDEN) | (np.isin(rows["parallelism"], in_a_pass) & (rows["part"] != Part.HIDDEN))
+    counts = np.isin(rows["part"], (Part.COMPUTATION, Part.HIDDEN)) | np.isin(rows["parallelism"], in_a_pass)
     _, place = np.unique(rows["iteration"], return_inverse=True)
     return int(np.median(np.bincount(place[counts], weights=rows["ns"][counts], minlength=place.max() + 1)))
 
