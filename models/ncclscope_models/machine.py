@@ -52,7 +52,9 @@ class Machine:
     network_latency: float
     """Seconds of a step between two nodes."""
     memory_bandwidth: float
-    """Bytes per second of a GPU's memory, for the optimizer."""
+    """Bytes per second of a GPU's memory: for what is no matrix, and the optimizer."""
+    writes_scores: bool = False
+    """Whether attention writes its scores to memory: not with FlashAttention and other fused kernels."""
     inside: Mapping[tuple[str, int], TransferCurve] = field(default_factory=lambda: MappingProxyType({}))
     """Measured seconds of an operation by message bytes, for so many ranks in one node: taken before the formula."""
 

@@ -7,7 +7,7 @@ parallel ones are part of a pass, those of the gradients stand behind the last. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ncclscope_models.emission.megatron import Step, iteration
@@ -20,6 +20,10 @@ from ncclscope_models.schedule import StagePasses, schedule
 
 _OPTIMIZER_BYTES: Final = 28
 """Adam in mixed precision reads and writes about so much memory per parameter: 2 x 12 of state, gradient, weight."""
+_FORWARD_ACCESSES: Final = 2
+"""An activation is written once and read once by the next kernel."""
+_BACKWARD_ACCESSES: Final = 3
+"""It is read once more; its gradient is written and read."""
 _BEHIND: Final = (Group.DATA, Group.EXPERT_DATA, Group.EMBEDDING)
 """Groups of what follows the last pass."""
 _NS: Final = 1e9
@@ -36,6 +40,24 @@ class PredictedStep:
     bubble: float
     behind: float
     """Gradients, tied embedding, parameters and the optimizer after the last pass."""
+
+
+def calibrated(machine: Machine, job: Job, seconds: float) -> Machine:
+    """The machine whose GPUs are so fast that this job's step takes so long; 1 to 1,000 % of what they were."""
+    low, high = 0.01, 10.0
+
+    def faster(factor: float) -> Machine:
+        return replace(
+            machine,
+            best_share=machine.best_share * factor,
+            memory_bandwidth=machine.memory_bandwidth * factor,
+        )
+
+    for _ in range(40):
+        middle = (low + high) / 2
+        is_slower = predict_step(job, faster(middle)).seconds > seconds
+        low, high = (middle, high) if is_slower else (low, middle)
+    return faster((low + high) / 2)
 
 
 def predict_step(job: Job, machine: Machine) -> PredictedStep:
@@ -76,9 +98,30 @@ def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:
     mine = head if stage == layout.pipeline - 1 else 0
     ranks = layout.tensor * layout.context
     work = b * shape.sequence * shape.hidden / ranks
-    forward = machine.compute_seconds((layers + mine) / 3 / ranks, work)
-    repeated = machine.compute_seconds(layers / 3 / ranks, work) if job.training.recompute is Recompute.FULL else 0.0
-    return forward, 2 * forward + repeated
+    accessed = _layer_bytes(job, machine) * job.layers_of_stage / machine.memory_bandwidth
+    forward = machine.compute_seconds((layers + mine) / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
+    backward = 2 * machine.compute_seconds((layers + mine) / 3 / ranks, work) + _BACKWARD_ACCESSES * accessed
+    if job.training.recompute is Recompute.FULL:
+        backward += machine.compute_seconds(layers / 3 / ranks, work) + _FORWARD_ACCESSES * accessed
+    return forward, backward
+
+
+def _layer_bytes(job: Job, machine: Machine) -> float:
+    """Bytes of the activations of a layer and micro-batch: norms, inputs and dropout, matrices, and attention's scores.
+
+    34 b s h + 5 a b s^2 for GPT's family. Source: Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1. Experts
+    count as the MLPs that a token uses.
+    """
+    shape, layout = job.shape, job.layout
+    tokens = job.training.micro_batch * shape.sequence / layout.context
+    widths: float = shape.ffn * (3 if shape.is_gated else 2)
+    if shape.experts is not None:
+        mixed = shape.experts.expert_ffn * shape.experts.top_k * (3 if shape.is_gated else 2)
+        widths += (mixed - widths) * shape.expert_layers / shape.layers
+    whole = 10 * shape.hidden / (layout.tensor if layout.is_sequence_parallel else 1)
+    cut = 2 * (2 * shape.query_size + 2 * shape.kv_size + widths)
+    scores = 5 * shape.heads * shape.sequence if machine.writes_scores else 0
+    return tokens * (whole + (cut + scores) / layout.tensor)
 
 
 def _placement(job: Job, group: Group, ranks: int, machine: Machine) -> Placement:

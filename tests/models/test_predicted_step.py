@@ -11,7 +11,8 @@ from benchmarks.models import collective_times, step_times, vtrain
 
 from ncclscope_models.job import Job, Layout, Precision, Recompute, Training, gpt
 from ncclscope_models.machine import Machine, Placement
-from ncclscope_models.predicted_step import predict_step
+from ncclscope_models.memory import layer_activation_bytes
+from ncclscope_models.predicted_step import calibrated, predict_step
 from ncclscope_models.transfer_curve import transfer_curve
 
 MACHINE = Machine(
@@ -73,6 +74,18 @@ def test_one_gpu_computes_and_waits_for_nobody() -> None:
     assert 1.2 < again.seconds / found.seconds < 4 / 3  # the head is not computed twice
 
 
+@pytest.mark.parametrize("layout", [Layout(), Layout(tensor=4), Layout(tensor=4, is_sequence_parallel=True)])
+def test_what_is_no_matrix_takes_the_bytes_of_the_activations_five_times(layout: Layout) -> None:
+    machine = replace(MACHINE, peak_flops=float("inf"), memory_bandwidth=1e12, writes_scores=True)
+    asked = job(layout)
+    each = layer_activation_bytes(
+        s=1024, b=1, h=1024, heads=16, tensor=layout.tensor,
+        is_sequence_parallel=layout.is_sequence_parallel, recompute=Recompute.NONE,
+    )  # fmt: skip
+    found = predict_step(asked, machine)
+    assert found.computation == pytest.approx(asked.micro_batches * 8 * 5 * each / 1e12, rel=1e-6)
+
+
 def test_a_pipeline_waits_its_bubble_and_data_ranks_send_their_gradients_behind_the_last_pass() -> None:
     piped = predict_step(job(Layout(pipeline=4)), MACHINE)
     assert piped.bubble > 0
@@ -105,7 +118,7 @@ def test_real_runs_are_put_in_order_from_data_sheets_alone(corpora: list[Path]) 
 def test_a_calibrated_machine_gives_the_step_that_calibrated_it(corpora: list[Path]) -> None:
     folder = corpora[1] / "measured_runs"
     run = next(iter(vtrain.multi_node(folder).values()))[0]
-    machine = step_times.calibrated_by(run.job, run.seconds, vtrain.a100(folder))
+    machine = calibrated(vtrain.a100(folder), run.job, run.seconds)
     assert predict_step(run.job, machine).seconds == pytest.approx(run.seconds)
 
 
