@@ -135,6 +135,12 @@ class AgentSettings:
         unit="HOST:PORT",
     )
     ras_seconds: float = _set(5.0, "Pause between questions to --ras.", unit="seconds", low=0.5, high=3600)
+    counters: bool = _set(
+        False,
+        "Read the counters of this machine's NICs (sysfs) and GPUs (NVML), as evidence in findings.",
+        unit="yes|no",
+    )
+    counters_seconds: float = _set(5.0, "Pause between looks of --counters.", unit="seconds", low=0.5, high=3600)
     nice: int = _set(
         10, "Niceness of the agent and its children; higher means lower priority; 0: unchanged.", low=0, high=19
     )
@@ -246,8 +252,11 @@ def load(
     values["name"] = values["name"] or host
     values["job"] = values["job"] or environment.get("SLURM_JOB_ID") or "default"
     settings = AgentSettings(**values)  # type: ignore[arg-type]  # each was converted to its default's type
-    if not sends_spools and not (settings.logs or settings.exports or settings.inspector or settings.ras):
-        faults.append("--logs, --exports, --inspector or --ras: at least one is needed, or there is nothing to follow")
+    sources = settings.logs, settings.exports, settings.inspector, settings.ras, settings.counters
+    if not sends_spools and not any(sources):
+        faults.append(
+            "--logs, --exports, --inspector, --ras or --counters: at least one is needed, or there is nothing to follow"
+        )
     if sends_spools and not settings.spool:
         faults.append("--spool: --send-spools needs the folder that the agents were given")
     faults.extend(_faults(settings))
@@ -268,6 +277,7 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
     """
     dumps = ["", *sorted(settings.inspector)] if settings.inspector else []
     dumps += ["", "ras", settings.ras] if settings.ras else []
+    dumps += ["", "counters"] if settings.counters else []
     identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports), *dumps])
     return f"{host}-{hashlib.blake2s(identity.encode(errors='replace'), digest_size=6).hexdigest()}"
 

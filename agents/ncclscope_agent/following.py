@@ -19,6 +19,7 @@ from ncclscope_agent.files.follower import Followed, FollowerStatistics
 from ncclscope_agent.files.logs import LogFollower
 from ncclscope_agent.files.paths import PathPatterns, named_folder
 from ncclscope_agent.files.watch import DirectoryWatch
+from ncclscope_agent.node.machine_port import MachineFollower
 from ncclscope_agent.node.ras_port import RasFollower
 from ncclscope_agent.sources.nsys.reader_process import ReaderLimits
 from ncclscope_wire.batch import Batch
@@ -179,6 +180,10 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
         tick = settings.ras_seconds
         ras = RasFollower(*settings.ras_address)
         followed.append(Followed(follower=ras, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
+    if settings.counters:
+        tick = settings.counters_seconds
+        machine = MachineFollower(host)
+        followed.append(Followed(follower=machine, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
     return followed
 
 

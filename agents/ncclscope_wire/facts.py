@@ -367,6 +367,23 @@ class RasBehind(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineCondition(Fact):
+    """A NIC or GPU of a host is not as it could be; `logged_at_ns`: since when, or when that was over."""
+
+    device: Name
+    """mlx5_2 port 1, GPU 3."""
+    what: Name
+    """Kind of condition; one of a device and kind replaces the last one."""
+    text: Text
+    """Ends a sentence that begins with the device."""
+    gpu_bus_id: Word | None = None
+    """As NCCL writes it, of a GPU."""
+    is_fault: bool = False
+    """Wants a finding of its own; others are evidence only."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecord(Fact):
     """How far one rank came in one process group, by a dump of PyTorch's Flight Recorder. *Source:* PyTorch
     `torch/csrc/distributed/c10d/FlightRecorder.hpp`. `logged_at_ns`: when it made the call that is shown.
@@ -391,6 +408,8 @@ class FlightRecord(Fact):
     """Innermost frame first."""
 
 
+MACHINE: Final[tuple[type[Fact], ...]] = (MachineCondition,)
+"""What an agent reads of its host's counters."""
 CHANNELS: Final[tuple[type[Fact], ...]] = (
     RingOrder,
     RingNeighbours,
@@ -434,6 +453,6 @@ GROUPS: Final[tuple[type[Fact], ...]] = (
 """Names that PyTorch gives to the communicators of NCCL's lines."""
 
 FACT_TYPES: Final[Mapping[str, type[Fact]]] = MappingProxyType(
-    {record.__name__: record for record in (*CHANNELS, *SETTINGS, *TROUBLES, *GROUPS)}
+    {record.__name__: record for record in (*CHANNELS, *SETTINGS, *TROUBLES, *GROUPS, *MACHINE)}
 )
 """Every record by its name on the wire."""

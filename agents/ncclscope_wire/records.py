@@ -20,6 +20,8 @@ class SourceKind(StrEnum):
     FLIGHT_RECORDER = "flight_recorder"
     RAS = "ras"
     """NCCL's own RAS, asked at its port; positions count answers."""
+    MACHINE = "machine"
+    """Counters of a host's NICs and GPUs; positions count looks that gave something."""
 
     @property
     def is_recording(self) -> bool:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
-from ncclscope_agent.files.follower import FollowerStatistics
+from ncclscope_agent.node.asked import ANSWERED, AskedFollower
 from ncclscope_agent.sources.ras import RasWatch, read_answer
-from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import FormatError
-from ncclscope_wire.messages import Position
-from ncclscope_wire.records import Counts, Source, SourceKind
-
-_log = structlog.get_logger(__name__)
+from ncclscope_wire.facts import Fact
+from ncclscope_wire.records import Source, SourceKind
 
 _CLIENT: Final = b"CLIENT PROTOCOL 2\n"
 _STEP_SECONDS: Final = 2.0
@@ -89,46 +84,28 @@ def _rest(connection: socket.socket, deadline: float) -> bytes:
             raise RasError("silent")
 
 
-class RasFollower:
-    """Asks one address; to be polled as often as it is to be asked."""
+class RasFollower(AskedFollower):
+    """Asks one address."""
 
     def __init__(self, host: str, port: int, *, seconds: float = _ANSWER_SECONDS) -> None:
+        super().__init__(Source(kind=SourceKind.RAS, name=f"RAS at {host}:{port}", key=f"ras:{host}:{port}"))
         self._address = host, port
         self._seconds = seconds
-        self._source = Source(kind=SourceKind.RAS, name=f"RAS at {host}:{port}", key=f"ras:{host}:{port}")
-        self._position = 0
         self._watch = RasWatch()
         self._knows_json = True
-        self._state = ""
-        self._looks = {"answered": 0}
 
-    def poll(self, now_wall_ns: int) -> Iterator[Batch]:
-        """A batch if something is wrong that was not before, or if the port answers, or does not, other than before."""
-        state, facts = "answered", []
+    def look(self, now_wall_ns: int) -> tuple[Sequence[Fact], str]:
+        """What is wrong that was not before."""
         try:
-            facts = self._watch.ingest_answer(read_answer(self._answer()), now_wall_ns)
+            return self._watch.ingest_answer(read_answer(self._answer()), now_wall_ns), ANSWERED
         except RasError as error:
-            state = error.reason
+            return (), error.reason
         except FormatError:
-            state = "cut"
-        self._looks[state] = self._looks.get(state, 0) + 1
-        if facts or state != self._state:
-            if state != self._state:
-                _log.info("ras", said=f"{self._source.name}: {state}")
-            self._state = state
-            is_answered = state == "answered"
-            yield Batch(
-                source=self._source,
-                begin=self._position,
-                end=self._position + 1,
-                observed_at_ns=now_wall_ns,
-                facts=tuple(facts),
-                counts=Counts(
-                    understood={"ras_answer": 1} if is_answered else {},
-                    skipped={} if is_answered else {f"ras_{state}": 1},
-                ),
-            )
-            self._position += 1
+            return (), "cut"
+
+    def forget(self) -> None:
+        """Counts of earlier answers, too."""
+        self._watch = RasWatch()
 
     def _answer(self) -> bytes:
         if self._knows_json:
@@ -143,29 +120,3 @@ class RasFollower:
             return answer
         answer = ask(*self._address, as_json=False, seconds=self._seconds)
         return answer or b""
-
-    def reset(self, positions: Mapping[str, Position]) -> None:
-        """Goes on behind what the service has, and says again what is wrong."""
-        known = positions.get(self._source.key)
-        self._position = 0 if known is None else known.end
-        self._watch, self._state = RasWatch(), ""
-
-    def close(self, now_wall_ns: int) -> tuple[Batch, ...]:
-        """Nothing is held back."""
-        del now_wall_ns
-        return ()
-
-    def holds(self, key: str, position: Position) -> bool:
-        """Never: what was said is not kept."""
-        del key, position
-        return False
-
-    def statistics(self) -> FollowerStatistics:
-        """Looks by what came of them."""
-        skipped = {f"ras_{state}": looks for state, looks in self._looks.items() if state != "answered" and looks}
-        return FollowerStatistics(files=1, skipped=skipped)
-
-    @property
-    def has_more(self) -> bool:
-        """Never."""
-        return False

@@ -249,7 +249,7 @@ def without_explained(findings: Iterable[Finding], groups: Mapping[str, Group]) 
         if leader is None:
             leading.append(finding)
         else:
-            explained.setdefault(leader, []).extend(f"{finding.kind} {each}" for each in _groups_of(finding))
+            explained.setdefault(leader, []).extend(f"{finding.kind} {each}" for each in groups_of(finding))
     return [
         replace(lead, evidence={**lead.evidence, "explains": explained[at]}) if at in explained else lead
         for at, lead in enumerate(leading)
@@ -262,13 +262,14 @@ def _strength(finding: Finding) -> tuple[int, bool, float, int]:
     return kind, finding.until_ns is not None, -loss if isinstance(loss, float) else 0.0, finding.since_ns
 
 
-def _groups_of(finding: Finding) -> list[str]:
+def groups_of(finding: Finding) -> list[str]:
+    """The communicators (`comm_id`) that the evidence of a finding about wires names."""
     named = finding.evidence.get("slow_groups", finding.evidence.get("groups"))
     return [str(each) for each in named] if isinstance(named, list) else []
 
 
 def _hosts_of_groups(finding: Finding, groups: Mapping[str, Group]) -> list[frozenset[str]]:
-    return [groups[each].host_set() for each in _groups_of(finding) if each in groups]
+    return [groups[each].host_set() for each in groups_of(finding) if each in groups]
 
 
 def _explains(lead: Finding, finding: Finding, wires: list[frozenset[str]], groups: Mapping[str, Group]) -> bool:

@@ -33,6 +33,7 @@ from ncclscope_service.detect.context import (
 from ncclscope_service.detect.flight_recorder import FlightRecords
 from ncclscope_service.detect.hang import Hang, hang_at_end
 from ncclscope_service.detect.late_rank import LateRank
+from ncclscope_service.detect.machines import GpuSeats, Machines
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.moments import earlier_counts
@@ -74,6 +75,7 @@ class Detectors:
     _clock_fault: ClockFault = field(default_factory=ClockFault)
     _blind: Blind = field(default_factory=Blind)
     _flight_records: FlightRecords = field(default_factory=FlightRecords)
+    _machines: Machines = field(default_factory=Machines)
 
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
@@ -98,6 +100,12 @@ class Detectors:
         self._reported.ingest_facts(logged, context)
         self._misconfiguration.ingest_facts(logged)
         self._flight_records.ingest_records([one.fact for one in logged if isinstance(one.fact, FlightRecord)], context)
+        self._machines.ingest_facts(logged)
+
+    def update_seats(self, seats: Callable[[], GpuSeats], context: Context) -> None:
+        """Which rank has which GPU, if agents read the counters of machines."""
+        if self._machines.is_used:
+            self._machines.update_context(context, seats())
 
     def ingest_steps(self, steps: Columns, context: Context) -> None:
         """Steps of the job (`step_times.STEP`), as they end."""
@@ -181,7 +189,7 @@ class Detectors:
         )
         late, groups = self._late_rank.findings(), bandwidth.context.groups.values() if bandwidth.context else ()
         causes = [*late, *slow, *hangs, *mismatches]
-        return by_urgency(
+        found = by_urgency(
             [
                 *hangs,
                 *mismatches,
@@ -190,11 +198,13 @@ class Detectors:
                 *self._stopped_logging.findings(now_ns, is_stuck=self._hang.is_open),
                 *self._reported.findings(now_ns, is_stuck=self._hang.is_open or bool(open_ones)),
                 *self._flight_records.findings(),
+                *self._machines.findings(),
                 *self._misconfiguration.findings(),
                 *self._clock_fault.findings(),
                 *self._blind.findings(),
             ]
         )
+        return self._machines.quoted_in(found)
 
 
 _SILENT_NS: Final = 60_000_000_000
@@ -484,6 +494,7 @@ class Detection:
         facts = self._facts.pop(context.job, [])
         if facts:
             detectors.ingest_facts(list(self._with_ranks(context.job, facts, now_ns)), context)
+        detectors.update_seats(lambda: self._seats(context.job), context)
         detectors.ingest_newest_lines(self._newest_lines)
         if len(self._store.process_version) != job.versions_seen:
             job.versions_seen = len(self._store.process_version)
@@ -533,6 +544,15 @@ class Detection:
                 has_time=at_ns != NO_TIME_NS,
                 process=key if log is not None and self._store.sources[log].source.name == each.source else None,
             )
+
+    def _seats(self, job: str) -> dict[tuple[str, int], int]:
+        """Global rank by host and PCI address of the GPU."""
+        known = self._store
+        return {
+            (known.processes[member.process].host, member.bus_id): member.global_rank
+            for member in known.members
+            if member.bus_id is not None and member.global_rank is not None and known.process_job[member.process] == job
+        }
 
     def _versions(self, job: str) -> dict[ProcessKey, str]:
         """NCCL version of each process of a job that printed its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from ncclscope_service.store.records import Ending, FindingKind, Process
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.facts import ProgramFailure
+from ncclscope_wire.facts import MachineCondition, ProgramFailure
 from ncclscope_wire.records import CommunicatorEventKind, Counts, Source, SourceGap, SourceKind
 from ncclscope_wire.terms import NO_TIME_NS
 
@@ -459,3 +460,60 @@ def test_sentences_say_what_pytorch_calls_a_group() -> None:
     assert group_from_communicator(store, communicator).name == "communicator 0x1"
     communicator.name, communicator.parallelism = "TENSOR_MODEL_PARALLEL_GROUP", "TP"
     assert group_from_communicator(store, communicator).name == "TP group 0x1 (TENSOR_MODEL_PARALLEL_GROUP)"
+
+
+def _counters(service: _Service, host: str, *conditions: MachineCondition) -> None:
+    source = Source(kind=SourceKind.MACHINE, name=f"counters of {host}", key=f"machine:{host}")
+    service.detection.ingest_facts(conditions, job="j", source=source.name, observed_at_ns=BASE_NS)
+
+
+def _condition(host: str, text: str, **fields: object) -> MachineCondition:
+    """Since the first second."""
+    made = MachineCondition(line=1, host=host, logged_at_ns=BASE_NS, device="mlx5_2 port 1", what="width", text=text)
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def test_a_finding_quotes_the_counters_that_may_explain_it() -> None:
+    service = _Service()
+    _counters(service, "node1", _condition("node1", "runs at 1x instead of 4x"))
+    _counters(service, "node9", _condition("node9", "runs at 2x instead of 4x"))
+    _stopped(service)
+    service.advance(6)
+    service.look_on(8, 120)
+    (finding,) = service.store.findings
+    assert finding.kind is FindingKind.HANG
+    at = datetime.fromtimestamp(BASE_NS // _SECOND, tz=UTC).strftime("%H:%M")
+    assert finding.evidence["machine"] == [f"mlx5_2 port 1 of node1 runs at 1x instead of 4x since {at} UTC"]
+    assert finding.summary.endswith(f"; mlx5_2 port 1 of node1 runs at 1x instead of 4x since {at} UTC")
+
+
+def test_a_gpu_is_named_with_its_rank_and_explains_no_other_one() -> None:
+    service = _Service()
+    seats = {("node0", 0x1B000): 0, ("node1", 0x1B000): 1}
+    for member in service.store.members:
+        member.bus_id = 0x1B000
+    for host, _ in seats:
+        text = "throttles: power (1,200 of 1,980 MHz)"
+        _counters(service, host, _condition(host, text, device="GPU 0", what="throttle", gpu_bus_id=0x1B000))
+    _stopped(service)
+    service.advance(6)
+    service.look_on(8, 120)
+    (finding,) = service.store.findings
+    quoted = finding.evidence["machine"]
+    assert isinstance(quoted, list)
+    assert len(quoted) == 1
+    assert str(quoted[0]).startswith("GPU 0 of node1 (rank 1) throttles: power (1,200 of 1,980 MHz) since")
+
+
+def test_a_fault_of_a_machine_is_a_finding_until_it_is_over() -> None:
+    service = _Service()
+    fault = _condition("node1", "is DOWN", what="state", is_fault=True)
+    _counters(service, "node1", fault)
+    service.advance(1)
+    (finding,) = service.store.findings
+    assert (finding.kind, finding.hosts, finding.until_ns) == (FindingKind.REPORTED_FAILURE, ("node1",), None)
+    assert finding.summary.startswith("the machine's counters say: mlx5_2 port 1 of node1 is DOWN since ")
+    _counters(service, "node1", replace(fault, is_over=True, logged_at_ns=BASE_NS + 9 * _SECOND))
+    service.advance(10)
+    (finding,) = service.store.findings
+    assert finding.until_ns == BASE_NS + 9 * _SECOND
