@@ -93,6 +93,7 @@ _ACTING = {
         "export.tables.communicators_file",
         "export.comparison",
         "export.directory",
+        "export.tables.expected_times_file",
         "export.tables.iterations_file",
         "export.tables.kernels_file",
         "export.tables.operations_file",

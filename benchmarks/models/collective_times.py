@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ncclscope_models.textbook import allreduce_wire
 from ncclscope_models.transfer_curve import fit_line, transfer_curve
+from ncclscope_models.transfer_estimate import WIDTHS, Basis
 from ncclscope_service.nccl.nccl_tests import NcclTests
 
 _LEAST_SIZES = 7
@@ -25,7 +26,7 @@ Floats = NDArray[np.float64]
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Prints the tables."""
     curves = nccl_tests_curves(corpora.folder("nccl_tests"))
     points = sum(len(sizes) for sizes, _ in curves)
     print(f"\n{len(curves)} curves of nccl-tests, {points} points: error of a size from the others (%)\n")
@@ -34,13 +35,25 @@ def main() -> None:
     for held in _HELD_OUT:
         found = [_beyond(*each, held) for each in curves if len(each[0]) - held >= _LEAST_SIZES - 1]
         print(_row(f"the largest {held}: error of the last", found))
+    inside = [[log_error for log_error, _ in _log_errors(leave_one_out(*each))] for each in curves]
+    beyond = [
+        [log_error for held in _HELD_OUT for log_error, _ in _log_errors(_beyond(*each, held))]
+        for each in curves
+        if len(each[0]) - max(_HELD_OUT) >= _LEAST_SIZES - 1
+    ]
     print("\nAllReduce in one node from one rank fewer and one more, at equal wire bytes (%)\n")
     print("| GPU | ranks | sizes | median | p90 |\n|---|---|---|---|---|")
-    for gpu in ("a100", "v100"):
+    by_gpu: dict[str, list[list[float]]] = {"a100": [], "v100": []}
+    for gpu, errors in by_gpu.items():
         times = vtrain.allreduce_times(corpora.folder("measured_runs"), gpu)
         for ranks in list(times)[1:]:
             off = _from_neighbours(times, ranks)
             print(f"| {gpu.upper()} | {ranks} | {len(off)} | {_share(off, 0.5)} | {_share(off, 0.9)} |")
+            errors.append(np.log1p(off).tolist())
+    print("\nIntervals of 80 %: half-width from one half of the curves, and how much of the other half lies inside\n")
+    print("| basis | forecasts | half-width (%) | covers (%) | half-width in use (%) |\n|---|---|---|---|---|")
+    for basis, forecasts in ((Basis.SIZES, inside), (Basis.BEYOND_SIZES, beyond), (Basis.RANKS, by_gpu["a100"][:-1])):
+        print(_interval_row(basis, forecasts))
 
 
 def nccl_tests_curves(folder: Path) -> list[tuple[Sizes, Sizes]]:
@@ -94,6 +107,20 @@ def _from_neighbours(times: dict[int, tuple[Floats, Floats]], ranks: int) -> Flo
         known.append(curve.seconds(same))
     forecast = known[0] + (known[1] - known[0]) * (ranks - fewer) / (more - fewer)
     return np.abs(forecast / seconds - 1)[usable]
+
+
+def _log_errors(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(float(np.log1p(curve)), float(np.log1p(line))) for curve, line in pairs]
+
+
+def _interval_row(basis: Basis, errors: list[list[float]]) -> str:
+    """Halves are of whole curves: neighbours on one are not foretold by each other."""
+    halves = [np.concatenate([np.asarray(each) for each in errors[at::2]]) for at in (0, 1)]
+    widths = [float(np.quantile(half, 0.8)) for half in halves]
+    inside = sum(int((half <= width).sum()) for half, width in zip(halves, reversed(widths), strict=True))
+    total = sum(map(len, halves))
+    found = " and ".join(f"{100 * np.expm1(width):.1f}" for width in widths)
+    return f"| {basis} | {total} | {found} | {100 * inside / total:.0f} | {100 * np.expm1(WIDTHS[basis]):.1f} |"
 
 
 def _row(name: str, errors: list[list[tuple[float, float]]]) -> str:

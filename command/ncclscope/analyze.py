@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ncclscope.baseline import baseline_option, read_baselines
+from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
@@ -77,6 +78,7 @@ _NAMED: Final = 5
     help="Processes that read files; with more than one, another writes the trace beside the rest.",
 )
 @baseline_option
+@calibration_option
 @size_options
 @threshold_options
 def analyze(
@@ -89,6 +91,7 @@ def analyze(
     compared: tuple[Path, ...],
     jobs: int,
     baselines: tuple[Path, ...],
+    calibrations: tuple[Path, ...],
     sizes: Sizes,
     thresholds: Thresholds,
 ) -> None:
@@ -109,6 +112,7 @@ def analyze(
         sizes=sizes.for_pipeline(),
         gpus_per_node=sizes.gpus_per_node,
         baseline=read_baselines(baselines),
+        calibration=transfers_of(read_calibrations(calibrations)),
         thresholds=thresholds(),
     )
     read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)

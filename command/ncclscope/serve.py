@@ -15,6 +15,7 @@ import click
 
 from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
+from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.logs import configure_logs
@@ -176,6 +177,7 @@ def _group_seconds(text: str) -> float | None:
 )
 @security_options
 @baseline_option
+@calibration_option
 @size_options
 @threshold_options
 @notification_options
@@ -191,6 +193,7 @@ def serve(
     keep_snapshots: int,
     job_silence: float,
     baselines: tuple[Path, ...],
+    calibrations: tuple[Path, ...],
     sizes: Sizes,
     thresholds: Thresholds,
     notifications: Notifications,
@@ -223,6 +226,7 @@ def serve(
             sizes=sizes.for_pipeline(),
             gpus_per_node=sizes.gpus_per_node,
             baseline=read_baselines(baselines),
+            calibration=transfers_of(read_calibrations(calibrations)),
             thresholds=thresholds(),
         ),
         read_thresholds=thresholds,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from ncclscope_models.textbook import allreduce_wire, alltoall_wire, gather_wire
+from ncclscope_models.textbook import wire_bytes
 from ncclscope_models.transfer_curve import TransferCurve
 
 HALF_WORK: Final = 5e5
@@ -68,7 +68,7 @@ class Machine:
             return 0.0
         if placed.nodes == 1 and (op, placed.ranks) in self.inside:
             return float(self.inside[op, placed.ranks].seconds(message_bytes))
-        wire, steps = _ring(op, message_bytes, placed.ranks)
+        wire, steps = wire_bytes(op, message_bytes, placed.ranks), _ring_steps(op, placed.ranks)
         if placed.nodes == 1:
             return steps * self.inside_latency + wire / self.inside_bandwidth
         share = placed.nodes / placed.ranks  # of the ring's steps that leave a node
@@ -76,12 +76,7 @@ class Machine:
         return steps * step + wire / min(self.inside_bandwidth, self.node_bandwidth / placed.sharing)
 
 
-def _ring(op: str, message_bytes: float, ranks: int) -> tuple[float, int]:
-    """What a rank sends, and steps."""
-    if op == "AllReduce":
-        return allreduce_wire(message_bytes, ranks), 2 * (ranks - 1)
+def _ring_steps(op: str, ranks: int) -> int:
     if op in ("Send", "Recv"):
-        return message_bytes, 1
-    if op == "AlltoAll":
-        return alltoall_wire(message_bytes, ranks), ranks - 1
-    return gather_wire(message_bytes, ranks), ranks - 1
+        return 1
+    return (2 if op == "AllReduce" else 1) * (ranks - 1)

@@ -23,6 +23,15 @@ def alltoall_wire(message_bytes: float, ranks: int) -> float:
     return (ranks - 1) / ranks * message_bytes
 
 
+def wire_bytes(op: str, message_bytes: float, ranks: int) -> float:
+    """What a rank sends for an operation, in a ring where it has one."""
+    if op == "AllReduce":
+        return allreduce_wire(message_bytes, ranks)
+    if op in ("Send", "Recv"):
+        return message_bytes
+    return gather_wire(message_bytes, ranks)
+
+
 def data_parallel(parameters: float, data: int, gradient_bytes: int, tensor: int = 1, pipeline: int = 1) -> float:
     """AllReduce of gradients, once per iteration. Source: Narayanan et al. 2021."""
     return allreduce_wire(parameters / (tensor * pipeline) * gradient_bytes, data)

@@ -24,6 +24,7 @@ from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables.communicators_file import write_communicators
+from ncclscope_service.export.tables.expected_times_file import calibration_document, write_expected_times
 from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations, write_step_budget
 from ncclscope_service.export.tables.kernels_file import write_kernels
 from ncclscope_service.export.tables.operations_file import (
@@ -98,6 +99,8 @@ WRITERS: Final[dict[str, Writer]] = {
     ),
     "iterations.parquet": lambda content, path: write_iterations(content.selection, path, content.totals.iterations),
     "step_budget.parquet": lambda content, path: write_step_budget(content.selection, path, content.totals.budget),
+    "expected_times.parquet": lambda content, path: write_expected_times(content.selection, path),
+    "calibration.json": _json_writer(lambda content: calibration_document(content.selection, content.totals)),
     "efficiency.parquet": lambda content, path: write_efficiency(content.selection, path),
     "traffic.parquet": lambda content, path: write_traffic(content.traffic, path),
     "clocks.json": _json_writer(lambda content: clocks_document(content.selection)),

@@ -89,6 +89,32 @@ def _at_size(known: Store, baseline: MeasuredBaseline, communicator: int, op: in
     return float(baseline.busbw((_judged_as(op), *place), np.asarray([message_bytes], np.int64))[0])
 
 
+def references(known: Store, communicator: Communicator, op: int, message_bytes: int) -> dict[str, float]:
+    """The busbw of one operation by nccl-tests, NCCL's model and the topology; NaN where a reference says nothing."""
+    found = {"baseline": np.nan, "nccl_model": np.nan, "topology": np.nan}
+    if known.measured_baseline is not None:
+        found["baseline"] = _at_size(known, known.measured_baseline, communicator.index, op, message_bytes)
+    group = _group(known, communicator)
+    table = known.tuning_tables.get(communicator.index)
+    if table is not None and group is not None and op in MODELLED:
+        choice = nccl_model.choice(table.cells, OPERATIONS[op].name, message_bytes, group)
+        found["nccl_model"] = np.nan if choice is None else choice.algbw(message_bytes) * _factor(op, group.ranks)
+    if communicator.bottleneck is not None and op not in _PAIRWISE:
+        found["topology"] = communicator.bottleneck.bytes_per_second
+    return found
+
+
+def transfer_ns(op: int, ranks: int, message_bytes: int, rate: float) -> float | None:
+    """The time that a message takes at this busbw; None if that is not known."""
+    ns = busbw(op, ranks, message_bytes, rate) if rate > 0 else np.nan  # bytes per rate is a time, and back
+    return ns if np.isfinite(ns) else None
+
+
+def busbw(op: int, ranks: int, message_bytes: int, ns: float) -> float:
+    """The busbw of a message that takes so many ns, bytes per second."""
+    return message_bytes * _factor(op, ranks) / ns * 1e9
+
+
 def _judged_as(op: int) -> int:
     return _SEND if op == _RECV else op
 

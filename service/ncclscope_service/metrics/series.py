@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummaries
 from ncclscope_service.job.ranks import hosts_of
-from ncclscope_service.measure import limits
+from ncclscope_service.measure import expected_times, limits
 from ncclscope_service.metrics.table import MAX_COMMUNICATORS, MAX_GROUP_SERIES
 from ncclscope_service.rollup.recent_sums import series_key
 from ncclscope_service.rollup.series import operation_name
@@ -298,6 +298,9 @@ def _bandwidths(store: Store, rows: Columns, labelled: _Labelled, is_own: Bools)
         values=np.concatenate([of_limit, of_reference]),
     )
     yield Column(name="ncclscope_bandwidth_drift_ratio", labels=labelled.own, values=of_baseline - 1)
+    if store.calibration is not None:
+        over = _ratio(expected_times.calibrated_busbw(store, rows[is_own]), busbw)
+        yield Column(name="ncclscope_transfer_over_expected_ratio", labels=labelled.own, values=over)
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

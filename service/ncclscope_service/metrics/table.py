@@ -148,6 +148,8 @@ METRICS: Final[tuple[Metric, ...]] = (
           "Bus bandwidth divided by a named reference: topology (what the wires can do) or baseline (measured)."),
     gauge("ncclscope_bandwidth_drift_ratio", SERIES_LABELS, _PER_SERIES,
           "Bus bandwidth against the best that this series has shown, minus one: -0.2 is a fifth slower."),
+    gauge("ncclscope_transfer_over_expected_ratio", SERIES_LABELS, _PER_SERIES,
+          "Time of the transfer over what the run of --calibration says it should take: 1.5 is half again as long."),
     gauge("ncclscope_wait_ratio", ("job", "communicator", "parallelism"), _PER_COMMUNICATOR,
           "Share of the kernel time of collectives that was waiting for the last rank, over the last minute."),
     gauge("ncclscope_rank_wait_ratio", ("job", "rank"), f"the {MAX_RANKS} ranks of a job that wait least or most",

@@ -10,6 +10,7 @@ import numpy as np
 
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.ranks import host_of_ranks
+from ncclscope_service.measure.expected_times import JobEstimator
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.rollup.window import (
@@ -116,6 +117,13 @@ class SizePoint:
     """90th percentile."""
     limit: float | None
     """By topology."""
+    expected: float | None
+    """What it should reach by what was measured of transfers like these, of the calibration or else of this job."""
+    expected_low: float | None
+    """Four of five should lie between this and `expected_high`."""
+    expected_high: float | None
+    basis: str | None
+    """From what `expected` comes: "history", "sizes" and so on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +137,14 @@ class SizePoints:
 
 def size_points(query: JobQuery, only: Communicator | None = None) -> SizePoints:
     """The points of a job, or of one of its communicators."""
-    rows = recent_collectives(query.store)[-_LOOKED_AT:]
+    newest = recent_collectives(query.store)[-_LOOKED_AT:]
     indices = [
         each.index
         for each in query.store.listed_communicators()
         if each.job == query.job and (only is None or each.index == only.index)
     ]
-    rows = rows[np.isin(rows["communicator"], indices) & np.isfinite(rows["busbw"]) & (rows["message_bytes"] > 0)]
+    own = np.isin(newest["communicator"], indices)
+    rows = newest[own & np.isfinite(newest["busbw"]) & (newest["message_bytes"] > 0)]
     if not len(rows):
         return SizePoints(points=(), known=0)
     order = np.lexsort((rows["busbw"], rows["message_bytes"], rows["op"], rows["communicator"]))
@@ -146,7 +155,11 @@ def size_points(query: JobQuery, only: Communicator | None = None) -> SizePoints
     moved = counts * rows["message_bytes"][starts]
     shown = np.argsort(-moved, kind="stable")[:MAX_POINTS]
     limits = _limits(query)
-    points = [_point(query, rows, int(starts[group]), int(counts[group]), limits) for group in shown.tolist()]
+    # Groups of one shape expect the same, so of one communicator too the rows of all are needed.
+    estimator = JobEstimator(query.store, query.job, newest)
+    points = [
+        _point(query, rows, int(starts[group]), int(counts[group]), limits, estimator) for group in shown.tolist()
+    ]
     return SizePoints(points=tuple(points), known=len(starts))
 
 
@@ -160,16 +173,23 @@ def _limits(query: JobQuery) -> Limits:
 
 
 def _point(
-    query: JobQuery, rows: np.ndarray[tuple[int], np.dtype[np.void]], start: int, count: int, limits: Limits
+    query: JobQuery,
+    rows: np.ndarray[tuple[int], np.dtype[np.void]],
+    start: int,
+    count: int,
+    limits: Limits,
+    estimator: JobEstimator,
 ) -> SizePoint:
     """One group of rows, which are sorted by bandwidth within it."""
     first = rows[start]
     index, op, size_class = int(first["communicator"]), int(first["op"]), int(first["size_class"])
     busbw = rows["busbw"][start : start + count]
     low, middle, high = (float(busbw[min(count - 1, round(share * (count - 1)))]) for share in (0.1, 0.5, 0.9))
+    communicator = query.store.communicators[index]
+    expected = estimator.expected_busbw(communicator, op, int(first["message_bytes"]))
     return SizePoint(
         communicator=query.aliases[index],
-        parallelism=query.store.communicators[index].parallelism,
+        parallelism=communicator.parallelism,
         op=operation_name(op),
         message_bytes=int(first["message_bytes"]),
         collectives=count,
@@ -177,6 +197,10 @@ def _point(
         low=low,
         high=high,
         limit=four_digits(limits.get((index, op, size_class), float("nan"))),
+        expected=None if expected is None else four_digits(expected.typical),
+        expected_low=None if expected is None else four_digits(expected.low),
+        expected_high=None if expected is None else four_digits(expected.high),
+        basis=None if expected is None else expected.basis,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 
 SECOND_NS: Final = 1_000_000_000
@@ -80,6 +81,8 @@ class PipelineSettings:
     gpus_per_node: int | None = None
     baseline: MeasuredBaseline | None = None
     """Results of nccl-tests on this machine: the baseline of what it tested, preferred to what the job itself shows."""
+    calibration: TransferTimes | None = None
+    """Transfers of another run of this machine: what those of this run should take."""
     thresholds: dict[str, float] = field(default_factory=dict[str, float])
     """Thresholds of detectors that are not as by default, by name (`detect.settings.THRESHOLDS`)."""
     settle_ns: int = 10 * SECOND_NS

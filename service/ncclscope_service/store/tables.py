@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.columns.group_by import Interner
 from ncclscope_service.columns.table import AnyRows, Ids, Table
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
@@ -155,6 +156,8 @@ class Store:
     channels: dict[int, Channels] = field(default_factory=dict[int, Channels])
     """Rings and trees by communicator, of those that printed them."""
     measured_baseline: MeasuredBaseline | None = None
+    calibration: TransferTimes | None = None
+    """Of another run of this machine, as the user gave it."""
     """Results of nccl-tests on this machine, if the user gave its output."""
     clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
     """By host."""

@@ -55,7 +55,13 @@ export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
   const kinds = [...new Set(points.map((point) => point.parallelism))];
   const isNew = !parent.querySelector(":scope > .plot");
   const plot = plotIn(parent);
-  Plotly.react(plot, kinds.map((kind) => {
+  // What should be reached: four of five between both ends.
+  const expected = points.filter((point) => isKnown(point.expected));
+  const bands = expected.length === 0 ? [] : [{
+    type: "scatter", mode: "lines", name: "expected (80 %)", hoverinfo: "skip", opacity: 0.3, line: { color: colour("ink"), width: 7 },
+    x: expected.flatMap((point) => [point.message_bytes, point.message_bytes, null]), y: expected.flatMap((point) => [point.expected_low / 1e9, point.expected_high / 1e9, null]),
+  }];
+  Plotly.react(plot, bands.concat(kinds.map((kind) => {
     const own = points.filter((point) => point.parallelism === kind);
     return {
       type: "scatter", mode: "markers", name: kind ?? "kind not known", x: own.map((point) => point.message_bytes), y: own.map((point) => point.busbw / 1e9),
@@ -63,10 +69,11 @@ export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
       error_y: own.length > 80 ? undefined : { type: "data", symmetric: false, array: own.map((point) => (point.high - point.busbw) / 1e9),
         arrayminus: own.map((point) => (point.busbw - point.low) / 1e9), color: colour(kindOf(kind)), thickness: 1, width: 0 },
       customdata: own.map((point) => [plain(point.communicator), plain(point.op), bytes(point.message_bytes), bandwidth(point.busbw),
-        `${bandwidth(point.low)} to ${bandwidth(point.high)}`, isKnown(point.limit) ? `${percent(point.busbw / point.limit)} of the limit` : "limit not known", point.communicator]),
-      hovertemplate: "<b>%{customdata[0]}</b> %{customdata[1]} %{customdata[2]}<br>%{customdata[3]} (%{customdata[4]})<br>%{customdata[5]}<extra></extra>",
+        `${bandwidth(point.low)} to ${bandwidth(point.high)}`, isKnown(point.limit) ? `${percent(point.busbw / point.limit)} of the limit` : "limit not known", point.communicator,
+        isKnown(point.expected) ? `expected ${bandwidth(point.expected)} (${bandwidth(point.expected_low)} to ${bandwidth(point.expected_high)}) by ${point.basis.replace("_", " ")}` : "expected: not known"]),
+      hovertemplate: "<b>%{customdata[0]}</b> %{customdata[1]} %{customdata[2]}<br>%{customdata[3]} (%{customdata[4]})<br>%{customdata[7]}<br>%{customdata[5]}<extra></extra>",
     };
-  }), layout({
+  })), layout({
     margin: { l: 62, r: 12, t: 8, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK },
     xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...sizeTicks(points.map((point) => point.message_bytes)), title: { text: "message size", font: TICK, standoff: 2 } },
     yaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.flatMap((point) => [point.low / 1e9, point.high / 1e9]), (value) => bandwidth(value * 1e9)) },

@@ -19,6 +19,7 @@ from service import fake_service as fake
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.job.step_times import STEP
+from ncclscope_service.measure.expected_times import transfer_times
 from ncclscope_service.metrics import scrape
 from ncclscope_service.metrics.exposition import Scrapes, render
 from ncclscope_service.metrics.scrape import MetricsView, gather
@@ -80,8 +81,28 @@ def test_the_scrape_is_the_golden_one(name: str, accept: str) -> None:
     assert text == (GOLDEN / name).read_text(), "if this is meant: NCCLSCOPE_UPDATE_GOLDEN=1, then read the difference"
 
 
+def calibrated_view() -> MetricsView:
+    """Of a service that knows how long transfers took in another run: twice as long as in this one."""
+    service = fake.small(fake.FakeService())
+    service.mark(MarkRequest(action=MarkAction.MUTE, job="*", seconds=60))
+    store = service.store(fake.NOW_NS)
+    rows = store.collectives.rows.take(np.arange(len(store.collectives)))
+    rows["transfer_ns"] *= 2
+    store.calibration = transfer_times(store, store.communicators[0].job, rows)
+    return service.metrics()
+
+
+def test_a_calibration_says_how_long_transfers_should_take() -> None:
+    name = "ncclscope_transfer_over_expected_ratio"
+    assert name not in {of for of, _ in samples_of(small_view())}
+    over = [value for (of, _), value in samples_of(calibrated_view()).items() if of == name]
+    assert over
+    assert max(over) < 1
+    assert min(abs(each - 0.5) for each in over) < 0.01
+
+
 def test_every_metric_of_the_table_is_exposed_with_its_labels_and_no_other() -> None:
-    families = {family.name: family for family in text_string_to_metric_families(text_of(small_view()))}
+    families = {family.name: family for family in text_string_to_metric_families(text_of(calibrated_view()))}
     assert set(families) == set(METRICS_BY_NAME)
     for metric in METRICS:
         family = families[metric.name]

@@ -237,6 +237,14 @@ def test_sizes_against_bandwidth_are_medians_of_each_kind() -> None:
     assert of_dp.busbw == own[round(0.5 * (len(own) - 1))]
     assert of_dp.low <= of_dp.busbw <= of_dp.high
     assert of_dp.limit == pytest.approx(48.5e9)
+    assert of_dp.expected is not None
+    assert of_dp.expected_low is not None
+    assert of_dp.expected_high is not None
+    assert of_dp.expected_low <= of_dp.expected <= of_dp.expected_high
+    ranks, took = store.communicators[index].size, np.median(rows["transfer_ns"][rows["communicator"] == index])
+    wire = (ranks - 1) / ranks * of_dp.message_bytes
+    assert of_dp.expected == pytest.approx(wire / took * 1e9, rel=0.1)
+    assert of_dp.basis == "history"
     only = size_points(asked_of(store), store.communicators[index])
     assert {point.communicator for point in only.points} == {"dp-0"}
 

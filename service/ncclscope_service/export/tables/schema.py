@@ -225,6 +225,30 @@ STEP_BUDGET: Final = pa.schema(
 )
 """`step_budget.parquet`: one row per part of a step of a rank."""
 
+EXPECTED_TIMES: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("comm_id", _TEXT),
+        ("parallelism", _TEXT),
+        ("op", _TEXT),
+        ("message_bytes", pa.int64()),
+        ("transfers", pa.int64()),
+        ("transfer_low_ns", pa.float64()),
+        ("transfer_ns", pa.float64()),
+        ("transfer_high_ns", pa.float64()),
+        ("expected_low_ns", pa.float64()),
+        ("expected_ns", pa.float64()),
+        ("expected_high_ns", pa.float64()),
+        ("basis", _TEXT),
+        ("source", _TEXT),
+        ("samples", pa.int64()),
+        ("distance_ratio", pa.float64()),
+        ("over_expected_ratio", pa.float64()),
+        ("latency_ratio", pa.float64()),
+    ]
+)
+"""`expected_times.parquet`: one row per communicator, operation and size whose transfer was measured."""
+
 EFFICIENCY: Final = pa.schema(
     [
         ("job", _TEXT),

@@ -1,0 +1,99 @@
+"""`expected_times.parquet`: transfers by communicator, operation and size, beside what they should take.
+
+`calibration.json`: the same transfers by shape, and the mean step, for other runs.
+"""
+
+# pyright: reportUnknownParameterType=false
+# (pyarrow carries no types)
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ncclscope_models.calibration import Calibration, ObservedStep, document_of
+from ncclscope_service.export.selection import Selection
+from ncclscope_service.export.summary import mean_steps
+from ncclscope_service.export.tables import schema
+from ncclscope_service.export.tables.operations_file import write_slices
+from ncclscope_service.export.totals import Totals, op_name
+from ncclscope_service.job.iterations import summarise
+from ncclscope_service.job.ranks import host_of_ranks
+from ncclscope_service.job.step_budget import MeanStep
+from ncclscope_service.measure.expected_times import JobEstimator, observed_transfers, transfer_times
+from ncclscope_wire.batch import Columns
+
+
+def write_expected_times(selection: Selection, path: Path) -> None:
+    """Writes the file; it has no rows if no transfer was measured."""
+    rows, store = collective_rows(selection), selection.store
+    estimators = {job: JobEstimator(store, job, rows) for job in selection.jobs}
+    records: list[dict[str, object]] = []
+    for each in observed_transfers(rows):
+        communicator = store.communicators[each.communicator]
+        expected = estimators[communicator.job].expected(communicator, each.op, each.message_bytes)
+        typical = None if expected is None else expected.typical_ns
+        records.append(
+            {
+                "job": communicator.job,
+                "comm_id": communicator.comm_id,
+                "parallelism": communicator.parallelism,
+                "op": op_name(each.op),
+                "message_bytes": each.message_bytes,
+                "transfers": each.samples,
+                "transfer_low_ns": each.low_ns,
+                "transfer_ns": each.typical_ns,
+                "transfer_high_ns": each.high_ns,
+                "expected_low_ns": None if expected is None else expected.low_ns,
+                "expected_ns": typical,
+                "expected_high_ns": None if expected is None else expected.high_ns,
+                "basis": None if expected is None else expected.basis,
+                "source": None if expected is None else expected.source,
+                "samples": None if expected is None else expected.samples,
+                "distance_ratio": None if expected is None else expected.distance,
+                "over_expected_ratio": None if typical is None else each.typical_ns / typical,
+                "latency_ratio": None if expected is None else expected.latency_share,
+            }
+        )
+    table = pa.Table.from_pylist(records, schema=schema.EXPECTED_TIMES)
+    write_slices([table], schema.EXPECTED_TIMES, path)
+
+
+def collective_rows(selection: Selection) -> Columns:
+    """The selected rows.COLLECTIVE, with the columns that estimates need."""
+    part = selection.collectives
+    names = ("communicator", "op", "message_bytes", "transfer_ns", "busbw", "end_true_ns")
+    found: Columns = np.empty(len(part), np.dtype([(name, part.rows.dtype[name]) for name in names]))
+    for name in names:
+        found[name] = part.column(name)
+    return found
+
+
+def calibration_document(selection: Selection, sums: Totals) -> dict[str, object]:
+    """What the run has shown of its machine, by job."""
+    rows = collective_rows(selection)
+    steps = {step.job: step for step in mean_steps(selection, sums)}
+    return document_of([_calibration(selection, sums, job, rows, steps.get(job)) for job in selection.jobs])
+
+
+def _calibration(selection: Selection, sums: Totals, job: str, rows: Columns, step: MeanStep | None) -> Calibration:
+    hosts = host_of_ranks(selection.store).get(job, {})
+    on_hosts = set(Counter(hosts.values()).values())
+    job_of = np.asarray(selection.store.process_job, dtype=object)
+    median = summarise(sums.iterations[job_of[sums.iterations["process"]] == job]).median_ns
+    return Calibration(
+        job=job,
+        ranks=len(hosts),
+        ranks_per_node=on_hosts.pop() if len(on_hosts) == 1 else None,
+        times=transfer_times(selection.store, job, rows),
+        step=None
+        if step is None
+        else ObservedStep(
+            steps=step.steps,
+            mean_ns=round(step.mean_ns),
+            parts={(each.part, each.parallelism): round(each.mean_ns) for each in step.parts},
+        ),
+        median_step_ns=None if median is None else round(median),
+    )
