@@ -153,7 +153,9 @@ class ExactJoin:
         units = chunk.thread.units_at(mine["launch_start_ns"])
         mine, units = row_ops.filter_rows(mine, units != NO_NUMBER), units[units != NO_NUMBER]
         correlation_ids = _first_of_unit(mine["correlation_id"], units, len(chunk.thread.units))[calls["unit"]]
-        place = find_place(thread.lines, thread.frontier, calls, correlation_ids, thread.placed)
+        place = find_place(
+            thread.lines, thread.frontier, calls, correlation_ids, thread.placed, is_first=not thread.is_broken
+        )
         if place is None or len(place.lines) == 0:
             thread.is_broken = final or thread.is_broken
             return final
@@ -189,8 +191,16 @@ class ExactJoin:
         thread.lines["unit"][place.lines] = calls["unit"][place.calls] + thread.units
         thread.units += int(calls["unit"].max()) + 1
         if len(place.lines):
+            before = (0, 0) if thread.placed is None else thread.placed.seen
+            lines, ranges = (int(ids[-1] - ids[0]) + 1 for ids in (place.lines, place.calls))
             thread.placed = Placed(
-                calls, correlation_ids, int(place.calls[-1]), int(place.lines[-1]), min(place.trust, 0.99), place.paces
+                calls,
+                correlation_ids,
+                int(place.calls[-1]),
+                int(place.lines[-1]),
+                min(place.trust, 0.99),
+                place.paces,
+                (before[0] + lines, before[1] + ranges),
             )
 
     def _decide_gap(self, tid: int, thread: _Thread, chunk: _Chunk, place: Place) -> None:

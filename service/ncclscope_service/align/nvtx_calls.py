@@ -83,6 +83,14 @@ _AGREE: Final = 8
 _SURE: Final = 0.3
 """Periods by which a distance may be off from a whole number of them."""
 
+_LOST: Final = 3.0
+"""What a lost line tells against a place."""
+_CLEAR: Final = 3.0
+_SHORTEST: Final = 12
+"""Calls that must follow each other where lines were lost."""
+_FAR: Final = 2.0
+"""Deviations of how many lines were lost between two captures."""
+
 STAMP_NS: Final = 999
 """Stamps are cut to microseconds."""
 
@@ -203,14 +211,22 @@ class Placed:
     trust: float
     paces: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))
     """Periods from capture to capture so far, and how far correlation ids, and the time, moved in them."""
+    seen: tuple[int, int] = (0, 0)
+    """Lines and calls of the captures so far: the fewer lines, the more were lost."""
 
 
 def find_place(
-    lines: Columns, begin: int, calls: Columns, correlation_ids: NDArray[np.int64], before: Placed | None
+    lines: Columns,
+    begin: int,
+    calls: Columns,
+    correlation_ids: NDArray[np.int64],
+    before: Placed | None,
+    *,
+    is_first: bool = True,
 ) -> Place | None:
     """Places calls (CALL) among lines (LINE) from `begin` on; None if they fit nowhere.
 
-    `correlation_ids` are those of the calls' launches, NO_NUMBER if they have none.
+    `correlation_ids` are those of the calls' launches, NO_NUMBER if they have none. `is_first`: no capture came before.
     """
     progress = None if before is None else _progress(before, calls, correlation_ids)
     if _is_behind(lines[begin:], int(calls["start_ns"][0])):
@@ -221,10 +237,17 @@ def find_place(
         held = range(int(timed[0][:1].sum()), int(timed[0][-1:].sum()) + min(len(timed[0]), 1))
         period = progress.period if progress is not None else period_of(calls)
         return Place(*timed, held, 1.0, period, paces, is_timed=True)
-    expected = before.last_line + progress.calls if before is not None and progress is not None else None
-    starts = _starts(lines, begin, calls, expected)
+    expected, deviation = None, 0.0
+    if before is not None and progress is not None:
+        amount, (lines_seen, calls_seen) = max(progress.calls, 0), before.seen
+        left = min(1.0, (lines_seen + 1) / (calls_seen + 1))
+        expected = before.last_line + progress.calls - round((1 - left) * amount)
+        deviation = (left * (1 - left) * amount * (1 + amount / (calls_seen + 1))) ** 0.5
+    starts = _starts(lines, begin, calls, expected, is_lossy=deviation > 0)
     best: tuple[int, int, _Walked] | None = None
-    rivals = 0
+    rivals, is_clear = 0, True
+    if expected is not None and deviation > 0:
+        best, is_clear, starts = *_likeliest(lines, begin, calls, starts, expected, deviation), []
     for start, line, call in starts:
         walked = _walk_from(lines[begin:], calls, line - begin, call)
         score = int(np.count_nonzero(walked.calls >= 0))
@@ -244,18 +267,42 @@ def find_place(
     if is_stamped:
         trust = 1.0
     elif before is None:
-        is_first = begin == start == first == 0 and walked.calls[:1].tolist() == [0]
-        trust = 1.0 if len(starts) == 1 else _FIRST if is_first else GUESSED
+        begins_log = begin == start == first == 0 and walked.calls[:1].tolist() == [0]
+        trust = GUESSED if not is_first else 1.0 if len(starts) == 1 else _FIRST if begins_log else GUESSED
     elif progress is None or expected is None:
         trust = before.trust if rivals == 1 and len(starts) < _LOOKED_AT else GUESSED
     else:
-        is_sure = progress.error < _SURE and abs(start - expected) < max(period // 2, 1)
+        away = abs(start - expected) + _FAR * deviation
+        is_sure = is_clear and progress.error < _SURE and away < max(period / 2, 1)
         trust = before.trust if is_sure else GUESSED
     sure = np.flatnonzero(walked.is_sure)
     held = range(first, first + len(walked.calls))
     return Place(
         first + sure, walked.calls[sure], held, trust, period, progress.paces if progress is not None else _NO_PACES
     )
+
+
+def _likeliest(
+    lines: Columns, begin: int, calls: Columns, starts: list[tuple[int, int, int]], expected: int, deviation: float
+) -> tuple[tuple[int, int, _Walked] | None, bool]:
+    """The likeliest of these places (`_starts`), with its lines, and whether no other is nearly as likely.
+
+    It is near the expected one, and few lines were lost there.
+    """
+    found: dict[int, tuple[float, int, int, _Walked]] = {}
+    for start, line, call in starts:
+        walked = _walk_from(lines[begin:], calls, line - begin, call)
+        known = np.flatnonzero(walked.calls >= 0)
+        if len(known) < _ENOUGH * len(calls):
+            continue
+        cost = _LOST * (len(calls) - len(known)) + 0.5 * ((start - expected) / (1 + deviation)) ** 2
+        place = walked.first + int(known[0]) - int(walked.calls[known[0]])
+        if place not in found or cost < found[place][0]:
+            found[place] = cost, len(known), start, walked
+    if not found:
+        return None, False
+    best, *others = sorted(found.values(), key=lambda each: each[0])
+    return best[1:], all(other[0] >= best[0] + _CLEAR for other in others)
 
 
 def _is_behind(lines: Columns, start_ns: int) -> bool:
@@ -287,17 +334,20 @@ def _by_time(lines: Columns, begin: int, calls: Columns) -> tuple[NDArray[np.int
     return begin + within[fits], held[fits]
 
 
-def _starts(lines: Columns, begin: int, calls: Columns, expected: int | None) -> list[tuple[int, int, int]]:
+def _starts(
+    lines: Columns, begin: int, calls: Columns, expected: int | None, *, is_lossy: bool
+) -> list[tuple[int, int, int]]:
     """Where the calls may begin, the likeliest first: the line of the first call, and a line and call that agree."""
     found: dict[int, tuple[int, int]] = {}
-    for length in sorted({min(length, len(calls)) for length in _LENGTHS}, reverse=True):
+    lengths = (*_LENGTHS, _SHORTEST) if is_lossy else _LENGTHS
+    for length in sorted({min(length, len(calls)) for length in lengths}, reverse=True):
         for call in range(0, min(len(calls) - length + 1, _TRIES * length), max(length, 1)):
             for line in (_occurrences(lines[begin:], calls[call : call + length]) + begin).tolist():
                 if line - call >= begin - _AHEAD:
                     found.setdefault(line - call, (line, call))
         if expected is None and found:
             break
-        if any(abs(start - expected) <= _AHEAD for start in found if expected is not None):
+        if not is_lossy and any(abs(start - expected) <= _AHEAD for start in found if expected is not None):
             break
     if expected is None and begin == 0 and len(lines) and len(calls):
         found.setdefault(0, (0, 0))

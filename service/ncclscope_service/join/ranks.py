@@ -32,10 +32,6 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _UNREPORTED: Final = -2
 _FIRST_CAPACITY: Final = 8
-_SOON: Final = 16
-"""Collectives of which a rank may lack so many and one more is about as many lines as are lost at once; if it lacks
-more, it was not observed."""
-
 PAIR_SIDE: Final = np.dtype(
     [
         ("communicator", "<i4"),
@@ -276,8 +272,8 @@ class CollectiveJoin:
             for reason, amount in lost.items():
                 self.healed[communicator, reason] += amount
             operations, has_kernel = buffer.take(places)
-            has_kernel[_lacks_some(places)] = False
             buffer.move(places)
+            has_kernel[_lacks_some(has_kernel)] = False
         if self._calls is not None:
             # A rank whose kernel is not known may have been the last to arrive.
             has_kernel[self._calls.have_unknown_kernels(np.where(has_kernel, NO_NUMBER, operations)).any(axis=1)] = (
@@ -332,13 +328,10 @@ def _joined(parts: list[tuple[int, NDArray[np.int64], Ids]]) -> JoinedCollective
     )
 
 
-def _lacks_some(places: Matrix) -> NDArray[np.bool_]:
-    """K: a rank of which calls before and soon after are known has none: it may have been the last to arrive."""
-    lacks = np.zeros(len(places), np.bool_)
-    for rank in range(places.shape[1]):
-        known = np.flatnonzero(places[:, rank] >= 0)
-        for at in np.flatnonzero((np.diff(known) > 1) & (np.diff(known) <= _SOON)).tolist():
-            lacks[known[at] + 1 : known[at + 1]] = True
+def _lacks_some(has_kernel: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """K: the kernel of a rank that was recorded around it is not known: it may have been the last to arrive."""
+    recorded = has_kernel[:, has_kernel.any(axis=0)]
+    lacks: NDArray[np.bool_] = np.count_nonzero(recorded, axis=1) < recorded.shape[1]
     return lacks
 
 

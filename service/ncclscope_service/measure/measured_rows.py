@@ -179,14 +179,14 @@ class Measuring:
         """The collectives that can be what their number says. The rest are counted and stay unmeasured.
 
         When a line is lost, numbers slip and kernels of different collectives meet under one number: a wrong bandwidth
-        would be worse than none.
+        would be worse than none. Kernels of a rooted collective need not overlap; those of collectives beside it do.
         """
         rooted = _ROOTED[kernels.op]
         overlaps = kernels.overlap_on_each_host()
         slack = _SKEW_NS + np.where(kernels.hosts >= 0, slack_ns[kernels.hosts], 0.0).max(axis=1)
         ends = np.where(kernels.censored, NO_TIME_NS, kernels.end_true_ns)
         overlaps &= ranks.overlaps(kernels.start_true_ns, ends, slack[kernels.group])
-        believable = kernels.agrees & (overlaps | rooted)
+        believable = kernels.agrees & np.where(rooted, _fit_beside(overlaps, rooted, kernels.group), overlaps)
         if believable.all():
             return kernels
         self._store.skipped["unjoinable_collective"] += int(np.count_nonzero(~believable))
@@ -253,6 +253,18 @@ class Measuring:
 
     def _write(self, at: NDArray[np.intp], name: str, values: NDArray[np.generic]) -> None:
         self._table.rows.put(name, at, values)
+
+
+def _fit_beside(overlaps: NDArray[np.bool_], rooted: NDArray[np.bool_], group: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """K: the collectives before and behind each, of its communicator and not rooted, overlap; true without any."""
+    fits, every = np.ones(len(rooted), np.bool_), np.arange(len(rooted))
+    before = np.maximum.accumulate(np.where(rooted, NO_NUMBER, every))
+    behind = np.minimum.accumulate(np.where(rooted, len(rooted), every)[::-1])[::-1]
+    for beside in (before, behind):
+        is_there = (beside >= 0) & (beside < len(rooted))
+        at = np.where(is_there, beside, 0)
+        fits &= ~is_there | (group[at] != group) | overlaps[at]
+    return fits
 
 
 def _exchange_rows(known: Store, operations: Columns, exchanges: Exchanges, measures: ExchangeMeasures) -> Columns:

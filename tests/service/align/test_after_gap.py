@@ -51,6 +51,44 @@ def test_the_jump_of_the_correlation_ids_says_how_many_launches_a_hole_hides() -
         assert found.trust > 0.8
 
 
+def resumed_with_losses(hidden: int, lost: float, seed: int) -> tuple[GapPlace, int]:
+    """As `resumed`, but lines are lost; and how many of those left the hole hides."""
+    chance = np.random.default_rng(seed)
+    left = np.flatnonzero(chance.random(4600) >= lost)
+    known = left[left < 600]
+    resumption = GapHistory()
+    resumption.remember(kernels(0, 600)[known], np.arange(len(known)), known, 0)
+    own = left[left >= 600]
+    given = BehindGap(
+        np.arange(len(own) + 1),
+        own,
+        (own % PERIOD).astype(np.int32),
+        kernels(600 + hidden, 300),
+        symbols(600 + hidden, 300),
+        np.eye(PERIOD, dtype=bool),
+    )
+    found = resumption.find(given, len(known), final=True)
+    assert found is not None
+    return found, int(np.searchsorted(own, 600 + hidden))
+
+
+def test_lines_lost_among_those_compared_do_not_move_the_place_by_a_period() -> None:
+    for seed in range(20):
+        for lost in (0.01, 0.05):
+            found, hidden = resumed_with_losses(250, lost, seed)
+            assert abs(found.skipped - hidden) < PERIOD // 10 or not found.is_sure
+
+
+def test_where_kernels_fit_nowhere_the_likeliest_place_is_a_guess() -> None:
+    resumption = GapHistory()
+    resumption.remember(kernels(0, 600), np.arange(600), np.arange(600), 0)
+    nothing = np.zeros((PERIOD, PERIOD), dtype=bool)
+    given = BehindGap(
+        np.arange(2001), np.arange(600, 2600), symbols(600, 2000), kernels(900, 300), symbols(900, 300), nothing
+    )
+    assert resumption.find(given, 600, final=True) == GapPlace(300, 0.5)
+
+
 def test_a_jump_that_points_between_two_places_is_a_guess() -> None:
     found = resumed(500, late_ids=PER_LAUNCH * PERIOD // 2)
     assert found is not None

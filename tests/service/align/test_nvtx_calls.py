@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclscope_service.align.nvtx_calls import CALL, GUESSED, LINE, Place, find_place, thread_calls
+from ncclscope_service.align.nvtx_calls import CALL, GUESSED, LINE, Place, Placed, find_place, thread_calls
 from ncclscope_service.store.rows import API_CALL, GROUP_END, GROUP_START
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -92,6 +92,54 @@ def test_lost_lines_never_shift_those_behind_them_by_a_period(seed: int) -> None
     found, left = place(program, np.flatnonzero(rng.random(len(program)) < 0.02).tolist())
     is_right = np.array(left)[found.lines].tolist() == found.calls.tolist()
     assert (is_right and len(found.lines) > 0.9 * len(left)) or found.trust <= GUESSED
+
+
+def second_place(program: str, captures: tuple[range, range], lost: list[int]) -> tuple[Place, list[int]]:
+    """Where the calls of a second capture are placed behind those of a first one; and which lines are left."""
+    kinds = np.array([ord(letter) for letter in program], np.int16)
+    calls = np.zeros(len(kinds), CALL)
+    calls["kind"], calls["bytes"] = kinds, NO_NUMBER
+    calls["start_ns"], calls["end_ns"] = np.arange(len(kinds)) * 10, np.arange(len(kinds)) * 10 + 5
+    left = np.delete(np.arange(len(kinds)), lost)
+    lines = np.zeros(len(left), LINE)
+    lines["kind"], lines["bytes"], lines["logged_at_ns"] = kinds[left], NO_NUMBER, NO_TIME_NS
+    first, second = captures
+    known = np.flatnonzero(left < first.stop)
+    before = Placed(
+        calls[first.start : first.stop],
+        np.arange(first.start, first.stop) * 7,
+        int(left[known[-1]]),
+        int(known[-1]),
+        0.99,
+        seen=(len(known), len(first)),
+    )
+    ids = np.arange(second.start, second.stop) * 7
+    found = find_place(lines, len(known), calls[second.start : second.stop], ids, before)
+    assert found is not None
+    return found, left.tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.05])
+def test_a_capture_behind_a_hole_that_hides_losses_is_at_its_period_or_a_guess(seed: int, loss: float) -> None:
+    program = ("BGRGRGRGRAAA" * 4 + "N") * 12
+    lost = np.flatnonzero(np.random.default_rng(seed).random(len(program)) < loss).tolist()
+    found, left = second_place(program, (range(100), range(250, 350)), lost)
+    is_right = np.array(left)[found.lines].tolist() == (found.calls + 250).tolist()
+    assert is_right or found.trust <= GUESSED
+    assert loss > 0 or found.trust > GUESSED
+
+
+def test_a_capture_that_is_not_the_first_does_not_begin_with_the_log() -> None:
+    calls = np.zeros(24, CALL)
+    calls["kind"], calls["bytes"] = [ord(letter) for letter in "BGRGRGRGRAAA" * 2], NO_NUMBER
+    lines = np.zeros(48, LINE)
+    lines["kind"], lines["bytes"] = np.tile(calls["kind"], 2), NO_NUMBER
+    lines["logged_at_ns"] = NO_TIME_NS
+    for is_first in (True, False):
+        found = find_place(lines, 0, calls, np.arange(24), None, is_first=is_first)
+        assert found is not None
+        assert (found.trust > GUESSED) is is_first
 
 
 def test_only_lines_that_may_be_of_several_calls_are_left_to_others() -> None:

@@ -16,12 +16,15 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "fsdp": {"fsdp": True},
     "experts": {"ep": 2},
     "pipeline": {"pp": 2, "dp": 2, "microbatches": 4},
+    "tensors": {"gpus": 4, "tp": 4, "dp": 2},
 }
 
 
-def _followed(folder: Path, loss: float, shape: str, *, stamps: bool, iterations: int = 8) -> tuple[Followed, Tally]:
-    wanted: dict[str, Any] = {"gpus": 2, "tp": 1, "pp": 1, "dp": 4, "layers": 2, **_SHAPES[shape]}
-    config = SimulationConfig(**wanted, iterations=iterations, step_seconds=0.5, timestamps=stamps)
+def _followed(
+    folder: Path, loss: float, shape: str, *, stamps: bool, iterations: int = 8, **more: Any
+) -> tuple[Followed, Tally]:
+    wanted: dict[str, Any] = {"gpus": 2, "tp": 1, "pp": 1, "dp": 4, "layers": 2, "step_seconds": 0.5, **more}
+    config = SimulationConfig(**{**wanted, **_SHAPES[shape]}, iterations=iterations, timestamps=stamps)
     write(config, folder)
     rows = true_operations(folder)
     found = follow(folder, Loss("lost", lost=loss), rows)
@@ -37,6 +40,15 @@ def test_collectives_of_which_a_line_was_lost_are_measured_by_their_kernels(
     assert counted.possible >= 200
     assert counted.measured >= 0.99 * counted.possible
     assert counted.wrong == 0
+
+
+@pytest.mark.slow
+def test_captures_without_stamps_find_their_place_although_lines_between_them_were_lost(tmp_path: Path) -> None:
+    _, counted = _followed(
+        tmp_path, 0.01, "tensors", stamps=False, iterations=20, layers=4, step_seconds=1.0, capture="duty:0.4"
+    )
+    assert counted.measured >= 0.95 * counted.possible
+    assert counted.wrong <= 0.001 * counted.judged
 
 
 @pytest.mark.parametrize("stamps", [True, False])

@@ -48,7 +48,15 @@ _ENOUGH: Final = 64
 _SPARE: Final = 512
 _SURE: Final = 0.8
 _GUESS: Final = 0.5
-_SIMILAR: Final = 0.9
+_WORD: Final = 8
+_DRIFT: Final = 16
+"""Items that may be lost on one side of those that are compared."""
+_SIMILAR: Final = 0.4
+"""Share of the words that must fit somewhere."""
+_MISSING: Final = 0.1
+"""Share of the items that may be lost more than at the best place."""
+_LOST: Final = 3.0
+"""What a lost item tells against a place: one of twenty is lost."""
 _FAR: Final = 4.0
 """A place farther than this from the expected one, in standard deviations, is a guess."""
 
@@ -250,12 +258,14 @@ class GapHistory:
             return GapPlace(0, _GUESS)
         first = int(np.searchsorted(given.items, max(0, expected - used - 6 * deviation)))
         last = int(np.searchsorted(given.items, max(0, reach))) + 1
-        places = _places_within(given, first, last)
+        places, lost = _places_within(given, first, last)
         if len(places) == 0:
-            return GapPlace(0, _GUESS)
+            there = int(np.searchsorted(given.items[:-1], max(0.0, expected - used))) - given.begin
+            return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= _ENOUGH else 0, _GUESS)
         away = (given.items[places] + used - expected) / deviation
-        weights = np.exp(-0.5 * (away**2 - (away**2).min()))
-        best = int(np.abs(away).argmin())
+        cost = 0.5 * away**2 + _LOST * lost
+        weights = np.exp(cost.min() - cost)
+        best = int(cost.argmin())
         trust = float(weights[best] / weights.sum())
         if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < _ENOUGH:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
@@ -274,13 +284,13 @@ class GapHistory:
         last = int(np.searchsorted(given.operations, bounds.before[0]))
         if not final and len(given.operations) < last + given.length:
             return None
-        places = _places_within(given, first, last)
+        places, lost = _places_within(given, first, last)
         if len(places) == 0:
             return alone
         expected, deviation = self._expected(given)
         away = np.minimum(np.abs(given.items[places] + used - expected) / deviation, _FARTHEST)
         astray = bounds.violations(given.operations, places)
-        cost = astray + 0.5 * away**2
+        cost = astray + 0.5 * away**2 + _LOST * lost
         weights = np.exp(cost.min() - cost)
         best = int(cost.argmin())
         trust = float(weights[best] / weights.sum())
@@ -308,22 +318,56 @@ class GapHistory:
         return float(numbers[-1]) + rate * jump, deviation
 
 
-def _places_within(given: BehindGap, first: int, last: int) -> NDArray[np.intp]:
-    """The items from first to last where the kernels fit, nearly as well as where they fit best."""
+def _places_within(given: BehindGap, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """The items from first to last where the kernels fit nearly as well as where they fit best, and how many rows were
+    lost then between there and the last one compared.
+    """
     last = min(last, len(given.left) - given.length + 1)
     pattern = given.right[given.begin : given.begin + given.length]
-    return _places(given.left[first : last + given.length - 1], pattern, given.compatible) + first
+    text = given.left[first : last + given.length - 1]
+    places = _near_places(text, pattern, given.compatible)
+    lost = _lost_rows(text, pattern, given.compatible, places)
+    is_place = lost <= lost.min(initial=len(pattern)) + _MISSING * len(pattern)
+    return places[is_place] + first, lost[is_place]
 
 
-def _places(text: NDArray[np.int32], pattern: NDArray[np.int32], compatible: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Where the pattern fits the text, nearly as well as where it fits best."""
-    if len(text) < len(pattern):
-        return np.empty(0, dtype=np.intp)
-    fits = np.zeros(len(text) - len(pattern) + 1, dtype=np.int64)
+def _near_places(
+    text: NDArray[np.int32], pattern: NDArray[np.int32], compatible: NDArray[np.bool_]
+) -> NDArray[np.intp]:
+    """Where words of the pattern fit the text as if few items before them were lost, of either side."""
+    amount = len(text) - len(pattern) + 1
+    if amount <= 0:
+        return np.empty(0, np.intp)
     table = compatible[:, pattern]
-    for offset in range(len(pattern)):
-        fits += table[text[offset : offset + len(fits)], offset]
-    best = int(fits.max())
-    if best < _SIMILAR * len(pattern):
-        return np.empty(0, dtype=np.intp)
-    return np.flatnonzero(fits >= best - 0.02 * len(pattern))
+    fits = np.zeros(amount, np.int64)
+    for begin in range(0, len(pattern) - _WORD + 1, _WORD):
+        own = text[max(0, begin - _DRIFT) : begin + amount + _DRIFT + _WORD - 1]
+        is_word = np.ones(len(own) - _WORD + 1, np.bool_)
+        for nth in range(_WORD):
+            is_word &= table[own[nth : nth + len(is_word)], begin + nth]
+        at = np.arange(amount) + min(begin, _DRIFT)
+        counted = np.concatenate([[0], np.cumsum(is_word)])
+        fits += counted[np.minimum(at + _DRIFT + 1, len(is_word))] > counted[np.maximum(at - _DRIFT, 0)]
+    best, words = int(fits.max()), len(pattern) // _WORD
+    return np.flatnonzero(fits >= max(_SIMILAR * words, best - 2 * _MISSING * words))
+
+
+def _lost_rows(
+    text: NDArray[np.int32], pattern: NDArray[np.int32], compatible: NDArray[np.bool_], places: NDArray[np.intp]
+) -> NDArray[np.int64]:
+    """How many items of the text or of the pattern have no partner, if the pattern begins at each of these places.
+
+    Both may be out of step by `_DRIFT` items.
+    """
+    drifts = np.arange(-_DRIFT, _DRIFT + 1)
+    far = len(text) + len(pattern)
+    lost = np.where(drifts >= 0, drifts, far) + np.zeros((len(places), 1), np.int64)
+    for nth, symbol in enumerate(pattern.tolist()):
+        at = places[:, None] + nth + drifts
+        is_there = (at >= 0) & (at < len(text))
+        fits = is_there & compatible[text[np.where(is_there, at, 0)], symbol]
+        without_line = np.pad(lost[:, 1:], ((0, 0), (0, 1)), constant_values=far) + 1
+        lost = np.minimum(np.where(fits, lost, far), without_line)
+        lost = np.minimum.accumulate(lost - drifts, axis=1) + drifts
+    best: NDArray[np.int64] = lost.min(axis=1, initial=far)
+    return best
