@@ -14,13 +14,13 @@ from benchmarks.faults.wire import NotHereError
 from benchmarks.faults.world import Result
 
 HEAD = (
-    "| fault | times | sent | stored | duplicates | lost | recovery, s: median (most) | |\n"
-    "|---|---:|---:|---:|---:|---:|---:|---|"
+    "| fault | times | sent | stored | duplicates | lost | gaps | recovery, s: median (most) | |\n"
+    "|---|---:|---:|---:|---:|---:|---|---:|---|"
 )
 
 
 def main() -> int:
-    """Prints the table; 1 where anything was lost or stored twice."""
+    """Prints the table; 1 where anything was stored twice, or lost without a gap."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults",
         description=_package.__doc__,
@@ -44,9 +44,9 @@ def main() -> int:
             try:
                 result = run(name, (asked.keep or Path(temporary)) / name, max(1, round(usual * asked.times)))
             except NotHereError as error:
-                print(f"| {_title(fault.__doc__ or name)} | | | | | | | not done: {error} |", flush=True)
+                print(f"| {_title(fault.__doc__ or name)} | | | | | | | | not done: {error} |", flush=True)
                 continue
-            is_whole &= result.lost == result.duplicates == 0
+            is_whole &= result.has_reported_all and not result.duplicates
             print(row(fault.__doc__ or name, result), flush=True)
     return 0 if is_whole else 1
 
@@ -55,8 +55,10 @@ def row(what: str, result: Result) -> str:
     """One line of the table."""
     waits = sorted(result.recovery)
     recovery = f"{median(waits):.1f} ({waits[-1]:.1f})" if waits else ""
-    numbers = f"{result.times} | {result.sent:,} | {result.stored:,} | {result.duplicates} | {result.lost}"
-    return f"| {_title(what)} | {numbers} | {recovery} | {result.note} |"
+    numbers = f"{result.times} | {result.sent:,} | {result.stored:,} | {result.duplicates} | {result.lost:,}"
+    gaps = ", ".join(f"{number} {reason}" for reason, number in result.gaps.items()) or "0"
+    silent = "" if result.has_reported_all else " **not all that is lost is a gap**"
+    return f"| {_title(what)} | {numbers} | {gaps} | {recovery} | {result.note}{silent} |"
 
 
 def _title(what: str) -> str:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults.processes import Hooks
+from benchmarks.faults.logs import LOGS
+from benchmarks.faults.processes import SLOW_DISK, Hooks
 from benchmarks.faults.proxy import Weather
 from benchmarks.faults.spooled import SPOOLED
 from benchmarks.faults.wire import Wire, wired
@@ -65,6 +66,11 @@ def black_hole(folder: Path, times: int) -> Result:
 def late_and_reset(folder: Path, times: int) -> Result:
     """Every piece is late by up to 0.3 s, with resets in between: old and new connections overlap."""
     return repeated(World(folder, with_proxy=True), times, _weather(Weather.SLOW, 3, 5), 0.2, 1.0)
+
+
+def turned_on_the_way(folder: Path, times: int) -> Result:
+    """For 2 to 5 s, one byte of each tenth piece between agent and service is another."""
+    return repeated(World(folder, with_proxy=True), times, _weather(Weather.TURNED, 2, 5), 0.3, 1.5)
 
 
 def clock_of_service(folder: Path, times: int) -> Result:
@@ -198,9 +204,9 @@ def full_disk(folder: Path, times: int) -> Result:
 
 
 def slow_disk(folder: Path, times: int) -> Result:
-    """Every fdatasync takes 1.5 s longer; kill -9 of the service besides."""
-    world = World(folder, service_hooks=Hooks(sync_seconds=1.5))
-    return repeated(world, times, World.restart_service, 1.0, 6.0)
+    """The disk of the service syncs in 5 s and reads 1 MB/s; kill -9 of the service besides."""
+    world = World(folder, service_hooks=SLOW_DISK)
+    return repeated(world, times, World.restart_service, 3.0, 15.0)
 
 
 def two_agents(folder: Path, times: int) -> Result:
@@ -225,18 +231,6 @@ def two_services(folder: Path, times: int) -> Result:
             other.kill()
 
     return repeated(World(folder), times, second, 0.2, 1.0)
-
-
-def renamed_logs(folder: Path, times: int) -> Result:
-    """Logs are renamed and begun anew."""
-    return repeated(World(folder), times, lambda world: world.writer.rotate(world.random.randrange(4)), 0.3, 1.5)
-
-
-def truncated_logs(folder: Path, times: int) -> Result:
-    """Logs are copied and emptied while their writer is quiet for a second."""
-    return repeated(
-        World(folder), times, lambda world: world.writer.copy_and_truncate(world.random.randrange(4)), 2.0, 3.5
-    )
 
 
 def bad_exports(folder: Path, times: int) -> Result:
@@ -286,8 +280,8 @@ def soak(folder: Path, times: int) -> Result:
         world.writer.rotate(turn % 4)
         for path in old:
             path.unlink()
-        told = (f"{each.memory_bytes() / 1e6:.0f} MB, {each.descriptors()}" for each in (world.service, world.agent))
-        samples.append(" / ".join(told))
+        both = (world.service, world.agent)
+        samples.append(" / ".join(f"{each.memory_bytes() / 1e6:.0f} MB, {each.descriptors()}" for each in both))
     world.note = f"memory and open files, service / agent: {'; '.join(samples)}"
     return world.finish()
 
@@ -338,6 +332,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "half_open": (half_open, 2),
     "black_hole": (black_hole, 3),
     "late_and_reset": (late_and_reset, 6),
+    "turned_on_the_way": (turned_on_the_way, 10),
     "clock_of_service": (clock_of_service, 10),
     "clock_of_agent": (clock_of_agent, 10),
     "torn_journal": (torn_journal, 20),
@@ -350,8 +345,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "slow_disk": (slow_disk, 5),
     "two_agents": (two_agents, 4),
     "two_services": (two_services, 10),
-    "renamed_logs": (renamed_logs, 20),
-    "truncated_logs": (truncated_logs, 6),
+    **LOGS,
     "bad_exports": (bad_exports, 12),
     "slow_service": (slow_service, 4),
     **SPOOLED,

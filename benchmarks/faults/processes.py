@@ -12,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
+
+_Arguments = ParamSpec("_Arguments")
+_Given = TypeVar("_Given")
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -27,11 +30,16 @@ class Hooks:
     """What is wrong with the machine that a process believes to be on."""
 
     sync_seconds: float = 0.0
-    """What a sync to disk takes longer: fdatasync of the service, a synced transaction of the spool."""
+    """What a sync to disk takes longer: fsync and fdatasync of the service, a synced transaction of the spool."""
+    read_bytes_per_s: float = 0.0
+    """What is read of logs, batches of the spool, journal and state takes as long as on such a disk; 0: as it is."""
     clock_file: Path | None = None
     """Holds how far the wall clock is off, in seconds; or "x RATE" for one that runs so much faster."""
     namespace: str | None = None
     """The network namespace in which it runs, by its name below /run/netns."""
+
+
+SLOW_DISK: Final = Hooks(sync_seconds=5, read_bytes_per_s=1e6)
 
 
 class Running:
@@ -91,8 +99,11 @@ def _run(arguments: list[str], output: Path, hooks: Hooks) -> None:
     if hooks.namespace is not None:
         _enter(hooks.namespace)
     if hooks.sync_seconds:
-        setattr(os, "fdatasync", _slowed(os.fdatasync, hooks.sync_seconds))  # noqa: B010
+        for name in ("fsync", "fdatasync"):
+            setattr(os, name, _slowed(getattr(os, name), lambda _: hooks.sync_seconds))
         _slow_spool(hooks.sync_seconds)
+    if hooks.read_bytes_per_s:
+        _slow_reads(hooks.read_bytes_per_s)
     if hooks.clock_file is not None:
         _set_clock(hooks.clock_file)
     from ncclscope.cli import main  # noqa: PLC0415  (the clock must be set before)
@@ -110,12 +121,28 @@ def _enter(namespace: str) -> None:
     os.close(handle)
 
 
-def _slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None]:
-    def slow(descriptor: int) -> None:
-        time.sleep(seconds)
-        sync(descriptor)
+def _slowed(call: Callable[_Arguments, _Given], seconds: Callable[[_Given], float]) -> Callable[_Arguments, _Given]:
+    """A function that takes so much longer, by what it gives."""
+
+    def slow(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Given:
+        given = call(*arguments, **named)
+        time.sleep(seconds(given))
+        return given
 
     return slow
+
+
+def _slow_reads(bytes_per_s: float) -> None:
+    """SQLite reads by itself: batches are counted when they are read from it."""
+    from ncclscope_agent.spool.database import SpoolDatabase  # noqa: PLC0415  (only this process is slow)
+    from ncclscope_agent.spool.records import Frame  # noqa: PLC0415
+
+    def of_frames(read: tuple[list[Frame], int]) -> float:
+        return sum(len(frame.payload) for frame in read[0]) / bytes_per_s
+
+    setattr(os, "pread", _slowed(os.pread, lambda data: len(data) / bytes_per_s))  # noqa: B010
+    setattr(Path, "read_bytes", _slowed(Path.read_bytes, lambda data: len(data) / bytes_per_s))  # noqa: B010
+    setattr(SpoolDatabase, "frames", _slowed(SpoolDatabase.frames, of_frames))  # noqa: B010
 
 
 def _slow_spool(seconds: float) -> None:

@@ -21,6 +21,8 @@ class Weather(Enum):
     """Nothing passes and nobody is told."""
     SLOW = auto()
     """Every piece is late by up to 0.3 s, and now and then a connection is reset."""
+    TURNED = auto()
+    """One byte of each tenth piece is another."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,9 @@ class Proxy:
             self._pairs.remove(pair)
             pair.close(reset=False)
             return
+        if weather is Weather.TURNED and self._random.random() < 0.1:
+            at = self._random.randrange(len(data))
+            data = data[:at] + bytes([data[at] ^ self._random.randrange(1, 256)]) + data[at + 1 :]
         late = self._random.random() * 0.3 if weather is Weather.SLOW else 0.0
         queue = pair.ready.setdefault(other, [])
         queue.append((max(time.monotonic() + late, queue[-1][0] if queue else 0.0), data))

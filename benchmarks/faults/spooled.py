@@ -10,7 +10,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults.processes import Hooks
+from benchmarks.faults.processes import SLOW_DISK, Hooks
 from benchmarks.faults.world import Result, World, repeated, small_disk
 
 _KILLS_RUNNING: Final = 4
@@ -84,7 +84,7 @@ def full_disk_of_spool(folder: Path, times: int) -> Result:
 
 
 def slow_disk_of_spool(folder: Path, times: int) -> Result:
-    """Every sync of the spool takes 1.5 s longer; kill -9 of the service for 1 to 3 s, and of the agent."""
+    """The disk of the spool syncs in 5 s and reads 1 MB/s; kill -9 of the service for 1 to 3 s, and of the agent."""
 
     def kill(world: World) -> None:
         world.service.kill()
@@ -92,7 +92,7 @@ def slow_disk_of_spool(folder: Path, times: int) -> Result:
         world.restart_agent()
         world.service = world.start_service()
 
-    return repeated(_world(folder, agent_hooks=Hooks(sync_seconds=1.5)), times, kill, 0.5, 1.5)
+    return repeated(_world(folder, agent_hooks=SLOW_DISK), times, kill, 3.0, 10.0)
 
 
 def two_agents_of_spool(folder: Path, times: int) -> Result:

@@ -27,6 +27,7 @@ LINE: Final = (
     "count 1048576 datatype 9 op 0 root 0 comm 0x55d0c8b3e2a0 [nranks=8] stream 0x55d0c7f01b10\n"
 )
 _FILES: Final = 4
+_GAPS: Final = re.compile(rb'^ncclscope_gaps_total\{[^}]*reason="(\w+)"[^}]*\} ([0-9.e+]+)$', re.MULTILINE)
 _OPERATIONS: Final = re.compile(rb"^ncclscope_operations_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
 
 
@@ -38,7 +39,7 @@ class Writer:
         self.folder = folder
         self.rate = rate
         self.written = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         """Held while lines are written: who has it sees whole files."""
         self._files: list[BinaryIO] = [self._open(number) for number in range(_FILES)]
         self._is_running = True
@@ -74,6 +75,19 @@ class Writer:
             (self.folder / f"copy.{number}.{time.time_ns()}").write_bytes(path.read_bytes())
             time.sleep(1)
             os.truncate(path, 0)
+
+    def empty(self, number: int) -> None:
+        """Empties a log. To be called with `lock`."""
+        os.truncate(self._path(number), 0)
+
+    def begin_again(self, number: int) -> None:
+        """Opens a log with mode "w", as a job does that starts again. To be called with `lock`."""
+        self._files[number].close()
+        self._files[number] = self._path(number).open("wb", buffering=0)
+
+    def numbers(self, number: int, begin: int) -> range:
+        """The operations that were written to a log after the one numbered `begin`."""
+        return range(begin + 1 + (number - begin - 1) % _FILES, self.written + 1, _FILES)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"nccl.{number}.log"
@@ -111,6 +125,10 @@ class Result:
     duplicates: int
     lost: int
     recovery: tuple[float, ...]
+    gaps: dict[str, int]
+    """The gaps that the service has counted, by reason."""
+    has_reported_all: bool
+    """Lost is only what could not be read any more, and there is a gap for each log that lost something."""
     note: str = ""
 
 
@@ -136,6 +154,7 @@ class World:
         self.recovery: list[float] = []
         self.times = 0
         self.note = ""
+        self._missed: list[range] = []
         self._host = "127.0.0.1"
         if wire is not None:
             self._host = wire.address
@@ -180,9 +199,21 @@ class World:
         """A random while, in seconds."""
         time.sleep(self.random.uniform(least, most))
 
+    def expect_loss(self, numbers: range) -> None:
+        """These operations of a log are gone, and nobody has read them."""
+        self._missed.append(numbers)
+
+    def has_shown_all(self) -> bool:
+        """Whether the service shows all that was written and could be read."""
+        return self.shown() >= self.writer.written - sum(map(len, self._missed))
+
     def shown(self) -> int:
         """Operations that the service shows now; -1 where it does not answer."""
         return sum(int(float(value)) for value in _OPERATIONS.findall(self.get("/metrics") or b"")) or -1
+
+    def gaps(self) -> dict[str, int]:
+        """The gaps that the service has counted, by reason."""
+        return {reason.decode(): int(float(number)) for reason, number in _GAPS.findall(self.get("/metrics") or b"")}
 
     def get(self, path: str) -> bytes | None:
         """What the service answers; None where it does not."""
@@ -195,7 +226,7 @@ class World:
 
     def recovered(self, within: float = 300) -> None:
         """Notes how long it takes from now until all that is written now is shown."""
-        began, written = time.monotonic(), self.writer.written
+        began, written = time.monotonic(), self.writer.written - sum(map(len, self._missed))
         if self.wait_for(lambda: self._has_shown(written), within):
             self.recovery.append(time.monotonic() - began)
         else:
@@ -219,22 +250,39 @@ class World:
 
     def finish(self) -> Result:
         """Stops all, and counts."""
+        gaps: dict[str, int] = {}
         try:
             self.writer.stop()
             self.recovered(within=600)
+            # That a log is gone is said half a minute after its agent began.
+            self.wait_for(lambda: sum(self.gaps().values()) >= len(self._missed), 120)
+            gaps = self.gaps()
         finally:
             self.end()
+        if self._hooks[0] is not None and self._hooks[0].sync_seconds:
+            self._finish_elsewhere()
         stored = self.stored()
         found = len(stored)
+        lost = set(range(1, self.writer.written + 1)) - stored.keys()
         return Result(
             times=self.times,
             sent=self.writer.written,
             stored=sum(stored.values()),
             duplicates=sum(stored.values()) - found,
-            lost=self.writer.written - sum(1 for number in stored if 1 <= number <= self.writer.written),
+            lost=len(lost),
             recovery=tuple(self.recovery),
+            gaps=gaps,
+            has_reported_all=lost == {one for each in self._missed for one in each}
+            and sum(gaps.values()) >= len(self._missed),
             note=self.note.strip(" ;"),
         )
+
+    def _finish_elsewhere(self) -> None:
+        """Has a service without hooks write what the one before left to the next start: it has a time to end."""
+        self._hooks = None, None
+        self.service = self.start_service()
+        self.wait_for(self.has_shown_all, 240)
+        self.service.end()
 
     def end(self) -> None:
         """Ends every process and thread."""

@@ -1,4 +1,10 @@
-"""Power is lost at every moment: what was acknowledged is there, once, and the rest comes again. Simulated."""
+"""Power is lost at every moment: what was acknowledged is there, once, and the rest comes again. Simulated.
+
+The default tests try each moment at which something was just promised and a few others, the slow ones a fifth of all,
+always the same. All of them, in two minutes:
+
+    NCCLSCOPE_POWER_LOSS_SHARE=1 .venv/bin/python -m pytest -m slow tests/attack/test_power_loss.py
+"""
 
 from __future__ import annotations
 
@@ -102,7 +108,10 @@ def moments(folder: RecordedFolder, share: float) -> Iterator[tuple[int, Left, r
                 yield moment, left, random.Random(4 * moment + at)
 
 
-SHARES = [0.005, pytest.param(1.0, marks=pytest.mark.slow)]
+SHARES = [
+    0.005,
+    pytest.param(float(os.environ.get("NCCLSCOPE_POWER_LOSS_SHARE", "0.2")), marks=pytest.mark.slow, id="more"),
+]
 
 
 @pytest.fixture

@@ -37,6 +37,8 @@ class FollowLimits:
     """Of one file at a time: about 1,200 lines or a millisecond, so that no file starves the others."""
     bytes_per_poll: int = 8 << 20
     """Of all files in one poll: about 50 ms."""
+    poll_ns: int = 250_000_000
+    """Of one poll or look, and a file more: a disk that reads slowly keeps no heartbeat and no signal waiting."""
     gathered_bytes: int = 2 << 20
     """Read ahead by `look` and kept as text; more is asked for at once."""
     rescan_interval_ns: int = 2_000_000_000

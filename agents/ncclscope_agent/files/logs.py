@@ -12,8 +12,9 @@ copytruncate) is read as a file of its own.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -109,8 +110,10 @@ class LogFollower:
         release_limits: ReleaseLimits | None = None,
         release_owner: int | None = None,
         follow_links: bool = False,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._kind = kind
+        self._monotonic_ns = monotonic_ns
         self._limits = limits or FollowLimits()
         self._skipped: Counter[str] = Counter()
         names = PathPatterns(patterns, root, follow_links=follow_links)
@@ -151,8 +154,9 @@ class LogFollower:
         That is when much has gathered, a file has more than its share, a source ends, or files are to be looked for.
         """
         is_asked = self._finder.is_due(now_wall_ns)
+        until_ns = self._monotonic_ns() + self._limits.poll_ns
         for file in self._finder.files.values():
-            if self._reading.ahead_bytes >= self._limits.gathered_bytes:
+            if self._reading.ahead_bytes >= self._limits.gathered_bytes or self._monotonic_ns() >= until_ns:
                 return True
             if file.reader is not None and file.last_decision is None:
                 decision = self._look_at(file, now_wall_ns, self._limits.bytes_per_turn)
@@ -164,17 +168,19 @@ class LogFollower:
     def poll(self, now_wall_ns: int) -> list[Batch]:
         """New batches: what was read ahead, and at most `bytes_per_poll` in all and `bytes_per_turn` of each file.
 
+        On a slow disk it ends after `poll_ns`, and the next one goes on with other files.
         Never raises for a file: one that cannot be read is counted, and tried again at the next scan.
         """
         if self._finder.is_due(now_wall_ns):
             self._finder.scan(now_wall_ns)
+        until_ns = self._monotonic_ns() + self._limits.poll_ns
         read: list[TextBatch | Batch] = []
         budget = self._limits.bytes_per_poll
         self._reading.was_cut_short = False
         order = list(self._finder.files.values())
         self._turn = (self._turn + 1) % max(1, len(order))
         for file in order[self._turn :] + order[: self._turn]:
-            if budget <= 0:
+            if budget <= 0 or self._monotonic_ns() >= until_ns:
                 self._reading.was_cut_short = True
                 break
             before = self._reading.bytes_read

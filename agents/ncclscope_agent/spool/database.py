@@ -247,14 +247,23 @@ class SpoolDatabase:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    """The database, with its tables. A new one waits for the disk three times: each may take seconds on a slow one."""
+    is_new = not path.exists() or not path.stat().st_size
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        # While it is made there is nothing to lose. NORMAL: the log of an earlier start may be moved to the file now.
+        connection.execute(f"PRAGMA synchronous = {'OFF' if is_new else 'NORMAL'}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        connection.execute("BEGIN")
         for table, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, {columns})")
+        connection.execute("COMMIT")
+        if is_new:  # SQLite removes the log of a file that is empty, as an unsynced one is after a loss of power
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     except sqlite3.Error:
         connection.close()
         raise
