@@ -20,7 +20,7 @@ def renamed_logs(folder: Path, times: int) -> Result:
 
 
 def truncated_logs(folder: Path, times: int) -> Result:
-    """Logs are copied and emptied while their writer is quiet for a second."""
+    """Logs are copied and emptied while their writer is quiet for two seconds."""
     return repeated(
         World(folder), times, lambda world: world.writer.copy_and_truncate(world.random.randrange(4)), 2.0, 3.5
     )

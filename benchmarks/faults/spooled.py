@@ -36,7 +36,7 @@ def killed_with_spool(folder: Path, times: int) -> Result:
 
 
 def truncated_with_spool(folder: Path, times: int) -> Result:
-    """The service is away, a log is copied and emptied while its writer is quiet, the agent is killed."""
+    """The service is away, a log copied and emptied while its writer is quiet for two seconds, the agent killed."""
 
     def truncate(world: World) -> None:
         world.service.kill()

@@ -66,14 +66,14 @@ class Writer:
         return sorted(self.folder.glob("nccl.*.log.*"))
 
     def copy_and_truncate(self, number: int) -> None:
-        """Copies a log and empties it, as logrotate does with `copytruncate`; the writer is quiet for a second.
+        """Copies a log and empties it, as logrotate does with `copytruncate`; the writer is quiet for two seconds.
 
         The copy's name fits no pattern of the agent's: what was not read when the log is emptied is gone.
         """
         with self.lock:
             path = self._path(number)
             (self.folder / f"copy.{number}.{time.time_ns()}").write_bytes(path.read_bytes())
-            time.sleep(1)
+            time.sleep(2)
             os.truncate(path, 0)
 
     def empty(self, number: int) -> None:

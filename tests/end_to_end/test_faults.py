@@ -33,3 +33,11 @@ def test_nothing_is_lost_and_nothing_stored_twice(fault: str, times: int, tmp_pa
     assert result.sent > 0
     assert (result.lost, result.duplicates, result.stored) == (0, 0, result.sent)
     assert result.note in ("", "by netem", "by tbf")
+
+
+def test_what_nobody_could_read_is_lost_with_a_gap_for_each_time(tmp_path: Path) -> None:
+    result = run("emptied_unread", tmp_path, 2)
+    assert result.lost > 0
+    assert result.duplicates == 0
+    assert result.has_reported_all
+    assert result.gaps == {"truncated": 2}
