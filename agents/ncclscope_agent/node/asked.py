@@ -11,7 +11,7 @@ from ncclscope_agent.files.follower import FollowerStatistics
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.facts import Fact
 from ncclscope_wire.messages import Position
-from ncclscope_wire.records import Counts, Source
+from ncclscope_wire.records import Counts, Source, SourceKind
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +45,11 @@ class AskedFollower(ABC):
         if not facts and not is_other:
             return
         if is_other:
-            _log.info(kind, said=f"{self._source.name}: {state}")
+            said = f"{self._source.name}: {state}"
+            if self._source.kind is SourceKind.RAS:
+                _log.info("ras", said=said)
+            else:
+                _log.info("machine", said=said)
         self._state = state
         is_answered = state == ANSWERED
         yield Batch(
