@@ -96,7 +96,7 @@ class VersionSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSeen:
-    """One finished nsys export: what it covers and what it lacks."""
+    """One finished nsys export or trace of PyTorch's profiler: what it covers and what it lacks."""
 
     host: str
     host_is_recorded: bool
@@ -107,6 +107,7 @@ class CaptureSeen:
     pids: tuple[int, ...]
     """Processes with CUDA records in this export: for these, silence means that nothing ran."""
     product_version: str | None
+    """Of nsys, as the next; both None for a trace of PyTorch's profiler."""
     schema_version: str | None
     nccl_kernels: int
     other_kernels: int
@@ -116,6 +117,11 @@ class CaptureSeen:
     """Tables or columns that were looked for and are not there."""
     warnings: tuple[str, ...] = ()
     """Messages of nsys about lost events (severity warning or worse)."""
+
+    @property
+    def is_of_profiler(self) -> bool:
+        """Whether PyTorch's profiler made it, which is switched on in a program that runs."""
+        return self.product_version is None and self.schema_version is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

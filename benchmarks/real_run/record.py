@@ -21,7 +21,7 @@ from typing import Final
 from ncclscope_agent.nccl_settings.advice import NcclVersion
 from ncclscope_agent.nccl_settings.presets import preset
 
-STUCK_S: Final[float] = 30
+STUCK_S: Final[float] = 10
 """Ranks that wait for one that was killed are killed after so long; PyTorch's own watchdog waits for ten minutes."""
 _STAMPS: Final = ("NCCL_DEBUG_TIMESTAMP_LEVELS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
 
@@ -35,6 +35,8 @@ class Variant:
     stamps: bool = True
     calls: bool = False
     trace: bool = False
+    dump: bool = False
+    """Flight Recorder on, and written at the end with what RAS says."""
     nsys: bool = False
     inspector: Path | None = None
     """The library of NCCL Inspector, if it is to be loaded."""
@@ -53,7 +55,9 @@ class Row:
     ranks: int
     exits: tuple[int, ...]
     step_ms: float | None
-    """Of the slowest rank, on average; None if no rank came to its end."""
+    """Of the slowest rank, on average; None if no rank came to its end, or calls were timed."""
+    call_us: float | None
+    """Of one call, on the host; None if steps were timed."""
     log_bytes: int
 
 
@@ -65,6 +69,7 @@ def variants(*, nsys: bool, inspector: Path | None) -> Iterator[Variant]:
     yield Variant(name="logs_and_calls", calls=True)
     yield Variant(name="logs_and_trace", trace=True)
     yield Variant(name="calls_without_stamps_and_trace", calls=True, stamps=False, trace=True)
+    yield Variant(name="logs_and_flight_recorder", dump=True)
     if nsys:
         yield Variant(name="logs_and_nsys", nsys=True)
     if inspector is not None:
@@ -73,6 +78,18 @@ def variants(*, nsys: bool, inspector: Path | None) -> Iterator[Variant]:
     yield Variant(name="late", trace=True, of_rank={1: ("--late", "5")})
     yield Variant(name="killed", of_rank={1: ("--die-at", "20")})
     yield Variant(name="plain_again", logs=False)
+
+
+def call_variants(calls: int, *, inspector: Path | None) -> Iterator[Variant]:
+    """The runs of one rank alone that time its calls: what is watched costs the host so much of each."""
+    only = ("--calls", str(calls))
+    yield Variant(name="plain", logs=False, arguments=only)
+    yield Variant(name="logs", arguments=only)
+    yield Variant(name="logs_without_stamps", stamps=False, arguments=only)
+    yield Variant(name="logs_and_calls", calls=True, arguments=only)
+    if inspector is not None:
+        yield Variant(name="inspector", logs=False, inspector=inspector, arguments=only)
+    yield Variant(name="plain_again", logs=False, arguments=only)
 
 
 def environment(variant: Variant, version: NcclVersion, rank: int, folder: Path) -> dict[str, str]:
@@ -85,30 +102,50 @@ def environment(variant: Variant, version: NcclVersion, rank: int, folder: Path)
     if variant.logs:
         wanted = preset(version, log_file=str(folder / "logs" / f"nccl.rank{rank}.%h.%p.log"), calls=variant.calls)
         found |= {name: value for name, value in wanted.items() if variant.stamps or name not in _STAMPS}
+    if variant.dump:
+        found |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
     if variant.inspector is not None:
         found |= {
             "NCCL_PROFILER_PLUGIN": str(variant.inspector),
             "NCCL_INSPECTOR_ENABLE": "1",
             "NCCL_INSPECTOR_DUMP_DIR": str(folder / "inspector"),
+            "NCCL_INSPECTOR_DUMP_VERBOSE": "1",
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "1000",
         }
     return found
 
 
 def run(
-    variant: Variant, version: NcclVersion, *, ranks: int, folder: Path, library: Path | None, arguments: Sequence[str]
+    variant: Variant,
+    version: NcclVersion,
+    *,
+    ranks: int,
+    folder: Path,
+    library: Path | None,
+    arguments: Sequence[str],
+    direct: bool = False,
 ) -> Row:
-    """Runs all ranks to their end, or to their being stuck."""
+    """Runs all ranks to their end, or to their being stuck.
+
+    `library` is loaded before PyTorch's NCCL, or called without PyTorch's groups if `direct`.
+    """
     for name in ("logs", "output", "inspector"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
-    if library is not None:
+    module, *own = ("benchmarks.real_run.workload",)
+    if library is not None and direct:
+        module, own = "benchmarks.real_run.direct", ["--library", str(library)]
+    elif library is not None:
         shared["LD_PRELOAD"] = str(library)
     processes: list[subprocess.Popen[bytes]] = []
     for rank in range(ranks):
-        command = [sys.executable, "-m", "benchmarks.real_run.workload", *arguments, *variant.arguments]
+        command = [sys.executable, "-m", module, *own, *arguments, *variant.arguments]
         command += variant.of_rank.get(rank, ())
         if variant.trace:
             command += ["--trace", str(folder / "traces")]
+        if variant.dump:
+            (folder / "flight_recorder").mkdir(exist_ok=True)
+            command += ["--dump", str(folder / "flight_recorder")]
         if variant.nsys:
             command = ["nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite",
                        "-o", str(folder / "nsys" / f"rank{rank}"), *command]  # fmt: skip
@@ -117,13 +154,16 @@ def run(
         with (folder / "output" / f"rank{rank}.txt").open("wb") as output:
             processes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT))
     exits = ends(processes)
-    seconds = [row["seconds"] / row["steps"] for row in _results(folder / "output")]
+    results = list(_results(folder / "output"))
+    steps = [row["seconds"] / row["steps"] for row in results if "steps" in row]
+    timed = [row["seconds"] / row["calls"] for row in results if "calls" in row]
     return Row(
         variant=variant.name,
         nccl=str(version),
         ranks=ranks,
         exits=tuple(exits),
-        step_ms=round(1_000 * max(seconds), 4) if seconds else None,
+        step_ms=round(1_000 * max(steps), 4) if steps else None,
+        call_us=round(1e6 * max(timed), 3) if timed else None,
         log_bytes=sum(path.stat().st_size for path in (folder / "logs").iterdir()),
     )
 

@@ -121,8 +121,36 @@ class Job:
             torch.cuda.synchronize()
 
 
+def die(number: int, at: int | None) -> None:
+    """Kills this process without a word if this is the step for it."""
+    if number == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def time_calls(calls: int) -> float:
+    """Seconds that `calls` AllReduces of one rank alone take: the host's time, since they launch nothing."""
+    tensor = torch.zeros(1024, device="cuda")
+    start_ns = 0
+    for number in range(calls + 1_000):
+        if number == 1_000:
+            start_ns = time.monotonic_ns()
+        dist.all_reduce(tensor)
+    torch.cuda.synchronize()
+    return (time.monotonic_ns() - start_ns) / 1e9
+
+
+def ask_ras(answer: Path) -> None:
+    """Writes what NCCL's RAS says of the job, in text and, where the version has it, in JSON."""
+    for name, command in (("text", b"VERBOSE STATUS\n"), ("json", b"SET FORMAT json\nVERBOSE STATUS\n")):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", 28028), timeout=2) as connection:
+            connection.settimeout(2)
+            connection.sendall(b"CLIENT PROTOCOL 2\n" + command)
+            connection.shutdown(socket.SHUT_WR)
+            answer.with_suffix(f".{name}.txt").write_bytes(b"".join(iter(lambda: connection.recv(65_536), b"")))
+
+
 def main() -> None:
-    """Runs the steps; a rank that is to be killed kills itself without a word."""
+    """Runs the steps, or the calls of one rank alone."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10)
@@ -133,29 +161,40 @@ def main() -> None:
     parser.add_argument("--die-at", type=int, help="step at which this rank kills itself")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="gloo on CPU: to try this script where no GPU is")
+    parser.add_argument("--dump", type=Path, help="folder for the Flight Recorder and the answers of NCCL's RAS")
+    parser.add_argument("--calls", type=int, help="time so many calls of one rank alone instead")
     options = parser.parse_args()
     if options.cpu:
         dist.init_process_group("gloo")
     else:
         torch.cuda.set_device(0)
         dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    if options.calls is not None:
+        with profiler(options.trace, 0) if options.trace else contextlib.nullcontext():
+            seconds = time_calls(options.calls)
+        print(json.dumps({"rank": 0, "calls": options.calls, "seconds": seconds}), flush=True)
+        dist.destroy_process_group()
+        return
     job = Job(cpu=options.cpu, graph=options.graph)
     for number in range(options.warm_up):
         job.step(number, 0.0)
-    with _profiler(options.trace, job.rank) if options.trace else contextlib.nullcontext() as profiler:
+    with profiler(options.trace, job.rank) if options.trace else contextlib.nullcontext() as watched:
         start_ns = time.monotonic_ns()
         for number in range(options.steps):
-            if number == options.die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            die(number, options.die_at)
+            if number == 5 and job.rank == 0 and options.dump is not None:
+                ask_ras(options.dump / "ras")
             job.step(number, options.late)
-            if profiler is not None:
-                profiler.step()
+            if watched is not None:
+                watched.step()
         seconds = (time.monotonic_ns() - start_ns) / 1e9
     print(json.dumps({"rank": job.rank, "steps": options.steps, "seconds": seconds}), flush=True)
+    if options.dump is not None and not options.cpu:
+        (options.dump / f"nccl_trace_rank_{job.rank}").write_bytes(torch._C._distributed_c10d._dump_nccl_trace())
     dist.destroy_process_group()
 
 
-def _profiler(folder: Path, rank: int) -> torch.profiler.profile:
+def profiler(folder: Path, rank: int) -> torch.profiler.profile:
     """A profiler of CPU and GPU that writes one trace, named as PyTorch's own handler names it."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{socket.gethostname()}_{os.getpid()}.rank{rank}.pt.trace.json"

@@ -6,45 +6,77 @@ import dataclasses
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 from benchmarks.real_run import record
 from benchmarks.real_run.__main__ import print_cost
-from benchmarks.real_run.score import Score, compare, score
+from benchmarks.real_run.score import Launch, Line, Score, score, truth
 
 from ncclscope_agent.nccl_settings.advice import NcclVersion
-from ncclscope_simulator import SimulationConfig, write
 
 NCCL = NcclVersion(2, 28, 3)
 VARIANTS = {variant.name: variant for variant in record.variants(nsys=True, inspector=Path("inspector.so"))}
 
 
-@pytest.fixture
-def simulated(tmp_path: Path) -> Path:
-    """The logs of a job and traces of its last iterations, in the folders of a real run."""
-    job = tmp_path / "job"
-    write(SimulationConfig(nodes=1, gpus=4, iterations=8, profiled=(4, 8), tp=2, pp=1, dp=2), job)
-    run = tmp_path / "run"
-    (run / "logs").mkdir(parents=True)
-    for log in sorted(job.rglob("*.log")):
-        log.rename(run / "logs" / log.name)
-    (job / "kineto").rename(run / "traces")
-    return run
+CAPTURE = Path(__file__).with_name("capture.tar.xz")
+"""Logs and traces of real runs on one H200: docs/benchmarks.md, "On a GPU". Traces hold only what NCCL launched."""
 
 
-def test_lines_with_stamps_are_given_the_kernels_of_the_trace(simulated: Path) -> None:
-    found = score(simulated)
-    assert found.known > 100
-    assert found == Score(known=found.known, given=found.known, right=found.known)
-    assert found.f1 == 1.0
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the runs of `CAPTURE`."""
+    folder = tmp_path_factory.mktemp("real")
+    with tarfile.open(CAPTURE) as kept:
+        kept.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("run", "lines"), [("nccl-2.28.9-2-logs_and_trace", 852), ("nccl-2.27.5-direct-2-logs_and_trace", 524)]
+)
+def test_lines_with_stamps_are_given_the_kernels_of_the_trace(real: Path, run: str, lines: int) -> None:
+    assert score(real / run) == Score(known=lines, given=lines, right=lines)
+
+
+def test_of_four_ranks_no_line_is_given_a_wrong_kernel(real: Path) -> None:
+    found = score(real / "nccl-2.28.9-4-logs_and_trace")
+    assert found.known == 768
+    assert found.right == found.given > 0.9 * found.known
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "nccl-2.18.3-direct-2-logs_and_trace",
+        "nccl-2.21.5-direct-2-graph",
+        "nccl-2.28.9-2-calls_without_stamps_and_trace",
+    ],
+)
+def test_kernels_of_lines_without_stamps_in_the_middle_of_a_job_are_guesses(real: Path, run: str) -> None:
+    found = score(real / run)
+    assert found.given == 0
+    assert found.guessed > 0
+
+
+def test_the_last_launches_belong_to_the_last_groups_of_calls() -> None:
+    early, send, receive = Line("AllReduce", ("a", 0), None), Line("Send", ("b", 7), 11), Line("Recv", ("b", 7), None)
+    gather = Line("AllGather", ("b", 7), 12)  # beside replays of a graph opCount stands still
+    launches = [Launch(1.0, 11, "ncclDevKernel_SendRecv(...)"), Launch(2.0, 12, "ncclDevKernel_AllGather_RING_LL(...)")]
+    assert list(truth([early, send, receive, gather], launches)) == [(send, 11), (receive, 11), (gather, 12)]
+
+
+def test_launches_that_are_not_those_of_the_log_are_refused() -> None:
+    line, launch = Line("AllReduce", ("a", 0), None), Launch(1.0, 11, "ncclDevKernel_AllGather_RING_LL(...)")
+    with pytest.raises(ValueError, match="AllGather"):
+        list(truth([line], [launch]))
+    with pytest.raises(ValueError, match="2 launches"):
+        list(truth([line], [launch, launch]))
 
 
 def test_a_wrong_kernel_costs_both_precision_and_recall_and_a_missing_one_recall() -> None:
-    truth = {(7, "[0, 1]", place): place + 100 for place in range(4)} | {(7, "[0, 1]", 4): None}
-    swapped = truth | {(7, "[0, 1]", 0): 101, (7, "[0, 1]", 1): None, (7, "[0, 1]", 9): 99}
-    assert compare(truth, swapped) == Score(known=4, given=3, right=2)
-    assert compare(truth, swapped).f1 == pytest.approx(4 / 7)
+    assert Score(known=4, given=3, right=2).f1 == pytest.approx(4 / 7)
 
 
 def test_nothing_is_scored_where_nothing_is_known() -> None:
@@ -91,7 +123,9 @@ def test_others_are_ended_when_a_rank_has_died(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_cost_is_a_ratio_to_the_plain_runs_at_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    row = record.Row(variant="logs", nccl="2.28.3", ranks=2, exits=(0, 0), step_ms=5.25, log_bytes=2_500_000)
+    row = record.Row(
+        variant="logs", nccl="2.28.3", ranks=2, exits=(0, 0), step_ms=5.25, call_us=None, log_bytes=2_500_000
+    )
     print_cost(
         [
             dataclasses.replace(row, variant="plain", step_ms=4.0, log_bytes=0),
@@ -102,6 +136,6 @@ def test_the_cost_is_a_ratio_to_the_plain_runs_at_both_ends(capsys: pytest.Captu
         ]
     )
     lines = capsys.readouterr().out.splitlines()[3:]
-    assert lines[1] == "| 2.28.3 | 2 | logs | 5.25 | 1.050 | 2.50 |"
-    assert lines[2] == "| 2.28.3 | 2 | killed | not measured | not measured | 2.50 |"
-    assert lines[4] == "| 2.28.3 | 4 | logs | 5.25 | not measured | 2.50 |"
+    assert lines[1] == "| 2.28.3 | 2 | logs | 5.25 |  | 1.050 | 2.50 |"
+    assert lines[2] == "| 2.28.3 | 2 | killed |  |  | not measured | 2.50 |"
+    assert lines[4] == "| 2.28.3 | 4 | logs | 5.25 |  | not measured | 2.50 |"

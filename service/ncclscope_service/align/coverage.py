@@ -49,12 +49,15 @@ class Coverage:
 
     begins: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     ends: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    is_of_profiler: bool = False
+    """A profiler that is switched on in a running program made any of it: what it recorded first was not the first."""
 
     def __len__(self) -> int:
         return len(self.begins)
 
-    def add(self, begin_ns: int, end_ns: int) -> None:
+    def add(self, begin_ns: int, end_ns: int, *, is_of_profiler: bool = False) -> None:
         """Adds one interval; order does not matter."""
+        self.is_of_profiler |= is_of_profiler
         if end_ns < begin_ns:
             return
         begins = np.append(self.begins, begin_ns)
@@ -86,9 +89,9 @@ class Coverage:
         """Whether the recording began long before the first of these times, of all that was recorded then.
 
         It did if no pause for as long after it is nearly as long as the one before it: a recording that begins in
-        the middle of a program meets it working.
+        the middle of a program meets it working. One of PyTorch's profiler meets a pause, that of its own start.
         """
-        if len(self.begins) == 0 or len(times) == 0:
+        if self.is_of_profiler or len(self.begins) == 0 or len(times) == 0:
             return False
         times = np.sort(times)
         first = int(times[0])

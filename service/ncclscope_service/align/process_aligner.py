@@ -248,9 +248,9 @@ class ProcessAligner:
         for thread in self._threads:
             thread.backlog.withdraw(operations)
 
-    def ingest_coverage(self, begin_ns: int, end_ns: int) -> None:
+    def ingest_coverage(self, begin_ns: int, end_ns: int, *, is_of_profiler: bool = False) -> None:
         """Records that this process was captured between two times of the host clock; all its rows were ingested."""
-        self._coverage.add(begin_ns, end_ns)
+        self._coverage.add(begin_ns, end_ns, is_of_profiler=is_of_profiler)
 
     def give_up(self, before: int) -> None:
         """Stops waiting for kernels of operations with an id below `before`: no capture came for too long after them.
@@ -311,6 +311,8 @@ class ProcessAligner:
             rows = self._selection.close()
             if self._coverage.begins_idle(launch_times(rows)):
                 self._threads.begin_with_log()
+            elif self._coverage.is_of_profiler and not self._is_timed:
+                self._threads.begin_within_log()
         if self._is_timed:
             rows = self._held.placed_by_time(rows, logged_until_ns=self._logged_until(final=final), final=final)
         else:

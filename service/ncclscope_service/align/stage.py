@@ -262,7 +262,7 @@ class Alignment:
         if exact is not None:
             self._captured.setdefault(process, []).append(kernels)
         for capture in captures:
-            aligner.ingest_coverage(capture.start_ns, capture.end_ns)
+            aligner.ingest_coverage(capture.start_ns, capture.end_ns, is_of_profiler=capture.is_of_profiler)
             self._ingest_exact(process, capture)
 
     def _pair_certain(

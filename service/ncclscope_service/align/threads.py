@@ -22,7 +22,7 @@ from ncclscope_service.align.by_order.after_gap import (
     between,
 )
 from ncclscope_service.align.by_order.known_runs import items_of
-from ncclscope_service.align.by_order.thread_order import OrderPairing, PairingMode
+from ncclscope_service.align.by_order.thread_order import UNANCHORED, OrderPairing, PairingMode
 from ncclscope_service.align.by_time import TIMED_KERNEL, TIMED_LAUNCH, TimePairing
 from ncclscope_service.align.coverage import Coverage
 from ncclscope_service.align.lanes import LANE_WINDOW, PATIENCE_NS, UNBOUND, VOTES, Lanes, majority, votes_by_time
@@ -84,6 +84,10 @@ class ThreadAligner:
     def begin_with_log(self) -> None:
         """The first kernel recorded is the first that was launched."""
         self._ordered.begin_with_log()
+
+    def begin_within_log(self) -> None:
+        """Launches before the first kernel were not recorded: where a program repeats, its place is a guess."""
+        self._ordered.trust = min(self._ordered.trust, UNANCHORED)
 
     def give_up(self, amount: int) -> Outcome:
         """Takes the oldest launches out without a kernel."""
@@ -276,6 +280,8 @@ class Threads:
     """Threads that launch are those that log, though they are treated as one."""
     is_whole: bool = False
     """The recording began before anything was launched."""
+    is_within: bool = False
+    """The recording began in the middle of the log."""
     knows_groups: bool = False
     """Groups are known from the log, by its first operation."""
     _threads: dict[int, ThreadAligner] = field(default_factory=dict[int, ThreadAligner])
@@ -297,6 +303,8 @@ class Threads:
             self._threads[tid] = ThreadAligner(self.lanes, knows_groups=self.knows_groups)
             if self.is_whole:
                 self._threads[tid].begin_with_log()
+            if self.is_within:
+                self._threads[tid].begin_within_log()
         return self._threads[tid]
 
     def begin_with_log(self) -> None:
@@ -304,6 +312,12 @@ class Threads:
         self.is_whole = True
         for thread in self._threads.values():
             thread.begin_with_log()
+
+    def begin_within_log(self) -> None:
+        """Something was launched before the recording began."""
+        self.is_within = True
+        for thread in self._threads.values():
+            thread.begin_within_log()
 
     def number_of(self, launches: Columns) -> int:
         """The thread that these launches are pending on."""
