@@ -5,7 +5,7 @@
 PYTHON ?= python3
 DEMO ?=
 
-.PHONY: demo test test-slow test-deploy fuzz matrix bench lock clean
+.PHONY: demo test test-slow test-deploy fuzz matrix bench lock audit clean
 
 demo: .venv/service
 	.venv/bin/ncclscope demo $(DEMO)
@@ -50,7 +50,7 @@ lock:
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  --extra service pyproject.toml -o requirements/service.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
-	  --extra service --extra grafana --extra notify --group dev pyproject.toml -o requirements/dev.txt
+	  --extra service --extra grafana --extra notify --extra otlp --group dev pyproject.toml -o requirements/dev.txt
 
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  pyproject.toml -o requirements/agent.txt
@@ -58,6 +58,17 @@ lock:
 	  --group build -o requirements/build.txt
 	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	  -c requirements/dev.txt --group deploy -o requirements/deploy.txt
+	uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	  --group audit -o requirements/audit.txt
+
+# Known weaknesses of all pinned packages, by the advisories of PyPI or `make audit AUDIT="-s osv"`; needs the network.
+audit: .venv-audit
+	tools/audit $(AUDIT)
+
+.venv-audit: requirements/audit.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	touch $@
 
 clean:
-	rm -rf .venv .venv-3* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-audit .venv-3* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

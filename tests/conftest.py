@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts the tests in the background has SIGINT ignored, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -52,6 +52,21 @@ def test_every_kind_of_finding_has_a_runbook(repository: Path) -> None:
     assert sorted(rows) == sorted((kind, kind) for kind in kinds), "the first table of docs/findings.md"
 
 
+def test_every_runbook_says_what_it_costs_what_to_type_and_how_to_confirm(repository: Path) -> None:
+    text = (repository / "docs" / "findings.md").read_text()
+    page = (repository / "service" / "ncclscope_service" / "web" / "panels.js").read_text()
+    beside = set(re.findall(r"\b(\w+): ", page.partition("const LOOK_AT = {")[2].partition("};")[0]))
+    for kind in FindingKind:
+        section = re.search(rf"^## {kind}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+        assert section is not None, kind
+        advice = section[1].partition("**What to do.**")[2].partition("\n**")[0]
+        assert "- Confirm: " in advice, f"the runbook of {kind} does not say how to confirm it"
+        assert re.search(r"[Dd]rain|Nobody has to", advice), f"the runbook of {kind} does not say when to drain a host"
+        assert re.search(r"\bcosts?\b", advice), f"the runbook of {kind} does not say what it costs"
+        assert len(re.findall(r"^- ", advice, re.MULTILINE)) >= 3, kind
+        assert kind in beside, f"the page has no commands for {kind}"
+
+
 def test_the_page_of_the_runbooks_is_current(repository: Path) -> None:
     subprocess.run([sys.executable, str(repository / "tools" / "runbook-page"), "--check"], check=True)
 

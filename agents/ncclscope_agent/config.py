@@ -56,6 +56,11 @@ class AgentSettings:
     inspector: tuple[str, ...] = _set(
         (), "Dumps of NCCL Inspector to follow (HOST-pidPID.log in NCCL_INSPECTOR_DUMP_DIR).", unit="GLOB"
     )
+    flight_recorder: tuple[str, ...] = _set(
+        (),
+        "Dumps of PyTorch's Flight Recorder to read when they appear (TORCH_NCCL_DEBUG_INFO_TEMP_FILE and the rank).",
+        unit="GLOB",
+    )
     connect: str = _set("127.0.0.1:9797", "Address of the service.", unit="HOST:PORT")
     name: str = _set("", "Name of this agent on the page; default: the host's name.")
     job: str = _set("", "Name of the job that wrote the files; default: SLURM_JOB_ID, else 'default'.")
@@ -252,10 +257,11 @@ def load(
     values["name"] = values["name"] or host
     values["job"] = values["job"] or environment.get("SLURM_JOB_ID") or "default"
     settings = AgentSettings(**values)  # type: ignore[arg-type]  # each was converted to its default's type
-    sources = settings.logs, settings.exports, settings.inspector, settings.ras, settings.counters
-    if not sends_spools and not any(sources):
+    files = settings.logs, settings.exports, settings.inspector, settings.flight_recorder
+    if not sends_spools and not any((*files, settings.ras, settings.counters)):
         faults.append(
-            "--logs, --exports, --inspector, --ras or --counters: at least one is needed, or there is nothing to follow"
+            "--logs, --exports, --inspector, --flight-recorder, --ras or --counters: at least one is needed, or there "
+            "is nothing to follow"
         )
     if sends_spools and not settings.spool:
         faults.append("--spool: --send-spools needs the folder that the agents were given")
@@ -276,6 +282,7 @@ def agent_id(settings: AgentSettings, *, host: str, directory: str) -> str:
     Two agents on one host that follow the same patterns need different names.
     """
     dumps = ["", *sorted(settings.inspector)] if settings.inspector else []
+    dumps += ["", "flight", *sorted(settings.flight_recorder)] if settings.flight_recorder else []
     dumps += ["", "ras", settings.ras] if settings.ras else []
     dumps += ["", "counters"] if settings.counters else []
     identity = "\0".join([settings.name, directory, *sorted(settings.logs), "", *sorted(settings.exports), *dumps])

@@ -15,6 +15,7 @@ import structlog
 from ncclscope_agent.budget import BudgetLimits
 from ncclscope_agent.config import AgentSettings, zones_ns
 from ncclscope_agent.files.exports import ExportFollower
+from ncclscope_agent.files.flight_dumps import FlightDumpFollower
 from ncclscope_agent.files.follower import Followed, FollowerStatistics
 from ncclscope_agent.files.logs import LogFollower
 from ncclscope_agent.files.paths import PathPatterns, named_folder
@@ -176,6 +177,10 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
                 refresh=MissingPlaces(exports.watch).refresh,
             )
         )
+    if settings.flight_recorder:
+        tick = settings.export_tick_seconds
+        flight = FlightDumpFollower(settings.flight_recorder, follow_links=settings.follow_links)
+        followed.append(Followed(follower=flight, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
     if settings.ras_address is not None:
         tick = settings.ras_seconds
         ras = RasFollower(*settings.ras_address)

@@ -42,6 +42,8 @@ from ncclscope_wire.messages import (
     Welcome,
 )
 from ncclscope_wire.records import CaptureSeen, CommunicatorEvent, Counts, Source, SourceGap, VersionSeen
+from ncclscope_wire.tables import EARLIER_LAYOUTS
+from ncclscope_wire.terms import NO_TIME_NS
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen, check_ends
 
 _Record = TypeVar("_Record")
@@ -420,7 +422,22 @@ def _columns(name: str, sent: tuple[int, bytes], *, has_steps: bool) -> Columns:
     dtype = _TABLES[name]
     layout, data = sent
     if layout != _LAYOUTS[name]:
+        earlier = EARLIER_LAYOUTS.get(name)
+        if earlier is not None and layout == _layout(earlier):
+            return _widened(_rows(name, data, earlier, has_steps=has_steps), dtype)
         raise ProtocolError(f"batch: table {name} has layout {layout:#x}, and {_LAYOUTS[name]:#x} is expected")
+    return _rows(name, data, dtype, has_steps=has_steps)
+
+
+def _widened(rows: Columns, dtype: np.dtype[np.void]) -> Columns:
+    """Rows of an earlier layout; the columns that it lacks are times, which are unknown."""
+    widened = np.empty(len(rows), dtype)
+    for name in dtype.names or ():
+        widened[name] = rows[name] if name in (rows.dtype.names or ()) else NO_TIME_NS
+    return widened
+
+
+def _rows(name: str, data: bytes, dtype: np.dtype[np.void], *, has_steps: bool) -> Columns:
     if len(data) % dtype.itemsize:
         raise ProtocolError(f"batch: table {name} has {len(data)} bytes, not a multiple of {dtype.itemsize}")
     if has_steps:

@@ -280,6 +280,17 @@ class TorchCommunicator(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroup(Fact):
+    """A process group of PyTorch with its ranks, as a trace of the profiler lists it. *Source:* PyTorch
+    `torch/csrc/profiler/util.cpp:saveNcclMeta`.
+    """
+
+    description: Annotated[str, Meta(max_length=128)]
+    group_ranks: tuple[Number, ...]
+    """Global ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTimeout(Fact):
     """PyTorch's watchdog found a collective that took too long. *Source:* ProcessGroupNCCL.cpp."""
 
@@ -449,6 +460,7 @@ TROUBLES: Final[tuple[type[Fact], ...]] = (
 GROUPS: Final[tuple[type[Fact], ...]] = (
     TorchGroup,
     TorchCommunicator,
+    ProcessGroup,
 )
 """Names that PyTorch gives to the communicators of NCCL's lines."""
 

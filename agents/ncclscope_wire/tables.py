@@ -184,6 +184,11 @@ INSPECTED_ROW: Final = np.dtype(
         ("dumped_at_ns", "<i8"),  # UTC ns on the host's own clock when it was written: the operation ended before
         ("started_at_ns", "<i8"),  # when NCCL enqueued it, on the same clock (verbose dumps); NO_TIME_NS
         ("busbw", "<f8"),  # as printed, bytes per second; NaN if nothing was measured
+        ("start_ns", "<i8"),  # when the plug-in saw the first channel begin, in whole us of the host's own clock
+        ("end_ns", "<i8"),  # when it saw the last channel end (both: verbose dumps); NO_TIME_NS
     ]
 )
-"""One record of NCCL Inspector, of an operation that has completed: 64 bytes."""
+"""One record of NCCL Inspector, of an operation that has completed: 80 bytes."""
+
+EARLIER_LAYOUTS: Final = {"inspected": np.dtype(INSPECTED_ROW.descr[:-2])}
+"""Tables as earlier builds sent them, which journals and spools hold: the columns that lack are NO_TIME_NS."""

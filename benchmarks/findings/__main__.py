@@ -24,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)}; all without")
     parser.add_argument("--days", type=int, default=100, help="healthy job-days in each mode (default 100)")
     parser.add_argument("--jobs", type=int, default=12, help="jobs of each fault, in every mode (default 12)")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first of them: jobs from 8 on set no confidence (default 0)"
+    )
     parser.add_argument("--seeds", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--short", action="store_true", help="small jobs only, one of each kind")
     parser.add_argument("--only", default="", metavar="TEXT", help="jobs whose name has this in it")
@@ -41,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = asked.tables or TABLES
     if "modes" in wanted:
         print("\n### Every way in which people come in\n", flush=True)
-        modes.print_modes(asked.jobs, workers=asked.workers, most_ranks=max(asked.ranks), only=asked.only)
+        modes.print_modes(
+            asked.jobs, workers=asked.workers, most_ranks=max(asked.ranks), only=asked.only, first=asked.first
+        )
     if "seen" in wanted:
         print("\n### Jobs of which nothing or something wrong was said\n", flush=True)
         first_seen.print_cases(asked.only)

@@ -28,7 +28,6 @@ from ncclscope_service.detect.progress import PROGRESS
 from ncclscope_service.detect.statistics import QUICK, STEADY, DropWatch
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.nccl import bandwidth
-from ncclscope_service.rollup.window import size_classes
 from ncclscope_service.store import rows
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
@@ -187,7 +186,7 @@ class Day:
         found["communicator"] = self.places()[use, members]
         found["coll_seq"] = np.arange(len(at)) * len(self.program) + self.program.index(use)
         found["op"], found["message_bytes"] = OPERATION_CODES[use.op], use.message_bytes
-        found["size_class"] = size_classes(np.array([use.message_bytes]))[0]
+        found["size_class"] = bandwidth.classify(np.array([use.message_bytes]))[0]
         found["ranks_seen"], found["last_rank"], found["confidence"] = size, arrived.argmax(axis=1), 1.0
         found["rank"] = found["peer"] = NO_NUMBER
         waits = ordered[:, -1:] - arrived

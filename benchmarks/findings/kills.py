@@ -6,8 +6,9 @@ Each job is read once, as `analyze` reads logs; a kill is all lines up to a mome
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,24 +21,27 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.context import Context, group_from_communicator
-from ncclscope_service.detect.hang import hang_at_end, standstill
+from ncclscope_service.detect.hang import Hang, hang_at_end, standstill
 from ncclscope_service.detect.moments import earlier_counts
 from ncclscope_service.detect.progress import progress_of_operations
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.store.records import Ending
+from ncclscope_service.store.records import Ending, Finding
 from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig, parse_faults
 from ncclscope_wire.batch import Columns
 
 HEADER: Final = """\
-| jobs | kills | called a hang, stamps | no stamps | hangs | found, stamps | no stamps |
-|---|---:|---:|---:|---:|---:|---:|"""
+| jobs | kills | a hang, stamps | no stamps | hangs | found, stamps | no stamps | live | one named | more | none |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
 _SHAPES: Final = ("8: tp2 pp2 dp2", "8: fsdp", "16: tp4 dp4", "16: ep4 dp16", "32: tp4 pp2 dp4", "8: demo")
 _LATE: Final = "late_rank:rank=1,ms=90,from=5"
 _RANKS: Final = (5, 0, 2)
 _STEPS: Final = 25
 _SHORTEST: Final = 0.6
 """Share of the job's time before the first kill: a job of few steps does not tell how often it stands unevenly."""
+_LIVE_EVERY: Final = 10
+"""Of so many kills one is looked at live, too."""
+_SILENT_NS: Final = 150_000_000_000
 
 
 @dataclass(slots=True)
@@ -50,6 +54,9 @@ class Row:
     hangs: int = 0
     hangs_timed: int = 0
     hangs_counted: int = 0
+    live_kills: int = 0
+    live_named: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Of these: a hang that names one rank, several, nobody."""
 
 
 def print_kills(kills: int) -> None:
@@ -63,6 +70,7 @@ def print_kills(kills: int) -> None:
                 _hang(_config(shape, noise, fault, f"hang:rank={rank},at=18"), rank, row)
             cells = (
                 row.kills, row.kills_timed, row.kills_counted, row.hangs, row.hangs_timed, row.hangs_counted,
+                row.live_kills, *row.live_named,
             )  # fmt: skip
             print(f"| {shape}; {told} | {' | '.join(map(str, cells))} |", flush=True)
 
@@ -94,8 +102,12 @@ def _kill(config: SimulationConfig, kills: int, row: Row) -> None:
     store, behind = _read(config)
     context = _context(store)
     earlier = earlier_counts(store, "job")
-    for counts in _cut(store, behind, kills):
+    for nth, (before, counts) in enumerate(_cut(store, behind, kills)):
         row.kills += 1
+        if nth % _LIVE_EVERY == 0:
+            row.live_kills += 1
+            for finding in _said_live([*before(), counts], context):
+                row.live_named[min(len(finding.ranks), 2) - 1] += 1
         if standstill(counts, context) is not None:
             row.kills_timed += hang_at_end(counts, context, lambda: earlier) is not None
             row.kills_counted += hang_at_end(counts, context) is not None
@@ -106,16 +118,33 @@ def _context(store: Store) -> Context:
     return Context(job="job", groups={each.index: group_from_communicator(store, each) for each in listed})
 
 
-def _cut(store: Store, behind: dict[str, int], kills: int) -> Iterator[Columns]:
+def _said_live(counts: list[Columns], context: Context) -> list[Finding]:
+    """The open hang of a job of which these counts came, and nothing for long."""
+    detector = Hang()
+    for each in counts:
+        detector.ingest_progress(each, replace(context, knows_steps=True))
+    said = detector.findings(int(counts[-1]["last_ns"].max()) + _SILENT_NS)
+    return [finding for finding in said if finding.until_ns is None]
+
+
+def _cut(store: Store, behind: dict[str, int], kills: int) -> Iterator[tuple[Callable[[], list[Columns]], Columns]]:
+    """Counts at random moments, and how to get those of some moments before."""
     rows = store.operations.rows
     operations = rows.take(np.arange(len(rows)))
     logged: NDArray[np.int64] = operations["logged_at_ns"]
     offsets = np.asarray([behind.get(process.host, 0) for process in store.processes], np.int64)
     times = logged + offsets[operations["process"]]
     begin, end = np.quantile(times, (_SHORTEST, 0.99)).tolist()
-    for moment in np.random.default_rng(5).uniform(begin, end, kills):
+
+    def at(moment: float) -> Columns:
         is_written = times <= moment
-        yield progress_of_operations(store, row_ops.filter_rows(operations, is_written), logged[is_written])[0]
+        return progress_of_operations(store, row_ops.filter_rows(operations, is_written), logged[is_written])[0]
+
+    def before(moment: float) -> list[Columns]:
+        return [at(begin), at((begin + moment) / 2)]
+
+    for moment in np.random.default_rng(5).uniform(begin, end, kills):
+        yield partial(before, moment), at(moment)
 
 
 def _hang(config: SimulationConfig, rank: int, row: Row) -> None:

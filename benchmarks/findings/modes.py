@@ -163,9 +163,9 @@ FAULTS: Final[dict[str, _Fault]] = {
 _LATE_SHARES: Final = (0.03, 0.1, 0.015)
 
 
-def scenarios(jobs: int, *, most_ranks: int) -> Iterator[tuple[str, list[tuple[str, Scenario]]]]:
-    """So many jobs of each fault, as (fault, the job at each speed)."""
-    for nth in range(jobs):
+def scenarios(jobs: int, *, most_ranks: int, first: int = 0) -> Iterator[tuple[str, list[tuple[str, Scenario]]]]:
+    """So many jobs of each fault from the one of number `first` on, as (fault, the job at each speed)."""
+    for nth in range(first, first + jobs):
         for name, fault in FAULTS.items():
             shapes = [shape for shape in fault.shapes if SHAPES[shape].world <= most_ranks]
             if shapes:
@@ -288,10 +288,10 @@ def _is_true(seen: Seen, expected: Expected) -> bool:
     return is_right(seen, expected) or follows
 
 
-def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str) -> Iterator[Outcome]:
+def outcomes(jobs: int, *, workers: int, most_ranks: int, only: str, first: int = 0) -> Iterator[Outcome]:
     """Plays them, so many jobs at a time."""
     play = functools.partial(play_job, only=only)
-    chosen = list(scenarios(jobs, most_ranks=most_ranks))
+    chosen = list(scenarios(jobs, most_ranks=most_ranks, first=first))
     if workers < 2:
         for job in chosen:
             yield from play(job)
@@ -306,10 +306,10 @@ HEADER: Final = """\
 |---|---|---:|---:|---:|---:|---:|---:|---|"""
 
 
-def print_modes(jobs: int, *, workers: int, most_ranks: int, only: str) -> None:
+def print_modes(jobs: int, *, workers: int, most_ranks: int, only: str, first: int = 0) -> None:
     """The table by mode and fault, what was missed or wrong, and the reliability by mode."""
     done: list[Outcome] = []
-    for outcome in outcomes(jobs, workers=workers, most_ranks=most_ranks, only=only):
+    for outcome in outcomes(jobs, workers=workers, most_ranks=most_ranks, only=only, first=first):
         done.append(outcome)
         _tell(outcome)
     print_tables(done)
@@ -320,6 +320,8 @@ def print_tables(done: list[Outcome]) -> None:
     print(f"\n{HEADER}")
     for name, mode in MODES.items():
         mine = [each for each in done if each.mode == name]
+        if not mine:
+            continue
         for fault in filter(functools.partial(is_due, mode), FAULTS):
             print(_row(name, fault, [each for each in mine if each.fault == fault]))
         print(_row(name, "none, or one that it does not show", [each for each in mine if not is_due(mode, each.fault)]))

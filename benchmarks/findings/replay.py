@@ -112,7 +112,7 @@ class KeepingDetectors(Detectors):
         self._note("ingest_clock_steps", dict(clocks), context)
         super().ingest_clock_steps(clocks, context)
 
-    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
+    def ingest_visibility(self, seen: Sequence[HostVisibility], context: Context, now_ns: int) -> None:
         """As `Detectors`."""
         self._note("ingest_visibility", seen, context, now_ns)
         super().ingest_visibility(seen, context, now_ns)

@@ -131,7 +131,6 @@ class ExportStream:
     """One export of `stretches` stretches out of every `period` of them, each a source of its own."""
 
     def __init__(self, host: RecordedHost, period_ns: int, offset_ns: int, *, stretches: int, period: int) -> None:
-        self._host = host.name
         self._export = host.export
         self._period_ns = period_ns
         self._offset_ns = offset_ns

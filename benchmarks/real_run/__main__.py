@@ -42,7 +42,7 @@ def main() -> None:
     preloaded = [(library, False) for library in options.preload or ()]
     for library, direct in called + preloaded or [(None, False)]:
         version = NcclVersion(2, 27, 5) if options.cpu else _version(library, direct=direct)
-        for ranks, variant in _runs(options):
+        for ranks, variant in _runs(options, direct=direct):
             folder = (options.out / f"nccl-{version}{'-direct' if direct else ''}-{ranks}-{variant.name}").resolve()
             row = record.run(
                 variant,
@@ -60,13 +60,15 @@ def main() -> None:
     print_cost(rows)
 
 
-def _runs(options: argparse.Namespace) -> Iterator[tuple[int, record.Variant]]:
+def _runs(options: argparse.Namespace, *, direct: bool) -> Iterator[tuple[int, record.Variant]]:
     """Ranks and variant of each run that is wanted."""
     if options.calls and not options.cpu:
         for variant in record.call_variants(options.calls, inspector=options.inspector):
             yield 1, variant
     for ranks in options.ranks:
         for variant in record.variants(nsys=shutil.which("nsys") is not None, inspector=options.inspector):
+            if direct and variant.dump_on_timeout:
+                continue  # there is no watchdog of PyTorch
             if variant.name in (options.only or (variant.name,)) and not (options.cpu and variant.name == "graph"):
                 yield ranks, variant
 

@@ -23,6 +23,8 @@ from ncclscope_agent.nccl_settings.presets import preset
 
 STUCK_S: Final[float] = 10
 """Ranks that wait for one that was killed are killed after so long; PyTorch's own watchdog waits for ten minutes."""
+_DUMP_FILES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""*Source:* PyTorch 2.11 and earlier: `torch/csrc/distributed/c10d/FlightRecorder.cpp`, `DebugInfoWriter`."""
 _STAMPS: Final = ("NCCL_DEBUG_TIMESTAMP_LEVELS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
 
 
@@ -37,6 +39,8 @@ class Variant:
     trace: bool = False
     dump: bool = False
     """Flight Recorder on, and written at the end with what RAS says."""
+    dump_on_timeout: bool = False
+    """Flight Recorder on, and written by PyTorch's watchdog when a rank waits too long."""
     nsys: bool = False
     inspector: Path | None = None
     """The library of NCCL Inspector, if it is to be loaded."""
@@ -77,6 +81,9 @@ def variants(*, nsys: bool, inspector: Path | None) -> Iterator[Variant]:
     yield Variant(name="graph", trace=True, arguments=("--graph",))
     yield Variant(name="late", trace=True, of_rank={1: ("--late", "5")})
     yield Variant(name="killed", of_rank={1: ("--die-at", "20")})
+    yield Variant(
+        name="stalled", arguments=("--timeout", "15"), of_rank={1: ("--stall-at", "20")}, dump_on_timeout=True
+    )
     yield Variant(name="plain_again", logs=False)
 
 
@@ -104,6 +111,12 @@ def environment(variant: Variant, version: NcclVersion, rank: int, folder: Path)
         found |= {name: value for name, value in wanted.items() if variant.stamps or name not in _STAMPS}
     if variant.dump:
         found |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    if variant.dump_on_timeout:
+        found |= {
+            **dict.fromkeys(("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            **dict.fromkeys(_DUMP_FILES, str(folder / "flight_recorder" / "nccl_trace_rank_")),
+        }
     if variant.inspector is not None:
         found |= {
             "NCCL_PROFILER_PLUGIN": str(variant.inspector),
@@ -129,7 +142,7 @@ def run(
 
     `library` is loaded before PyTorch's NCCL, or called without PyTorch's groups if `direct`.
     """
-    for name in ("logs", "output", "inspector"):
+    for name in ("logs", "output", "inspector", *(["flight_recorder"] if variant.dump_on_timeout else [])):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(ranks)}
     module, *own = ("benchmarks.real_run.workload",)
@@ -199,7 +212,8 @@ def _free_port() -> int:
 def mask(folder: Path) -> None:
     """Puts `node` in the place of this machine's name in all texts and file names of a run, and drops its folders."""
     host, home = socket.gethostname(), str(folder)
-    names = re.compile("|".join(re.escape(name) for name in sorted({host, host.split(".")[0]}, key=len, reverse=True)))
+    own = "|".join(re.escape(name) for name in sorted({host, host.split(".")[0]}, key=len, reverse=True))
+    names = re.compile(f"(?<![A-Za-z0-9])(?:{own})(?![A-Za-z0-9])")  # a host "vm" is not in the word "nvmlDev"
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_file() and path.suffix in {".log", ".txt", ".json", ".jsonl"}:
             text = path.read_text(errors="surrogateescape").replace(home, ".").replace(str(Path.cwd()), ".")

@@ -5,7 +5,8 @@ have one `opCount` in one communicator and one kernel; the profiler's trace has 
 is recorded to the end of the job. So the last launches belong to the last groups, one to one. That is checked: each
 kernel's name must be that of its group's function. Kernels that a CUDA graph replays have no line; while graphs are
 replayed, `opCount` stands still for a call or two, so different functions are never taken for one group: the workloads
-group sends with receives, and other calls with their like.
+group sends with receives, and other calls with their like. From 2.31 on each call of a group has an `opCount` of its
+own: there the names that `direct` writes into its traces say how many calls are a group.
 *Source:* NCCL `src/enqueue.cc` (`opCount` moves on with each launch, not with each call), and the runs themselves.
 """
 
@@ -17,9 +18,11 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow.parquet as pq
 
 from ncclscope.offline import run_offline
@@ -73,8 +76,8 @@ def score(run: Path) -> Score:
     lines = dict(_lines(run))
     known = given = right = guessed = 0
     for path in sorted((run / "traces").iterdir()):
-        pid, launches = _launches(path)
-        for line, kernel in truth(lines[pid], launches):
+        pid, launches, calls = _launches(path)
+        for line, kernel in truth(lines[pid], launches, calls):
             known += 1
             guessed += line.is_guessed
             given += line.given is not None and not line.is_guessed
@@ -82,14 +85,18 @@ def score(run: Path) -> Score:
     return Score(known=known, given=given, right=right, guessed=guessed)
 
 
-def truth(lines: Sequence[Line], launches: Sequence[Launch]) -> Iterator[tuple[Line, int]]:
-    """Each of the last lines of a process with the kernel of its group.
+def truth(lines: Sequence[Line], launches: Sequence[Launch], calls: Sequence[int] = ()) -> Iterator[tuple[Line, int]]:
+    """Each of the last lines of a process with the kernel of its group; `calls`: how many each of the last groups has,
+    if the trace says it.
 
     Raises:
         ValueError: a kernel is not one of its group's functions, or there are more launches than groups.
     """
     groups: list[list[Line]] = []
-    for line in lines:
+    if calls:
+        starts = np.cumsum([len(lines) - sum(calls), *calls]).tolist()
+        groups = [list(lines[start:end]) for start, end in pairwise(starts)]
+    for line in lines if not calls else ():
         if groups and groups[-1][0].group == line.group and _kernel_of(groups[-1][0]) == _kernel_of(line):
             groups[-1].append(line)
         else:
@@ -141,8 +148,10 @@ def _line(row: dict[str, Any]) -> Line:
     return Line(row["op"], (row["comm_id"], row["op_count"]), kernel, is_guessed)
 
 
-def _launches(path: Path) -> tuple[int, list[Launch]]:
-    """Process of a trace, and its launches of NCCL in order, without replays of CUDA graphs."""
+def _launches(path: Path) -> tuple[int, list[Launch], list[int]]:
+    """Process of a trace, its launches of NCCL in order, without replays of CUDA graphs, and the calls of each group of
+    calls of several ranks, if they have names.
+    """
     events = [event for event in json.loads(path.read_bytes())["traceEvents"] if event.get("ph") == "X"]
     called = {
         event["args"]["correlation"]: event
@@ -160,7 +169,9 @@ def _launches(path: Path) -> tuple[int, list[Launch]]:
     pids = {event["pid"] for event in called.values()}
     if len(pids) != 1:
         raise ValueError(f"{path}: launches of {len(pids)} processes")
-    return pids.pop(), sorted(found)
+    named = sorted((event["ts"], event["name"]) for event in events if event.get("cat") == "user_annotation")
+    labels = [name.split(":") for _, name in named if name.startswith("direct:")]
+    return pids.pop(), sorted(found), [int(count) for _, ranks, _, count in labels if "," in ranks]
 
 
 def main() -> None:

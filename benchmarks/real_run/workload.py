@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -127,6 +128,12 @@ def die(number: int, at: int | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stall(number: int, at: int | None) -> None:
+    """Calls nothing more if this is the step for it, as a rank whose data loader hangs."""
+    if number == at:
+        time.sleep(600)
+
+
 def time_calls(calls: int) -> float:
     """Seconds that `calls` AllReduces of one rank alone take: the host's time, since they launch nothing."""
     tensor = torch.zeros(1024, device="cuda")
@@ -159,16 +166,19 @@ def main() -> None:
         "--late", type=float, default=0.0, help="milliseconds that this rank is late in each micro-batch"
     )
     parser.add_argument("--die-at", type=int, help="step at which this rank kills itself")
+    parser.add_argument("--stall-at", type=int, help="step at which this rank sleeps for ten minutes")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that PyTorch's watchdog waits")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="gloo on CPU: to try this script where no GPU is")
     parser.add_argument("--dump", type=Path, help="folder for the Flight Recorder and the answers of NCCL's RAS")
     parser.add_argument("--calls", type=int, help="time so many calls of one rank alone instead")
     options = parser.parse_args()
+    timeout = datetime.timedelta(seconds=options.timeout)
     if options.cpu:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timeout)
     else:
         torch.cuda.set_device(0)
-        dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+        dist.init_process_group("nccl", device_id=torch.device("cuda:0"), timeout=timeout)
     if options.calls is not None:
         with profiler(options.trace, 0) if options.trace else contextlib.nullcontext():
             seconds = time_calls(options.calls)
@@ -182,6 +192,7 @@ def main() -> None:
         start_ns = time.monotonic_ns()
         for number in range(options.steps):
             die(number, options.die_at)
+            stall(number, options.stall_at)
             if number == 5 and job.rank == 0 and options.dump is not None:
                 ask_ras(options.dump / "ras")
             job.step(number, options.late)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import click
@@ -19,6 +19,7 @@ import structlog
 
 from ncclscope import __version__
 from ncclscope.config_file import keys_of_agent, read_table
+from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
 from ncclscope_agent.app import Agent, stop_on_signal
 from ncclscope_agent.budget import BudgetLimits
@@ -55,10 +56,17 @@ STUCK = 4
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
+def _readable(name: str, value: object) -> str:
+    """A default as a person reads it: bytes in MiB."""
+    if name.endswith("_bytes") and isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
+        return f"{value}, which is {value >> 20:,} MiB"
+    return str(value)
+
+
 def _setting_options(function: _Function) -> _Function:
     """One flag for every setting of the agent, from its table."""
     for name, default, about in reversed(list(settings_table())):
-        shown = "" if default in ("", (), False) else f"  [default: {default}]"
+        shown = "" if default in ("", (), False) else f"  [default: {_readable(name, default)}]"
         told = f"{about.help}{shown}  [{variable_of(name)}]"
         if isinstance(default, bool):
             function = click.option(flag_of(name), name, flag_value="yes", default=None, help=told)(function)
@@ -69,7 +77,35 @@ def _setting_options(function: _Function) -> _Function:
     return function
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+_SECTIONS: Final = {
+    "What to read": (
+        "logs",
+        "exports",
+        "inspector",
+        "flight_recorder",
+        "ras",
+        "counters",
+        "log_timezone",
+        "nsys",
+        "follow_links",
+    ),
+    "Where to send": ("connect", "name", "job", "config_file"),
+    "TLS and token": ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure"),
+    "Instead of following": ("print_only", "once", "once_seconds", "send_spools"),
+    "Logs that were read": ("release_logs", "release_owner"),
+    "While the service is away": (
+        *("spool", "spool_max_bytes", "spool_max_age_seconds", "spool_sync_seconds", "window_bytes", "window_batches"),
+    ),
+    "Budget": ("max_cpu_percent", "max_memory_bytes", "budget_seconds", "nice", "io_priority"),
+    "Pace": (
+        *("tick_min_seconds", "tick_max_seconds", "gather_seconds", "export_tick_seconds", "ras_seconds"),
+        *("counters_seconds", "heartbeat_seconds", "silence_seconds", "connect_seconds", "retry_seconds"),
+        "flush_seconds",
+    ),
+}
+
+
+@click.command(cls=sectioned(_SECTIONS), context_settings={"help_option_names": ["-h", "--help"]})
 @_setting_options
 @click.option(
     "--config",

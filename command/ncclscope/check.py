@@ -15,9 +15,11 @@ import orjson
 
 from ncclscope import node
 from ncclscope.check_report import Checked, in_json, report
+from ncclscope.check_sources import SourceFacts
 from ncclscope.options import nccl_version
 from ncclscope_agent.config import AgentSettings
 from ncclscope_agent.credentials import Credentials
+from ncclscope_agent.files.recognise import FileKind
 from ncclscope_agent.files.release import shared_file_system
 from ncclscope_agent.nccl_settings.advice import (
     DEFAULT_LOG_FILE,
@@ -30,6 +32,7 @@ from ncclscope_agent.nccl_settings.advice import (
     wanted,
 )
 from ncclscope_agent.nccl_settings.volume import Volume, by_node, by_process, shares
+from ncclscope_agent.sources.kineto.batches import is_trace
 from ncclscope_agent.spool.database import left_bytes
 from ncclscope_agent.spool.directory import SPOOL_LOCK, agent_directories
 from ncclscope_wire.errors import ConfigError
@@ -78,6 +81,12 @@ def _address(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
 @click.option("--spool", metavar="DIR", help="Check that the agent can keep its spool here: permissions and space.")
 @click.option("--page", metavar="URL", help="Address of the page: compare the clock of its host with this one.")
 @click.option("--exports", multiple=True, metavar="DIR", help="Check this directory for nsys exports. Repeatable.")
+@click.option("--inspector", multiple=True, metavar="GLOB", help="Look for dumps of NCCL Inspector. Repeatable.")
+@click.option(
+    "--flight-recorder", multiple=True, metavar="GLOB", help="Look for dumps of PyTorch's Flight Recorder. Repeatable."
+)
+@click.option("--ras", callback=_address, default="localhost:28028", show_default=True, metavar="HOST:PORT",
+              help="Ask NCCL's RAS here.")  # fmt: skip
 @click.option("--observe", type=click.FloatRange(0, 600), default=0.0, metavar="SECONDS",
               help="Watch logs without time stamps grow for this long.")  # fmt: skip
 @click.option("--log-file", default=DEFAULT_LOG_FILE, show_default=True, metavar="PATTERN",
@@ -100,6 +109,9 @@ def check(
     spool: str | None,
     page: str | None,
     exports: tuple[str, ...],
+    inspector: tuple[str, ...],
+    flight_recorder: tuple[str, ...],
+    ras: tuple[str, int],
     observe: float,
     log_file: str,
     most_per_hour: float,
@@ -120,6 +132,7 @@ def check(
         _check_logs(checked, logs, most_per_hour * _GB)
     _check_scheduler(checked)
     _check_exports(checked, exports)
+    _look_for_sources(checked.sources, inspector, flight_recorder, ras)
     if spool is not None:
         _check_spool(checked, spool)
     credentials = Credentials(
@@ -149,8 +162,9 @@ def check(
 
 
 def _look_at_logs(checked: Checked, patterns: Sequence[str], observe_seconds: float) -> None:
-    checked.asked_for_logs = True
     checked.logs = node.look_at_logs(patterns, observe_seconds=observe_seconds)
+    checked.sources.logs = len(checked.logs)
+    checked.sources.logs_with_operations = sum(bool(look.operations) for look, _ in checked.logs)
     checked.processes = by_process(checked.logs)
     checked.nodes = by_node(checked.processes)
     checked.shares = shares(look for look, _ in checked.logs)
@@ -249,6 +263,9 @@ def _check_exports(checked: Checked, directories: Sequence[str]) -> None:
             checked.say(Verdict.CHANGE, "exports", f"{directory} cannot be read: run it as the job's user", directory)
         else:
             found = sum(1 for entry in path.iterdir() if entry.suffix in {".sqlite", ".nsys-rep"})
+            checked.sources.exports = (checked.sources.exports or 0) + found
+            traces = sum(is_trace(entry.name) for entry in path.iterdir())
+            checked.sources.traces = (checked.sources.traces or 0) + traces
             checked.say(Verdict.RIGHT, "exports", f"{directory} can be read and holds {found} exports", directory)
             _check_graphs(checked, path)
     if checked.nsys is not None:
@@ -256,6 +273,20 @@ def _check_exports(checked: Checked, directories: Sequence[str]) -> None:
     else:
         text = "there is none in PATH: .nsys-rep files cannot be exported here, .sqlite files can be read all the same"
         checked.say(Verdict.CHANGE if directories else Verdict.NOTE, "nsys", text)
+
+
+def _look_for_sources(
+    facts: SourceFacts, inspector: Sequence[str], flight_recorder: Sequence[str], ras: tuple[str, int]
+) -> None:
+    facts.has_nsys = node.nsys_version() is not None
+    if inspector:
+        facts.dumps = node.count_files(inspector, FileKind.INSPECTOR)
+    if flight_recorder:
+        facts.flight_dumps = node.count_files(flight_recorder, FileKind.FLIGHT_RECORDER)
+    facts.ras, facts.ras_address = node.ras_state(*ras), f"{ras[0]}:{ras[1]}"
+    facts.ports = node.rdma_ports()
+    facts.has_nvml = node.has_nvml()
+    facts.variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))}
 
 
 def _check_graphs(checked: Checked, directory: Path) -> None:

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from ncclscope import node
+from ncclscope.check_sources import SourceFacts, source_states
 from ncclscope_agent.nccl_settings.advice import NcclVersion, Remark, Verdict, export_lines
 from ncclscope_agent.nccl_settings.volume import LogLook, Rate, Volume
-
-_INSPECTOR: Final = NcclVersion(2, 28, 0)
-"""The first version with the plug-in. *Source:* NCCL `ext-profiler/inspector`."""
 
 _GB: Final = 1e9
 _MOST_PROCESSES: Final = 16
@@ -28,7 +26,7 @@ class Checked:
     variables: dict[str, str] = field(default_factory=dict[str, str])
     """Variables to set for logs."""
     variables_with_calls: dict[str, str] = field(default_factory=dict[str, str])
-    asked_for_logs: bool = False
+    sources: SourceFacts = field(default_factory=SourceFacts)
     logs: list[tuple[LogLook, Rate | None]] = field(default_factory=list[tuple[LogLook, Rate | None]])
     processes: list[Volume] = field(default_factory=list[Volume])
     nodes: list[Volume] = field(default_factory=list[Volume])
@@ -53,51 +51,6 @@ class Checked:
         self.remarks.append(Remark(verdict=verdict, about=about, found=found, text=text))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Level:
-    name: str
-    gives: str
-    state: str
-
-
-def _levels(checked: Checked) -> list[_Level]:
-    """The three levels, and what this node has of each."""
-    operations = sum(look.operations for look, _ in checked.logs)
-    logs = f"yes: operations are in {sum(bool(look.operations) for look, _ in checked.logs)} logs" if operations else (
-        "not yet: no operation in the logs" if checked.logs
-        else "not yet: no log is there" if checked.asked_for_logs
-        else "not looked at: give --logs")  # fmt: skip
-    exports = [remark for remark in checked.remarks if remark.about == "exports"]
-    has_exports = any(remark.verdict is Verdict.RIGHT for remark in exports)
-    nsys = "yes: " if has_exports else "possible: " if checked.nsys else "not on this node: "
-    nsys += (
-        "exports can be read"
-        if has_exports
-        else "nsys is here, give --exports"
-        if checked.nsys
-        else "no nsys, no exports"
-    )
-    return [
-        _Level(name="logs only", gives="counts, volumes, rates, order, hangs, mismatches", state=logs),
-        _Level(
-            name="logs and Inspector",
-            gives="durations, waiting and bandwidth of collectives as well, between captures too",
-            state=_inspector_state(checked.version),
-        ),
-        _Level(name="logs and nsys", gives="exact kernels, waiting and clocks as well", state=nsys),
-    ]
-
-
-def _inspector_state(version: NcclVersion | None) -> str:
-    if version is not None and version < _INSPECTOR:
-        return f"not with NCCL {version}: the plug-in comes with 2.28"
-    return (
-        "possible with NCCL's Inspector plug-in: NCCL_PROFILER_PLUGIN=.../libnccl-profiler-inspector.so, "
-        "NCCL_INSPECTOR_ENABLE=1, NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS=1000000, NCCL_INSPECTOR_DUMP_DIR=DIR"
-        "; then agent --inspector 'DIR/*'"
-    )
-
-
 # What is printed
 
 
@@ -119,8 +72,13 @@ def report(checked: Checked) -> Iterator[str]:
             yield ""
     if checked.processes:
         yield from _volume_table(checked)
-    yield "What each level gives, and whether this node has it"
-    yield from (f"  {level.name}: {level.gives}. {level.state}" for level in _levels(checked))
+    yield "Sources: whether each is there, what it gives, and what it costs the job"
+    for source in source_states(checked.sources, checked.version):
+        yield f"  {source.name}: {source.state}{f' ({source.found})' if source.found else ''}"
+        yield f"      gives {source.gives}"
+        yield f"      costs {source.costs}"
+        if source.how:
+            yield f"      how   {source.how}"
     if checked.variables:
         yield ""
         yield f"To set for NCCL {checked.version}, before the job starts"
@@ -182,7 +140,7 @@ def in_json(checked: Checked) -> dict[str, object]:
         "clock_offset": _fields(checked.clock_offset),
         "nsys": checked.nsys,
         "service": _fields(checked.service),
-        "levels": [asdict(level) for level in _levels(checked)],
+        "sources": [asdict(source) for source in source_states(checked.sources, checked.version)],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import os
@@ -15,6 +16,35 @@ import structlog
 from ncclscope import __version__
 from ncclscope_wire.errors import NcclscopeError
 
+_SECTIONS: Final = {
+    "One node": {
+        "run": "Run a job with NCCL's variables, an agent, a page and a report",
+        "demo": "Watch a simulated job on this machine, without a GPU",
+        "analyze": "Turn logs and exports of a finished run into a report",
+    },
+    "A cluster": {
+        "agent": "Follow logs and exports on a node, and send them",
+        "serve": "Take data from agents; live page, /metrics and API",
+        "env": "Print the variables that a job needs",
+        "check": "Say what is missing on this node",
+        "capture": "Run a job and record its kernels now and then with nsys",
+        "config": "Check a configuration file",
+    },
+    "A running service": {
+        "snapshot": "Write the report of what a service keeps",
+        "findings": "List, acknowledge and mute findings",
+        "settings": "Print or change thresholds of detectors",
+        "grafana": "Install dashboards and alert rules",
+    },
+    "Without a cluster": {
+        "model": "Say what a job computes and sends, from its description",
+        "explain": "Hold what a job sent against what its description says",
+        "tune": "Rank the layouts of a job by their predicted step",
+        "simulate": "Write the logs, exports and truth of a simulated job",
+    },
+}
+"""Subcommands by what a newcomer wants, in the order in which they are met, with what each does in a line."""
+
 _COMMANDS: Final = {
     "demo": ("ncclscope.demo", "demo"),
     "agent": ("ncclscope.agent", "agent"),
@@ -22,6 +52,8 @@ _COMMANDS: Final = {
     "analyze": ("ncclscope.analyze", "analyze"),
     "snapshot": ("ncclscope.snapshot", "snapshot"),
     "model": ("ncclscope.model", "model"),
+    "explain": ("ncclscope.explain", "explain"),
+    "tune": ("ncclscope.tune", "tune"),
     "findings": ("ncclscope.findings", "findings"),
     "settings": ("ncclscope.findings", "settings"),
     "simulate": ("ncclscope.simulate", "simulate"),
@@ -55,7 +87,24 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The subcommands in the order in which a newcomer meets them."""
         del ctx
-        return list(_COMMANDS)
+        return list(dict.fromkeys([*(name for of in _SECTIONS.values() for name in of), *_COMMANDS]))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a list for each section; a subcommand of none comes last, with the begin of its help."""
+        named = {name for of in _SECTIONS.values() for name in of}
+        rest = {name: _begin_of_help(self.get_command(ctx, name)) for name in _COMMANDS if name not in named}
+        for heading, of in {**_SECTIONS, "Other": rest}.items():
+            if of:
+                with formatter.section(heading):
+                    formatter.write_dl(list(of.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand that is meant; an unknown name is answered with those like it."""
+        if args and args[0] not in _COMMANDS and (like := difflib.get_close_matches(args[0], _COMMANDS)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(like)}?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The subcommand of that name."""
@@ -76,6 +125,10 @@ class _Commands(click.Group):
             if len(told) == 0 or None in sentences:
                 raise
             raise click.ClickException("; ".join(told)) from error
+
+
+def _begin_of_help(command: click.Command | None) -> str:
+    return "" if command is None else command.get_short_help_str(limit=200)
 
 
 def _singles(error: Exception) -> Iterator[Exception]:

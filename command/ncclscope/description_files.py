@@ -37,10 +37,7 @@ def describe(paths: Sequence[Path], assignments: Sequence[str] = ()) -> Describe
     descriptions: list[Description] = []
     outputs: dict[str, Output] = {}
     try:
-        for assignment in assignments:
-            name, _, text = assignment.partition("=")
-            source = f"--set {assignment}"
-            descriptions.append(Description({name.strip(): parsed(name.strip(), text, source)}))
+        descriptions += [described_fields([assignment]) for assignment in assignments]
         for path in paths:
             content = _parsed(path)
             if content is not None:
@@ -52,6 +49,18 @@ def describe(paths: Sequence[Path], assignments: Sequence[str] = ()) -> Describe
         return Described(completed(merged(descriptions)), outputs)
     except ModelError as error:
         raise ConfigError(str(error)) from error
+
+
+def described_fields(assignments: Sequence[str]) -> Description:
+    """The description that assignments `name=value` give.
+
+    Raises:
+        ModelError: no such field, or not of its type.
+    """
+    named = [
+        (name.strip(), text, assignment) for assignment in assignments for name, _, text in [assignment.partition("=")]
+    ]
+    return Description({name: parsed(name, text, f"--set {assignment}") for name, text, assignment in named})
 
 
 def _parsed(path: Path) -> Mapping[str, Any] | None:

@@ -7,15 +7,19 @@ preferred over the `.nsys-rep` report of its stem. Files of equal size and conte
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ncclscope.nsys_folders import tables_in
 from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
 
 _BLOCK: Final = 1 << 20
+_FOLDER_ENDING: Final = re.compile(r"(?:_pqtdir|_arwdir|\.parquetdir|\.arrowdir)$")
+"""How nsys names the folders, and how people do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,10 @@ def discover(paths: Sequence[Path]) -> Discovery:
     discovery = Discovery()
     contents: dict[int, _Contents] = {}
     for path, name in _walk_all(paths):
+        if path.is_dir():
+            size = sum(table.stat().st_size for table in tables_in(path).values())
+            discovery.files.append(FoundFile(path=path, name=name, kind=FileKind.NSYS_TABLES, size_bytes=size))
+            continue
         try:
             with path.open("rb") as stream:
                 first = stream.read(ENOUGH_BYTES)
@@ -71,8 +79,15 @@ def discover(paths: Sequence[Path]) -> Discovery:
 
 
 def _leave_to_exports(discovery: Discovery) -> None:
-    """Drops the reports whose export is read as well."""
+    """Drops the reports whose export is read as well, and exports as tables beside others."""
     exports = {found.path for found in discovery.of_kind(FileKind.NSYS_SQLITE)}
+    for found in discovery.of_kind(FileKind.NSYS_TABLES):
+        stem = re.sub(_FOLDER_ENDING, "", found.path.name)
+        if (one := found.path.with_name(f"{stem}.sqlite")) in exports:
+            discovery.skipped["duplicate"].append(found.name)
+            discovery.files.remove(found)
+        else:
+            exports.add(one)
     for found in discovery.of_kind(FileKind.NSYS_REPORT):
         if found.path.with_suffix(".sqlite") in exports:
             discovery.skipped["report_with_export"].append(found.name)
@@ -81,7 +96,7 @@ def _leave_to_exports(discovery: Discovery) -> None:
 
 def _walk_all(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     for asked in paths:
-        if asked.is_file():
+        if asked.is_file() or (asked.is_dir() and tables_in(asked)):
             yield asked, asked.name
         else:
             for path in _walk(asked):
@@ -92,7 +107,9 @@ def _walk(folder: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.is_symlink():
             continue
-        if entry.is_dir():
+        if entry.is_dir() and tables_in(entry):
+            yield entry
+        elif entry.is_dir():
             yield from _walk(entry)
         elif entry.is_file():
             yield entry

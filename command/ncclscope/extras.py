@@ -25,7 +25,17 @@ def require_service() -> None:
 def require_notify() -> None:
     """Ends the command with a sentence if the package that sends notifications is not installed."""
     if importlib.util.find_spec("apprise") is None:
-        raise click.ClickException("--notify needs apprise: install it with `pip install 'ncclscope[notify]'`")
+        raise click.ClickException(
+            "addresses of Apprise's need apprise: install it with `pip install 'ncclscope[notify]'`"
+        )
+
+
+def require_otlp() -> None:
+    """Ends the command with a sentence if the package that exports by OTLP is not installed."""
+    if importlib.util.find_spec("opentelemetry") is None:
+        raise click.ClickException(
+            "--otlp needs OpenTelemetry's exporter: install it with `pip install 'ncclscope[otlp]'`"
+        )
 
 
 def require_grafana() -> None:

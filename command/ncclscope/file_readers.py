@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from ncclscope.discover import FoundFile
+from ncclscope.nsys_folders import as_sqlite
 from ncclscope_agent.files.recognise import FileKind
-from ncclscope_agent.sources.flight_recorder.dump import MOST_BYTES, read_dump
+from ncclscope_agent.sources.flight_recorder.dump import MOST_BYTES, dump_batch, unreadable_dump
 from ncclscope_agent.sources.inspector import InspectorReader
 from ncclscope_agent.sources.kineto.batches import read_trace
 from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
@@ -28,7 +29,7 @@ from ncclscope_agent.sources.topology_xml import MAX_BYTES, read_topology_xml
 from ncclscope_service.nccl.nccl_tests import HEADER_WORD, Benchmark, NcclTests
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import FormatError, SourceError
-from ncclscope_wire.records import Counts, Source, SourceGap, SourceKind
+from ncclscope_wire.records import Source, SourceKind
 
 _BLOCK: Final = 4 << 20
 _NO_ROWS: Final = "not_read_nccl_tests"
@@ -141,14 +142,10 @@ def _read_dump(found: FoundFile) -> Iterator[Part]:
     source = Source(kind=SourceKind.FLIGHT_RECORDER, name=found.name, key=str(found.path))
     end = FileEnd()
     try:
-        records = read_dump(found.path.read_bytes() if found.size_bytes <= MOST_BYTES else b"", found.name)
+        yield dump_batch(found.path.read_bytes() if found.size_bytes <= MOST_BYTES else b"", source)
     except (OSError, FormatError) as error:
-        gap = SourceGap(reason="unreadable_dump", amount=1, unit="files", detail=str(error)[:500])
-        yield Batch(source=source, begin=0, end=1, is_last=True, gaps=(gap,))
+        yield unreadable_dump(source, str(error))
         end = FileEnd(is_read=False, skipped="unreadable_dump")
-    else:
-        counts = Counts(understood={"flight_record": len(records)})
-        yield Batch(source=source, begin=0, end=1, is_last=True, facts=tuple(records), counts=counts)
     yield found.size_bytes
     yield end
 
@@ -190,6 +187,8 @@ def _read_export(task: FileTask) -> Iterator[Part]:
         path = found.path
         if found.kind is FileKind.NSYS_REPORT:
             path = export_report(path, work_directory=task.work_directory)
+        elif found.kind is FileKind.NSYS_TABLES:
+            path = as_sqlite(path, task.work_directory)
         described = describe_export(path)
         host = described.host
         if (host is None or described.has_payloads) and task.hosts is None:

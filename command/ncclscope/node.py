@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -20,18 +21,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from ncclscope import __version__
 from ncclscope_agent.credentials import Credentials, closed_unheard, tls_sentence
 from ncclscope_agent.files.paths import PathPatterns
+from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
 from ncclscope_agent.health import read_kernel_clock
 from ncclscope_agent.nccl_settings.advice import NcclVersion, read_version, version_of_code
 from ncclscope_agent.nccl_settings.volume import LogLook, Rate, look_at
+from ncclscope_agent.node.ras_port import RasError, ask
 from ncclscope_agent.sources.nsys.export import describe_export
+from ncclscope_agent.sources.ras import read_answer
 from ncclscope_wire.codec import decode_message, encode_message
-from ncclscope_wire.errors import ProtocolError, SourceError
+from ncclscope_wire.errors import FormatError, ProtocolError, SourceError
 from ncclscope_wire.frame import Deframer, encode_frame
 from ncclscope_wire.messages import ASKING_VERSION, PROTOCOL_VERSION, WOULD_LET_IN, Hello, Refused
 
@@ -40,6 +45,7 @@ _LAST_BYTES: Final = 2 << 20
 """Some 9,000 lines: seconds to minutes of a training run, and 50 ms to look at."""
 _COMMAND_SECONDS: Final = 20.0
 _SERVICE_SECONDS: Final = 5.0
+_RAS_SECONDS: Final = 5.0
 _WHEELS: Final = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _ASK_LIBRARY: Final = (
     "import ctypes; n = ctypes.c_int(); r = ctypes.CDLL('libnccl.so.2').ncclGetVersion(ctypes.byref(n)); "
@@ -211,6 +217,42 @@ def nsys_version(command: str = "nsys") -> str | None:
         return None
     printed = printed_by([command, "--version"])
     return printed.strip().splitlines()[-1] if printed and printed.strip() else "of unknown version"
+
+
+def count_files(patterns: Sequence[str], kind: FileKind) -> int:
+    """How many readable files that match are of this kind."""
+    names, found = PathPatterns(patterns), 0
+    for path in names.paths():
+        with suppress(OSError):
+            handle, _ = names.open(path)
+            try:
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    found += recognise(os.pread(handle, ENOUGH_BYTES, 0), path.name) is kind
+            finally:
+                os.close(handle)
+    return found
+
+
+def ras_state(host: str, port: int) -> str:
+    """Whether NCCL's RAS answers here: "answered", or why not (`RasError`)."""
+    try:
+        answer = ask(host, port, as_json=False, seconds=_RAS_SECONDS)
+        read_answer(answer or b"")
+    except RasError as error:
+        return error.reason
+    except FormatError:
+        return "unexpected"
+    return "answered"
+
+
+def rdma_ports(root: Path = Path("/sys/class/infiniband")) -> int:
+    """Ports of RDMA NICs in sysfs."""
+    return sum(1 for _ in root.glob("*/ports/*"))
+
+
+def has_nvml() -> bool:
+    """Whether the library that reads GPUs is installed."""
+    return find_spec("pynvml") is not None
 
 
 def graph_launches(directory: Path) -> int:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from ncclscope.extras import require_notify
+from ncclscope.extras import require_notify, require_otlp
 
 if TYPE_CHECKING:
     from ncclscope_service.serve.notify import ReceiverSettings
+    from ncclscope_service.serve.otlp import Push
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +27,7 @@ class Notifications:
 
     webhooks: tuple[str, ...]
     apprise_urls: tuple[str, ...]
+    otlp_url: str | None
     least: str
     public_url: str | None
 
@@ -32,8 +35,8 @@ class Notifications:
         """As the service takes them.
 
         Raises:
-            click.ClickException: the package for --notify is not installed.
-            ConfigError: an address of --notify is none.
+            click.ClickException: the package for addresses of Apprise's or --otlp is not installed.
+            ConfigError: an address of Apprise's is none.
         """
         from ncclscope_service.serve.notify import ReceiverSettings  # noqa: PLC0415  (needs [service])
         from ncclscope_service.store.records import Severity  # noqa: PLC0415
@@ -45,7 +48,20 @@ class Notifications:
             from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415  (needs [notify])
 
             receivers += [ReceiverSettings(url=url, least=least, send=apprise_sender(url)) for url in self.apprise_urls]
+        if self.otlp_url is not None:
+            require_otlp()
+            from ncclscope_service.serve.otlp import otlp_sender  # noqa: PLC0415  (needs [otlp])
+
+            receivers.append(ReceiverSettings(url=self.otlp_url, least=Severity.INFO, send=otlp_sender(self.otlp_url)))
         return tuple(receivers)
+
+    def pushers(self) -> tuple[Push, ...]:
+        """What exports metrics; call `for_service` first, which checks that the package is there."""
+        if self.otlp_url is None:
+            return ()
+        from ncclscope_service.serve.otlp import otlp_metrics  # noqa: PLC0415  (needs [otlp])
+
+        return (otlp_metrics(self.otlp_url),)
 
 
 def notification_options(command: Callable[P, R]) -> Callable[P, R]:
@@ -53,7 +69,7 @@ def notification_options(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def with_notifications(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = {name: kwargs.pop(name) for name in ("webhooks", "apprise_urls", "least", "public_url")}
+        given = {name: kwargs.pop(name) for name in ("webhooks", "apprise_urls", "otlp_url", "least", "public_url")}
         kwargs["notifications"] = Notifications(**given)  # type: ignore[arg-type]  # click has checked the types
         return command(*args, **kwargs)
 
@@ -72,6 +88,17 @@ def _checked(_: click.Context, option: click.Parameter, given: str | tuple[str, 
     return given
 
 
+def _secret(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> object:
+    """Refuses what the list of processes would show to everybody on the machine."""
+    if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
+        raise click.BadParameter(
+            "an address may hold a secret, and everybody on this machine sees command lines: put it into the variable "
+            f"{option.envvar} or into the configuration file",
+            param=option,
+        )
+    return given if option.name == "apprise_urls" else _checked(context, option, given)
+
+
 _OPTIONS = (
     click.option(
         "--webhook",
@@ -79,8 +106,9 @@ _OPTIONS = (
         multiple=True,
         metavar="URL",
         envvar="NCCLSCOPE_WEBHOOK",
-        callback=_checked,
-        help="Gets a POST with JSON when a finding opens, changes or closes; may be repeated.",
+        callback=_secret,
+        help="Gets a POST with JSON when a finding opens, changes or closes. Only in NCCLSCOPE_WEBHOOK or the file of "
+        "settings: an address may hold a secret.",
     ),
     click.option(
         "--notify",
@@ -88,8 +116,18 @@ _OPTIONS = (
         multiple=True,
         metavar="URL",
         envvar="NCCLSCOPE_NOTIFY",
-        help="The same by Slack, mail and many others: an address of Apprise's, for instance slack://...; may be "
-        "repeated (needs ncclscope[notify]).",
+        callback=_secret,
+        help="The same by Slack, mail and many others: an address of Apprise's, for instance slack://... Only in "
+        "NCCLSCOPE_NOTIFY or the configuration file (needs ncclscope[notify]).",
+    ),
+    click.option(
+        "--otlp",
+        "otlp_url",
+        metavar="URL",
+        envvar="NCCLSCOPE_OTLP",
+        callback=_checked,
+        help="A collector of OpenTelemetry that gets metrics, under the names of /metrics, and findings as log "
+        "records; OTLP over HTTP, for instance http://collector:4318 (needs ncclscope[otlp]).",
     ),
     click.option(
         "--notify-from",

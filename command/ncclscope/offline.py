@@ -107,7 +107,8 @@ class _Reading:
         self._jobs = jobs_of_files(self._lines, job=job)
         self._tables = discovery.of_kind(FileKind.NCCL_TESTS)
         self._topologies = discovery.of_kind(FileKind.NCCL_TOPOLOGY)
-        self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.KINETO)
+        self._exports = discovery.of_kind(FileKind.NSYS_SQLITE, FileKind.NSYS_REPORT, FileKind.NSYS_TABLES)
+        self._exports += discovery.of_kind(FileKind.KINETO)
         self._exports += discovery.of_kind(FileKind.FLIGHT_RECORDER)
         self._progress = progress
         self._total_bytes = sum(found.size_bytes for found in discovery.files)

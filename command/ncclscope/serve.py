@@ -18,6 +18,7 @@ from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
 from ncclscope.extras import require_service, require_writable
+from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
 from ncclscope.notifications import Notifications, notification_options
 from ncclscope.security import Security, security_options
@@ -125,7 +126,22 @@ def _group_seconds(text: str) -> float | None:
     return milliseconds * 1e-3
 
 
+_SECTIONS: Final = {
+    "Ports and data": ("listen", "http", "data", "config"),
+    "TLS and who may connect": (
+        *("tls_cert", "tls_key", "client_ca", "agent_tokens", "http_tls", "http_client_ca", "http_tokens", "insecure"),
+    ),
+    "Who gets findings and metrics": ("webhooks", "apprise_urls", "otlp_url", "least", "public_url"),
+    "Reports of jobs": ("snapshot_on_end", "keep_snapshots", "job_silence"),
+    "What is known of the machine and the job": (
+        *("baseline", "calibration", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
+    ),
+    "State on disk": ("journal_fsync", "journal_limit", "state_every", "stop_seconds"),
+}
+
+
 @click.command(
+    cls=sectioned(_SECTIONS),
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "NCCLSCOPE_SERVE"},
 )
 @click.option(
@@ -231,6 +247,7 @@ def serve(
         ),
         read_thresholds=thresholds,
         receivers=notifications.for_service(),
+        push_metrics=notifications.pushers(),
         public_url=notifications.public_url,
         snapshot_on_end=snapshot_on_end,
         snapshots_kept=keep_snapshots,
@@ -239,16 +256,24 @@ def serve(
     )
 
     def say_where(agents: int, web: int) -> None:
-        scheme = "http" if settings.http_files.cert is None else "https"
-        click.echo(f"live page   {scheme}://{http_host}:{web}/")
-        click.echo(f"metrics     {scheme}://{http_host}:{web}/metrics")
-        click.echo(f"agents      ncclscope agent --connect {agents_host}:{agents}")
+        scheme, files = "http" if settings.http_files.cert is None else "https", settings.agent_files
+        page = f"{scheme}://{_reachable(http_host)}:{web}/"
+        needs = {"--tls-ca": files.cert, "--token-file": files.tokens, "--tls-cert": files.client_ca}
+        more = "".join(f" {option} FILE" for option, file in needs.items() if file is not None)
+        click.echo(f"live page   {page}")
+        click.echo(f"metrics     {page}metrics")
+        click.echo(f"agents      ncclscope agent --connect {_reachable(agents_host)}:{agents}{more}")
         sys.stdout.flush()
 
     anyio.run(lambda: run_service(settings, on_started=say_where))
 
 
 serve.params.append(config_option("serve"))
+
+
+def _reachable(host: str) -> str:
+    """The address at which others reach what listens on this one: of all addresses, this machine's name."""
+    return socket.getfqdn() if host in ("0.0.0.0", "::") else host
 
 
 def address_of(text: str, option: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import Final, TypedDict, Unpack, cast
 
 import click
 
+from ncclscope.help_text import sectioned
 from ncclscope_simulator import (
     CONTEXT_EXCHANGES,
     EXPERT_DISPATCHERS,
@@ -19,9 +20,12 @@ from ncclscope_simulator import (
     INSPECTOR_FORMATS,
     NSYS_VERSIONS,
     ORDERS,
+    MegatronModel,
     Player,
     SimulationConfig,
+    parse_contention,
     parse_faults,
+    parse_model,
     write,
 )
 
@@ -49,6 +53,7 @@ class _Given(TypedDict):
     replicate: int
     deepspeed: int | None
     shared_world: bool
+    emission: str
     iterations: int | None
     seed: int
     layers: int
@@ -59,6 +64,7 @@ class _Given(TypedDict):
     step_seconds: float
     compute_cv: float
     bandwidth_cv: float
+    contention: str | None
     noise_correlation: float
     imbalance: float
     fault: tuple[str, ...]
@@ -82,11 +88,43 @@ class _Given(TypedDict):
     nvtx_payload: bool
     process_per_node: bool
     inspector: str | None
+    inspector_verbose: bool
     inspector_holes: float
     profiled: str | None
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+_SECTIONS: Final = {
+    "What is written": (
+        "out",
+        "nccl",
+        "nsys",
+        "capture",
+        "chunk_seconds",
+        "inspector",
+        "profiled",
+        "inspector_holes",
+        "inspector_verbose",
+    ),
+    "Machine and parallelism": ("nodes", "gpus", "tp", "pp", "dp", "ep", "cp", "order", "process_per_node"),
+    "Time and chance": (
+        *("iterations", "step_seconds", "seed", "live", "seconds", "compute_cv", "bandwidth_cv"),
+        *("noise_correlation", "imbalance", "contention"),
+    ),
+    "Faults": ("fault",),
+    "Model and framework": (
+        *("layers", "interleave", "microbatches", "hidden", "sequence", "sequence_parallel", "zero1", "zero2", "fsdp"),
+        *("replicate", "deepspeed", "emission", "shared_world", "ep_dispatch", "cp_exchange", "coalesce"),
+        "broadcast_parameters",
+    ),
+    "Lines of NCCL": ("timestamps", "calls", "stuck_op_count", "work_fifo", "split"),
+    "Ranges and CUDA graphs": (
+        *("nvtx", "nvtx_payload", "cuda_graphs", "graphs_per_step", "recapture_every", "cuda_graph_trace"),
+    ),
+    "Clocks": ("clock_offset_ms", "clock_drift_ppm", "launch_lead_us"),
+}
+
+
+@click.command(cls=sectioned(_SECTIONS), context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Output folder.")
 @click.option("--nccl", default="2.28.3", help="NCCL version, 2.8 to 2.30; 2.21 means 2.21.5.")
 @click.option("--nsys", default="2025.3", type=click.Choice(NSYS_VERSIONS), help="nsys version of the exports.")
@@ -126,6 +164,13 @@ class _Given(TypedDict):
 )
 @click.option("--deepspeed", type=click.IntRange(1, 3), help="DeepSpeed's ZeRO of this stage.")
 @click.option("--shared-world", is_flag=True, help="A dimension that spans the job uses the world's communicator.")
+@click.option(
+    "--emission",
+    default="simple",
+    metavar="simple|megatron[:KEY=VALUE,...]",
+    help="Which operations: simple ones of each dimension, or those of Megatron-LM core 0.13, call by call; "
+    "keys in docs/internals/simulator.md.",
+)
 @click.option("--iterations", default=None, type=int, help="Training steps.  [default: 10; with --live: no end]")
 @click.option("--seed", default=0, help="Random seed; equal seeds give equal files.")
 @click.option("--layers", default=2, help="Layers per pipeline stage.")
@@ -136,6 +181,11 @@ class _Given(TypedDict):
 @click.option("--step-seconds", default=0.4, help="Length of a step if communication cost nothing.")
 @click.option("--compute-cv", default=0.01, help="Spread of computation times, relative.")
 @click.option("--bandwidth-cv", default=0.03, help="Spread of transfer times, relative.")
+@click.option(
+    "--contention",
+    metavar="nics=N,slowdown=S",
+    help="Groups share N network cards of a node and its NVLink; NCCL slows computation beside it by the share S.",
+)
 @click.option("--noise-correlation", default=0.0, help="Correlation of both from step to step, with heavy tails.")
 @click.option("--imbalance", default=0.0, help="Spread of the logarithm of the experts' computation times.")
 @click.option(
@@ -199,6 +249,7 @@ class _Given(TypedDict):
 @click.option(
     "--profiled", default=None, metavar="FIRST-LAST", help="Iterations that a PyTorch profiler on each rank records."
 )
+@click.option("--inspector-verbose", is_flag=True, help="Inspector says when each channel began and ended.")
 @click.option("--inspector-holes", default=0.0, metavar="RATIO", help="Share of Inspector's records that are lost.")
 @click.option("--live", is_flag=True, help="Write in real time until stopped.")
 @click.option("--for", "seconds", default=None, type=float, help="With --live: stop after this many seconds.")
@@ -260,6 +311,7 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             replicate=given["replicate"],
             deepspeed=given["deepspeed"],
             shared_world=given["shared_world"],
+            megatron=_megatron(given["emission"]),
             iterations=10 if iterations is None and not live else iterations,
             seed=given["seed"],
             layers=given["layers"],
@@ -270,6 +322,7 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             step_seconds=given["step_seconds"],
             compute_cv=given["compute_cv"],
             bandwidth_cv=given["bandwidth_cv"],
+            contention=None if given["contention"] is None else parse_contention(given["contention"]),
             noise_correlation=given["noise_correlation"],
             imbalance=given["imbalance"],
             faults=parse_faults(given["fault"]),
@@ -293,11 +346,20 @@ def _config(given: _Given, live: bool) -> SimulationConfig:
             nvtx_payload=given["nvtx_payload"],
             process_per_node=given["process_per_node"],
             inspector=given["inspector"],
+            inspector_verbose=given["inspector_verbose"],
             inspector_holes=given["inspector_holes"],
             profiled=_iterations(given["profiled"]),
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _megatron(text: str) -> MegatronModel | None:
+    """The model that is given with Megatron-LM's emission; None with the simple one."""
+    name, _, settings = text.partition(":")
+    if name not in {"simple", "megatron"} or (name == "simple" and settings):
+        raise ValueError(f"emission {text!r} is neither simple nor megatron[:KEY=VALUE,...]")
+    return parse_model(settings) if name == "megatron" else None
 
 
 def _iterations(text: str | None) -> tuple[int, int] | None:

@@ -26,6 +26,9 @@ INTERVAL_SECONDS: Final = 10
 
 _PROMETHEUS: Final = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 
+_ASKED: Final = re.compile(r"\{\{ with printf [^}]*\| query \}\}.*?\{\{ end \}\}")
+"""What a text asks Prometheus for: Grafana's templates cannot. Source: Grafana's "Alert template reference"."""
+
 _DASHBOARD_OF_RUNBOOK: Final = {
     "late_rank": "ncclscope-ranks",
     "clock_fault": "ncclscope-clocks",
@@ -110,7 +113,7 @@ def _one_line(expr: str) -> str:
 
 
 def _without_dollars(text: str) -> str:
-    return text.replace("$labels", ".Labels").replace("$value", ".Values.B.Value")
+    return _ASKED.sub("", text).replace("$labels", ".Labels").replace("$value", ".Values.B.Value")
 
 
 def _ask(ref_id: str, asked: str) -> alerting.Query:

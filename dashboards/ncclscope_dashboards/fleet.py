@@ -109,16 +109,16 @@ def findings_table() -> dashboard.Panel:
     return rows(
         "Open findings",
         "Who is accused of what; the kind leads to its runbook, and the live page has the evidence.",
-        Query(expr=f"ncclscope_finding_info{{{JOB}}}", is_instant=True),
+        Query(expr=f"ncclscope_finding_confidence_ratio{{{JOB}}}", is_instant=True),
         renamed={
             "kind": "Kind",
             "severity": "Severity",
             "job": "Job",
             "ranks": "Ranks",
             "hosts": "Hosts",
+            "Value": "Sure",
         },
-        units={},
-        hidden=["Value"],
+        units={"Sure": "percentunit"},
         links={"Kind": "${live_page}/runbooks#${__value.raw}", "Job": "${live_page}/#/job/${__value.raw}"},
         height=6,
     )

@@ -262,7 +262,9 @@ def _derive(fields: dict[str, Given]) -> None:
     if sizes := known("hidden", "heads"):
         derive("head_size", sizes[0] // max(1, sizes[1]), "hidden / heads")
     if sizes := known("ranks", "tensor", "pipeline", "context"):
-        derive("data", max(1, sizes[0] // (sizes[1] * sizes[2] * sizes[3])), "ranks / (tensor x pipeline x context)")
+        derive(
+            "data", max(1, sizes[0] // max(1, sizes[1] * sizes[2] * sizes[3])), "ranks / (tensor x pipeline x context)"
+        )
     if sizes := known("tokens", "tensor", "vocabulary_divisible_by"):
         derive("vocabulary", padded_vocabulary(sizes[0], sizes[1], sizes[2]), "tokens, padded")
     if sizes := known("micro_batch", "data", "accumulation"):

@@ -21,6 +21,19 @@ PEAK_FLOPS: Final[Mapping[str, float]] = MappingProxyType(
 )
 """Dense 16-bit operations per second of one GPU, by name; a GPU that is not here has no known peak."""
 
+MEMORY_BANDWIDTH: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "V100": 0.9e12,
+        "A40": 0.696e12,
+        "A100": 2.039e12,  # of 80 GB; 1.555e12 of 40 GB
+        "H100 SXM": 3.35e12,
+        "H100 PCIe": 2.0e12,
+        "H200": 4.8e12,
+        "GH200": 4.0e12,  # of HBM3; 4.9e12 of HBM3e
+    }
+)
+"""Bytes per second of a GPU's memory, by NVIDIA's data sheets."""
+
 
 def step_flops(shape: Shape, samples: int, *, is_attention_causal: bool = True) -> int:
     """Operations of forward and backward pass over so many samples, nothing computed twice.

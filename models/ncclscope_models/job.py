@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-ELEMENT_BYTES: Final = {"FP32": 4, "BF16": 2, "FP16": 2, "FP8": 1, "INT64": 8, "INT32": 4, "BOOL": 1, "UINT8": 1}
+ELEMENT_BYTES: Final = {
+    "FP32": 4,
+    "BF16": 2,
+    "FP16": 2,
+    "FP8": 1,
+    "INT64": 8,
+    "INT32": 4,
+    "INT8": 1,
+    "BOOL": 1,
+    "UINT8": 1,
+}
 """Bytes of one element, by type."""
 
 

@@ -57,6 +57,10 @@ class Machine:
     """Whether attention writes its scores to memory: not with FlashAttention and other fused kernels."""
     inside: Mapping[tuple[str, int], TransferCurve] = field(default_factory=lambda: MappingProxyType({}))
     """Measured seconds of an operation by message bytes, for so many ranks in one node: taken before the formula."""
+    corrections: Mapping[tuple[str, int, int], float] = field(default_factory=lambda: MappingProxyType({}))
+    """By operation, ranks and nodes: how many times longer than the formula says transfers were measured to take."""
+    hidden_gradients: float = 0.0
+    """Share of the time of gradients' operations that the backward pass hides."""
 
     def compute_seconds(self, flops: float, work: float) -> float:
         """Of matrices; `work` is micro-batch x sequence x hidden / tensor ranks."""
@@ -68,15 +72,17 @@ class Machine:
             return 0.0
         if placed.nodes == 1 and (op, placed.ranks) in self.inside:
             return float(self.inside[op, placed.ranks].seconds(message_bytes))
-        wire, steps = wire_bytes(op, message_bytes, placed.ranks), _ring_steps(op, placed.ranks)
+        wire, steps = wire_bytes(op, message_bytes, placed.ranks), ring_steps(op, placed.ranks)
+        known = self.corrections.get((op, placed.ranks, placed.nodes), 1.0)
         if placed.nodes == 1:
-            return steps * self.inside_latency + wire / self.inside_bandwidth
+            return known * (steps * self.inside_latency + wire / self.inside_bandwidth)
         share = placed.nodes / placed.ranks  # of the ring's steps that leave a node
         step = share * self.network_latency + (1 - share) * self.inside_latency
-        return steps * step + wire / min(self.inside_bandwidth, self.node_bandwidth / placed.sharing)
+        return known * (steps * step + wire / min(self.inside_bandwidth, self.node_bandwidth / placed.sharing))
 
 
-def _ring_steps(op: str, ranks: int) -> int:
+def ring_steps(op: str, ranks: int) -> int:
+    """Messages that follow each other in a ring; a Send is one."""
     if op in ("Send", "Recv"):
         return 1
     return (2 if op == "AllReduce" else 1) * (ranks - 1)

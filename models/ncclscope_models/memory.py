@@ -6,7 +6,7 @@ context (0.5 to 1 GiB) and fragmentation (5 to 15 %).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isqrt
 
@@ -116,11 +116,30 @@ def layer_activation_bytes(
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6. Holds for an MLP of 4 h without gate, as many
     heads of keys as of queries, and dropout. Flash attention keeps what selective recompute keeps.
     """
-    sbh, t = s * b * h, tensor
+    core = 5 * heads * s * s * b if recompute is Recompute.NONE else 0.0
+    return _layer_bytes(s * b, h, 24 * h, core, tensor, is_sequence_parallel, recompute)
+
+
+def _layer_bytes(
+    tokens: int, hidden: int, cut: int, core: float, tensor: int, is_sequence_parallel: bool, recompute: Recompute
+) -> float:
+    """`cut` is the bytes of a token that tensor parallel ranks share, `core` those of attention's scores."""
     if recompute is Recompute.FULL:
-        return 2 * sbh / (t if is_sequence_parallel else 1)
-    core = 0.0 if recompute is Recompute.SELECTIVE else 5 * heads * s / h
-    return sbh * (34 + core) / t if is_sequence_parallel else sbh * (10 + (24 + core) / t)
+        return 2 * tokens * hidden / (tensor if is_sequence_parallel else 1)
+    whole = 10 * tokens * hidden / (tensor if is_sequence_parallel else 1)
+    return whole + (tokens * cut + core) / tensor
+
+
+def job_layer_activation_bytes(job: Job) -> float:
+    """The same for any dense model: inputs and outputs of its matrices by their widths, and of a gate.
+
+    With the widths of GPT's family it is Korthikanti's formula.
+    """
+    shape, layout, training = job.shape, job.layout, job.training
+    tokens = training.micro_batch * (shape.sequence // layout.context)
+    cut = 4 * (shape.query_size + shape.kv_size) + 2 * (3 if shape.is_gated else 2) * shape.ffn
+    core = 5 * shape.heads * shape.sequence * tokens if training.recompute is Recompute.NONE else 0
+    return _layer_bytes(tokens, shape.hidden, cut, core, layout.tensor, layout.is_sequence_parallel, training.recompute)
 
 
 def micro_batches_in_flight(stage: int, pipeline: int, micro_batches: int, chunks: int = 1) -> float:
@@ -155,27 +174,17 @@ def checkpoint_memory(layers: int, spacing: int, pipeline: int = 1) -> float:
     return pipeline * (layers / (pipeline * spacing)) + 1 + spacing
 
 
-def job_memory(job: Job, stage: int) -> Memory:
-    """Bytes on a GPU of this stage.
+def job_memory(job: Job, stage: int, held: int | None = None) -> Memory:
+    """Bytes on a GPU of this stage; `held`: its parameters, if the caller has them.
 
-    Activations by Korthikanti's formula, which holds for GPT's family: gated MLPs, grouped queries and experts keep
-    other tensors, and get 0 here (`covers_activations` says which jobs are covered).
+    Experts keep tensors that no formula here counts: with them activations are 0 (`covers_activations`).
     """
     shape, layout, training = job.shape, job.layout, job.training
-    held = elements(stage_tensors(job, stage))
+    held = elements(stage_tensors(job, stage)) if held is None else held
     activations = 0.0
     if covers_activations(job):
-        each = layer_activation_bytes(
-            s=shape.sequence // layout.context,
-            b=training.micro_batch,
-            h=shape.hidden,
-            heads=shape.heads,
-            tensor=layout.tensor,
-            is_sequence_parallel=layout.is_sequence_parallel,
-            recompute=training.recompute,
-        )
         in_flight = micro_batches_in_flight(stage, layout.pipeline, job.micro_batches, layout.chunks)
-        activations = job.layers_of_stage * in_flight * each
+        activations = job.layers_of_stage * in_flight * job_layer_activation_bytes(job)
     logits = 0
     if stage == layout.pipeline - 1:
         logits = 4 * training.micro_batch * shape.sequence // layout.context * shape.vocabulary // layout.tensor
@@ -184,10 +193,41 @@ def job_memory(job: Job, stage: int) -> Memory:
 
 def covers_activations(job: Job) -> bool:
     """Whether the formula for activations holds for this model."""
-    shape = job.shape
-    return (
-        not shape.is_gated and shape.experts is None and shape.kv_heads == shape.heads and shape.ffn == 4 * shape.hidden
-    )
+    return job.shape.experts is None
+
+
+class MemoryNeed:
+    """What layouts of one model need of a GPU's memory, and whether they fit."""
+
+    def __init__(self, limit_bytes: int | None, *, more_bytes: int = 0, keeps_scores: bool = False) -> None:
+        """`limit_bytes` None: not known. `more_bytes`: beside what is computed. `keeps_scores`: attention is not fused,
+        so its scores are kept for the backward pass.
+        """
+        self.limit_bytes = limit_bytes
+        self.more_bytes = more_bytes
+        self._keeps_scores = keeps_scores
+        self._parameters: dict[tuple[int, ...], int] = {}
+
+    def bytes(self, job: Job) -> int:
+        """On the GPU that needs most."""
+        layout, training = job.layout, job.training
+        if not self._keeps_scores and training.recompute is Recompute.NONE:
+            job = replace(job, training=replace(training, recompute=Recompute.SELECTIVE))
+        most = 0
+        for stage in {
+            0,
+            min(1, layout.pipeline - 1),
+            layout.pipeline - 1,
+        }:  # all between them are as the second, or less
+            key = (stage, layout.tensor, layout.pipeline, layout.chunks, layout.expert, layout.expert_tensor)
+            if key not in self._parameters:
+                self._parameters[key] = elements(stage_tensors(job, stage))
+            most = max(most, job_memory(job, stage, self._parameters[key]).total)
+        return most + self.more_bytes
+
+    def fit(self, job: Job) -> Fit | None:
+        """None where the memory of a GPU is not known."""
+        return None if self.limit_bytes is None else fit(self.bytes(job), self.limit_bytes)
 
 
 def _state_bytes(job: Job, held: int) -> float:

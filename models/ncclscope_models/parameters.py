@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ncclscope_models.job import Job, Layout, Norm, Shape
@@ -72,8 +73,14 @@ def stage_parameters(job: Job, stage: int) -> int:
 
 def layer_tensors(shape: Shape, layout: Layout, layer: int) -> tuple[Tensor, ...]:
     """Tensors of a transformer layer on one rank."""
+    return _layer_tensors(shape, layout.tensor, layout.expert, layout.expert_tensor, layer)
+
+
+@lru_cache(maxsize=4096)
+def _layer_tensors(shape: Shape, tensor: int, expert: int, expert_tensor: int, layer: int) -> tuple[Tensor, ...]:
+    """Asked again for every stage and layout of a job."""
     name = f"layer.{layer}"
-    t = layout.tensor
+    t = tensor
     # With more tensor ranks than heads of keys and values each rank holds a copy of one.
     kv = max(shape.kv_size // t, shape.head_size)
     qkv = shape.query_size // t + 2 * kv
@@ -85,7 +92,7 @@ def layer_tensors(shape: Shape, layout: Layout, layer: int) -> tuple[Tensor, ...
     found += _linear(f"{name}.attention.qkv", qkv, shape.hidden, shape.has_qkv_bias)
     if shape.has_experts(layer):
         found += _norm(shape, f"{name}.mlp.norm")
-        found += _experts(shape, layout, name)
+        found += _experts(shape, expert, expert_tensor, name)
         return tuple(found)
     found += _norm(shape, f"{name}.mlp.norm")
     wide = (2 if shape.is_gated else 1) * shape.ffn // t
@@ -94,18 +101,18 @@ def layer_tensors(shape: Shape, layout: Layout, layer: int) -> tuple[Tensor, ...
     return tuple(found)
 
 
-def _experts(shape: Shape, layout: Layout, name: str) -> Iterator[Tensor]:
+def _experts(shape: Shape, expert: int, expert_tensor: int, name: str) -> Iterator[Tensor]:
     """Router and the rank's own experts."""
     experts = shape.experts
     assert experts is not None
-    own = experts.experts // layout.expert
-    ffn = experts.expert_ffn // layout.expert_tensor
+    own = experts.experts // expert
+    ffn = experts.expert_ffn // expert_tensor
     wide = (2 if shape.is_gated else 1) * ffn
     yield Tensor(f"{name}.mlp.router", (experts.experts, shape.hidden), is_copied_over_tensor=True)
-    for expert in range(own):
-        for tensor in _linear(f"{name}.mlp.expert.{expert}.up", wide, shape.hidden, shape.has_bias):
+    for number in range(own):
+        for tensor in _linear(f"{name}.mlp.expert.{number}.up", wide, shape.hidden, shape.has_bias):
             yield Tensor(tensor.name, tensor.shape, is_expert=True)
-        for tensor in _linear(f"{name}.mlp.expert.{expert}.down", shape.hidden, ffn, shape.has_bias):
+        for tensor in _linear(f"{name}.mlp.expert.{number}.down", shape.hidden, ffn, shape.has_bias):
             yield Tensor(tensor.name, tensor.shape, is_expert=True)
 
 

@@ -6,17 +6,17 @@ parallel ones are part of a pass, those of the gradients stand behind the last. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ncclscope_models.emission.megatron import Step, iteration
+from ncclscope_models.emission.megatron import Step, behind_passes, in_passes
 from ncclscope_models.emission.operations import Emitted, Group
 from ncclscope_models.flops import step_flops
 from ncclscope_models.job import Job, Recompute
 from ncclscope_models.machine import Machine, Placement
 from ncclscope_models.parameters import elements, stage_tensors
-from ncclscope_models.schedule import StagePasses, schedule
+from ncclscope_models.schedule import StagePasses, long_schedule
 
 _OPTIMIZER_BYTES: Final = 28
 """Adam in mixed precision reads and writes about so much memory per parameter: 2 x 12 of state, gradient, weight."""
@@ -24,70 +24,193 @@ _FORWARD_ACCESSES: Final = 2
 """An activation is written once and read once by the next kernel."""
 _BACKWARD_ACCESSES: Final = 3
 """It is read once more; its gradient is written and read."""
-_BEHIND: Final = (Group.DATA, Group.EXPERT_DATA, Group.EMBEDDING)
-"""Groups of what follows the last pass."""
 _NS: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """Seconds of a step, and what the slowest stage spends on each part; without the bubble they need not sum up."""
+    """Seconds of a step, as the stage that ends last spends them: the parts sum up to it."""
 
-    seconds: float
     computation: float
     tensor: float
     """Tensor and expert parallel operations of all micro-batches."""
     bubble: float
-    behind: float
-    """Gradients, tied embedding, parameters and the optimizer after the last pass."""
+    """Waiting in the pipeline, with the time of what is sent over its boundaries."""
+    data: float
+    """Gradients and parameters of data parallel ranks after the last pass."""
+    embedding: float
+    optimizer: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.computation + self.tensor + self.bubble + self.behind
+
+    @property
+    def behind(self) -> float:
+        """What follows the last pass."""
+        return self.data + self.embedding + self.optimizer
+
+
+PARTS: Final = ("computation", "tensor", "bubble", "data", "embedding", "optimizer")
+"""Parts of a predicted step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What a stage spends, in seconds."""
+
+    forward: float
+    backward: float
+    """Of a micro-batch."""
+    tensor: float
+    """Of a micro-batch, both ways."""
+    data: float
+    embedding: float
+    optimizer: float
+
+    @property
+    def behind(self) -> float:
+        """After the last pass."""
+        return self.data + self.embedding + self.optimizer
 
 
 def calibrated(machine: Machine, job: Job, seconds: float) -> Machine:
     """The machine whose GPUs are so fast that this job's step takes so long; 1 to 1,000 % of what they were."""
+    return _as_fast_as(machine, seconds, lambda faster: predict_step(job, faster).seconds)
+
+
+def calibrated_by_computation(machine: Machine, job: Job, seconds: float) -> Machine:
+    """The machine whose GPUs compute so long in a step of this job, on average over its ranks."""
+    return _as_fast_as(machine, seconds, lambda faster: StepPredictor(faster).computation_of_a_rank(job))
+
+
+def _as_fast_as(machine: Machine, seconds: float, takes: Callable[[Machine], float]) -> Machine:
     low, high = 0.01, 10.0
-
-    def faster(factor: float) -> Machine:
-        return replace(
-            machine,
-            best_share=machine.best_share * factor,
-            memory_bandwidth=machine.memory_bandwidth * factor,
-        )
-
     for _ in range(40):
-        middle = (low + high) / 2
-        is_slower = predict_step(job, faster(middle)).seconds > seconds
+        middle = (low * high) ** 0.5
+        is_slower = takes(_faster(machine, middle)) > seconds
         low, high = (middle, high) if is_slower else (low, middle)
-    return faster((low + high) / 2)
+    return _faster(machine, (low * high) ** 0.5)
+
+
+def _faster(machine: Machine, factor: float) -> Machine:
+    return replace(machine, best_share=machine.best_share * factor, memory_bandwidth=machine.memory_bandwidth * factor)
 
 
 def predict_step(job: Job, machine: Machine) -> PredictedStep:
-    """Of one iteration that is not skipped. Gradients are not overlapped with the backward pass."""
-    stages, m, chunks = job.layout.pipeline, job.micro_batches, job.layout.chunks
-    computed = [_computation(job, stage, machine) for stage in range(stages)]
-    operations = [iteration(job, stage, Step()) for stage in range(stages)]
-    tensor = [_seconds(job, machine, each, (Group.TENSOR, Group.EXPERT)) / m for each in operations]
-    again = job.training.recompute is Recompute.FULL
-    durations = [
-        StagePasses(
-            round((forward + parallel * (1 / 3 if again else 1 / 2)) / chunks * _NS),
-            round((backward + parallel * (2 / 3 if again else 1 / 2)) / chunks * _NS),
+    """Of one iteration that is not skipped."""
+    return StepPredictor(machine).predict(job)
+
+
+class StepPredictor:
+    """Predicts steps of one model on one machine; what several layouts have in common is computed once."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._passes: dict[Hashable, tuple[float, float, float]] = {}
+        self._behind: dict[Hashable, tuple[float, float, float]] = {}
+
+    def predict(self, job: Job) -> PredictedStep:
+        """Through the pipeline's schedule."""
+        stages, m = self._stages(job), job.micro_batches
+        run = long_schedule(
+            [
+                StagePasses(round(forward * _NS), round(backward * _NS))
+                for forward, backward in self._durations(job, stages)
+            ],
+            m,
+            chunks=job.layout.chunks,
+            boundary_ns=round(_boundary(job, self.machine) * _NS),
         )
-        for (forward, backward), parallel in zip(computed, tensor, strict=True)
-    ]
-    boundary = _boundary(job, machine)
-    run = schedule(durations, m, chunks=chunks, boundary_ns=round(boundary * _NS))
-    behind = [
-        _seconds(job, machine, each, _BEHIND) + _optimizer(job, stage, machine) for stage, each in enumerate(operations)
-    ]
-    ends = [end / _NS + more for end, more in zip(run.last_end_ns, behind, strict=True)]
-    slowest = max(range(stages), key=lambda stage: run.busy_ns[stage])
-    return PredictedStep(
-        seconds=max(ends),
-        computation=m * sum(computed[slowest]),
-        tensor=m * tensor[slowest],
-        bubble=run.bubble_ns[slowest] / _NS,
-        behind=max(ends) - run.duration_ns / _NS,
-    )
+        ends = [end / _NS + each.behind for end, each in zip(run.last_end_ns, stages, strict=True)]
+        last = max(range(len(stages)), key=ends.__getitem__)
+        stage = stages[last]
+        return PredictedStep(
+            computation=m * (stage.forward + stage.backward),
+            tensor=m * stage.tensor,
+            bubble=(run.last_end_ns[last] - run.busy_ns[last]) / _NS,
+            data=stage.data,
+            embedding=stage.embedding,
+            optimizer=stage.optimizer,
+        )
+
+    def at_least(self, job: Job) -> float:
+        """Seconds below which `predict` is never, up to rounding, at a hundredth of its cost.
+
+        Each stage has to wait for the first micro-batch, do its own passes and see the last gradient back to the
+        first stage; and no stage has more micro-batches under way than 1F1B allows.
+        """
+        stages, m, boundary = self._stages(job), job.micro_batches, _boundary(job, self.machine)
+        durations, chunks = self._durations(job, stages), job.layout.chunks
+        back = [0.0]
+        round_trip = -2 * boundary
+        for forward, backward in durations:
+            round_trip += forward + backward + 2 * boundary
+            back.append(back[-1] + backward + boundary)
+        found = arrives = 0.0
+        for place, ((forward, backward), stage) in enumerate(zip(durations, stages, strict=True)):
+            ends = m * chunks * (forward + backward)
+            if chunks == 1:
+                rounds, rest = divmod(m - 1, len(stages) - place)
+                ends = max(ends, (rounds + 1) * round_trip + rest * backward)
+            found = max(found, arrives + ends + stage.behind, arrives + ends + back[place] + stages[0].behind)
+            arrives += forward + boundary
+            round_trip -= forward + backward + 2 * boundary
+        return found
+
+    def computation_of_a_rank(self, job: Job) -> float:
+        """Mean over the ranks of the seconds that a GPU computes in a step, without the optimizer."""
+        stages = self._stages(job)
+        return job.micro_batches * sum(each.forward + each.backward for each in stages) / len(stages)
+
+    def _stages(self, job: Job) -> list[_Stage]:
+        return [
+            _Stage(*self._pass_of(job, stage), *self._behind_of(job, stage)) for stage in range(job.layout.pipeline)
+        ]
+
+    def _durations(self, job: Job, stages: list[_Stage]) -> list[tuple[float, float]]:
+        """Forward and backward seconds of a micro-batch on a chunk, with the operations inside of the pass."""
+        chunks = job.layout.chunks
+        forward = 1 / 3 if job.training.recompute is Recompute.FULL else 1 / 2
+        return [
+            ((each.forward + each.tensor * forward) / chunks, (each.backward + each.tensor * (1 - forward)) / chunks)
+            for each in stages
+        ]
+
+    def _pass_of(self, job: Job, stage: int) -> tuple[float, float, float]:
+        layout, training = job.layout, job.training
+        replicas = layout.data if job.shape.experts is not None else 1
+        key = (_kind(job, stage), replace(layout, data=replicas), training.micro_batch, training.recompute)
+        if key not in self._passes:
+            forward, backward = _computation(job, stage, self.machine)
+            operations = in_passes(job, stage)
+            tensor = _seconds(job, self.machine, operations, (Group.TENSOR, Group.EXPERT)) / job.micro_batches
+            self._passes[key] = forward, backward, tensor
+        return self._passes[key]
+
+    def _behind_of(self, job: Job, stage: int) -> tuple[float, float, float]:
+        key = (_kind(job, stage), job.layout, job.training.has_distributed_optimizer)
+        if key not in self._behind:
+            operations = behind_passes(job, stage, Step())
+            data, embedding = (
+                _seconds(job, self.machine, operations, groups)
+                for groups in ((Group.DATA, Group.EXPERT_DATA, Group.TENSOR), (Group.EMBEDDING,))
+            )
+            exposed = 1 - self.machine.hidden_gradients
+            self._behind[key] = data * exposed, embedding, _optimizer(job, stage, self.machine)
+        return self._behind[key]
+
+
+def _kind(job: Job, stage: int) -> Hashable:
+    """What tells a stage from others of the same layout: its ends, and how many of its layers have experts."""
+    experts = 0 if job.shape.experts is None else sum(map(job.shape.has_experts, _layers(job, stage)))
+    return *job.stage_kind(stage), experts
+
+
+def _layers(job: Job, stage: int) -> Iterator[int]:
+    for chunk in range(job.layout.chunks):
+        yield from job.layers_of(stage, chunk)
 
 
 def _computation(job: Job, stage: int, machine: Machine) -> tuple[float, float]:

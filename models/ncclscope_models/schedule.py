@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,34 @@ def schedule(
                 remaining -= 1
     busy = [micro_batches * chunks * (each.forward_ns + each.backward_ns) for each in durations]
     return Schedule(tuple(first), tuple(free_ns), tuple(busy))
+
+
+def long_schedule(
+    durations: Sequence[StagePasses], micro_batches: int, *, chunks: int = 1, boundary_ns: int = 0
+) -> Schedule:
+    """As `schedule`, in a time that does not grow with the micro-batches: a pipeline settles into a rhythm.
+
+    Of more than five rounds of as many micro-batches as stages, what the fifth adds is taken for each that follows.
+    """
+    stages = len(durations)
+    more, rest = divmod(micro_batches, stages)
+    if more <= _SETTLED + 1:
+        return schedule(durations, micro_batches, chunks=chunks, boundary_ns=boundary_ns)
+    before, after = (
+        schedule(durations, rounds * stages + rest, chunks=chunks, boundary_ns=boundary_ns)
+        for rounds in (_SETTLED, _SETTLED + 1)
+    )
+    left = more - _SETTLED - 1
+    ends = [end + left * (end - start) for start, end in zip(before.last_end_ns, after.last_end_ns, strict=True)]
+    busy = tuple(micro_batches * chunks * (each.forward_ns + each.backward_ns) for each in durations)
+    # A stage that is slower by little rules the rhythm late only: nothing ends before its own passes are done.
+    arrives = back = 0
+    for stage, each in enumerate(durations):
+        ends[stage] = max(ends[stage], arrives + busy[stage])
+        ends[0] = max(ends[0], arrives + busy[stage] + back)
+        arrives += each.forward_ns + boundary_ns
+        back += each.backward_ns + boundary_ns
+    return Schedule(after.first_start_ns, tuple(ends), busy)
+
+
+_SETTLED: Final = 4

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from ncclscope_service.intake.journal_entry import NotificationSettled, Operator
 from ncclscope_service.intake.receive import AgentRecord, Received, Receiver
 from ncclscope_service.keep.persistence import Persistence, PersistenceSettings
 from ncclscope_service.keep.service_state import SILENCE_NS, ServiceState, has_destroyed_all
+from ncclscope_service.metrics.scrape import MetricsView
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.serve.http_server import HttpAccess, serve_http
 from ncclscope_service.serve.listen import Listener, ListenSettings, Turns
@@ -81,6 +82,8 @@ class ServiceSettings:
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     receivers: tuple[ReceiverSettings, ...] = ()
     """Who gets notifications of findings."""
+    push_metrics: tuple[Callable[[Callable[[], MetricsView]], Coroutine[object, object, None]], ...] = ()
+    """Each exports metrics somewhere until it is cancelled."""
     public_url: str | None = None
     """Where people reach the live page, for the links in notifications; None: the HTTP address."""
     snapshot_on_end: Path | None = None
@@ -260,6 +263,8 @@ class Service:
             tasks.start_soon(self._tick_for_ever)
             tasks.start_soon(self._watch_job_ends)
             tasks.start_soon(self._notifier.run)
+            for push in self._settings.push_metrics:
+                tasks.start_soon(push, self.views.metrics)
             if self._disk is not None:
                 tasks.start_soon(self._disk.run)
             tasks.start_soon(self._agent_credentials.watch)

@@ -124,7 +124,7 @@ class Pipeline:
             self._alignment.ingest_capture(capture, processes)
 
     def limit_names(self) -> None:
-        """From now on agents and jobs may bring so many names only (`intake.name_limits`)."""
+        """From now on agents and jobs may bring so many names only (`intake.limits`)."""
         self._intake.names.are_enforced = True
 
     def set_clock_priors(self, priors: Mapping[str, ClockPrior]) -> None:

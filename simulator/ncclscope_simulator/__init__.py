@@ -13,7 +13,9 @@ from ncclscope_simulator.config import (
     ORDERS,
     SimulationConfig,
 )
+from ncclscope_simulator.contention import Contention, parse_contention
 from ncclscope_simulator.faults import FAULT_KEYS, Fault, parse_faults
+from ncclscope_simulator.megatron_model import MegatronModel, parse_model
 from ncclscope_simulator.player import Player, write
 
 __all__ = [
@@ -24,9 +26,13 @@ __all__ = [
     "INSPECTOR_FORMATS",
     "NSYS_VERSIONS",
     "ORDERS",
+    "Contention",
     "Fault",
+    "MegatronModel",
     "Player",
     "SimulationConfig",
+    "parse_contention",
     "parse_faults",
+    "parse_model",
     "write",
 ]

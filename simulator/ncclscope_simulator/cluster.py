@@ -39,7 +39,6 @@ class HostClock:
 class Node:
     """One machine."""
 
-    index: int
     host: str
     address: str
     clock: HostClock
@@ -115,7 +114,6 @@ def build_cluster(config: SimulationConfig) -> Cluster:
             workers.extend(_worker(config, process, rank) for rank in process.ranks)
         nodes.append(
             Node(
-                index=index,
                 host=host,
                 address=f"10.0.{index // 250}.{index % 250 + 11}",
                 clock=_clock(config, index, random),

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from ncclscope_simulator.contention import Contention
 from ncclscope_simulator.faults import Fault
 from ncclscope_simulator.graphs import Stage
+from ncclscope_simulator.megatron_model import MegatronModel
 from ncclscope_simulator.version import Traits, traits
 
 DEFAULT_START_NS: Final = 1_772_449_200_000_000_000
@@ -104,6 +106,8 @@ class SimulationConfig:
     Megatron-LM and PyTorch do it."""
     shared_world: bool = False
     """A dimension that spans the job uses the world's communicator, as PyTorch's DeviceMesh does."""
+    megatron: MegatronModel | None = None
+    """Operations as Megatron-LM core 0.13 calls them, of this model; None: the simpler ones."""
     iterations: int | None = 10
     """Training steps; None: until the job is stopped."""
     seed: int = 0
@@ -121,6 +125,8 @@ class SimulationConfig:
     """Spread of computation times, relative."""
     bandwidth_cv: float = 0.03
     """Spread of transfer times, relative."""
+    contention: Contention | None = None
+    """What groups and computation share; None: nothing."""
     noise_correlation: float = 0.0
     """Of both, from one step to the next, then with the heavy tails of Student's t; 0: independent and normal."""
     imbalance: float = 0.0
@@ -168,6 +174,8 @@ class SimulationConfig:
     """One process drives all GPUs of a node, a thread for each, in place of one process per GPU."""
     inspector: str | None = None
     """Dumps of NCCL's Inspector plug-in in this format, one of `INSPECTOR_FORMATS`; None: it is not loaded."""
+    inspector_verbose: bool = False
+    """They say when each channel began and ended (NCCL_INSPECTOR_DUMP_VERBOSE)."""
     inspector_holes: float = 0.0
     """Share of its records that it loses."""
     profiled: tuple[int, int] | None = None
@@ -265,7 +273,7 @@ def _mistakes(config: SimulationConfig) -> list[str]:
     """
     found = [f"{name} must be at least 1, not {getattr(config, name)}" for name in _SIZES if getattr(config, name) < 1]
     if not found:
-        parts = (_parallelism, _schemes, _choices, _capture, _numbers)
+        parts = (_parallelism, _schemes, _megatron, _choices, _capture, _numbers)
         found = [complaint for part in parts for complaint in part(config)] or list(_impossible_faults(config))
     return [*found, *_version(config)]
 
@@ -303,6 +311,23 @@ def _schemes(config: SimulationConfig) -> Iterator[str]:
         yield "broadcast_parameters needs zero1 or zero2, and no cuda_graphs"
     if config.replicate > 1 and not (config.fsdp and config.replicas % config.replicate == 0):
         yield f"replicate={config.replicate} needs fsdp and must divide dp x cp = {config.replicas}"
+
+
+def _megatron(config: SimulationConfig) -> Iterator[str]:
+    model = config.megatron
+    if model is None:
+        return
+    others = (config.zero2, config.fsdp, config.deepspeed is not None, config.broadcast_parameters, config.coalesce)
+    if any(others) or config.cp > 1 or config.shared_world:
+        yield "emission megatron has no cp, zero2, fsdp, deepspeed, broadcast_parameters, coalesce or shared_world"
+    if model.vocabulary % config.tp or (model.ffn or 4 * config.hidden) % config.tp:
+        yield f"emission megatron: vocabulary and ffn must be multiples of tp={config.tp}"
+    if bool(model.experts) != (config.ep > 1) or (model.experts and (model.experts % config.ep or config.tp > 1)):
+        yield f"emission megatron: ep={config.ep} above 1 needs experts that it divides, and tp 1"
+    if config.ep_dispatch == "deepep" or min(model.micro_batch, model.top_k, model.every) < 1:
+        yield "emission megatron has no deepep; micro_batch, top_k and every must be at least 1"
+    if not model.fp16 and not config.traits.bfloat16:
+        yield f"NCCL {config.nccl} has no BF16: emission megatron needs fp16"
 
 
 def _capture(config: SimulationConfig) -> Iterator[str]:

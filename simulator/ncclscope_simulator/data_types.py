@@ -20,6 +20,8 @@ class DataType:
 
 
 INT8: Final = DataType(0, "int8", 1, "int8_t", "u8")
+UINT8: Final = DataType(1, "uint8", 1, "uint8_t", "u8")
+INT32: Final = DataType(2, "int32", 4, "int32_t", "u32")
 INT64: Final = DataType(4, "int64", 8, "int64_t", "u64")
 FLOAT16: Final = DataType(6, "float16", 2, "half", "f16")
 FLOAT32: Final = DataType(7, "float32", 4, "float", "f32")
@@ -27,6 +29,7 @@ BFLOAT16: Final = DataType(9, "bfloat16", 2, "__nv_bfloat16", "bf16")
 
 SUM: Final = 0
 MAX: Final = 2
+MIN: Final = 3
 AVG: Final = 4
 
 RED_NAMES: Final = {0: "sum", 1: "prod", 2: "max", 3: "min", 4: "avg"}

@@ -19,7 +19,7 @@ class Group:
 
     index: int
     parallelism: str
-    """WORLD, TP, DP, OPTIMIZER, PP, EP, CP or EMBEDDING."""
+    """WORLD, TP, DP, OPTIMIZER, PP, EP, CP or EMBEDDING; with Megatron-LM's emission MP, EXPERT_DP, EXPERT_MP too."""
     members: tuple[int, ...]
     """Global ranks by communicator rank."""
     nodes: tuple[int, ...]
@@ -142,6 +142,9 @@ def _memberships(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...
 
 
 def _dimensions(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if config.megatron is not None:
+        yield from _of_megatron(config)
+        return
     tensors, datas, stages = range(config.tp), range(config.replicas), range(config.pp)
     yield from _gradients(config)
     if config.tp > 1:
@@ -159,6 +162,33 @@ def _dimensions(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]
     if config.pp > 1:
         for d, t in product(datas, tensors):
             yield "EMBEDDING", (rank_at(config, t, d, 0), rank_at(config, t, d, config.pp - 1))
+
+
+def _of_megatron(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Those that Megatron-LM makes, of one rank too. Source: core/parallel_state.py initialize_model_parallel."""
+    tensors, datas, stages = range(config.tp), range(config.replicas), range(config.pp)
+    shards = range(0, config.replicas, config.ep)
+    for p, t in product(stages, tensors):
+        yield "DP", tuple(rank_at(config, t, d, p) for d in datas)
+    for p, d in product(stages, datas):
+        yield "TP", tuple(rank_at(config, t, d, p) for t in tensors)
+    for d in datas:
+        yield "MP", tuple(rank_at(config, t, d, p) for p in stages for t in tensors)
+    if config.zero1:
+        yield "OPTIMIZER", tuple(range(config.world))
+    if config.pp > 1:
+        for d, t in product(datas, tensors):
+            yield "PP", tuple(rank_at(config, t, d, p) for p in stages)
+            yield "EMBEDDING", (rank_at(config, t, d, 0), rank_at(config, t, d, config.pp - 1))
+    if config.megatron is None or not config.megatron.experts:
+        return
+    for p, t, first in product(stages, tensors, shards):
+        yield "EP", tuple(rank_at(config, t, first + e, p) for e in range(config.ep))
+    for p, t, e in product(stages, tensors, range(config.ep)):
+        yield "EXPERT_DP", tuple(rank_at(config, t, first + e, p) for first in shards)
+    for first in shards:
+        members = product(stages, range(config.ep), tensors)
+        yield "EXPERT_MP", tuple(rank_at(config, t, first + e, p) for p, e, t in members)
 
 
 def _gradients(config: SimulationConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

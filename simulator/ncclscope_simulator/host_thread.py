@@ -6,6 +6,7 @@ then runs all of it without a call. Times are ns on the reference clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -88,8 +89,8 @@ class HostThread:
         """The compute stream waits for a kernel of another stream."""
         self.gpu_ns = max(self.gpu_ns, end_ns)
 
-    def compute(self, action: Action) -> ComputeRun:
-        """Enqueues a computation, or comes to it in a graph."""
+    def compute(self, action: Action, slowed: Callable[[int, int, int], int]) -> ComputeRun:
+        """Enqueues a computation, or comes to it in a graph; `slowed` gives its length from rank, start and length."""
         took = int(action.duration_ns * self._noise.computation_factor(self.rank))
         if action.is_uneven:
             took = int(took * self._noise.expert_factor())
@@ -100,6 +101,7 @@ class HostThread:
         else:
             called, ready, node = self._replay.api_start_ns, self._replay.ready_ns, self._captured.nodes[self.at]
         start = max(self.gpu_ns, ready)
+        took = slowed(self.rank, start, took)
         self.gpu_ns = start + took
         return ComputeRun(
             rank=self.rank,

@@ -25,6 +25,11 @@ _DUMP_NS: Final = 100_000_000
 _LEAST_BYTES: Final = {"v4.0": 0, "v4.2": 8192, "v4.3": 8192}
 """NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES, which the first builds do not have."""
 _LOWERED: Final = "AlltoAll"
+_SEEN_LATE_NS: Final = 4_000
+"""The plug-in takes the host's time when NCCL's thread sees that a channel began or ended, so long afterwards at most.
+Drawn; how long it is in reality was not measured."""
+_CHANNELS: Final = 4
+"""That are written of each record at most: the first and the last tell its begin and end."""
 _MASK: Final = 2**64 - 1
 
 
@@ -68,7 +73,7 @@ class InspectorDumps:
                 continue
             due = -(-run.end_ns // _DUMP_NS) * _DUMP_NS
             for nth, operation in enumerate(run.launch.operations):
-                records = self._records(run, operation)
+                records = self._records(run, operation, random)
                 if records and random.random() >= self.config.inspector_holes:
                     dumps[run.rank][due].extend(records)
                     written.add((id(run), nth))
@@ -82,8 +87,9 @@ class InspectorDumps:
             own.sort(key=lambda line: line[0])
         return Dumped(dict(lines), written)
 
-    def _records(self, run: Run, operation: Operation) -> list[_Record]:
+    def _records(self, run: Run, operation: Operation, random: np.random.Generator) -> list[_Record]:
         group = run.launch.endpoint.group
+        times = self._times(run, random) if self.config.inspector_verbose else ""
         microseconds = ((run.end_ns or 0) - (run.start_ns or 0)) // 1000
         size = operation.count * operation.dtype.bytes
         if operation.op == _LOWERED:
@@ -94,7 +100,27 @@ class InspectorDumps:
             payloads = [self._collective(run, operation, size, microseconds)]
         else:
             payloads = [self._pair(run, operation.op, operation.root, size, microseconds)]
-        return [_Record(group, run.rank, payload) for payload in payloads if payload is not None]
+        return [_Record(group, run.rank, f"{payload[:-1]}{times}}}") for payload in payloads if payload is not None]
+
+    def _times(self, run: Run, random: np.random.Generator) -> str:
+        """When the call was made and each channel began and ended, as the plug-in saw it by the host's clock."""
+        clock = self.cluster.nodes[self.cluster.workers[run.rank].node].clock
+        channels = max(1, min(run.launch.grid, _CHANNELS))
+        seen = random.integers(0, _SEEN_LATE_NS, (2, channels), endpoint=True).tolist()
+        kind = "coll" if run.launch.operations[0].collective else "p2p"
+
+        def at_us(reference_ns: int) -> int:
+            return clock.host_ns(reference_ns) // 1000
+
+        events = ",".join(
+            f'{{"channel_id":{channel},"kernel_start_ts":{at_us((run.start_ns or 0) + began)},'
+            f'"kernel_stop_ts":{at_us((run.end_ns or 0) + ended)}}}'
+            for channel, (began, ended) in enumerate(zip(*seen, strict=True))
+        )
+        return (
+            f',"event_trace_ts":{{"{kind}_start_ts":{at_us(run.call_ns)},"{kind}_stop_ts":{at_us(run.end_ns or 0)},'
+            f'"kernel_events":[{events}]}}'
+        )
 
     def _collective(self, run: Run, operation: Operation, size: int, microseconds: int) -> str | None:
         group, op = run.launch.endpoint.group, operation.op

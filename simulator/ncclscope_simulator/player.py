@@ -111,11 +111,6 @@ class Player:
         self._start()
 
     @property
-    def config(self) -> SimulationConfig:
-        """The configuration that is played, with the start that it has."""
-        return self._config
-
-    @property
     def next_ns(self) -> int:
         """When the next step begins, or if there is none, when the last file is due."""
         if self._end_ns is None and not self._stalled:

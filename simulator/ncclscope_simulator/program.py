@@ -16,6 +16,7 @@ from ncclscope_simulator.data_types import FLOAT32, MAX
 from ncclscope_simulator.gradients import Gradients
 from ncclscope_simulator.groups import Endpoint, Group
 from ncclscope_simulator.layers import Layers
+from ncclscope_simulator.megatron import MegatronGradients, MegatronLayers
 from ncclscope_simulator.operations import Launch, Meeting
 from ncclscope_simulator.pipeline import Pipeline
 from ncclscope_simulator.script import Script
@@ -33,8 +34,15 @@ def build_programs(
 
 def write_step(script: Script) -> None:
     """Writes down all that a rank does in a step."""
-    gradients = Gradients(script)
     script.late("step")
+    model = script.config.megatron
+    if model is not None:
+        own = MegatronGradients(script, model)
+        Pipeline(script, MegatronLayers(script, model, own)).run()
+        own.finish()
+        script.synchronise()
+        return
+    gradients = Gradients(script)
     Pipeline(script, Layers(script, gradients)).run()
     gradients.finish()
     script.launch(script.collective(script.world, "AllReduce", "norm", 1, FLOAT32, MAX))

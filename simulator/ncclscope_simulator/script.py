@@ -28,9 +28,12 @@ class Script:
         """Those that it belongs to, by parallelism."""
         self.world = groups[0].parallelism
         """The name of the group of all ranks."""
-        self.half: DataType = BFLOAT16 if config.traits.bfloat16 else FLOAT16
+        model = config.megatron
+        has_half = config.traits.bfloat16 and not (model is not None and model.fp16)
+        self.half: DataType = BFLOAT16 if has_half else FLOAT16
         """The type of activations."""
-        self.tokens = config.sequence * config.hidden // config.cp
+        samples = 1 if model is None else model.micro_batch
+        self.tokens = samples * config.sequence * config.hidden // config.cp
         """Elements of one microbatch's activations."""
         blocks = 6 * config.layers * (config.microbatches + config.pp - 1)
         self.block_ns = int(config.step_seconds * 0.9e9 / blocks)

@@ -3,8 +3,8 @@
 Kernels of a communicator run in the order in which they were launched. One starts when it is ready and the stream is
 free. A collective ends for nobody before everybody has started, a Send and its Recv not before both have.
 
-Data goes over NVLink inside a node, over network cards between nodes. Simplified: bandwidth is not shared between
-groups that run at once.
+Data goes over NVLink inside a node, over network cards between nodes. Simplified: without `contention` bandwidth is not
+shared between groups that run at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import log2
 from typing import Final
 
 from ncclscope_simulator.config import SimulationConfig
+from ncclscope_simulator.contention import NETWORK, NVLINK, SharedLinks
 from ncclscope_simulator.groups import Group
 from ncclscope_simulator.noise import Noise
 from ncclscope_simulator.operations import Meeting
@@ -43,8 +44,10 @@ class Links:
         return 14_000 + size / (0.92 * self._card() * self._remaining((one, two), iteration))
 
     def _card(self) -> float:
-        """Bytes per ns of the one network card beside each GPU."""
-        return 50.0 if self.config.traits.nvlink_switch > 300 else 25.0
+        """Bytes per ns of the network card beside each GPU, or of its share of the node's cards."""
+        rate = 50.0 if self.config.traits.nvlink_switch > 300 else 25.0
+        shared = self.config.contention
+        return rate if shared is None else rate * min(1.0, shared.nics / self.config.gpus)
 
     def _remaining(self, ranks: tuple[int, ...], iteration: int) -> float:
         """The share of the bandwidth between nodes that faults leave: a ring is as slow as its slowest card."""
@@ -67,6 +70,7 @@ class Streams:
 
     def __init__(self, config: SimulationConfig, noise: Noise) -> None:
         self._config, self._noise, self._links = config, noise, Links(config)
+        self._shared = SharedLinks()
         self._last: dict[tuple[int, int], Run] = {}
         """By rank and group: the run that was launched last."""
         self._met: dict[tuple[int, int], int] = {}
@@ -80,6 +84,29 @@ class Streams:
     def last(self, rank: int, group: int) -> Run | None:
         """The run that was launched last on a stream; None if there is none."""
         return self._last.get((rank, group))
+
+    def begin_step(self, time_ns: int) -> None:
+        """Nothing of the step happens before."""
+        self._shared.forget_before(time_ns)
+
+    def slowed(self, rank: int, start_ns: int, took_ns: int) -> int:
+        """How long a computation takes beside what NCCL runs on its GPU."""
+        shared = self._config.contention
+        if shared is None:
+            return took_ns
+        busy_until = start_ns
+        for (of, _), run in self._last.items():
+            if of == rank and run.launches:
+                busy_until = max(busy_until, start_ns + took_ns if run.end_ns is None else run.end_ns)
+        return took_ns + int(shared.slowdown * min(took_ns, busy_until - start_ns))
+
+    def _took(self, group: Group, ranks: tuple[int, ...], start_ns: int, alone_ns: int) -> int:
+        """How long a transfer takes beside others on its links."""
+        if self._config.contention is None:
+            return alone_ns
+        nodes = {rank // self._config.gpus for rank in ranks}
+        medium = NETWORK if len(nodes) > 1 else NVLINK
+        return self._shared.took(nodes, medium, group.parallelism, start_ns, alone_ns)
 
     def enter(self, run: Run) -> list[Run]:
         """Puts a run behind the last one of its stream; gives all runs that end by it, of whatever rank."""
@@ -126,6 +153,7 @@ class Streams:
         apart = group.nodes if group.spans_nodes else ()
         far = {node: self._noise.uniform() * _SKEW_BETWEEN_NODES_NS for node in apart}
         meets = _meetings(present)
+        modelled = self._took(group, group.members, max(meets.values()), modelled)
         for each in present:
             skew = int(self._noise.uniform() * _SKEW_IN_NODE_NS + far.get(each.rank // self._config.gpus, 0.0))
             each.end_ns = meets[each.rank] + modelled + skew
@@ -156,6 +184,7 @@ class Streams:
         factor = self._noise.transfer_factor(group)
         took = int(self._links.pair_ns(run.rank, other.rank, size, run.iteration) * factor)
         last = max(_started(run), _started(other))
+        took = self._took(run.launch.endpoint.group, (run.rank, other.rank), last, took)
         for each in (run, other):
             each.open_pairs -= 1
             each.pair_end_ns = max(each.pair_end_ns, last + took)

@@ -5,8 +5,8 @@ for NCCL's kernels. A kernel that ends lets those ranks go on that waited for it
 
     program -> HostThread -> Run -> Streams: start, meet the other ranks, end -> whoever waits goes on -> Step
 
-Simplified: computation is not slowed by communication, and a host that waits for a kernel which never starts enqueues
-nothing ahead.
+Simplified: without `contention` computation is not slowed by communication, and a host that waits for a kernel which
+never starts enqueues nothing ahead.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Timeline:
         for host in self._hosts:
             host.begin_step(iteration)
         begins = [host.host_ns for host in self._hosts]
+        self._streams.begin_step(min(begins))
         step = Step(iteration=iteration, runs=[], computes=[], begins_ns=begins, ends_ns=[], graph_launches=[])
         if self._config.stage(iteration) is Stage.CAPTURED:
             for host in self._hosts:
@@ -89,7 +90,7 @@ class Timeline:
         if launched is not None:
             step.graph_launches.append(launched)
         if action.act is Act.COMPUTE:
-            step.computes.append(host.compute(action))
+            step.computes.append(host.compute(action, self._streams.slowed))
         elif action.act is Act.ISSUE:
             return self._issue(host, action, step)
         elif action.act is Act.WAIT:

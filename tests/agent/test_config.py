@@ -60,7 +60,8 @@ def test_all_faults_are_told_at_once() -> None:
     assert str(caught.value).splitlines() == [
         "--window-bytes: 3 is not between 65536 and 1073741824 bytes",
         "--tick-min-seconds: 'soon' is not a number",
-        "--logs, --exports, --inspector, --ras or --counters: at least one is needed, or there is nothing to follow",
+        "--logs, --exports, --inspector, --flight-recorder, --ras or --counters: at least one is needed, or there is "
+        "nothing to follow",
         "--connect: 'nowhere' is not HOST:PORT with a port of 1 to 65535",
         "--log-timezone: 'Mars/Olympus' is no time zone; give auto, UTC, local, +02:00 or a name such as Europe/Berlin",
     ]
@@ -148,7 +149,7 @@ def test_the_documentation_names_every_setting_with_its_default_and_unit(reposit
 def test_the_command_tells_all_faults_and_exits_with_2() -> None:
     result = CliRunner().invoke(agent, ["--connect", "x", "--window-batches", "0"], env={"NCCLSCOPE_LOGS": ""})
     assert result.exit_code == 2
-    for fault in ("--connect: 'x'", "--window-batches: 0", "--logs, --exports, --inspector, --ras or --counters"):
+    for fault in ("--connect: 'x'", "--window-batches: 0", "--logs, --exports, --inspector, --flight-recorder"):
         assert fault in result.output
 
 

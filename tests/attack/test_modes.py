@@ -55,10 +55,17 @@ async def test_nothing_in_the_data_folder_is_open_to_others(tmp_path: Path, is_t
 
 
 def test_secrets_are_not_made_in_a_folder_that_others_can_enter(repository: Path, tmp_path: Path) -> None:
-    """Files in it are open to the containers' users: the folder is what closes them."""
+    """Keys and tokens are readable by their user alone, or with --containers closed by the folder alone."""
     make = repository / "deploy" / "make-secrets"
     subprocess.run([make, tmp_path / "new"], check=True, capture_output=True)
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    public = {path.name for path in (tmp_path / "new").iterdir() if path.stat().st_mode & 0o077}
+    assert public == {"ca.pem", "service.pem"}
+    subprocess.run([make, "--containers", tmp_path / "contained"], check=True, capture_output=True)
+    assert (tmp_path / "contained").stat().st_mode & 0o777 == 0o700
+    assert {(tmp_path / "contained" / name).stat().st_mode & 0o777 for name in ("service.key", "agent.token")} == {
+        0o644
+    }
     (tmp_path / "open").mkdir(mode=0o755)
     refused = subprocess.run([make, tmp_path / "open"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1

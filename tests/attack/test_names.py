@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from service.log_batches import BASE_NS, Line, init, log_batch
 
-from ncclscope_service.intake import name_limits
-from ncclscope_service.intake.name_limits import TOO_MANY_NAMES, Named
+from ncclscope_service.intake import limits
+from ncclscope_service.intake.limits import TOO_MANY_NAMES, Named
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_wire.batch import Batch
 
@@ -74,7 +74,7 @@ def test_a_communicator_that_never_did_anything_takes_two_kilobytes() -> None:
 def test_communicators_over_the_limit_of_an_agent_are_one_whose_operations_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
     pipeline = _service()
     _feed(pipeline, *(_named(begin, 50, calls=3) for begin in range(0, 300, 50)))
     known = pipeline.store
@@ -87,7 +87,7 @@ def test_communicators_over_the_limit_of_an_agent_are_one_whose_operations_count
 
 @pytest.mark.parametrize("calls", [0, 2])
 def test_members_over_the_limit_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.MEMBERS, 100)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.MEMBERS, 100)
     pipeline = _service()
     _feed(pipeline, *(_named(begin, 50, calls=calls) for begin in range(0, 300, 50)))
     assert len(pipeline.store.members) == 101
@@ -97,7 +97,7 @@ def test_members_over_the_limit_leave_nothing_behind(monkeypatch: pytest.MonkeyP
 
 
 def test_the_size_that_a_communicator_says_it_has_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.RANKS, 1_000_000)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.RANKS, 1_000_000)
     pipeline = _service()
     _feed(pipeline, _named(0, 30, nranks=100_000))
     assert len(pipeline.store.communicators) == 11
@@ -105,8 +105,8 @@ def test_the_size_that_a_communicator_says_it_has_counts(monkeypatch: pytest.Mon
 
 
 def test_processes_and_hosts_over_the_limit_are_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.PROCESSES, 20)
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.HOSTS, 10)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.PROCESSES, 20)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.HOSTS, 10)
     pipeline = _service()
     batches = [log_batch([Line(line=1)], host=f"h{number % 15}", pid=number) for number in range(60)]
     _feed(pipeline, *batches)
@@ -118,7 +118,7 @@ def test_processes_and_hosts_over_the_limit_are_one_process(monkeypatch: pytest.
 
 
 def test_shapes_over_the_limit_are_one_shape_of_a_call_without_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.TEMPLATES, 10)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.TEMPLATES, 10)
     pipeline = _service()
     _feed(pipeline, log_batch([Line(line=number, count=number) for number in range(1, 51)]))
     assert len(pipeline.store.operation_templates) == 11
@@ -128,7 +128,7 @@ def test_shapes_over_the_limit_are_one_shape_of_a_call_without_bytes(monkeypatch
 
 
 def test_texts_over_the_limit_are_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.TEXTS, 10_000)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.TEXTS, 10_000)
     pipeline = _service()
     texts = tuple(f"{number:>900}" for number in range(40))
     batch = log_batch([Line(line=1)])
@@ -139,7 +139,7 @@ def test_texts_over_the_limit_are_one_text(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_agent_over_its_limits_takes_nothing_from_another_of_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for what in (Named.COMMUNICATORS, Named.MEMBERS):
-        monkeypatch.setitem(name_limits.MOST_OF_AGENT, what, 50)
+        monkeypatch.setitem(limits.MOST_OF_AGENT, what, 50)
     pipeline = _service()
     _feed(pipeline, *(_named(begin, 50, calls=1) for begin in range(0, 300, 50)))
     _feed(pipeline, _named(1000, 40, calls=1, pid=20), agent="honest")
@@ -150,7 +150,7 @@ def test_an_agent_over_its_limits_takes_nothing_from_another_of_its_job(monkeypa
 
 
 def test_the_limit_of_a_job_holds_for_all_its_agents_and_not_for_other_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_JOB, Named.COMMUNICATORS, 60)
+    monkeypatch.setitem(limits.MOST_OF_JOB, Named.COMMUNICATORS, 60)
     pipeline = _service()
     _feed(pipeline, _named(0, 50))
     _feed(pipeline, _named(100, 50, pid=20), agent="second")
@@ -160,7 +160,7 @@ def test_the_limit_of_a_job_holds_for_all_its_agents_and_not_for_other_jobs(monk
 
 
 def test_a_restart_gives_no_new_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
     pipeline = _service()
     _feed(pipeline, _named(0, 90))
     pipeline = Pipeline.restore(pipeline.snapshot())
@@ -169,7 +169,7 @@ def test_a_restart_gives_no_new_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_offline_all_names_are_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(name_limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
+    monkeypatch.setitem(limits.MOST_OF_AGENT, Named.COMMUNICATORS, 100)
     pipeline = Pipeline()
     _feed(pipeline, _named(0, 200))
     assert len(pipeline.store.communicators) == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import socketserver
 import threading
 from collections.abc import Generator, Mapping
@@ -15,7 +16,11 @@ from typing import ClassVar
 import anyio.to_thread
 import orjson
 import pytest
+from agent.flight_samples import as_pytorch_pickles, dump, entry
+from agent.inspector_samples import coll_perf, record
 from agent.log_samples import operation_line
+from agent.ras_server import RasServer, text_status
+from agent.trace_samples import trace
 from certificates import make_authority
 from click.testing import CliRunner, Result
 from nsys_made import nccl_export
@@ -44,6 +49,46 @@ def run(*arguments: str, environment: Mapping[str, str] | None = None) -> Result
     """Runs the command with these variables of NCCL and no others."""
     env: dict[str, str | None] = {name: None for name in os.environ if name.startswith("NCCL_")}
     return CliRunner().invoke(main, ["check", *arguments], env={**env, **(environment or {})})
+
+
+def sources(*arguments: str, environment: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
+    """By name, what is said of each source."""
+    found = orjson.loads(run("--json", *arguments, environment=environment).stdout)["sources"]
+    return {source["name"]: source for source in found}
+
+
+def test_each_source_says_whether_it_is_there_and_what_it_gives_and_costs(tmp_path: Path) -> None:
+    write_log(tmp_path / "nccl.log", seconds=2)
+    nccl_export().write(tmp_path / "e.sqlite")
+    (tmp_path / "r.pt.trace.json").write_bytes(trace())
+    (tmp_path / "node1-pid41.log").write_text(record(coll_perf(1)) + "\n")
+    (tmp_path / "nccl_trace_rank_0").write_bytes(as_pytorch_pickles(dump(entry(1))))
+    named = ("--logs", str(tmp_path / "nccl.log"), "--exports", str(tmp_path), "--inspector", str(tmp_path / "*"))
+    with RasServer(lambda _: text_status("2.28.9"), knows_json=True) as server:
+        told = sources(*named, "--flight-recorder", str(tmp_path / "nccl_trace*"), "--ras", f"127.0.0.1:{server.port}")
+    files = ("NCCL's log", "nsys exports", "PyTorch profiler traces", "NCCL Inspector", "PyTorch's Flight Recorder")
+    assert {name: told[name]["state"] for name in (*files, "NCCL's RAS")} == dict.fromkeys(
+        (*files, "NCCL's RAS"), "there"
+    )
+    assert told["NCCL Inspector"]["found"] == "1 dumps"
+    assert told["NCCL's RAS"]["found"] == f"a job answers at 127.0.0.1:{server.port}"
+    assert all(source["gives"] and source["costs"] for source in told.values())
+
+
+def test_a_source_that_is_not_there_says_how_to_have_it_or_why_it_cannot_be() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+    told = sources("--nccl", "2.21.5", "--ras", f"127.0.0.1:{port}")
+    assert told["NCCL Inspector"]["found"] == "NCCL 2.21.5 has no such plug-in, 2.28 is the first"
+    assert (told["NCCL Inspector"]["state"], told["NCCL's RAS"]["state"]) == ("not here", "not here")
+    assert told["NCCL's log"]["state"] == "not looked at"
+    newer = sources(
+        *("--nccl", "2.28.9", "--ras", f"127.0.0.1:{port}"), environment={"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+    )
+    assert newer["NCCL's RAS"]["state"] == "possible"
+    assert newer["NCCL's RAS"]["found"].startswith(f"nobody listens at 127.0.0.1:{port}")
+    assert newer["PyTorch's Flight Recorder"]["found"] == "the environment switches it on, and no dump is there"
+    assert all(source["how"] for source in newer.values())
 
 
 def advised(directory: Path, version: tuple[int, int, int] = (2, 27, 5)) -> dict[str, str]:
@@ -95,7 +140,7 @@ def test_the_lines_to_copy_are_those_of_the_version(tmp_path: Path) -> None:
         assert f"  {line}\n" in result.output
     old = run("--nccl", "2.12.12").output
     assert "TIMESTAMP" not in old
-    assert "TRACE" not in old
+    assert "NCCL_DEBUG=TRACE" not in old
 
 
 def test_a_configuration_file_of_nccl_counts_where_the_environment_says_nothing(tmp_path: Path, no_conf: Path) -> None:
@@ -136,7 +181,7 @@ def test_logs_tell_their_version_their_volume_and_that_they_are_right(tmp_path: 
     assert of_node["bytes_per_hour"] == pytest.approx(20 * bytes_per_line * 3600, rel=0.01)
     assert told["volume"]["share_by_subsystem"]["COLL"] > 0.99
     assert [log["rate"]["method"] for log in told["logs"]] == ["stamps", "stamps"]
-    assert told["levels"][0]["state"] == "yes: operations are in 2 logs"
+    assert (told["sources"][0]["state"], told["sources"][0]["found"]) == ("there", "operations are in 2 logs")
     text = run("--logs", str(tmp_path / "*.log")).output
     assert f"node17 writes {of_node['bytes_per_hour'] / 1e9:.3g} GB of log per hour" in text
     assert "by subsystem, as the lines' forms tell: COLL 100%" in text
@@ -177,7 +222,7 @@ def test_a_pattern_without_a_file_must_change(tmp_path: Path) -> None:
     result = run("--nccl", "2.27.5", "--logs", str(tmp_path / "*.log"))
     assert result.exit_code == 1
     assert "no readable file matches" in result.output
-    assert "not yet: no log is there" in result.output, "it was looked for"
+    assert "NCCL's log: possible (no log is there)" in result.output, "it was looked for"
 
 
 def test_a_log_that_is_empty_is_told_so_without_an_empty_table(tmp_path: Path) -> None:
@@ -192,7 +237,7 @@ def test_exports_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "a.sqlite").write_bytes(b"")
     told = orjson.loads(run("--nccl", "2.27.5", "--exports", str(tmp_path), "--json").stdout)
     assert f"{tmp_path} can be read and holds 1 exports" in [remark["text"] for remark in told["remarks"]]
-    assert told["levels"][2]["state"].startswith("yes")
+    assert told["sources"][1]["state"] == "there"
     assert run("--nccl", "2.27.5", "--exports", str(tmp_path / "missing")).exit_code == 1
 
 

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from ncclscope import __version__
 from ncclscope.cli import main
+from ncclscope.help_text import SectionedCommand
 
-_SUBCOMMANDS = ["demo", "agent", "serve", "analyze", "snapshot", "simulate"]
+_SUBCOMMANDS = ["demo", "analyze", "agent", "serve", "snapshot", "simulate"]
 
 
 def _run(*arguments: str) -> Result:
@@ -22,8 +24,28 @@ def _run(*arguments: str) -> Result:
 def test_help_lists_the_subcommands_in_the_order_in_which_a_newcomer_meets_them() -> None:
     done = _run("--help")
     assert done.exit_code == 0
-    listed = [line.split()[0] for line in done.output.partition("Commands:")[2].splitlines() if line.strip()]
+    lists = done.output.partition("One node:")[2]
+    listed = [line.split()[0] for line in lists.splitlines() if line.strip()]
+    assert "..." not in lists, "a line says all of it"
     assert [word for word in listed if word in _SUBCOMMANDS] == _SUBCOMMANDS
+
+
+@pytest.mark.parametrize("name", ["serve", "agent", "simulate"])
+def test_every_option_of_a_long_help_is_in_one_section(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert isinstance(command, SectionedCommand)
+    in_sections = [each for names in command.sections.values() for each in names]
+    own = [each.name for each in command.params]
+    assert not set(in_sections) - set(own)
+    assert len(in_sections) == len(set(in_sections))
+    assert len(set(own) - set(in_sections)) <= 3, "the section for what belongs nowhere has little"
+    lists = _run(name, "--help").output.partition(f"{next(iter(command.sections))}:")[2]
+    shown = [line.split()[0].rstrip(",") for line in lists.splitlines() if line.startswith("  --")]
+    assert len(shown) == len(set(shown)) >= len(own)
+
+
+def test_an_unknown_subcommand_is_answered_with_those_like_it() -> None:
+    assert "No such command 'analyse'. Did you mean analyze?" in _run("analyse", "x").output
 
 
 @pytest.mark.parametrize("name", _SUBCOMMANDS)

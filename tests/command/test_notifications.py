@@ -40,9 +40,9 @@ def test_nobody_gets_any_unless_somebody_is_named() -> None:
 def test_receivers_are_webhooks_or_what_apprise_knows() -> None:
     pytest.importorskip("apprise")
     given = asked(
-        ["--webhook", "http://a/x", "--notify", "json://b/y", "--webhook", "http://c", "--notify-from", "critical",
-         "--public-url", "http://scope"]
-    )  # fmt: skip
+        ["--notify-from", "critical", "--public-url", "http://scope"],
+        {"NCCLSCOPE_WEBHOOK": "http://a/x http://c", "NCCLSCOPE_NOTIFY": "json://b/y"},
+    )
     receivers = given.for_service()
     assert [(each.url, each.send is None) for each in receivers] == [
         ("http://a/x", True), ("http://c", True), ("json://b/y", False),
@@ -57,22 +57,32 @@ def test_addresses_with_secrets_may_come_from_variables() -> None:
     assert given.apprise_urls == ("json://b/3",)
 
 
-@pytest.mark.parametrize("option", ["--webhook", "--public-url"])
-def test_an_address_that_is_none_is_refused_without_being_repeated(option: str) -> None:
-    result = run([option, "hooks.example/secret"])
+def test_an_address_that_is_none_is_refused_without_being_repeated() -> None:
+    for result in (
+        run(["--public-url", "hooks.example/secret"]),
+        run([], {"NCCLSCOPE_WEBHOOK": "hooks.example/secret"}),
+    ):
+        assert result.exit_code == 2
+        assert "http://" in result.output
+        assert "secret" not in result.output
+
+
+@pytest.mark.parametrize(("option", "variable"), [("--webhook", "NCCLSCOPE_WEBHOOK"), ("--notify", "NCCLSCOPE_NOTIFY")])
+def test_an_address_on_the_command_line_is_refused_with_where_to_put_it(option: str, variable: str) -> None:
+    result = run([option, "https://hooks.example/token"])
     assert result.exit_code == 2
-    assert "http://" in result.output
-    assert "secret" not in result.output
+    assert variable in result.output
+    assert "token" not in result.output
 
 
 def test_an_address_that_apprise_does_not_know_is_refused_without_being_repeated() -> None:
     pytest.importorskip("apprise")
     with pytest.raises(ConfigError, match="Apprise does not know") as caught:
-        asked(["--notify", "nosuch://secret"]).for_service()
+        asked([], {"NCCLSCOPE_NOTIFY": "nosuch://secret"}).for_service()
     assert "secret" not in str(caught.value)
 
 
 def test_without_the_package_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)  # as Python marks a module that cannot be imported
     with pytest.raises(click.ClickException, match=r"pip install 'ncclscope\[notify\]'"):
-        asked(["--notify", "json://b"]).for_service()
+        asked([], {"NCCLSCOPE_NOTIFY": "json://b"}).for_service()

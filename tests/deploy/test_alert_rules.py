@@ -102,7 +102,9 @@ def test_every_metric_of_a_rule_is_in_the_table_or_recorded_with_the_labels_it_i
 
 
 def test_every_kind_of_finding_has_one_alert(rules: list[Rule]) -> None:
-    alerted = {kind for rule in rules for kind in re.findall(r'ncclscope_finding_info\{kind="(\w+)"\}', rule.expr)}
+    alerted = {
+        kind for rule in rules for kind in re.findall(r'ncclscope_finding_confidence_ratio\{kind="(\w+)"\}', rule.expr)
+    }
     (rest,) = (rule for rule in rules if rule.name == "NcclscopeFinding")
     excluded = re.search(r'kind!~"([^"]*)"', rest.expr)
     assert excluded is not None
@@ -114,13 +116,17 @@ def test_every_alert_says_who_or_what_and_leads_to_a_runbook_that_exists(rules: 
     for rule in rules:
         if not rule.is_alert:
             continue
-        assert set(rule.annotations) == {"summary", "description", "runbook_url"}, rule.name
+        is_finding = "ncclscope_finding_confidence_ratio" in rule.expr
+        assert set(rule.annotations) == {"summary", "description", "runbook_url"} | (
+            {"finding_url"} if is_finding else set()
+        ), rule.name
+        assert not is_finding or "$value | humanizePercentage }} sure)" in rule.annotations["summary"], rule.name
         page, _, anchor = rule.annotations["runbook_url"].partition("#")
         assert page == "http://localhost:9798/runbooks"
         kind = re.search(r'kind="(\w+)"', rule.expr)
         if kind is None or kind[1] in set(FindingKind):  # rules may know kinds before the service does
             assert anchor in anchors, f"{rule.name} leads to {anchor}"
-        assert ("severity" in rule.labels) == ("ncclscope_finding_info" not in rule.expr), "a finding has its own"
+        assert ("severity" in rule.labels) is not is_finding, "a finding has its own"
         if rule.name != "NcclscopeDown":
             assert re.search(r"\$labels|\$value", rule.annotations["summary"]), f"{rule.name} names nobody"
 

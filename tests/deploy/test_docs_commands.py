@@ -121,7 +121,7 @@ def test_the_files_of_slurm_and_systemd_land_where_their_scripts_and_units_look(
 def test_the_kustomization_of_the_page_builds(repository: Path, tmp_path: Path) -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl, for `kubectl kustomize`")
-    (shown,) = blocks(repository / "docs" / "deploy-kubernetes.md", "yaml")
+    (shown,) = (each for each in blocks(repository / "docs" / "deploy-kubernetes.md", "yaml") if "components:" in each)
     shutil.copytree(repository / "deploy" / "kubernetes", tmp_path / "deploy" / "kubernetes")
     folder = tmp_path / "mine" / "jobs"
     folder.mkdir(parents=True)

@@ -99,6 +99,56 @@ def test_compose_reads_its_file(repository: Path) -> None:
     assert set(read.service_names()) == {"service", "agent", "prometheus", "alertmanager", "grafana"}
 
 
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("digests", ["$4@sha256:0a", "<no value>"])
+def test_images_of_others_are_pinned_by_digest_or_not_at_all(repository: Path, tmp_path: Path, digests: str) -> None:
+    """With a stand-in for docker: no registry can be reached here."""
+    folder = tmp_path / "compose"
+    folder.mkdir()
+    shutil.copy(repository / "deploy" / "compose" / "pin-images", folder)
+    program(tmp_path / "bin" / "docker", f'[ "$1" = pull ] || echo "{digests}"')
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run([folder / "pin-images"], env=environment, capture_output=True, text=True, check=False)
+    text = (repository / "deploy" / "compose" / "compose.yaml").read_text()
+    asked = set(re.findall(r"\$\{(\w+_IMAGE):\?run ./pin-images", text))
+    if "sha256" in digests:
+        written = dict(line.split("=") for line in (folder / ".env").read_text().splitlines())
+        assert set(written) == asked == {"PROMETHEUS_IMAGE", "ALERTMANAGER_IMAGE", "GRAFANA_IMAGE"}
+        assert all(image.endswith("@sha256:0a") for image in written.values())
+    else:
+        assert done.returncode == 1
+        assert "has no digest" in done.stderr
+        assert not (folder / ".env").exists()
+
+
+@pytest.mark.parametrize(
+    ("package", "status", "said"),
+    [
+        ({"vulns": []}, 0, "1 pins looked at: 0 known weaknesses, 0 packages"),
+        ({"vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}, 1, "x 1: CVE-1, fixed in 2"),
+        ({"skip_reason": "not found"}, 2, "1 packages that could not be looked up"),
+        (None, 2, "no advisories could be had"),
+    ],
+)
+def test_an_audit_that_could_not_ask_does_not_pass(
+    repository: Path, tmp_path: Path, package: dict[str, Any] | None, status: int, said: str
+) -> None:
+    """With a stand-in for pip-audit: no advisories can be reached here."""
+    for name in ("tools", "requirements"):
+        (tmp_path / name).mkdir()
+    shutil.copy(repository / "tools" / "audit", tmp_path / "tools")
+    (tmp_path / "requirements" / "x.txt").touch()
+    answer = "" if package is None else json.dumps({"dependencies": [{"name": "x", "version": "1", **package}]})
+    program(tmp_path / ".venv-audit" / "bin" / "pip-audit", f"echo '{answer}'")
+    done = subprocess.run([tmp_path / "tools" / "audit"], capture_output=True, text=True, check=False)
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+
+
 def test_every_service_is_hardened_and_has_what_it_mounts(repository: Path, compose: dict[str, Any]) -> None:
     folder = repository / "deploy" / "compose"
     for name, service in compose["services"].items():

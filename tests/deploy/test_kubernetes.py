@@ -304,7 +304,7 @@ def test_the_chart_lets_the_service_start_stop_and_be_reached_as_it_needs(reposi
     assert ports == {"agents": 9797, "http": 9798}
     (policy,) = (each for each in made if each["kind"] == "NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    by_port = {rule["ports"][0]["port"]: rule.get("from") for rule in policy["spec"]["ingress"]}
+    by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
     assert by_port == {name: _VALUES["all"]["networkPolicy"][name] for name in ports}
     labels = service["spec"]["template"]["metadata"]["labels"]
     for each in made:
@@ -317,6 +317,16 @@ def test_the_chart_lets_the_service_start_stop_and_be_reached_as_it_needs(reposi
     for each in made:
         if each["kind"] == "Service":
             assert all(port.get("targetPort", port["name"]) in ports for port in each["spec"]["ports"])
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("opened", [None, "agents", "http"])
+def test_nobody_may_connect_to_a_port_until_somebody_is_named(repository: Path, opened: str | None) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/16"}}]
+    values: Yaml = {"networkPolicy": {opened: peers}} if opened else {}
+    (policy,) = (each for each in rendered(repository, values) if each["kind"] == "NetworkPolicy")
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == ([{"ports": [{"port": opened}], "from": peers}] if opened else [])
 
 
 @pytest.mark.deploy

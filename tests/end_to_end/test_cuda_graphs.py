@@ -118,7 +118,7 @@ def test_graphs_recorded_as_a_whole_are_counted_and_disturb_no_other_pair(versio
     launches = 4 * 4
     assert summary["captured"]["graph_launches"] == launches
     assert summary["read"]["skipped"]["graph_launch_without_kernels"] == launches
-    note = "16 graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+    note = "16 graph launches were recorded as a whole: record with nsys and --cuda-graph-trace=node"
     assert summary["captured"]["graphs_note"] == note
     again = run_command("analyze", str(job), "--out", str(tmp_path / "again"))
     assert note in again.stdout

@@ -7,6 +7,8 @@ from pathlib import Path
 from agent.flight_samples import as_pytorch_pickles, dump, entry
 
 from ncclscope.offline import OfflineRun, run_offline
+from ncclscope_agent.files.flight_dumps import FlightDumpFollower
+from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Finding
 from ncclscope_service.store.settings import PipelineSettings
 
@@ -27,7 +29,7 @@ def test_the_rank_that_has_not_called_what_others_wait_in_is_named(tmp_path: Pat
     finding = _finding(tmp_path, {**dumps, 2: dump(entry(1), entry(2))})
     assert finding.ranks == (2,)
     assert finding.summary == (
-        "ranks 0, 1 and 3 wait in all_reduce 3 of default_pg, which rank 2 has not called (PyTorch's flight recorder)"
+        "rank 2 has not called all_reduce 3 of default_pg; ranks 0, 1 and 3 are waiting (PyTorch's flight recorder)"
     )
     stacks = finding.evidence["stacks"]
     assert isinstance(stacks, dict)
@@ -58,3 +60,18 @@ def test_a_dump_that_cannot_be_read_is_a_gap(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_0").write_bytes(as_pytorch_pickles(dump(entry(1)))[:-20])
     run = run_offline([tmp_path], job="job", settings=PipelineSettings())
     assert dict(run.skipped) == {"unreadable_dump": ["nccl_trace_rank_0"]}
+
+
+def test_two_agents_that_watch_a_shared_folder_give_one_finding_while_the_job_hangs(tmp_path: Path) -> None:
+    pipeline = Pipeline()
+    agents = {name: FlightDumpFollower([str(tmp_path / "nccl_trace_rank_*")]) for name in ("node0", "node1")}
+    for now, rank in enumerate((0, 1, 3, 2)):
+        content = dump(entry(1), entry(2), *([] if rank == 2 else [entry(3, "started")]))
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(as_pytorch_pickles(content))
+        for name, follower in agents.items():
+            for batch in follower.poll(now):
+                pipeline.ingest_batch(batch, agent=name, session=name, job="job")
+        pipeline.process_backlog(now * 1_000_000_000)
+    (finding,) = pipeline.store.findings
+    assert finding.ranks == (2,)
+    assert finding.summary.startswith("rank 2 has not called all_reduce 3 of default_pg; ranks 0, 1 and 3 are waiting")

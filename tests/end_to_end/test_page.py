@@ -315,6 +315,59 @@ def test_an_address_leads_to_its_view(browser: Browser, repository: Path, width:
             page.context.close()
 
 
+def test_the_link_of_an_alert_opens_its_finding_once(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port, at=f"#/job/{JOB}/finding/late_rank/37")
+        finding = page.locator("#findings details[data-address='late_rank/37']")
+        expect(finding).to_have_attribute("open", "")
+        expect(page.locator("#findings details[open]")).to_have_count(1)
+        expect(finding).to_be_in_viewport()
+        finding.locator("summary").click()
+        expect(finding.locator("dl")).to_be_hidden()
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/finding/bandwidth_drop/35,43,51,59")
+        expect(page.locator("#findings details[open]")).to_have_count(1)
+        expect(page.locator("#findings details[data-address='bandwidth_drop/35,43,51,59']")).to_have_attribute(
+            "open", ""
+        )
+        assert complaints == []
+
+
+def test_the_topology_shows_the_late_gpu_and_the_slow_link_in_red(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port)
+        expect(page.locator("#layout [data-rank]")).to_have_count(64)
+        expect(page.locator("#layout [data-rank][data-tone=bad]")).to_have_attribute("data-rank", "37")
+        expect(page.locator("#layout rect[data-host][data-tone=bad]")).to_have_attribute("data-host", "gpu-node06")
+        for link in page.locator("#layout path[data-tone=bad]").all():
+            expect(link.locator("title")).to_contain_text("dp-35")
+        assert page.locator("#layout path[data-tone=bad]").count() == 2, "the links of dp-35 at that host, no other"
+        page.locator("#layout a:has([data-rank='37'])").click()
+        expect(page.locator("#rank-name")).to_have_text("rank 37")
+        assert complaints == []
+
+
+def test_what_was_drawn_of_another_group_is_not_shown_under_the_name_of_this_one(
+    browser: Browser, repository: Path
+) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port, at=f"#/job/{JOB}/communicator/tp-0")
+        ranks = page.locator("#communicator-ranks tbody a.name")
+        expect(ranks).to_have_text([str(rank) for rank in range(8)])
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route("**/communicators/tp-8", hold)
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/tp-8")
+        expect(page.locator("#communicator-name")).to_have_text("tp-8")
+        expect(page.locator("#communicator-ranks")).to_be_hidden()
+        held[0].continue_()
+        expect(ranks).to_have_text([str(rank) for rank in range(8, 16)])
+        expect(page.locator("#communicator-ranks")).to_be_visible()
+        assert complaints == []
+
+
 def test_a_stream_that_never_answers_is_asked_for_again(browser: Browser, repository: Path) -> None:
     with fake_service(repository) as port, browser.new_context() as context:
         page = context.new_page()

@@ -129,7 +129,11 @@ def test_without_logs_the_communicators_and_their_measures_are_there(tmp_path: P
     out = analyze(tmp_path / "out", job / "inspector")
     document = summary(out)
     assert document["level"] == "Inspector only"
-    assert document["totals"]["operations"] == 0
+    rows = pq.read_table(out / "operations.parquet").to_pylist()
+    assert document["totals"]["operations"] == document["inspector"]["records"] == len(rows)
+    assert {row["timing_source"] for row in rows} == {"inspector"}
+    assert {row["parallelism"] for row in rows} == {"TP", "PP", "DP", "EMBEDDING"}
+    assert all(row["wait_ns"] is not None for row in rows if row["op"] in _MEASURED)
     assert document["communicators"] == 16  # the world's four bytes are below the least size
     assert all(row["busbw"] for row in document["inspector"]["series"] if row["op"] in _MEASURED)
 

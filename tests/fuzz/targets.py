@@ -107,7 +107,9 @@ def check_inspector(data: bytes) -> None:
 
 def inspector_seeds() -> list[bytes]:
     """Dumps of both forms."""
-    return [record(coll_perf(1)).encode() + b"\n", "\n".join(dump_v43(3)).encode()]
+    times = '{"kernel_start_ts":1752867229235059,"kernel_stop_ts":1752867229235069}'
+    verbose = f',"event_trace_ts":{{"coll_start_ts":1752867229235050,"kernel_events":[{times}]}}'
+    return [record(coll_perf(1, more=verbose)).encode() + b"\n", "\n".join(dump_v43(3)).encode()]
 
 
 def check_trace(data: bytes) -> None:

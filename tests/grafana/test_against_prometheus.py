@@ -23,6 +23,7 @@ _NOTHING_TO_SAY = {
     "ncclscope_notification": "the demo notifies nobody",
     "absent(": "the service is there",
     "ncclscope_finding_info": "most kinds of findings are not open",
+    "ncclscope_finding_confidence_ratio": "most kinds of findings are not open",
     "ncclscope_agent_missing == 1": "no agent is gone",
     "ncclscope_agent_spool": "the demo's agents keep no spool",
     "ncclscope_alignment_disagreements": "the demo's exports carry no NVTX payloads to check against",

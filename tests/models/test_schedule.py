@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ncclscope_models.schedule import Pass, StagePasses, passes, schedule
+from ncclscope_models.schedule import Pass, StagePasses, long_schedule, passes, schedule
 from ncclscope_models.step_time import bubble_share, pipeline_seconds, slowest_stage_seconds
 
 STAGES, MICRO_BATCHES, DURATIONS = st.integers(1, 6), st.integers(1, 12), st.integers(1, 50)
@@ -49,6 +49,22 @@ def test_stages_that_differ_take_no_longer_than_if_all_were_as_slow_as_the_slowe
         update_and_gather=none,
     )
     assert max(sum(each) * micro_batches for each in durations) <= run.duration_ns <= bound
+
+
+@given(
+    st.lists(st.tuples(st.integers(40, 60), st.integers(80, 120)), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.integers(0, 9),
+)
+def test_many_micro_batches_go_on_in_the_rhythm_of_the_first(
+    durations: list[tuple[int, int]], rounds: int, chunks: int, boundary_ns: int
+) -> None:
+    stages, chunks = [StagePasses(*each) for each in durations], chunks if len(durations) > 1 else 1
+    m = rounds * len(stages)
+    whole, found = (run(stages, m, chunks=chunks, boundary_ns=boundary_ns) for run in (schedule, long_schedule))
+    assert found.busy_ns == whole.busy_ns
+    assert found.duration_ns == pytest.approx(whole.duration_ns, rel=0.01)
 
 
 def test_a_boundary_delays_each_stage_behind_it() -> None:

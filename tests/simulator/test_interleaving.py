@@ -8,7 +8,7 @@ import pytest
 from simulator.jobs import Simulate, truth
 
 from ncclscope_simulator import SimulationConfig
-from ncclscope_simulator.interleaving import Exchange, Interleaving, Work
+from ncclscope_simulator.pipeline import Exchange, Interleaving, Work
 
 _SHAPES = [(2, 2, 4), (4, 2, 8), (4, 2, 4), (3, 3, 6), (4, 4, 16)]
 

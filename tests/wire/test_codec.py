@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import cast
+from zlib import crc32
 
 import msgpack
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire.sample_batches import HELLO, assert_equal_batches, batches, content_of, log_batch, log_source
 
+from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import ProtocolError
@@ -29,7 +31,8 @@ from ncclscope_wire.messages import (
     Refused,
     Welcome,
 )
-from ncclscope_wire.records import SourceGap
+from ncclscope_wire.records import Source, SourceGap, SourceKind
+from ncclscope_wire.terms import NO_TIME_NS
 
 MESSAGES: list[Message] = [
     HELLO,
@@ -105,6 +108,24 @@ def test_a_batch_of_rows_is_read_alike_whatever_else_its_message_holds() -> None
         assert isinstance(decoded, BatchMessage)
         assert_equal_batches(decoded.batch, plain.batch)
         assert decoded.batch.operations.flags.writeable
+
+
+def test_records_of_inspector_of_an_earlier_build_are_read() -> None:
+    rows = np.zeros(2, tables.INSPECTED_ROW)
+    rows["sequence"], rows["busbw"] = (4, 5), (1e9, np.nan)
+    batch = Batch(source=Source(kind=SourceKind.INSPECTOR, name="n", key="k"), begin=0, end=2, inspected=rows)
+    earlier = tables.EARLIER_LAYOUTS["inspected"]
+    older = np.zeros(2, earlier)
+    for name in earlier.names or ():
+        older[name] = rows[name]
+    sent = [crc32(repr(earlier.descr).encode()), older.tobytes()]
+    message = decode_message(tampered(batch, tables={"inspected": sent}))
+    assert isinstance(message, BatchMessage)
+    read = message.batch.inspected
+    assert read.dtype == tables.INSPECTED_ROW
+    assert read["sequence"].tolist() == [4, 5]
+    assert (read["start_ns"] == NO_TIME_NS).all()
+    assert (read["end_ns"] == NO_TIME_NS).all()
 
 
 def test_a_table_of_another_layout_is_refused() -> None:

@@ -50,6 +50,8 @@ class FileKind(StrEnum):
     NSYS_SQLITE = "nsys_sqlite"
     """An SQLite database; whether nsys wrote it shows when it is opened."""
     NSYS_REPORT = "nsys_report"
+    NSYS_TABLES = "nsys_tables"
+    """A folder with a file for each table of an export (parquetdir, arrowdir), which no first bytes tell."""
     NCCL_TOPOLOGY = "nccl_topology"
     """The XML file that NCCL_TOPO_DUMP_FILE names."""
     INSPECTOR = "inspector"

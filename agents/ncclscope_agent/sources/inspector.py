@@ -2,8 +2,9 @@
 
 Scope: the JSON lines of NCCL's Inspector profiler plug-in, format v4.0 (NCCL 2.28) to v4.3. Up to v4.2 each record
 carries its header; from v4.3 on the header stands once, in the `dump_stats` line that begins a communicator's dump,
-and as many records follow as that line says. v4.1 and v4.2 have `dump_stats` lines too. Left out on purpose: the
-events of single channels (verbose dumps) and `proxy_trace` records, which are counted. A file is of one process,
+and as many records follow as that line says. v4.1 and v4.2 have `dump_stats` lines too. Of the events of single
+channels (verbose dumps) the first begin and the last end are kept: the host's clock when the plug-in saw them, a
+moment after the GPU. Left out on purpose: `proxy_trace` records, which are counted. A file is of one process,
 appended to at each dump; the plug-in opens it with mode "w", so a process that gets the name again truncates it.
 
 *Source:* NCCL `ext-profiler/inspector/inspector.cc` (2.28), `plugins/profiler/inspector/inspector_json.cc` (2.29 on),
@@ -72,9 +73,27 @@ class RecordMetadata(Struct, frozen=True, kw_only=True):
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
+_Us = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _Channel(Struct, frozen=True):
+    """When the plug-in saw the kernel begin and end on one channel; 0: it did not."""
+
+    kernel_start_ts: _Us = 0
+    kernel_stop_ts: _Us = 0
+
+
 class _Trace(Struct, frozen=True, kw_only=True):
-    coll_start_ts: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    p2p_start_ts: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    coll_start_ts: _Us = 0
+    p2p_start_ts: _Us = 0
+    kernel_events: Annotated[list[_Channel], Meta(max_length=1024)] = msgspec.field(default_factory=list[_Channel])
+
+    def span_us(self) -> tuple[int, int]:
+        """From the first channel's begin to the last one's end; zeros if a channel was not seen whole."""
+        begin = min((each.kernel_start_ts for each in self.kernel_events), default=0)
+        end = max((each.kernel_stop_ts for each in self.kernel_events), default=0)
+        is_whole = begin > 0 and all(each.kernel_stop_ts >= each.kernel_start_ts for each in self.kernel_events)
+        return (begin, end) if is_whole else (0, 0)
 
 
 class CollectiveRecord(Struct, frozen=True, kw_only=True, rename="coll_{}".format):
@@ -83,7 +102,7 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True, rename="coll_{}".forma
     name: _Name = msgspec.field(name="coll")
     sn: _Natural
     msg_size_bytes: _Size
-    exec_time_us: Annotated[int, Meta(ge=0, le=2**53)]
+    exec_time_us: _Us
     timing_source: _Name = "unknown"
     busbw_gbs: _Rate
     algo: _Name | None = None
@@ -98,7 +117,7 @@ class PairRecord(Struct, frozen=True, kw_only=True, rename="p2p_{}".format):
     sn: _Natural
     peer: _Rank
     msg_size_bytes: _Size
-    exec_time_us: Annotated[int, Meta(ge=0, le=2**53)]
+    exec_time_us: _Us
     timing_source: _Name = "unknown"
     busbw_gbs: _Rate
     trace: _Trace = msgspec.field(name="event_trace_ts", default=_Trace())
@@ -138,7 +157,7 @@ def read_line(text: bytes) -> tuple[InspectorLine, bool]:
     """
     try:
         return _DECODER.decode(text), False
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:  # or lists within lists, which no version writes
         raise FormatError("inspector_field") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         begin = text.rfind(_BEGINNING)
@@ -164,7 +183,7 @@ _ALGORITHMS: Final = {name: code for code, name in enumerate(ALGORITHMS)}
 _PROTOCOLS: Final = {name: code for code, name in enumerate(PROTOCOLS)}
 
 _RankKey = tuple[str, int, int, str, int, int, int]
-_Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, float]
+_Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int, float, int, int]
 
 
 class _Dump:
@@ -181,6 +200,10 @@ class _Dump:
             return False
         self.left[kind] -= 1
         return True
+
+
+def _time_ns(us: int) -> int:
+    return us * _US if 0 < us < 2**53 else NO_TIME_NS
 
 
 class InspectorReader(LineReader):
@@ -315,6 +338,7 @@ class InspectorReader(LineReader):
         collective = done if isinstance(done, CollectiveRecord) else None
         op = OPERATIONS.get(done.name, UNKNOWN_OPERATION)
         started_us = done.trace.p2p_start_ts if collective is None else done.trace.coll_start_ts
+        start_us, end_us = done.trace.span_us()
         is_timed = 0 < done.exec_time_us < _LARGEST_US
         busbw = float(done.busbw_gbs) * 1e9 if not isinstance(done.busbw_gbs, str) and is_timed else float("nan")
         return (
@@ -328,9 +352,11 @@ class InspectorReader(LineReader):
             done.sn,
             done.msg_size_bytes if done.msg_size_bytes < _LARGEST_BYTES else NO_NUMBER,
             done.exec_time_us * _US if is_timed else NO_TIME_NS,
-            metadata.dump_timestamp_us * _US if 0 < metadata.dump_timestamp_us < 2**53 else NO_TIME_NS,
-            started_us * _US if 0 < started_us < 2**53 else NO_TIME_NS,
+            _time_ns(metadata.dump_timestamp_us),
+            _time_ns(started_us),
             busbw,
+            _time_ns(start_us),
+            _time_ns(end_us),
         )
 
     def _index_of(self, header: RecordHeader, metadata: RecordMetadata) -> int:

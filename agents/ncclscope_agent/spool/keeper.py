@@ -12,12 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
 import structlog
 
+from ncclscope_agent.link.network import Link
 from ncclscope_agent.spool.contents import Spool
 from ncclscope_agent.spool.database import SpoolDatabase
 from ncclscope_agent.spool.directory import SpoolDirectory
@@ -32,18 +33,6 @@ _TICK_SECONDS: Final = 2.0
 """Between two looks at what no event reports: syncs that are due when nothing is read, and what has become too old."""
 _EXPIRY_SECONDS: Final = 60.0
 """For dropping what is too old, at the start."""
-
-
-class Sending(Protocol):
-    """The link, as far as it matters here."""
-
-    def nudge(self) -> None:
-        """There may be something to send."""
-        ...
-
-    async def wait_for_change(self) -> None:
-        """Returns when the service has sent something, or the connection was lost."""
-        ...
 
 
 class SpoolKeeper:
@@ -125,7 +114,7 @@ class SpoolKeeper:
         session = self._session
         return session is not None and session.exchange.is_streaming and not session.is_behind
 
-    async def attend(self, session: SpooledSession, link: Sending) -> None:
+    async def attend(self, session: SpooledSession, link: Link) -> None:
         """Brings the session what it wants of the disk, until it is cancelled."""
         self._session = session
         while True:

@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ncclscope_agent.link.exchange import Exchange
-from ncclscope_agent.link.frames import InFlight, Window, WindowLimits
-from ncclscope_agent.link.session import SessionStatistics, record_applied, session_statistics, unfinished
+from ncclscope_agent.link.frames import InFlight, WindowLimits
+from ncclscope_agent.link.session import AnySession, SessionStatistics, unfinished
 from ncclscope_agent.spool.contents import Spool
 from ncclscope_agent.spool.records import Chapter, Entries, Frame
 from ncclscope_agent.spool.replay import Replay, entries_only
@@ -30,7 +29,7 @@ from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import encode_message
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import HEADER_BYTES, encode_frame
-from ncclscope_wire.messages import PROTOCOL_VERSION, Acknowledge, BatchMessage, Hello, Position, Welcome
+from ncclscope_wire.messages import PROTOCOL_VERSION, BatchMessage, Hello, Position, Welcome
 
 START: Final = Position(end=0)
 
@@ -109,7 +108,7 @@ class Load:
     replay: Replay | None
 
 
-class SpooledSession:
+class SpooledSession(AnySession):
     """The state machine over a spool. `new_id` gives session ids that no service has seen.
 
     The spool has taken in what an earlier start left. `holds` says whether a source can be read from its file from a
@@ -127,11 +126,8 @@ class SpooledSession:
         holds: Callable[[str, Position], bool] = lambda key, position: False,
         limits: WindowLimits | None = None,
     ) -> None:
-        self.window = Window(limits or WindowLimits())
-        self.exchange = Exchange(hello, max_frame_bytes=self.window.limits.max_frame_bytes)
+        super().__init__(hello, limits=limits)
         self.spool = spool
-        self.applied: dict[str, int] = {}
-        self.wants_reconnect = False
         self._new_id = new_id
         self._holds = holds
         self._live = spool.begin(hello.session_id)
@@ -141,8 +137,7 @@ class SpooledSession:
         self._loaded = 0
         self._replay: Replay | None = None
         self._is_replaying = self._is_planned = self._has_hole = self._wants_entries = False
-        self._batches = self._sent_bytes = 0
-        self.positions: Mapping[str, Position] = spool.positions
+        self.positions = spool.positions
         self.generation = 1 if self.positions else 0
         self._begin_delivery()
 
@@ -281,49 +276,17 @@ class SpooledSession:
     def on_connected(self, *, token: str = "") -> None:
         """A connection stands: sends Hello."""
         self.wants_reconnect = False
-        self.exchange.on_connected(token=token)
+        super().on_connected(token=token)
 
     def on_disconnected(self) -> None:
         """The connection is gone, or could not be made. If it was the first, readers begin without a service."""
-        self.exchange.on_disconnected()
+        super().on_disconnected()
         if self.generation == 0 and not self.exchange.is_closed:
             self._begin_readers(self.spool.positions)
 
-    def to_send(self, *, max_bytes: int = 256 * 1024) -> bytes:
-        """The next bytes for the connection; none for one that is of the session before. Drains."""
-        if self.wants_reconnect:
-            return b""
-        sent = self.exchange.drain()
-        if self.exchange.is_streaming:
-            self.window.drain_into(sent, max_bytes)
-        self._sent_bytes += len(sent)
-        return bytes(sent)
-
-    def on_bytes(self, data: bytes) -> None:
-        """Takes in what the service sent.
-
-        Raises:
-            ProtocolError: the service broke the protocol: drop the connection, call `on_disconnected`.
-        """
-        for message in self.exchange.messages(data):
-            if not self.wants_reconnect:  # else it is about the session before
-                self._on_message(message)
-
-    def _on_message(self, message: Welcome | Acknowledge) -> None:
-        if isinstance(message, Welcome):
-            self._on_welcome(message)
-        elif message.sequence >= self.window.next_to_send:
-            last = self.window.next_to_send - 1
-            raise ProtocolError(f"batch {message.sequence} was acknowledged, and {last} was sent last")
-        else:
-            self._acknowledge(message.sequence)
-            self._move_on()
-
     def statistics(self) -> SessionStatistics:
         """A snapshot of the session; the window is all that is not acknowledged, on disk too."""
-        known = session_statistics(
-            self.exchange, self.window, batches=self._batches, resets=self.generation, sent_bytes=self._sent_bytes
-        )
+        known = super().statistics()
         oldest_ns = known.oldest_observed_at_ns
         if oldest_ns is None and not len(self.window):
             oldest_ns = self.spool.statistics().oldest_ns
@@ -335,6 +298,10 @@ class SpooledSession:
             self._go_on(welcome.acknowledged)
         else:
             self._begin_at(welcome.positions)
+        self._move_on()
+
+    def _on_acknowledge(self, sequence: int) -> None:
+        self._acknowledge(sequence)
         self._move_on()
 
     def _go_on(self, acknowledged: int) -> None:
@@ -458,7 +425,7 @@ class SpooledSession:
         ends: dict[str, int] = {}
         done = 0
         for batch in self.window.acknowledge(sequence):
-            record_applied(self.applied, batch)
+            self._record_applied(batch)
             following = self.window.oldest
             if following is None or following.spooled != batch.spooled:  # else it is sent in several
                 done, ends[batch.key] = batch.spooled, batch.end

@@ -28,13 +28,16 @@ class Step:
 def iteration(job: Job, stage: int, step: Step) -> tuple[Emitted, ...]:
     """Every operation of a rank of this pipeline stage in one iteration, one-rank communicators included."""
     return (
-        *_micro_batches(job, stage),
+        *in_passes(job, stage),
         *_boundaries(job, stage),
-        *_gradients(job, stage),
-        *_parameters(job, stage, step),
-        *_shared_gradients(job, stage),
+        *behind_passes(job, stage, step),
         *_control(job, stage, step),
     )
+
+
+def behind_passes(job: Job, stage: int, step: Step) -> tuple[Emitted, ...]:
+    """Gradients, and parameters of the distributed optimizer."""
+    return (*_gradients(job, stage), *_parameters(job, stage, step), *_shared_gradients(job, stage))
 
 
 def not_covered(job: Job) -> tuple[str, ...]:
@@ -60,7 +63,7 @@ def start(job: Job, stage: int) -> tuple[Emitted, ...]:
     )
 
 
-def _micro_batches(job: Job, stage: int) -> tuple[Emitted, ...]:
+def in_passes(job: Job, stage: int) -> tuple[Emitted, ...]:
     """Tensor-parallel operations and experts, forward and backward, of all micro-batches."""
     shape, layout, training = job.shape, job.layout, job.training
     is_first, is_last = job.stage_kind(stage)

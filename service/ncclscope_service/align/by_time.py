@@ -70,7 +70,6 @@ TIMED_KERNEL: Final = np.dtype(
 class TimedPairs:
     """Decided launches, the kernel of each or NO_NUMBER, and a confidence."""
 
-    launches: NDArray[np.int64]
     kernels: NDArray[np.int64]
     """Kernel position of each launch; several launches may share one; NO_NUMBER: there is none."""
     confidence: NDArray[np.float32]
@@ -172,8 +171,7 @@ class TimePairing:
             kernels[:kernels_used],
             kernel_burst[:kernels_used],
         )
-        positions = launches["position"][:launches_used]
-        return TimedPairs(positions, paired, confidence, launches_used, kernels_used, *further)
+        return TimedPairs(paired, confidence, launches_used, kernels_used, *further)
 
     def observe_certain(self, lines: int, launches: int) -> None:
         """Counts lines that others paired, and their launches: nothing was lost among them."""

@@ -31,6 +31,9 @@ FREE: Final = -2
 VOTES: Final = 5
 """Launches of a lane that vote on its stream; the majority is right while fewer than half of their kernels are lost."""
 
+_SOON_NS: Final = 1_000_000_000
+"""A kernel that is launched later than this after a line shows that those between were not recorded."""
+
 PATIENCE_NS: Final = 2_000_000_000
 """A lane that launches less than `VOTES` times within this is paired by what there is."""
 
@@ -63,7 +66,7 @@ def votes_by_time(launches: Columns, kernels: Columns, agrees: NDArray[np.bool_]
     """The lane of the kernel that each launch was followed by, if nothing else on the thread could have led to it.
 
     `launches` and `kernels` (time_ns ascending, lane) of one thread; `agrees[i]`: launch i fits the kernel next
-    after it. UNBOUND if another operation was logged in between, or the kernel does not fit.
+    after it. UNBOUND if another operation was logged in between, or the kernel does not fit or comes a second later.
     """
     following = np.searchsorted(kernels["time_ns"], launches["time_ns"], side="left")
     exists = following < len(kernels)
@@ -71,7 +74,8 @@ def votes_by_time(launches: Columns, kernels: Columns, agrees: NDArray[np.bool_]
     if not exists.any():
         return votes
     is_last = np.append(following[1:] != following[:-1], True)
-    usable = exists & is_last & agrees
+    nearest = np.minimum(following, len(kernels) - 1)
+    usable = exists & is_last & agrees & (kernels["time_ns"][nearest] - launches["time_ns"] < _SOON_NS)
     votes[usable] = kernels["lane"][following[usable]]
     return votes
 

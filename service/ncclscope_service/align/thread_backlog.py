@@ -42,7 +42,6 @@ THREAD_KERNEL: Final = np.dtype(
 )
 """One kernel of a thread, in order of launching."""
 
-_NONE: Final = np.empty(0, PLAN)
 
 _MOST_BEHIND: Final = 256
 """Most further kernels of a group that the log does not show."""

@@ -164,8 +164,12 @@ class ThreadAligner:
         blocked_at: int | None = None
         for lane in np.unique(launches["lane"][unbound]).tolist():
             of_lane = launches["lane"] == lane
+            voting = of_lane & (votes != UNBOUND)
             begin = int(launches["time_ns"][of_lane][0])
-            chosen = votes[of_lane & (votes != UNBOUND) & (launches["time_ns"] <= begin + PATIENCE_NS)][:VOTES]
+            if until_ns > begin + PATIENCE_NS and voting.any():
+                # What was called long before the first vote was not recorded: a capture began within the log.
+                begin = max(begin, int(launches["time_ns"][voting][0]))
+            chosen = votes[voting & (launches["time_ns"] <= begin + PATIENCE_NS)][:VOTES]
             is_over = final or until_ns > begin + PATIENCE_NS
             if len(chosen) == VOTES or (is_over and len(chosen)):
                 self.lanes.bind(lane, majority(chosen))

@@ -145,6 +145,24 @@ class Clocks:
             cells = np.ix_(mine, ranks)
             self._estimator.add(kernels.hosts[group, ranks].tolist(), starts[cells], ends[cells], durations[mine])
 
+    def learn_times(
+        self,
+        hosts: Sequence[int],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        durations: NDArray[np.int64],
+    ) -> None:
+        """Takes N-to-N collectives whose times nobody's kernels tell; arguments as `ClockEstimator.add` has them."""
+        self._estimator.add(hosts, starts, ends, durations)
+
+    def on_reference(self, times: NDArray[np.int64], hosts: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Times of hosts, by number, on the reference clock; NO_TIME_NS where either is unknown."""
+        found = np.full(times.shape, NO_TIME_NS, np.int64)
+        for host, clock in self._by_host.items():
+            own = hosts == host
+            found[own] = to_true(times[own], clock)
+        return found
+
     def learn_messages(self, sends: Ids, receives: Ids) -> None:
         """Takes messages between hosts: operations of each Send, and of its Recv."""
         sent = self._store.operations.take(sends, "process", "start_ns", "end_ns", "censored")

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.columns import row_ops
 from ncclscope_service.detect.comparable_groups import (
     BLOCK,
     BLOCKS,
@@ -158,7 +159,7 @@ class BandwidthDrop:
         self._context = context = self._links.context_with_links(context)
         settings = context.settings.bandwidth
         closed = self._levels.ingest_collectives(
-            self._links.with_link_numbers(collectives),
+            _with_own_gpus(self._links.with_link_numbers(collectives), context),
             self.recent.next_window_ns(context.step_ns),
             least_bytes=settings.least_bytes,
             is_over=context.is_over,
@@ -396,6 +397,12 @@ class BandwidthDrop:
             },
         )
         return self._with_collectives(made, communicators, context)
+
+
+def _with_own_gpus(collectives: Columns, context: Context) -> Columns:
+    """Those of groups whose ranks have a GPU each: where they share one, transfers wait for turns on it."""
+    sharing = [index for index, group in context.groups.items() if group.shared_gpus]
+    return row_ops.filter_rows(collectives, ~np.isin(collectives["communicator"], sharing)) if sharing else collectives
 
 
 def _drift_finding(group: Group, drift: Drop, context: Context) -> Finding:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,72 +43,86 @@ class _Loss:
     at_ns: int = 0
 
 
+class _Fault(StrEnum):
+    """Kinds of blindness: each is one finding of a job, whichever hosts have it."""
+
+    TORN = "torn"
+    GAP = "gap"
+    UNMATCHED = "unmatched"
+
+
 class Blind:
     """Lost or unusable input of a job's hosts."""
 
     def __init__(self) -> None:
         self._ledger = Ledger()
         self._losses: dict[str, _Loss] = {}
+        self._named: dict[_Fault, set[str]] = {}
+        """Hosts of the findings that are open: a host stays named while others have the same."""
 
-    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
-        """Takes the present counters of one host."""
-        self._judge("gap", self._gap(seen, context.settings.blind, now_ns), seen, context, now_ns)
-        self._judge("align", _alignment(seen, context.settings.blind), seen, context, now_ns)
+    def ingest_visibility(self, seen: Sequence[HostVisibility], context: Context, now_ns: int) -> None:
+        """Takes the present counters of all hosts of the job."""
+        faults = {host.host: self._faults(host, context.settings.blind, now_ns) for host in seen}
+        for fault in _Fault:
+            hosts = {host for host, own in faults.items() if fault in own}
+            if not hosts:
+                self._named.pop(fault, None)
+                self._ledger.close(fault, now_ns)
+                continue
+            named = self._named.setdefault(fault, set())
+            named |= hosts
+            self._ledger.update(fault, _finding(fault, [host for host in seen if host.host in named], context, now_ns))
 
     def findings(self) -> list[Finding]:
         """All findings so far."""
         return self._ledger.findings()
 
-    def _gap(self, seen: HostVisibility, settings: BlindSettings, now_ns: int) -> tuple[str, Severity] | None:
-        loss = self._losses.setdefault(seen.host, _Loss())
+    def _faults(self, seen: HostVisibility, settings: BlindSettings, now_ns: int) -> set[_Fault]:
+        loss, found = self._losses.setdefault(seen.host, _Loss()), set[_Fault]()
         if seen.gaps > loss.gaps:
             loss.gaps, loss.at_ns = seen.gaps, now_ns
         lines = seen.operations + seen.torn_lines
         if lines >= settings.least_operations and seen.torn_lines > settings.most_torn_share * lines:
-            torn = 100 * seen.torn_lines / lines
-            return f"{torn:.2g} % of the operation lines of {seen.host} are torn", Severity.WARNING
-        if loss.gaps and now_ns - loss.at_ns <= settings.remembered_seconds * SECOND_NS:
-            return (
-                f"input from {seen.host} was lost in {loss.gaps} {'place' if loss.gaps == 1 else 'places'}",
-                Severity.WARNING,
-            )
-        return None
-
-    def _judge(
-        self, what: str, fault: tuple[str, Severity] | None, seen: HostVisibility, context: Context, now_ns: int
-    ) -> None:
-        key = (what, seen.host)
-        if fault is None:
-            self._ledger.close(key, now_ns)
-            return
-        text, severity = fault
-        self._ledger.update(
-            key,
-            Finding(
-                kind=FindingKind.BLIND,
-                severity=severity,
-                job=context.job,
-                hosts=(seen.host,),
-                since_ns=now_ns,
-                confidence=1.0,
-                summary=f"{text}: findings about {names_of_hosts([seen.host])} are less certain",
-                evidence={
-                    "operations": seen.operations,
-                    "torn_lines": seen.torn_lines,
-                    "gaps": seen.gaps,
-                    "covered": seen.covered,
-                    "matched": seen.matched,
-                },
-            ),
-        )
+            found.add(_Fault.TORN)
+        elif loss.gaps and now_ns - loss.at_ns <= settings.remembered_seconds * SECOND_NS:
+            found.add(_Fault.GAP)
+        if seen.covered >= settings.least_operations and seen.matched < settings.least_matched_share * seen.covered:
+            found.add(_Fault.UNMATCHED)
+        return found
 
 
-def _alignment(seen: HostVisibility, settings: BlindSettings) -> tuple[str, Severity] | None:
-    if seen.covered < settings.least_operations or seen.matched >= settings.least_matched_share * seen.covered:
-        return None
-    share = seen.matched / seen.covered
-    severity = Severity.CRITICAL if share < settings.critical_matched_share else Severity.WARNING
-    return f"only {100 * share:.0f} % of the captured operations of {seen.host} were matched to a kernel", severity
+def _finding(fault: _Fault, hosts: Sequence[HostVisibility], context: Context, now_ns: int) -> Finding:
+    """One kind of blindness of these hosts."""
+    names = tuple(sorted(host.host for host in hosts))
+    who, severity = names_of_hosts(names), Severity.WARNING
+    if fault is _Fault.TORN:
+        shares = [host.torn_lines / (host.operations + host.torn_lines) for host in hosts]
+        text = f"{_percent(shares)} of the operation lines of {who} are torn"
+    elif fault is _Fault.GAP:
+        gaps = sum(host.gaps for host in hosts)
+        text = f"input from {who} was lost in {gaps} {'place' if gaps == 1 else 'places'}"
+    else:
+        shares = [host.matched / host.covered for host in hosts]
+        if min(shares) < context.settings.blind.critical_matched_share:
+            severity = Severity.CRITICAL
+        text = f"only {_percent(shares)} of the captured operations of {who} were matched to a kernel"
+    counters = ("operations", "torn_lines", "gaps", "covered", "matched")
+    return Finding(
+        kind=FindingKind.BLIND,
+        severity=severity,
+        job=context.job,
+        hosts=names,
+        since_ns=now_ns,
+        confidence=1.0,
+        summary=f"{text}: findings about {who if len(names) == 1 else 'them'} are less certain",
+        evidence={name: sum(getattr(host, name) for host in hosts) for name in counters},
+    )
+
+
+def _percent(shares: Sequence[float]) -> str:
+    """ "0.26 %", "0.2 to 0.28 %"."""
+    low, high = (f"{100 * share:.2g}" for share in (min(shares), max(shares)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def service_blind_finding(job: str, since_ns: int, *, reason: str, summary: str) -> Finding:

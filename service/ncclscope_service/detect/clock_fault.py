@@ -1,4 +1,8 @@
-"""Clocks that were stepped, and clocks or matches that contradict causality: then no comparison of ranks is valid."""
+"""Clocks that were stepped, and clocks or matches that contradict causality: then no comparison of ranks is valid.
+
+Lines without stamps get their kernels by order: there a contradiction is most likely a capture that was placed at
+another step on one rank than on another, and is said of ncclscope (`blind`), not of a clock.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,10 @@ class ClockFault:
     def report_steps(self, clocks: Mapping[str, HostClock], context: Context) -> None:
         """Reports steps of the clocks of this job's hosts, each once and closed: the estimate recovers by itself.
 
-        With two hosts it is not known whose clock it was: both are named.
+        With two hosts it is not known whose clock it was: both are named. Nothing is reported of lines without stamps.
         """
+        if context.has_lines_without_stamps:
+            return
         for host, clock in clocks.items():
             new = [at_ns for at_ns in clock.steps if (host, at_ns) not in self._reported]
             self._reported.update((host, at_ns) for at_ns in new)
@@ -100,6 +106,8 @@ class ClockFault:
         elif names:
             confidence = 0.9
             what = f"causality bounds of {names_of_hosts(names)} contradict each other"
+        if context.has_lines_without_stamps and not check.is_misjoined:
+            kind, cause = FindingKind.BLIND, "lines without stamps were matched to kernels of other steps"
         self._ledger.update(
             "clock",
             Finding(

@@ -399,7 +399,11 @@ class Siblings:
             if len(family) < settings.least_groups:
                 continue
             limits = [context.groups[shapes[number].communicator].limit or math.inf for number in family]
-            for verdict in _compare(family, recent, shapes, np.log(limits), self._slow, settings):
+            compared = list(_compare(family, recent, shapes, np.log(limits), self._slow, settings))
+            wires = {context.groups[shapes[number].communicator].host_set() for number in family}
+            if len(wires) < 2 and not any(verdict.is_slow for verdict in compared):
+                continue  # a fault of wires that all of them cross slows all of them
+            for verdict in compared:
                 known = by_communicator.get(verdict.communicator)
                 if known is None or _weight(verdict) > _weight(known):
                     by_communicator[verdict.communicator] = verdict

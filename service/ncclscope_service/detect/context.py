@@ -6,10 +6,11 @@ the words that they share are here too.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,16 @@ def group_name(parallelism: str | None, comm_id: str, name: str | None = None) -
     """Name of a communicator in sentences; `name`: what PyTorch calls its group."""
     said = "" if name is None else f" ({name})"
     return f"{parallelism} group {comm_id}{said}" if parallelism else f"communicator {comm_id}{said}"
+
+
+class SharedGpu(NamedTuple):
+    """One GPU on which several ranks of a group run."""
+
+    host: str
+    bus_id: int
+    """PCI address as NCCL writes it."""
+    ranks: tuple[int, ...]
+    """Global ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,7 @@ class Group:
     """Bus bandwidth that its links can carry, in bytes per second; None if the topology does not tell."""
     limit_name: str = ""
     """Name of the link that sets the limit."""
+    shared_gpus: tuple[SharedGpu, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,10 +87,19 @@ class Context:
     """Global ranks that stand between two steps: they may evaluate or write a checkpoint."""
     knows_steps: bool = False
     """Whether the end of a step is known of all ranks."""
+    has_lines_without_stamps: bool = False
+    """Which kernels are theirs is found by order alone."""
     is_over: bool = False
     """Whether no more input comes."""
     settings: DetectionSettings = DEFAULTS
     """The thresholds of this job."""
+
+    def shared_gpus(self) -> list[SharedGpu]:
+        """GPUs on which several ranks run, by host: their kernels take turns there."""
+        ranks: defaultdict[tuple[str, int], set[int]] = defaultdict(set[int])
+        for shared in chain.from_iterable(group.shared_gpus for group in self.groups.values()):
+            ranks[shared.host, shared.bus_id] |= {*shared.ranks}
+        return [SharedGpu(*seat, tuple(sorted(own))) for seat, own in sorted(ranks.items())]
 
     def is_fully_observed(self, host: str) -> bool:
         """Whether none of this host's input is known to be missing."""
@@ -147,11 +168,14 @@ def group_from_communicator(store: Store, communicator: Communicator) -> Group:
     """A communicator as detectors see it now."""
     ranks = [NO_NUMBER] * communicator.size
     hosts = [""] * communicator.size
+    seats: defaultdict[tuple[str, int], set[int]] = defaultdict(set[int])
     for rank, index in (communicator.members or {}).items():
         if 0 <= rank < communicator.size:
             member = store.members[index]
             ranks[rank] = NO_NUMBER if member.global_rank is None else member.global_rank
             hosts[rank] = store.processes[member.process].host
+            if member.bus_id is not None and member.global_rank is not None:
+                seats[hosts[rank], member.bus_id].add(member.global_rank)
     bottleneck = communicator.bottleneck
     return Group(
         comm_id=communicator.comm_id,
@@ -161,6 +185,7 @@ def group_from_communicator(store: Store, communicator: Communicator) -> Group:
         hosts=tuple(hosts),
         limit=None if bottleneck is None else bottleneck.bytes_per_second,
         limit_name="" if bottleneck is None else bottleneck.told,
+        shared_gpus=tuple(SharedGpu(*seat, tuple(sorted(own))) for seat, own in seats.items() if len(own) > 1),
     )
 
 
@@ -213,6 +238,10 @@ class Ledger:
         while len(self._closed) > _CLOSED_KEPT:
             del self._closed[next(iter(self._closed))]
         del self._history[: max(0, len(self._history) - _CLOSED_KEPT)]
+
+    def withdraw(self, key: Hashable) -> None:
+        """Drops an open fault of which more is known now: another one says it better."""
+        self._open.pop(key, None)
 
     def findings(self) -> list[Finding]:
         """All of them, open and closed, in the order of `by_urgency`."""

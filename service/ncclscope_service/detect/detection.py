@@ -120,11 +120,11 @@ class Detectors:
         self._misconfiguration.ingest_versions(versions, at_ns)
 
     def compare_settings(
-        self, worlds: Callable[[], Mapping[ProcessKey, WorldOfProcess]], members: int, context: Context
+        self, worlds: Callable[[], Mapping[ProcessKey, WorldOfProcess]], members: int, context: Context, at_ns: int
     ) -> None:
         """Compares the settings of processes, if something was said since; `members`: how many are known."""
-        if self._misconfiguration.is_due(members):
-            self._misconfiguration.compare(worlds(), context)
+        if self._misconfiguration.is_due(members, context):
+            self._misconfiguration.compare(worlds(), context, at_ns)
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """The check of the last clock estimate."""
@@ -138,8 +138,8 @@ class Detectors:
         """By host whose stamps have another offset to their arrival than before: by how many ns they are later."""
         self._clock_fault.report_moved_stamps(moved, context, at_ns)
 
-    def ingest_visibility(self, seen: HostVisibility, context: Context, now_ns: int) -> None:
-        """Counters of one host."""
+    def ingest_visibility(self, seen: Sequence[HostVisibility], context: Context, now_ns: int) -> None:
+        """Counters of all hosts of the job."""
         self._blind.ingest_visibility(seen, context, now_ns)
 
     def evict_communicators(self, communicators: Set[int]) -> None:
@@ -302,6 +302,7 @@ class _Job:
     """How many processes had said their NCCL version when the detectors were given them."""
     end: tuple[tuple[int, ...], EndOfRanks] | None = None
     """Where its ranks stand, once it is silent, and what that was computed from."""
+    has_lines_without_stamps: bool = False
     fails_since_ns: int | None = None
     """Since when every pass has failed by an internal error."""
 
@@ -375,6 +376,8 @@ class Detection:
         columns = (operations[name] for name in ("process", "logged_at_ns", "observed_at_ns"))
         times = self._store.stamp_offsets.times(*columns)
         self._newest_log_ns = max(self._newest_log_ns, int(times.max(initial=NO_TIME_NS)))
+        for process in distinct_values(operations["process"][operations["logged_at_ns"] == NO_TIME_NS]):
+            self._jobs[self._store.process_job[process]].has_lines_without_stamps = True
         self._update_progress(operations, times)
         self._resting.ingest_operations(operations, times)
         self._update_newest_lines(operations)
@@ -422,7 +425,11 @@ class Detection:
                 context = None
                 if name in active:
                     context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
-                    context = replace(context, settings=settings_of(thresholds, name))
+                    context = replace(
+                        context,
+                        settings=settings_of(thresholds, name),
+                        has_lines_without_stamps=job.has_lines_without_stamps,
+                    )
                     mine = row_ops.filter_rows(measured, np.isin(measured["communicator"], list(context.groups)))
                     self._ingest(job, context, mine, at_ns, clocks, final=final)
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
@@ -499,7 +506,7 @@ class Detection:
         if len(self._store.process_version) != job.versions_seen:
             job.versions_seen = len(self._store.process_version)
             detectors.ingest_versions(self._versions(context.job), now_ns)
-        detectors.compare_settings(lambda: self._worlds(context), len(self._store.members), context)
+        detectors.compare_settings(lambda: self._worlds(context), len(self._store.members), context, now_ns)
         check = clocks.check()
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
@@ -508,8 +515,7 @@ class Detection:
         detectors.ingest_clock_steps(
             {host: self._store.clocks[host] for host in hosts if host in self._store.clocks}, context
         )
-        for host in self._hosts.visibility(hosts):
-            detectors.ingest_visibility(host, context, now_ns)
+        detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
 
     def _with_ranks(self, job: str, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
         ranks: dict[ProcessKey, set[int | None]] = defaultdict(set[int | None])

@@ -13,7 +13,7 @@ themselves. What is left is named, once the groups through which blame may have 
 name is withdrawn when the blame turns out to have been passed on.
 
 Groups that span pipeline stages (PP, EMBEDDING, and WORLD in a job with a pipeline) have a last arriver by design and
-accuse nobody.
+accuse nobody. Ranks that share a GPU wait for their turns on it and are not named: nothing tells a turn from a delay.
 """
 
 from __future__ import annotations
@@ -143,9 +143,11 @@ class LateRank:
             accusations = []
         known = {communicator: self._blames.history(communicator) for communicator in judged} if accusations else {}
         causes = root_causes(accusations, known, self._exchange_times, self._convicted, context)
+        taking_turns = {rank for shared in context.shared_gpus() for rank in shared.ranks}
         named = {
             rank: cases
             for rank, cases in causes.items()
+            if rank not in taking_turns
             if rank in is_open or any(case.log_evidence >= least for case in cases)
         }
         self._convicted |= named
@@ -187,7 +189,7 @@ class LateRank:
         found: dict[Hashable, Finding] = {}
         hidden = {key for key in self._ledger.open_keys() if not isinstance(key, int)}
         is_open = frozenset(each.ranks for each in self._ledger.findings() if each.until_ns is None)
-        inner = [group for group in context.groups.values() if group.parallelism in SAME_WORK]
+        inner = [each for each in context.groups.values() if each.parallelism in SAME_WORK and not each.shared_gpus]
         for group in [] if self._named_ranks() else inner:
             waits = waits_in_pipelines(group, self._exchange_waits, context)
             case = None if waits is None else hidden_lateness(group, *waits, context, is_open)

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ncclscope_service.detect.context import Context, Ledger, names_of_hosts, names_of_ranks
+from ncclscope_service.detect.context import Context, Ledger, SharedGpu, names_of_hosts, names_of_ranks
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_wire import facts
@@ -86,7 +86,7 @@ class Misconfiguration:
                 self._versions[process] = version
                 self._record(process, _Setting("NCCL version", version), at_ns)
 
-    def is_due(self, members: int) -> bool:
+    def is_due(self, members: int, context: Context) -> bool:
         """Whether `compare` may find something else than before: more was said, or more `members` are known."""
         if self._amount != self._judged_amount:
             self._judged_amount = self._amount
@@ -94,13 +94,16 @@ class Misconfiguration:
                 name in self._said for name, _ in _SWITCHED_OFF
             )
             self._judged_members = -1
-        is_due = (self._is_suspicious or bool(self._ledger.open_keys())) and members != self._judged_members
+        may_find = self._is_suspicious or bool(self._ledger.open_keys()) or bool(context.shared_gpus())
+        is_due = may_find and members != self._judged_members
         self._judged_members = members
         return is_due
 
-    def compare(self, worlds: Mapping[ProcessKey, WorldOfProcess], context: Context) -> None:
+    def compare(self, worlds: Mapping[ProcessKey, WorldOfProcess], context: Context, at_ns: int) -> None:
         """Renews the findings; only processes of one world are compared."""
-        current: dict[Hashable, Finding] = {}
+        current: dict[Hashable, Finding] = {
+            shared: _shared_gpu(shared, context, at_ns) for shared in context.shared_gpus()
+        }
         is_of_one_node = len({host for host, _ in worlds}) < 2
         for name, said in self._said.items():
             by_world: defaultdict[int, dict[ProcessKey, set[str]]] = defaultdict(dict[ProcessKey, set[str]])
@@ -182,6 +185,22 @@ class Misconfiguration:
             summary=f"{name}={value} on {names_of_hosts(hosts)}: {effect}",
             evidence={"setting": name, "value": value, "processes": len(users)},
         )
+
+
+def _shared_gpu(shared: SharedGpu, context: Context, at_ns: int) -> Finding:
+    """NCCL refuses it ("Duplicate GPU detected", init.cc) unless `NCCL_HOSTID` says that hosts differ."""
+    return Finding(
+        kind=FindingKind.MISCONFIGURATION,
+        severity=Severity.WARNING,
+        job=context.job,
+        ranks=shared.ranks,
+        hosts=(shared.host,),
+        since_ns=at_ns,
+        confidence=0.95,
+        summary=f"{names_of_ranks(shared.ranks)} run on one GPU of host {shared.host} (PCI address {shared.bus_id:x}): "
+        "their kernels take turns, so none of them is called late",
+        evidence={"bus_id": f"{shared.bus_id:x}", "processes": len(shared.ranks)},
+    )
 
 
 def _agree(said: Iterable[set[str]]) -> bool:

@@ -53,6 +53,10 @@ _AMONG_LOSSES: Final = 0.7
 """Confidence, at most, where lines were lost."""
 _CONTEXT: Final = 12
 """Calls that identify a place of a sequence that repeats itself."""
+_LEAST_ALIKE: Final = 3
+"""Times that the same must have followed the same calls for it to be what was to be called."""
+_BY_MOST, _BY_PAST, _UNDECIDED = 0.95, 0.8, 0.5
+"""Confidence: most ranks call the same; of ranks that are as many one side calls what always came here; neither."""
 
 
 @dataclass(slots=True)
@@ -404,16 +408,21 @@ def _finding(
         return None
     usual = max(support, key=lambda call: support[call])
     is_clear = sum(count == support[usual] for count in support.values()) == 1
+    confidence = _BY_MOST if is_clear else _UNDECIDED
+    past, alike = _alike_before(sequence, seq)
+    expected = set(past[alike].tolist()) & calls.keys()
+    if not is_clear and len(alike) >= _LEAST_ALIKE and len(expected) == 1:
+        (usual,), is_clear, confidence = expected, True, _BY_PAST
     minority = {rank for call, ranks in calls.items() if call != usual or not is_clear for rank in ranks}
     ranks = tuple(sorted(group.global_ranks[rank] for rank in minority if group.global_ranks[rank] >= 0))
     odd = next(call for call in calls if call != usual)
     hosts = context.hosts_of(ranks)
-    differs_in = _differs_in(sequence, seq, odd, usual)
+    differs_in = _differs_in(odd, usual, past, alike)
     order = "; this is the next call of the sequence, so ranks make their calls in different orders"
     who, is_one = names_of_ranks(ranks), len(ranks) == 1
     calls_text = (
         f"{who} {'calls' if is_one else 'call'} {_call_text(odd)} as collective {seq} of {group.name}, "
-        f"but the other ranks call {_call_text(usual)}"
+        f"but the other ranks call {_call_text(usual)}{', as before' if confidence == _BY_PAST else ''}"
         if is_clear
         else f"{who} {'disagrees' if is_one else 'disagree'} on collective {seq} of {group.name}: {_call_text(odd)} or "
         f"{_call_text(usual)}"
@@ -427,7 +436,7 @@ def _finding(
         ranks=ranks,
         hosts=hosts,
         since_ns=found.at_ns,
-        confidence=0.95 if is_clear else 0.5,
+        confidence=confidence,
         summary=f"{calls_text}{order if differs_in == 'order' else ''}",
         evidence={
             "coll_seq": seq,
@@ -441,21 +450,22 @@ def _finding(
     )
 
 
-def _differs_in(sequence: _Sequence, seq: int, odd: int, usual: int) -> str:
+def _differs_in(odd: int, usual: int, past: NDArray[np.int64], alike: NDArray[np.intp]) -> str:
     """`size`; or `order` if the odd call is the one that follows here, by the sequence's own past; `operation`."""
     if odd % _CODES == usual % _CODES:
         return "size"
-    known = sequence.seqs >= 0
-    order = np.argsort(sequence.seqs[known])
-    past = sequence.calls[known][order][sequence.seqs[known][order] < seq]
-    before = past[-_CONTEXT:]
-    if len(past) > 2 * _CONTEXT:
-        alike = np.lib.stride_tricks.sliding_window_view(past[:-2], _CONTEXT)
-        ends = np.flatnonzero((alike == before).all(axis=1)) + _CONTEXT
-        ends = ends[past[ends] == usual]
-        if len(ends) and int(past[ends[-1] + 1]) == odd:
-            return "order"
-    return "operation"
+    ends = alike[(past[alike] == usual) & (alike + 1 < len(past))]
+    return "order" if len(ends) and int(past[ends[-1] + 1]) == odd else "operation"
+
+
+def _alike_before(sequence: _Sequence, seq: int) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+    """The calls before a place, in order, and where among them is what followed the same calls as precede the place."""
+    known = (sequence.seqs >= 0) & (sequence.seqs < seq)
+    past = sequence.calls[known][np.argsort(sequence.seqs[known])]
+    if len(past) <= 2 * _CONTEXT:
+        return past, np.empty(0, np.intp)
+    alike = np.lib.stride_tricks.sliding_window_view(past[:-1], _CONTEXT)
+    return past, np.flatnonzero((alike == past[-_CONTEXT:]).all(axis=1)) + _CONTEXT
 
 
 def _add_early_ranks(sequence: _Sequence, place: int, calls: dict[int, set[int]], size: int) -> None:

@@ -95,6 +95,13 @@ class TorchTimeouts:
     """Descriptions of groups."""
     _operations: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict[tuple[int, int], tuple[str, int]])
     """By rank of the group and sequence number: what was called, and after how many ms the rank gave up."""
+    error: str | None = None
+    """The error of NCCL for which watchdogs gave up, if they say so: then nobody waited too long."""
+
+    @property
+    def longest_ms(self) -> int | None:
+        """How long a rank waited before its watchdog gave up; None if none says that it waited too long."""
+        return max((timeout_ms for _, timeout_ms in self._operations.values()), default=None)
 
     def add(self, fact: TorchFact) -> None:
         """Takes a line. What is logged, thrown and printed by `what()` is one time-out."""
@@ -167,6 +174,7 @@ class TorchTimeouts:
         )
         timeout_ms = next((self._operations[key][1] for key in self._calls(places)), None)
         after = "" if timeout_ms is None else f" after {timeout_ms / 1000:.0f} s"
+        why = f" for {self.error}" if timeout_ms is None and self.error else ""
         more = f" and on operations of {len(others)} other group{'s' if len(others) > 1 else ''}" if others else ""
         missing, behind = self._behind(places), self._furthest_behind(places)
         if missing and len(by_sequence) == 1:
@@ -175,7 +183,7 @@ class TorchTimeouts:
             verb = "is" if len(behind) == 1 else "are"
             note = f"; {self._names_of(behind)} {verb} furthest behind" if behind else ""
         return (
-            f"PyTorch's watchdog gave up on {what} of {self._group_name(places[0])}{after}{more}{note} "
+            f"PyTorch's watchdog gave up on {what} of {self._group_name(places[0])}{after}{more}{why}{note} "
             f"(reported by {self._names_of([*places, *chain(*others)])})"
         )
 
@@ -204,6 +212,7 @@ class TorchTimeouts:
             "group": self._names.get(places[0][:2]),
             "groups": len(groups),
             "timeout_ms": calls[0][1] if calls else None,
+            "error": self.error,
             "group_ranks": [place.rank for place in places],
             "group_ranks_behind": [place.rank for place in self._behind(places)],
             "group_ranks_furthest_behind": [place.rank for place in self._furthest_behind(places)],
@@ -290,6 +299,8 @@ def _role_of_program(fact: facts.ProgramFailure) -> Role:
 
 _ROLES: Final = {_OUT_OF_MEMORY: Role.CAUSE, "killed": Role.KILL, "exited": Role.EXIT}
 _OF_NCCL: Final = "NCCL error"
+_ASYNC_ERROR: Final = "NCCL error: "
+_NCCL_VERSION: Final = re.compile(r",? NCCL version [\w.+-]+")
 _ENGINES: Final = (_OF_NCCL, "CUDA error")
 """Beginnings of exceptions of C++ that nobody catches."""
 
@@ -344,6 +355,8 @@ class Reported:
     _ledger: Ledger = field(default_factory=Ledger)
     _context: Context | None = None
     lines: FailureLines = field(default_factory=FailureLines)
+    _async_error: str | None = None
+    """The first error of NCCL that a watchdog of PyTorch found in a collective."""
 
     def ingest_newest_lines(self, lines: Mapping[ProcessKey, int]) -> None:
         """By process of the job: the line of the newest operation, if it has any."""
@@ -356,6 +369,8 @@ class Reported:
         self._context = context
         for one in logged:
             trouble = _TROUBLE.get(type(one.fact))
+            if isinstance(one.fact, facts.ProgramFailure) and one.fact.text.startswith(_ASYNC_ERROR):
+                self._async_error = self._async_error or _NCCL_VERSION.sub("", one.fact.text)
             key = None if trouble is None else trouble.key(one.fact)
             if trouble is not None and key is not None:
                 self._record(key, one, trouble)
@@ -365,13 +380,17 @@ class Reported:
     def timeouts(self) -> TorchTimeouts | None:
         """What PyTorch's watchdogs say, if they gave up."""
         report = self._reports.get(_TIMED_OUT)
-        return None if report is None else report.timeouts
+        if report is None:
+            return None
+        report.timeouts.error = self._async_error
+        return report.timeouts
 
     def findings(self, now_ns: int, *, is_stuck: bool = False) -> list[Finding]:
         """All findings so far. `is_stuck`: another detector says that the job stands still or goes wrong."""
         context = self._context
         if context is None:
             return []
+        self.timeouts()  # with the error
         failed = is_stuck or any(not (report.may_be_exit or report.is_minor) for report in self._reports.values())
         for key, report in self._reports.items():
             if report.may_be_exit and not failed:

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from ncclscope_service.columns import row_ops
-from ncclscope_service.detect.context import Context, names_of_hosts, names_of_ranks
+from ncclscope_service.detect.context import Context, duration_text, names_of_hosts, names_of_ranks
 from ncclscope_service.detect.hang import AT_END, Channel, HangState, ends_of_waits, last_counts, waits_at_end
-from ncclscope_service.detect.reported import Failure, Reported, Role
+from ncclscope_service.detect.reported import Failure, Reported, Role, TorchTimeouts
 from ncclscope_service.store.records import STANDING_KEPT, Ending, Finding, FindingKind, RankStanding, Verdict
 from ncclscope_wire.batch import Columns
-from ncclscope_wire.terms import NO_NUMBER
+from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,15 @@ class EndOfRanks:
     """Global ranks that ended none."""
     is_lossy: bool
     """Whether log lines were lost."""
+    newest_ns: int
+    """When the last operation was logged, if times are known."""
     standing: tuple[RankStanding, ...]
     """See `Verdict.standing`, without last words."""
+
+    @property
+    def blamed(self) -> frozenset[int]:
+        """Global ranks at which all waits end; none if log lines were lost."""
+        return frozenset(rank for each in self.standing for rank in each.blamed if not self.is_lossy)
 
     @property
     def have_all_ended(self) -> bool:
@@ -66,6 +73,7 @@ def end_of_ranks(counts: Columns, context: Context, has_ended: Mapping[int, bool
         ended=frozenset(rank for rank, ended in has_ended.items() if ended),
         not_ended=frozenset(rank for rank, ended in has_ended.items() if not ended),
         is_lossy=bool(context.lossy_hosts or context.silent_hosts),
+        newest_ns=int(own["last_ns"].max(initial=NO_TIME_NS)),
         standing=_standing(channels, context),
     )
 
@@ -141,8 +149,11 @@ def _verdicts(
     if hang is not None and hang.evidence["state"] not in _WORDLESS:
         yield _made(Ending.HANG, hang.summary.removeprefix(AT_END), context, hang.ranks)
     timeouts = reported.timeouts()
-    if by_role[Role.TIMEOUT] and timeouts is not None:
-        yield _made(Ending.HANG, timeouts.summary(), context, timeouts.culprits())
+    silent = _without_words(reported, by_role, end, context)
+    if by_role[Role.TIMEOUT] and timeouts is not None and (timeouts.longest_ms is not None or timeouts.error is None):
+        yield _gave_up(timeouts, end, context)
+    if silent is not None:
+        yield silent
     if by_role[Role.KILL]:
         yield _failed(Ending.KILLED, by_role[Role.KILL], context)
     if by_role[Role.EXIT]:
@@ -152,6 +163,63 @@ def _verdicts(
     if mismatch is not None:
         yield _made(Ending.UNCLEAR, f"{mismatch.summary}; no line says why the job ended", context)
     yield _without_failure([*by_role[Role.EXCEPTION], *by_role[Role.CONSEQUENCE]], end, context)
+
+
+def _without_words(
+    reported: Reported, by_role: Mapping[Role, Sequence[Failure]], end: EndOfRanks, context: Context
+) -> Verdict | None:
+    """What is to be said of the ranks at which all waits end if they said nothing, and others lost connections.
+
+    A process that is killed by the system, or that crashes outside of NCCL and PyTorch, writes nothing. The others stop
+    at what it did not call, and their connections to it break at once. If they break long after the last operation,
+    the job stood still until somebody ended it.
+    """
+    if end.is_lossy or end.newest_ns == NO_TIME_NS:
+        return None
+    broke = [each for each in reported.lines.failures({}) if each.role is Role.CONSEQUENCE]
+    times = [
+        each.line.at_ns - end.newest_ns for each in broke if each.line.at_ns is not None and each.line.rank is not None
+    ]
+    blamed = end.blamed
+    nameless = [each for role in (Role.KILL, Role.EXCEPTION, Role.EXIT) for each in by_role.get(role, ())]
+    if not times or not blamed or nameless or blamed & {each.line.rank for each in broke}:
+        return None
+    after_ns, ranks = min(times, key=abs), tuple(sorted(blamed))
+    who = _names_with_hosts(ranks, context)
+    apart = f"{end.apart} operation{'s' if end.apart > 1 else ''}"
+    it = "it" if len(ranks) == 1 else "they"
+    if abs(after_ns) <= _AT_ONCE_NS:
+        was = "was" if len(ranks) == 1 else "were"
+        summary = (
+            f"{who} ended first, without a word: {it} stopped up to {apart} before others, whose connections broke; "
+            f"{it} {was} killed (memory, scheduler) or crashed"
+        )
+        return _made(Ending.KILLED, summary, context, ranks)
+    if after_ns < _STOOD_STILL_NS:
+        return None
+    summary = (
+        f"all others waited for {who}, which stopped up to {apart} before them; after {duration_text(after_ns)} "
+        "without an operation connections broke"
+    )
+    return _made(Ending.HANG, summary, context, ranks)
+
+
+def _gave_up(timeouts: TorchTimeouts, end: EndOfRanks, context: Context) -> Verdict:
+    """The hang that PyTorch's watchdogs report, with whom they name, else with whom the counts of the logs name."""
+    ranks, summary = timeouts.culprits(), timeouts.summary()
+    if not ranks and end.blamed:
+        ranks = tuple(sorted(end.blamed))
+        summary += f"; by the counts of operations all waits end at {_names_with_hosts(ranks, context)}"
+    return _made(Ending.HANG, summary, context, ranks)
+
+
+def _names_with_hosts(ranks: tuple[int, ...], context: Context) -> str:
+    hosts = context.hosts_of(ranks)
+    return names_of_ranks(ranks) + (f" ({', '.join(hosts)})" if 0 < len(hosts) <= 3 else "")
+
+
+_AT_ONCE_NS: Final = 5_000_000_000
+_STOOD_STILL_NS: Final = 30_000_000_000
 
 
 def _is_after(one: Failure, other: Failure) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -20,9 +20,11 @@ import orjson
 
 from ncclscope_service.export.comparison import RunFigures, compare_document, figures_of_selection
 from ncclscope_service.export.json_files import clocks_document, findings_document
+from ncclscope_service.export.plan import Plan, expected_tables, plan_document
 from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
+from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.communicators_file import write_communicators
 from ncclscope_service.export.tables.expected_times_file import calibration_document, write_expected_times
 from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations, write_step_budget
@@ -32,6 +34,7 @@ from ncclscope_service.export.tables.operations_file import (
     last_operations_of,
     write_last_operations,
     write_operations,
+    write_slices,
 )
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
@@ -112,6 +115,22 @@ WRITERS: Final[dict[str, Writer]] = {
     ),
 }
 """Every output file and what writes it; `docs/outputs.md` explains each."""
+
+PLAN_FILES: Final = ("plan.json", "expected.parquet")
+"""Written beside them if a description of the job is given."""
+
+
+def write_plans(plans: Mapping[str, Plan], out: Path) -> None:
+    """Writes plan.json and expected.parquet of jobs into a directory, which is made."""
+    out.mkdir(parents=True, exist_ok=True)
+    plan_file, expected_file = PLAN_FILES
+    with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
+        documents = [plan_document(plan) for plan in plans.values()]
+        (Path(folder) / plan_file).write_bytes(packed_json(documents))
+        write_slices(expected_tables(plans), schema.EXPECTED, Path(folder) / expected_file)
+        for file in PLAN_FILES:
+            os.replace(Path(folder) / file, out / file)
+
 
 COMPARE_FILE: Final = "compare.json"
 """Written beside them if another run is given."""

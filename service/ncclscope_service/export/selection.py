@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.table import AnyRows, Rows
+from ncclscope_service.intake.aliases import Names, names_of, with_names
 from ncclscope_service.job.ranks import global_ranks
 from ncclscope_service.nccl.nccl_tests import Benchmark
-from ncclscope_service.store.records import Communicator, Finding
+from ncclscope_service.store.records import Communicator, Finding, Verdict
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -61,6 +62,10 @@ class Selection:
     ranges: Part
     communicators: tuple[Communicator, ...]
     findings: tuple[Finding, ...]
+    """Their sentences have the names of communicators."""
+    verdicts: Mapping[str, Verdict]
+    """How each job ended, of those of which that is known; their sentences have names too."""
+    names: Names
     jobs: tuple[str, ...]
     has_process: NDArray[np.bool_]
     """By process index: is it part of what is written."""
@@ -106,6 +111,8 @@ def select(
         ranges = _narrowed(ranges, _lies_within(ranges, operations))
         keys = collective_keys(collectives["communicator"], collectives["coll_seq"])
         is_ours &= np.isin(keys, _keys_of(store, operations))
+    names = names_of(store.communicators, store.members)
+    jobs = tuple(sorted({name for name, ours in zip(store.process_job, in_job, strict=True) if ours}))
     return Selection(
         store=store,
         operations=operations,
@@ -114,8 +121,18 @@ def select(
         collectives=Part(collectives, None if is_ours.all() else np.nonzero(is_ours)[0]),
         ranges=ranges,
         communicators=communicators,
-        findings=tuple(f for f in store.findings if (job is None or f.job == job) and _is_open_at(f, since_ns)),
-        jobs=tuple(sorted({name for name, ours in zip(store.process_job, in_job, strict=True) if ours})),
+        findings=tuple(
+            replace(f, summary=with_names(f.summary, f.job, names))
+            for f in store.findings
+            if (job is None or f.job == job) and _is_open_at(f, since_ns)
+        ),
+        verdicts={
+            each: replace(verdict, summary=with_names(verdict.summary, each, names))
+            for each in jobs
+            if (verdict := store.verdicts.get(each)) is not None
+        },
+        names=names,
+        jobs=jobs,
         has_process=in_job,
     )
 

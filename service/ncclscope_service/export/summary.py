@@ -269,7 +269,7 @@ def summary_document(
     document: dict[str, object] = {
         "level": level(selection),
         "jobs": list(selection.jobs),
-        "verdicts": {job: verdict_document(store.verdicts.get(job)) for job in selection.jobs},
+        "verdicts": {job: verdict_document(selection.verdicts.get(job)) for job in selection.jobs},
         "hosts": hosts,
         "processes": len(selection.processes()),
         "ranks": len(seen_ranks(selection)) or None,
@@ -377,7 +377,7 @@ def graphs_note(selection: Selection) -> str | None:
     launches = selection.store.captures.graph_launches
     if not launches:
         return None
-    return f"{launches:,} graph launches were recorded as a whole: record with --cuda-graph-trace=node"
+    return f"{launches:,} graph launches were recorded as a whole: record with nsys and --cuda-graph-trace=node"
 
 
 def capture_notes(selection: Selection) -> list[str]:

@@ -41,7 +41,6 @@ from ncclscope_service.export.summary import (
 )
 from ncclscope_service.export.tables.kernels_file import kernel_totals, outside_totals
 from ncclscope_service.export.totals import Totals, totals
-from ncclscope_service.intake.aliases import names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Measured
 from ncclscope_service.store.records import Ending, Severity
 from ncclscope_service.store.rows import Match
@@ -127,27 +126,31 @@ def _lines(selection: Selection, sums: Totals) -> Iterator[str]:
 
 
 def _is_uneventful(selection: Selection, job: str) -> bool:
-    verdict = selection.store.verdicts.get(job)
+    verdict = selection.verdicts.get(job)
     return verdict is None or verdict.ending is Ending.ENDED_TOGETHER
 
 
 def _verdicts(selection: Selection) -> Iterator[str]:
     """How each job ended, first those that did not end well."""
     for job in sorted(selection.jobs, key=lambda each: _is_uneventful(selection, each))[:_MAX_VERDICTS]:
-        if (verdict := selection.store.verdicts.get(job)) is not None:
+        if (verdict := selection.verdicts.get(job)) is not None:
             yield _printable(f"{job}: {verdict_text(verdict)}" if len(selection.jobs) > 1 else verdict_text(verdict))
 
 
 def _standing(selection: Selection) -> Iterator[str]:
     """Where the ranks stood whose groups stand apart, in jobs that did not end together."""
-    verdicts = [selection.store.verdicts[job] for job in selection.jobs if job in selection.store.verdicts]
-    found = [each for of in verdicts if of.ending is not Ending.ENDED_TOGETHER for each in of.standing]
+    found = [
+        (job, each)
+        for job, of in selection.verdicts.items()
+        if of.ending is not Ending.ENDED_TOGETHER
+        for each in of.standing
+    ]
     if not found:
         return
     yield "Where ranks stood"
     rows = [
         (
-            " ".join(filter(None, (each.parallelism, each.comm_id))),
+            selection.names.get((job, each.comm_id), each.comm_id),
             str(each.rank),
             f"{each.enqueued:,}",
             f"{each.behind:,}",
@@ -155,7 +158,7 @@ def _standing(selection: Selection) -> Iterator[str]:
             ranks_text(each.blamed) or "-",
             (each.last_words or "-")[:_MAX_WORDS],
         )
-        for each in found[:_MAX_STANDING]
+        for job, each in found[:_MAX_STANDING]
     ]
     head = ("group", "rank", "enqueued", "behind", "waits for", "waits end at", "last words")
     yield from map(_printable, _table(head, rows, texts=1))
@@ -327,10 +330,8 @@ def _communicators(selection: Selection, sums: Totals) -> Iterator[str]:
 def _findings(selection: Selection, most: int = _MAX_COMMUNICATORS) -> Iterator[str]:
     found = sorted(selection.findings, key=lambda each: (-list(Severity).index(each.severity), each.since_ns))
     yield amount_text(len(found), "finding") if found else "No findings"
-    names = names_of(selection.store.communicators, selection.store.members)
     for finding in found[:most]:
-        sentence = with_name(finding.summary, finding.job, finding.comm_id, names)
-        yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {sentence}")
+        yield _printable(f"  {finding.severity.value:<9} {finding.kind.value:<15} {finding.summary}")
     if len(found) > most:
         yield f"  and {len(found) - most} more, see findings.json"
 

@@ -171,8 +171,6 @@ class Totals:
 
     by_group: dict[Group, Total]
     match: dict[Match, int]
-    launches: int
-    """Launches that the operations were matched to."""
     iterations: Columns
     """`iteration_times.ITERATION` rows."""
     budget: StepBudget
@@ -210,7 +208,6 @@ def totals(selection: Selection) -> Totals:
     return Totals(
         by_group,
         {kind: int(match[kind]) for kind in Match},
-        int(is_first.sum()),
         iterations,
         selected_budget(selection, iterations),
         signatures(selection),

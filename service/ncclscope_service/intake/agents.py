@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ncclscope_service.intake.content_limits import Dictionaries, DictionaryFullError
+from ncclscope_service.intake.limits import Dictionaries, DictionaryFullError
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.messages import (
@@ -66,7 +66,6 @@ class AgentRecord:
     name: str
     host: str
     job: str
-    software_version: str
     connected: bool
     last_contact_ns: int
     """On the service's wall clock."""
@@ -74,7 +73,6 @@ class AgentRecord:
     clock_offset_ns: int | None
     """Agent's minus service's wall clock, over the last heartbeats: never more than the true offset, and less by
     the shortest way of a heartbeat. None before the first."""
-    sources: int
     batches_total: int
     health: AgentHealth | None
 
@@ -119,7 +117,6 @@ class KnownAgent:
         self.said_goodbye = False
         self.duplicates = Counter[str]()
         """Batches dropped, by why: "sequence", "position"."""
-        self.sources_forgotten = 0
         self._max_sources = max_sources
         self._session: _Session | None = None
         self._sessions = 0
@@ -215,12 +212,10 @@ class KnownAgent:
             name=self.hello.name,
             host=self.hello.host,
             job=self.hello.job,
-            software_version=self.hello.software_version,
             connected=self.connection is not None,
             last_contact_ns=self.last_contact_ns,
             said_goodbye=self.said_goodbye,
             clock_offset_ns=max(self._offsets) if self._offsets else None,
-            sources=len(self._positions),
             batches_total=self._batches,
             health=self._health,
         )
@@ -275,7 +270,6 @@ class KnownAgent:
                 raise AgentError("too_many_sources", f"{len(self._positions)} files are followed, which is the limit")
             # If that file still exists when the agent starts again, it is read again.
             del self._positions[complete]
-            self.sources_forgotten += 1
         return Position(end=0)
 
 

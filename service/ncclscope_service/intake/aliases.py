@@ -13,12 +13,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ncclscope_service.store.records import Communicator, Member
 
 Names: TypeAlias = Mapping[tuple[str, str], str]
 """The alias of a communicator, by its job and its `comm_id`."""
+
+
+_COMM_ID: Final = re.compile(r"(?<![\w/#~])(?:0x[0-9a-f]+|~[0-9a-f]+)(?:[/#][\w-]+)*")
+"""A `comm_id` in a sentence: printed, of a split (`/count/color`), repeated (`#2`), or inferred (`~`)."""
 
 
 class Aliases:
@@ -69,16 +73,12 @@ def names_of(communicators: Sequence[Communicator], members: Sequence[Member]) -
     return {(each.job, each.comm_id): aliases[each.index] for each in communicators}
 
 
-def with_name(sentence: str, job: str, comm_id: str | None, names: Names) -> str:
-    """The sentence of a finding with the alias of its communicator before its `comm_id`, if it names that."""
-    name = None if comm_id is None else names.get((job, comm_id))
-    if comm_id is None or name is None:
-        return sentence
-    return re.sub(
-        rf"\b(group|communicator) {re.escape(comm_id)}(?![\w/#])",
-        lambda found: f"{found[1]} {name} ({comm_id})",
-        sentence,
-    )
+def with_names(sentence: str, job: str, names: Names) -> str:
+    """The sentence of a finding or verdict with names for the ids of communicators: "TP group tp-0".
+
+    An id whose name is not known stays as it is.
+    """
+    return _COMM_ID.sub(lambda found: names.get((job, found[0]), found[0]), sentence)
 
 
 def _lowest_rank(communicator: Communicator, members: Sequence[Member]) -> tuple[int | None, int]:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import KeyIndex, distinct, distinct_together, distinct_values
-from ncclscope_service.intake.name_limits import OTHER, Named, NameLimits
+from ncclscope_service.intake.limits import OTHER, Named, NameLimits
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store.records import Communicator, Identity, Member
 from ncclscope_service.store.tables import Store
@@ -338,6 +338,13 @@ class Communicators:
             )
             self.changed.add(job)
         return index
+
+    def name_unnamed(self, communicator: int, name: str) -> None:
+        """Gives it the name that its application gave NCCL, unless PyTorch's lines named it; "": none was given."""
+        of = self._store.communicators[communicator]
+        if name and of.name is None and of.comm_id != OTHER:
+            of.name = name
+            self.changed.add(of.job)
 
     def _only_device(self, process: int) -> _Device:
         """The device of all communicators of a process, if it drives one."""

@@ -19,8 +19,8 @@ from typing import Final
 from ncclscope_service.auth.access import Grant, digest_of
 from ncclscope_service.intake.admission import Admission, HostWatch, owned_id, owner_of
 from ncclscope_service.intake.agents import AgentError, AgentRecord, KnownAgent, Received
-from ncclscope_service.intake.content_limits import ContentLimits
 from ncclscope_service.intake.journal_entry import BatchTaken, Entry, GoodbyeSaid, HelloSaid, SessionForgotten
+from ncclscope_service.intake.limits import ContentLimits
 from ncclscope_wire.batch import Batch
 from ncclscope_wire.codec import decode_kept_hello, decode_message, encode_message
 from ncclscope_wire.errors import DamagedError, ProtocolError
@@ -104,20 +104,11 @@ class Outcome:
 class ReceiveStatistics:
     """Counters since the start of the service."""
 
-    connections: int
-    agents: int
-    """Known agents, connected or not."""
     bytes_total: int
-    batches_total: int
-    """Batches that were passed on to the pipeline."""
     duplicates: Mapping[str, int]
     """Batches dropped, by why: "sequence", "position"."""
     faults: Mapping[str, int]
     """Connections closed for what their agent sent, by reason."""
-    superseded_total: int
-    """Connections whose agent came back on another one."""
-    agents_forgotten_total: int
-    sources_forgotten_total: int
 
 
 class _State(Enum):
@@ -200,7 +191,7 @@ class Receiver:
         self._unkept = deque[_Unkept]()
         self._faults = Counter[str]()
         self._duplicates = Counter[str]()
-        self._bytes = self._batches = self._superseded = self._agents_forgotten = self._sources_forgotten = 0
+        self._bytes = 0
 
     def use_admission(self, admission: Admission) -> None:
         """Other rules from now on; agents that they would not let in as they came are refused at their next word."""
@@ -239,7 +230,6 @@ class Receiver:
         except AgentError as error:
             fault = error
             replies.append(self._closed(connection, error))
-        self._batches += len(received)
         arrival, connection.arrival = connection.arrival, None
         return Outcome(
             received=tuple(received),
@@ -319,17 +309,10 @@ class Receiver:
     def statistics(self) -> ReceiveStatistics:
         """A snapshot of the counters."""
         duplicates = sum((agent.duplicates for agent in self._agents.values()), self._duplicates)
-        forgotten = sum(agent.sources_forgotten for agent in self._agents.values())
         return ReceiveStatistics(
-            connections=len(self._connections),
-            agents=len(self._agents),
             bytes_total=self._bytes,
-            batches_total=self._batches,
             duplicates=dict(duplicates),
             faults=dict(self._faults),
-            superseded_total=self._superseded,
-            agents_forgotten_total=self._agents_forgotten,
-            sources_forgotten_total=self._sources_forgotten + forgotten,
         )
 
     def _closed(self, connection: _Connection, fault: AgentError) -> Refused:
@@ -483,7 +466,6 @@ class Receiver:
     def _supersede(self, older: _Connection) -> None:
         """The newest connection of an agent is the one: the older is dead, or of a second agent of that name."""
         older.state, older.agent = _State.CLOSED, None
-        self._superseded += 1
 
     def _make_room_for_an_agent(self, owner: str) -> str | None:
         """The agent that was forgotten to make room; None if there was room."""
@@ -497,8 +479,6 @@ class Receiver:
         agent_id = min(away)[1]
         forgotten = self._agents.pop(agent_id)
         self._duplicates += forgotten.duplicates
-        self._sources_forgotten += forgotten.sources_forgotten
-        self._agents_forgotten += 1
         return agent_id
 
 

@@ -20,7 +20,7 @@ from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import Table
 from ncclscope_service.intake.admission import FOREIGN_HOST
 from ncclscope_service.intake.call_groups import CallGroups
-from ncclscope_service.intake.name_limits import OTHER, Named, NameLimits
+from ncclscope_service.intake.limits import OTHER, Named, NameLimits
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store import rows
 from ncclscope_service.store.records import Process, SourceState
@@ -353,6 +353,7 @@ class BatchResolver:
         resolved["process"] = self._host_processes(known, new, job)
         for name in ("comm_hash", "rank", "nranks"):
             resolved[name] = new[name]
+        resolved["name"] = known.strings[new["name"]]
         for name in ("communicator", "operation"):
             resolved[name] = NO_NUMBER
         for name in ("wait_ns", "transfer_ns"):
@@ -510,13 +511,19 @@ def _tunings(batch: Batch, known: _Dictionaries) -> Columns:
     return tunings
 
 
+_TOLD_BY_INSPECTOR: Final = (
+    "line", "op", "timing", "algorithm", "protocol", "peer", "duration_ns", "dumped_at_ns", "started_at_ns", "busbw",
+    "start_ns", "end_ns",
+)  # fmt: skip
+
+
 def _inspected(batch: Batch, known: _Dictionaries, source: int) -> Columns:
     new = batch.inspected
     if not len(new):
         return known.inspected_ranks[:0]
     inspected: Columns = known.inspected_ranks[new["inspected_rank"]].copy()
     inspected["source"] = source
-    for name in ("line", "op", "timing", "peer", "duration_ns", "dumped_at_ns", "started_at_ns", "busbw"):
+    for name in _TOLD_BY_INSPECTOR:
         inspected[name] = new[name]
     inspected["sequence"] = np.minimum(new["sequence"], np.uint64(_LARGEST_SEQUENCE)).astype(np.int64)
     inspected["message_bytes"] = bandwidth.scaled_bytes(new["op"], new["bytes"], inspected["nranks"])

@@ -6,8 +6,7 @@ together in the order in which it came, and numbered and counted in one go.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -19,134 +18,19 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import distinct_together, group_by
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators, InitLines
-from ncclscope_service.intake.name_limits import NameLimits
+from ncclscope_service.intake.group_names import GroupNames
+from ncclscope_service.intake.limits import NameLimits
 from ncclscope_service.intake.resolver import Arrived, BatchResolver, logged_operations
 from ncclscope_service.intake.tuning import TuningJoin
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.rollup.series import SeriesBook
 from ncclscope_service.rollup.usage import Patterns, UsageCounts
 from ncclscope_service.store.errors import InternalErrors
-from ncclscope_service.store.records import Member
 from ncclscope_service.store.settings import COUNTED_AT_ONCE
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Batch, Columns
-from ncclscope_wire.facts import Fact, TorchCommunicator, TorchGroup
-from ncclscope_wire.records import CaptureSeen, CommunicatorEvent
+from ncclscope_wire.records import CaptureSeen
 from ncclscope_wire.terms import NO_NUMBER
-
-_WAITING: Final = 1 << 16
-"""Lines whose communicator is not known yet, and set-up lines: 4,096 ranks of 16 groups each."""
-_UNNAMED: Final = frozenset({"undefined", ""})
-"""Description of a group that was given none. *Source:* PyTorch Backend.hpp."""
-_Group: TypeAlias = tuple[int, str | None, str | None, int]
-"""Source, id, uid, rank in the group."""
-
-
-class GroupNames:
-    """Ties the names of PyTorch's process groups to the communicators of NCCL's lines.
-
-    PyTorch prints a group's name with the pointer of the communicator that it created, which is the pointer of NCCL's
-    own lines of that process. Its line names no host and no pid, and may stand in another file, and before or behind
-    NCCL's. So the process is the one that initialised this pointer in the same file, as the same rank on the same
-    device; if none did, the one whose global rank PyTorch prints. Where two fit, and where two names are printed of one
-    communicator, there is no name: none is better than a wrong one.
-
-    *Source:* PyTorch ProcessGroupNCCL.cpp (`initNCCLComm`, `logPrefix`).
-    """
-
-    def __init__(self, known: Store) -> None:
-        self._store = known
-        self._initialised: dict[int, list[tuple[int, int, int]]] = {}
-        """By pointer: (source, line, member) of each Init COMPLETE, in the order of their logs."""
-        self._waiting: deque[tuple[str, int, TorchCommunicator]] = deque(maxlen=_WAITING)
-        """(job, source, line) that have named no communicator yet."""
-        self._global_ranks: dict[_Group, set[int]] = {}
-        """Of the ranks of groups, as their set-up lines say."""
-        self._contradicted: set[int] = set()
-        """Communicators of which two names were printed."""
-
-    def ingest_lines(
-        self, job: str, source: int, completed: Sequence[tuple[CommunicatorEvent, int]], facts: Iterable[Fact]
-    ) -> bool:
-        """Takes the Init COMPLETE events of a batch with their members, and its facts; True if there was a name."""
-        for event, member in completed:
-            self._initialised.setdefault(event.pointer, []).append((source, event.line, member))
-        has_names = False
-        for fact in facts:
-            if isinstance(fact, TorchGroup) and fact.global_rank is not None:
-                group = (source, fact.group_id, fact.group_uid, fact.rank)
-                if len(self._global_ranks) < _WAITING:
-                    self._global_ranks.setdefault(group, set()).add(fact.global_rank)
-            elif isinstance(fact, TorchCommunicator) and (fact.group or "") not in _UNNAMED:
-                self._waiting.append((job, source, fact))
-                has_names = True
-        return has_names
-
-    def assign(self) -> set[int]:
-        """Names the communicators that are known by now; gives those whose name changed, by index."""
-        changed: set[int] = set()
-        waiting, self._waiting = self._waiting, deque(maxlen=_WAITING)
-        for job, source, fact in waiting:
-            member = self._member_of(job, source, fact)
-            if member is None:
-                self._waiting.append((job, source, fact))
-            elif self._name(member.communicator, fact.group):
-                changed.add(member.communicator)
-        return changed
-
-    def evict_sources(self, sources: Collection[int]) -> None:
-        """Forgets what these sources said, of which nothing more comes."""
-        if not sources:
-            return
-        self._waiting = deque((each for each in self._waiting if each[1] not in sources), maxlen=_WAITING)
-        self._global_ranks = {of: ranks for of, ranks in self._global_ranks.items() if of[0] not in sources}
-        left = {at: [each for each in of if each[0] not in sources] for at, of in self._initialised.items()}
-        self._initialised = {at: of for at, of in left.items() if of}
-
-    def _name(self, communicator: int, name: str | None) -> bool:
-        """Whether that changed the name of the communicator."""
-        of = self._store.communicators[communicator]
-        if of.name == name or communicator in self._contradicted:
-            return False
-        if of.name is not None:
-            self._contradicted.add(communicator)
-        of.name = None if of.name is not None else name
-        return True
-
-    def _member_of(self, job: str, source: int, fact: TorchCommunicator) -> Member | None:
-        fitting = [
-            (at, line, member)
-            for at, line, index in self._initialised.get(fact.communicator, ())
-            if self._fits(member := self._store.members[index], job, fact)
-        ]
-        if not fitting:
-            return None
-        found: dict[int, Member] = {}
-        """By process: the last one before PyTorch's line, else the first one behind it."""
-        for at, line, member in fitting:
-            if at == source and (line < fact.line or member.process not in found):
-                found[member.process] = member
-        if not found:
-            rank = self._global_rank_of(source, fact)
-            of_rank = [member for _, _, member in fitting if rank is not None and member.global_rank == rank]
-            return of_rank[0] if len(of_rank) == 1 and not of_rank[0].global_rank_is_inferred else None
-        of_rank = [member for member in found.values() if len(found) == 1 or member.rank == fact.rank]
-        return of_rank[0] if len(of_rank) == 1 else None
-
-    def _fits(self, member: Member, job: str, fact: TorchCommunicator) -> bool:
-        if self._store.process_job[member.process] != job:
-            return False
-        if None not in (fact.device, member.cuda_device) and fact.device != member.cuda_device:
-            return False
-        # Two ranks that send to each other have a communicator of their own; PyTorch prints their ranks in the group.
-        return member.rank in {None, fact.rank} or self._store.communicators[member.communicator].size <= 2
-
-    def _global_rank_of(self, source: int, fact: TorchCommunicator) -> int | None:
-        if fact.global_rank is not None:
-            return fact.global_rank
-        ranks = self._global_ranks.get((source, fact.group_id, fact.group_uid, fact.rank), set[int]())
-        return next(iter(ranks)) if len(ranks) == 1 else None
-
 
 _OF_TEMPLATE: Final = ("process", "op", "count", "data_type", "nranks", "root")
 _COUNTED: Final = np.dtype([("member", "<i4"), ("template", "<i4"), ("message_bytes", "<i8")])

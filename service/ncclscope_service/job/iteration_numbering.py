@@ -34,7 +34,7 @@ from ncclscope_service.job.recurrence import (
     phases_of,
 )
 from ncclscope_service.nccl import bandwidth
-from ncclscope_service.store.rows import IterationBy
+from ncclscope_service.store.rows import OF_DUMPS, IterationBy
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
@@ -94,6 +94,7 @@ _LANE: Final = np.dtype(
         ("since_mark", "<i8"),  # how many came since the last mark
         ("offset", "<i8"),  # what the numbers of marks have on those of the period
         ("agrees", "?"),  # whether that is known
+        ("is_of_dumps", "?"),  # its rows are NCCL Inspector's records, whose order is not that of the calls
     ]
 )
 """One rank of one process."""
@@ -195,6 +196,7 @@ class Periods:
         lanes = self._lanes_of(operations)
         self._note_lanes(int(operations[0]), lanes)
         amounts = np.bincount(lanes, minlength=len(self._lanes))
+        amounts[self._lanes["is_of_dumps"]] = 0  # so that no period is looked for
         self._lanes["seen"] += amounts
         waits = (amounts > 0) & (self._lanes["reductions"] > 0)
         new = operations[self._lanes["marks"][lanes] > 0]
@@ -561,6 +563,7 @@ class Periods:
     def _add_lanes(self, keys: list[int]) -> None:
         new = np.zeros(len(keys), _LANE)
         new["process"], new["mark"] = np.asarray(keys, np.int64) >> 8, -1
+        new["is_of_dumps"] = np.asarray(keys, np.int64) & 0xFF == OF_DUMPS & 0xFF
         self._lanes = np.concatenate([self._lanes, new])
         for key in keys:
             self._index[key] = len(self._cycles)

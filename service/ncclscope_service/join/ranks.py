@@ -25,6 +25,7 @@ from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.number.across_ranks import Matrix, first_violation
 from ncclscope_service.number.calls import Calls
 from ncclscope_service.number.healing import heal, window
+from ncclscope_service.number.program import Program
 from ncclscope_service.store.rows import BY_LAUNCH, SAME_HOST_SIGMA_NS, NumberState
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
@@ -32,6 +33,7 @@ from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
 _UNREPORTED: Final = -2
 _FIRST_CAPACITY: Final = 8
+_MOSTLY: Final = 0.5
 PAIR_SIDE: Final = np.dtype(
     [
         ("communicator", "<i4"),
@@ -82,6 +84,7 @@ class _Buffer:
     """By rank: lines that it lost so far, as far as other ranks show it."""
     offsets_ns: NDArray[np.float64] = field(init=False)
     """By rank: its clock minus a common one, as the last collective showed it; NaN."""
+    program: Program = field(default_factory=Program)
 
     def __post_init__(self) -> None:
         self.operations = np.empty((0, self.size), np.int64)
@@ -165,6 +168,10 @@ class CollectiveJoin:
         self.patience_ns = patience_ns
         """It may be changed at any time."""
         self._buffers: dict[int, _Buffer] = {}
+        self._lossy_jobs: set[str] = set()
+        """Jobs of which lines were lost: steps of their ranks are compared."""
+        self._examined: set[str] = set()
+        """Jobs that were asked for losses in this call of `take_ready`."""
         self.has_more = False
         """Whether the last call of `take_ready` left some."""
         self._next = 0
@@ -223,6 +230,7 @@ class CollectiveJoin:
         """
         ready: defaultdict[int, list[tuple[int, NDArray[np.int64], Ids]]] = defaultdict(list)
         self.has_more = False
+        self._examined.clear()
         begin, self._next = self._next, 0
         for place, communicator in _from(begin, list(self._buffers)):
             buffer = self._buffers[communicator]
@@ -291,9 +299,32 @@ class CollectiveJoin:
             return rows
         ids = np.ascontiguousarray(buffer.operations[:rows, ranks])
         hosts = calls.hosts(communicator, buffer.size)[ranks]
-        count, offsets = first_violation(calls.of(ids.ravel()).reshape(ids.shape), buffer.offsets_ns[ranks], hosts)
+        matrix = calls.of(ids.ravel()).reshape(ids.shape)
+        count, offsets = first_violation(matrix, buffer.offsets_ns[ranks], hosts)
         buffer.offsets_ns[ranks] = offsets
+        program, job = buffer.program, calls.job_of(communicator)
+        if count < rows:
+            self._lossy_jobs.add(job)
+        if (matrix["end_ns"] != NO_TIME_NS).mean() > _MOSTLY:
+            return count
+        if job not in self._lossy_jobs and not _differ_in_step(matrix):
+            return count
+        program.learn(_waiting_calls(calls, buffer, 0, buffer.used))
+        if job not in self._lossy_jobs | self._examined and self._has_losses(calls, job):
+            self._lossy_jobs.add(job)
+        self._examined.add(job)
+        if job in self._lossy_jobs:
+            count = _until_step_differs(program, matrix, ranks.tolist(), count)
+        program.note({rank: matrix[:count, nth] for nth, rank in enumerate(ranks.tolist())})
         return count
+
+    def _has_losses(self, calls: Calls, job: str) -> bool:
+        """Whether a rank of this job wrote less of a step than others; else steps may only be numbered otherwise."""
+        return any(
+            buffer.used and buffer.program.learn(_waiting_calls(calls, buffer, 0, buffer.used))
+            for communicator, buffer in self._buffers.items()
+            if calls.job_of(communicator) == job
+        )
 
     def _ready_rows(self, buffer: _Buffer, members_seen: int, now_ns: int, final: bool) -> int:
         if final:
@@ -342,17 +373,49 @@ def _healed(
     lines by what showed them.
     """
     end = buffer.used if final else min(buffer.used, rows + 2 * window(buffer.size))
-    part = buffer.operations[agreeing:end]
-    ranks = np.flatnonzero((part != _UNREPORTED).any(axis=0))
-    lengths = len(part) - (part != _UNREPORTED)[::-1, ranks].argmax(axis=0)
-    own = [calls.of(part[:length, rank].copy()) for rank, length in zip(ranks.tolist(), lengths.tolist(), strict=True)]
+    is_end = is_forced and end == buffer.used
+    own = _waiting_calls(calls, buffer, agreeing, end if not buffer.program.is_known else buffer.used)
+    ranks = np.asarray(list(own), np.int64)
     hosts = calls.hosts(communicator, buffer.size)[ranks]
-    healed = heal(own, buffer.offsets_ns[ranks], hosts, is_forced=is_forced, is_end=is_forced and end == buffer.used)
+    healed = heal(
+        list(own.values()),
+        buffer.offsets_ns[ranks],
+        hosts,
+        is_forced=is_forced,
+        is_end=is_end,
+        program=buffer.program,
+        ranks=list(own),
+    )
     buffer.offsets_ns[ranks] = healed.offsets_ns
     places = np.full((agreeing + len(healed.places), buffer.size), NO_NUMBER, np.int64)
     places[:agreeing] = np.arange(agreeing)[:, None]
     places[agreeing:, ranks] = np.where(healed.places >= 0, healed.places + agreeing, NO_NUMBER)
     return places, healed.lost
+
+
+def _waiting_calls(calls: Calls, buffer: _Buffer, begin: int, end: int) -> dict[int, Columns]:
+    """Calls in these rows, by rank and without those of ranks that have none."""
+    part = buffer.operations[begin:end]
+    ranks = np.flatnonzero((part != _UNREPORTED).any(axis=0))
+    lengths = len(part) - (part != _UNREPORTED)[::-1, ranks].argmax(axis=0)
+    return {
+        rank: calls.of(part[:length, rank].copy())
+        for rank, length in zip(ranks.tolist(), lengths.tolist(), strict=True)
+    }
+
+
+def _differ_in_step(matrix: Columns) -> bool:
+    return bool((matrix["step"] != matrix["step"][:, :1]).any())
+
+
+def _until_step_differs(program: Program, matrix: Columns, ranks: Sequence[int], count: int) -> int:
+    """How many of these collectives are of steps that all ranks have whole, by their steps and since `count` agree."""
+    steps = np.stack([program.steps(rank, matrix[:, nth]) for nth, rank in enumerate(ranks)], axis=1)
+    known = steps != NO_NUMBER
+    least = np.where(known, steps, np.iinfo(np.int64).max).min(axis=1)
+    differs = (known & (steps != least[:, None])).any(axis=1)
+    count = min(count, int(differs.argmax()) if differs.any() else len(matrix))
+    return count if count == len(matrix) or not program.is_known else int(np.argmax(least == least[count]))
 
 
 def _from(begin: int, communicators: list[int]) -> list[tuple[int, int]]:

@@ -49,8 +49,6 @@ _DEATH_SIGNAL: Final = 1
 _NICENESS: Final = 10
 _STANDARD: Final = 2
 """Descriptors up to it stay open."""
-_REPORT_BYTES: Final = 4096
-"""A pipe takes so much at once."""
 _TEXT_CHARACTERS: Final = 500
 _PARENTS_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They may come to the whole group of processes: what they mean is the parent's to decide."""

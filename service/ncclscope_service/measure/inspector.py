@@ -4,7 +4,12 @@
     advance   communicator by hash ─ operation by number ─ join of the ranks ─▶ measures
 
 A communicator is known by NCCL's hash; one that no log names is made. What a kernel of nsys tells is never changed: an
-operation that has one keeps its measures, and Inspector's duration is held against it.
+operation that has one keeps its measures, and Inspector's duration is held against it. Records of processes whose log
+is not read become rows of operations themselves (`inspector_rows.py`).
+
+Verbose dumps say when kernels began and ended, so that operations between captures have starts and ends, and hosts
+without captures have clocks. The plug-in takes these times on the host, a moment after the GPU: durations stay those of
+the GPU.
 """
 
 from __future__ import annotations
@@ -15,17 +20,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.communicators import Communicators
 from ncclscope_service.measure.inspector_join import InspectedReplays, InspectorJoin, is_usable
 from ncclscope_service.measure.inspector_pairing import Key, LineBook, Pairing, Pairs
+from ncclscope_service.measure.inspector_rows import InspectedRows
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.rollup.series import SeriesBook
 from ncclscope_service.rollup.usage import Patterns, UsageCounts
 from ncclscope_service.store import rows
 from ncclscope_service.store.rows import A_GUESS, Match, empty_operations, has_kernel
-from ncclscope_service.store.tables import Store
+from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -35,6 +42,7 @@ _BETWEEN: Final = 0.95
 _MEASURES: Final = ("wait_ns", "transfer_ns", "ranks_seen", "algbw", "busbw", "busbw_apparent")
 _CELLS: Final = ("match", "confidence", "number_state", "coll_seq", "logged_at_ns")
 _CELL: Final = np.dtype([(name, rows.OPERATION[name]) for name in _CELLS])
+_NEVER: Final = np.iinfo(np.int64).max
 _BUSBW_STEP: Final = 500.0
 """Bytes per second: printed are six digits of GB/s."""
 
@@ -49,11 +57,15 @@ class Inspection:
         series: SeriesBook,
         usage: UsageCounts,
         patterns: Patterns,
+        hosts: Hosts,
+        clocks: Clocks,
         *,
         settle_ns: int,
         patience_ns: int,
     ) -> None:
         self._store = known
+        self._hosts = hosts
+        self._clocks = clocks
         self._communicators = communicators
         self._series = series
         self._usage = usage
@@ -62,6 +74,7 @@ class Inspection:
         self._join = InspectorJoin(known, settle_ns=settle_ns, patience_ns=patience_ns)
         self._lines = LineBook(known)
         self._replays = InspectedReplays()
+        self._rows = InspectedRows(known)
         self._is_used = False
         self._new_lines: list[Ids] = []
         self._unplaced: Ids = np.empty(0, np.int64)
@@ -106,10 +119,16 @@ class Inspection:
         timed = [self._decide(key, pairing, final=final) for key, pairing in self._pairings.items()]
         self._join.report(placed)
         collectives, measured = [none], list(timed)
-        for records in self._join.take_ready(now_ns, final=final):
-            found, operations = self._measure(records)
-            collectives.append(found)
+        joined = [self._join.measure(records) for records in self._join.take_ready(now_ns, final=final)]
+        if sum(self._learn_clocks(matrix) for _, matrix in joined):
+            self._clocks.estimate(now_ns, final=final)
+        for found, matrix in joined:
+            kept, operations = self._measure(found, matrix)
+            collectives.append(kept)
             measured.append(operations)
+        made, told = self._rows.make(self._join.waiting)
+        self._write(made, told)
+        measured.append(made)
         return np.concatenate(collectives), np.unique(np.concatenate([np.empty(0, np.int64), *measured]))
 
     def withdraw(self, operations: Ids) -> None:
@@ -133,7 +152,7 @@ class Inspection:
         at = table.at(waiting)
         arrived = table.rows["arrived_at_ns"]
         arrived[at] = np.where(arrived[at] == NO_TIME_NS, now_ns, arrived[at])
-        keys = table.rows.take(at, "process", "comm_hash", "rank", "nranks")
+        keys = table.rows.take(at, "process", "comm_hash", "name", "rank", "nranks")
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         since = table.rows["arrived_at_ns"][at[first]]
         found = np.asarray(
@@ -154,11 +173,12 @@ class Inspection:
     def _communicator(self, key: np.void, *, make: bool) -> int:
         process, comm_hash, rank, nranks = (int(key[name]) for name in ("process", "comm_hash", "rank", "nranks"))
         found = self._communicators.of_hash(self._store.process_job[process], comm_hash)
-        if found is not None and rank in (self._store.communicators[found].members or {}):
-            return found
-        if not make:
-            return NO_NUMBER
-        return self._communicators.inspected(process, comm_hash, size=nranks, rank=rank)
+        if found is None or rank not in (self._store.communicators[found].members or {}):
+            if not make:
+                return NO_NUMBER
+            found = self._communicators.inspected(process, comm_hash, size=nranks, rank=rank)
+        self._communicators.name_unnamed(found, self._store.strings[int(key["name"])])
+        return found
 
     def _check_busbw(self, told: Columns) -> None:
         """Counts records whose busbw is not what size, time and ranks give."""
@@ -178,7 +198,9 @@ class Inspection:
         for at in np.flatnonzero(told["peer"] != NO_NUMBER).tolist():
             numbers[at] = self._number_of_pair(told[at])
         members = self._members_of(told)
-        self._count_unlogged(told, members)
+        unlogged = self._unlogged(told, members)
+        self._count_unlogged(told[unlogged], members[unlogged])
+        self._rows.hold(placed[unlogged], members[unlogged])
         timed = is_usable(told)
         is_paired = timed & (members >= 0) & (numbers >= 0)
         self._count("not_gpu_timed", told["process"][~timed])
@@ -193,14 +215,17 @@ class Inspection:
                 placed[chosen], numbers[chosen], told["message_bytes"][chosen], told["dumped_at_ns"][chosen]
             )
 
-    def _count_unlogged(self, told: Columns, members: NDArray[np.int64]) -> None:
-        """Counts what processes carry whose lines are not read: nothing else tells what their groups are for."""
+    def _unlogged(self, told: Columns, members: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Which of these records are of processes whose lines are not read."""
         processes, place = distinct_together(told["process"])
         has_log = [process in self._store.process_source for process in processes[0].tolist()]
-        chosen = np.flatnonzero(~np.asarray(has_log, np.bool_)[place] & (members >= 0)) if has_log else place
-        if len(chosen):
-            self._usage.count_inspected(told[chosen])
-            self._patterns.count_logged(members[chosen], told["op"][chosen], told["peer"][chosen])
+        return np.flatnonzero(~np.asarray(has_log, np.bool_)[place] & (members >= 0))
+
+    def _count_unlogged(self, told: Columns, members: NDArray[np.int64]) -> None:
+        """Counts what processes carry whose lines are not read: nothing else tells what their groups are for."""
+        if len(told):
+            self._usage.count_inspected(told)
+            self._patterns.count_logged(members, told["op"], told["peer"])
 
     def _member(self, communicator: int, rank: int, process: int) -> int:
         member = (self._store.communicators[communicator].members or {}).get(rank, NO_NUMBER)
@@ -280,6 +305,9 @@ class Inspection:
         at = table.at(operations)
         free = ~has_kernel(table.rows.take(at, "match", "confidence", "number_state"))
         at, told = at[free], told[free]
+        has_times = told["start_ns"] != NO_TIME_NS
+        for name in ("start_ns", "end_ns"):
+            table.rows.put(name, at[has_times], told[name][has_times])
         factors = bandwidth.factor(told["op"], told["nranks"])
         table.rows.put("busbw_apparent", at, bandwidth.busbw(told["message_bytes"], told["duration_ns"], factors))
         joined = told["transfer_ns"] != NO_TIME_NS
@@ -291,14 +319,35 @@ class Inspection:
 
     # Measures
 
-    def _measure(self, records: Ids) -> tuple[Columns, Ids]:
-        """Measures the collectives of one communicator; gives those that no kernels measured, and their operations."""
-        collectives, matrix = self._join.measure(records)
-        if not len(collectives):
-            return collectives, np.empty(0, np.int64)
+    def _told(self, matrix: Ids) -> tuple[Columns, NDArray[np.bool_]]:
+        """The records of a matrix, and which of its cells have one."""
         present = matrix != NO_NUMBER
         told = np.zeros(matrix.shape, rows.INSPECTED)
         told[present] = self._store.inspected.take(matrix[present])
+        return told, present
+
+    def _learn_clocks(self, matrix: Ids) -> bool:
+        """Learns the clocks of hosts from collectives of one communicator; False if these records say no times."""
+        told, present = self._told(matrix)
+        present &= told["start_ns"] != NO_TIME_NS
+        table = self._store.operations
+        known = present & (told["operation"] >= table.first)
+        present[known] &= ~has_kernel(table.take(told["operation"][known], "match", "confidence", "number_state"))
+        ranks = np.flatnonzero(present.any(axis=0))
+        if not len(ranks):
+            return False
+        hosts = self._hosts.of_processes()[told["process"][present[:, ranks].argmax(axis=0), ranks]]
+        starts, ends = (np.where(present, told[name], NO_TIME_NS)[:, ranks] for name in ("start_ns", "end_ns"))
+        durations = np.where(present, told["duration_ns"], _NEVER).min(axis=1)
+        seen = present.any(axis=1)
+        self._clocks.learn_times(hosts.tolist(), starts[seen], ends[seen], durations[seen])
+        return True
+
+    def _measure(self, collectives: Columns, matrix: Ids) -> tuple[Columns, Ids]:
+        """Of joined collectives of one communicator, those that no kernels measured, and their operations."""
+        if not len(collectives):
+            return collectives, np.empty(0, np.int64)
+        told, present = self._told(matrix)
         table = self._store.operations
         known = present & (told["operation"] >= table.first)
         cells = np.zeros(matrix.shape, _CELL)
@@ -343,12 +392,19 @@ class Inspection:
         cells: Columns,
         known: NDArray[np.bool_],
     ) -> None:
-        """Sets number and time: when the last arriver called it, else the earliest dump, which came after its end."""
+        """Sets number and times: by verbose records on the reference clock; else the end from when the last arriver
+        called it, else the earliest dump, which came after its end.
+        """
         numbers = np.where(known, cells["coll_seq"], NO_NUMBER).max(axis=1)
         collectives["coll_seq"] = numbers
         last = np.arange(len(told)), np.maximum(collectives["last_rank"], 0)
         called = np.where(known, cells["logged_at_ns"], NO_TIME_NS)[last]
         started = np.where(present, told["started_at_ns"], NO_TIME_NS)[last]
-        dumped = np.where(present, told["dumped_at_ns"], np.iinfo(np.int64).max).min(axis=1)
+        dumped = np.where(present, told["dumped_at_ns"], _NEVER).min(axis=1)
         called = np.where(called == NO_TIME_NS, started, called)
         collectives["end_true_ns"] = np.where(called == NO_TIME_NS, dumped, called + collectives["transfer_ns"])
+        hosts = np.where(present, self._hosts.of_processes()[told["process"]], NO_NUMBER)
+        starts, ends = (self._clocks.on_reference(told[name], hosts) for name in ("start_ns", "end_ns"))
+        timed = np.flatnonzero(((starts != NO_TIME_NS) & (ends != NO_TIME_NS) | ~present).all(axis=1))
+        collectives["first_start_true_ns"][timed] = np.where(present, starts, _NEVER)[timed].min(axis=1, initial=_NEVER)
+        collectives["end_true_ns"][timed] = ends[timed].max(axis=1, initial=NO_TIME_NS)

@@ -55,6 +55,11 @@ class InspectorJoin:
         self._waiting: Ids = np.empty(0, np.int64)
         self._ranks: dict[int, set[int]] = {}
 
+    @property
+    def waiting(self) -> Ids:
+        """Records that wait for other ranks."""
+        return self._waiting
+
     def report(self, records: Ids) -> None:
         """New records whose communicator is known."""
         told = self._store.inspected.take(records)

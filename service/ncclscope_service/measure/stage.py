@@ -227,7 +227,7 @@ class MeasurementStage:
         self.joins = JoinStage(known, **waits)
         self.clocks = Clocks(known, hosts, clock_estimator)
         self.limits = Limits(known)
-        self.inspection = Inspection(known, communicators, series, usage, patterns, **waits)
+        self.inspection = Inspection(known, communicators, series, usage, patterns, hosts, self.clocks, **waits)
         self.replaying = Replaying(known, hosts, self.clocks, series, **waits)
         self._store = known
         self._series = series

@@ -6,7 +6,7 @@ A value that is not known has no series: what is missing is absent, never 0.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
@@ -25,14 +25,15 @@ from ncclscope_service.rollup.window import Floats, Window, window_until
 from ncclscope_service.show.communicators import Waits, host_waits, recent_wait_ratio
 from ncclscope_service.show.health import AgentView, ServiceHealth
 from ncclscope_service.show.overview import AlignmentViews, clock_views, gap_counts
-from ncclscope_service.store.records import FindingKind, Severity
+from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 
 _FILES_SKIPPED: Final = ("export_refused", "file_too_many", "file_unreadable")
 """Reasons under which an agent counts skipped files rather than lines."""
-_NAMED_RANKS: Final = 8
+NAMED_RANKS: Final = 8
+"""In the label `ranks` of a finding."""
 _NAMED_HOSTS: Final = 4
 
 
@@ -275,21 +276,49 @@ def _add_culprits(collected: _Collected, store: Store) -> None:
     """
     severity_of: dict[Labels, Severity] = {}
     audible: set[Labels] = set()
+    numbers: dict[str, dict[Labels, float]] = {name: {} for name in _FINDING_NUMBERS}
     for finding in [each for each in store.findings if each.until_ns is None][:MAX_FINDINGS]:
-        ranks = _named([str(rank) for rank in finding.ranks], _NAMED_RANKS)
-        hosts = _named(finding.hosts, _NAMED_HOSTS)
+        ranks = culprits_label([str(rank) for rank in finding.ranks], NAMED_RANKS)
+        hosts = culprits_label(finding.hosts, _NAMED_HOSTS)
         key = (finding.job, str(finding.kind), ranks, hosts)
         severity_of.setdefault(key, finding.severity)
         if finding.muted is None:
             audible.add(key)
-    for (job, kind, ranks, hosts), severity in severity_of.items():
-        collected.add("ncclscope_finding_info", 1, job, kind, str(severity), ranks, hosts)
-        if (job, kind, ranks, hosts) not in audible:
-            collected.add("ncclscope_finding_muted", 1, job, kind, str(severity), ranks, hosts)
+        for name, number_of in _FINDING_NUMBERS.items():
+            if (number := number_of(finding)) is not None:
+                numbers[name][key] = max(number, numbers[name].get(key, number))
+    for culprits, severity in severity_of.items():
+        labels = (*culprits[:2], str(severity), *culprits[2:])
+        collected.add("ncclscope_finding_info", 1, *labels)
+        if culprits not in audible:
+            collected.add("ncclscope_finding_muted", 1, *labels)
+        for name, known in numbers.items():
+            collected.add(name, known.get(culprits), *labels)
 
 
-def _named(names: Sequence[str], most: int) -> str:
-    """The first of them, and how many more there are: a label must not grow with the job."""
+def _cost_seconds(finding: Finding) -> float | None:
+    """What a step takes longer by it."""
+    cost = finding.evidence.get("cost_ns")
+    if finding.kind is FindingKind.SLOW_STEPS:
+        now, before = finding.evidence.get("step_ns"), finding.evidence.get("step_before_ns")
+        cost = now - before if isinstance(now, int) and isinstance(before, int) else None
+    return cost * 1e-9 if isinstance(cost, int) else None
+
+
+def _loss_ratio(finding: Finding) -> float | None:
+    loss = finding.evidence.get("loss_ratio")
+    return float(loss) if isinstance(loss, int | float) else None
+
+
+_FINDING_NUMBERS: Final[dict[str, Callable[[Finding], float | None]]] = {
+    "ncclscope_finding_confidence_ratio": lambda finding: finding.confidence,
+    "ncclscope_finding_cost_seconds": _cost_seconds,
+    "ncclscope_finding_loss_ratio": _loss_ratio,
+}
+
+
+def culprits_label(names: Sequence[str], most: int) -> str:
+    """The first of the ranks or hosts of a finding, and how many more there are: a label must not grow with the job."""
     rest = [f"+{len(names) - most}"] if len(names) > most else []
     return ",".join([*names[:most], *rest])
 

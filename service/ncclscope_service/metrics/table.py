@@ -98,6 +98,7 @@ HISTOGRAM_LABELS: Final = ("job", "parallelism", "op")
 KIND_LABELS: Final = ("job", "parallelism", "op", "size_class")
 """Without the communicator: what nobody asks of one alone."""
 _AGENT_LABELS: Final = ("agent", "host")
+_CULPRITS: Final = ("job", "kind", "severity", "ranks", "hosts")
 
 _PER_SERIES: Final = (
     f"{MAX_GROUP_SERIES:,} (communicator, operation, size class) of {MAX_COMMUNICATORS:,} communicators; "
@@ -192,8 +193,8 @@ METRICS: Final[tuple[Metric, ...]] = (
           "Share of the recent operations inside a capture for which the kernel was found."),
     counter("ncclscope_alignment_operations", ("job", "match"), "jobs x 5 states",
             "Operations whose alignment is settled, by what became of them; all five once there are any."),
-    counter("ncclscope_numbers_healed", ("job", "reason"), "jobs x 4 reasons",
-            "Lost log lines that were found, by what showed them: kernel, overlap, op_count or ranks."),
+    counter("ncclscope_numbers_healed", ("job", "reason"), "jobs x 5 reasons",
+            "Lost log lines that were found, by what showed them: kernel, overlap, op_count, ranks or steps."),
     counter("ncclscope_alignment_checked", ("job",), _PER_JOB,
             "Operations whose alignment was checked against an exact join through NVTX ranges, which wins."),
     counter("ncclscope_alignment_disagreements", ("job",), _PER_JOB,
@@ -216,12 +217,17 @@ METRICS: Final[tuple[Metric, ...]] = (
     # What is wrong
     gauge("ncclscope_findings", ("job", "kind", "severity"), "jobs x kinds x 3 severities, 0 where there is none",
           "Findings that are open now."),
-    gauge("ncclscope_finding_info", ("job", "kind", "severity", "ranks", "hosts"),
+    gauge("ncclscope_finding_info", _CULPRITS,
           f"the {MAX_FINDINGS} gravest open findings; at most 8 ranks and 4 hosts are named",
           "Always 1: a finding that is open now, with the culprits it names, if it names any."),
-    gauge("ncclscope_finding_muted", ("job", "kind", "severity", "ranks", "hosts"),
-          "those of ncclscope_finding_info that somebody has muted",
+    gauge("ncclscope_finding_muted", _CULPRITS, "those of ncclscope_finding_info that somebody has muted",
           "Always 1: that finding is muted now, and fires no alert; its labels are those of ncclscope_finding_info."),
+    gauge("ncclscope_finding_confidence_ratio", _CULPRITS, "as ncclscope_finding_info",
+          "How sure the service is of that finding, from 0 to 1: the largest of those that name these culprits."),
+    gauge("ncclscope_finding_cost_seconds", _CULPRITS, "those of ncclscope_finding_info that cost steps time",
+          "By how much that finding makes each step longer, where it is known."),
+    gauge("ncclscope_finding_loss_ratio", _CULPRITS, "those of ncclscope_finding_info that cost bandwidth",
+          "Share of the bandwidth of the groups of that finding that is lost, where it is known."),
     # Agents
     gauge("ncclscope_agent_connected", _AGENT_LABELS, _PER_AGENT,
           "1 while the agent's session is open, else 0."),

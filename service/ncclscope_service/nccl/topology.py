@@ -173,11 +173,6 @@ class Path:
     type: str
     """NCCL's word for its worst part: NVL, PIX, PHB, SYS, ..."""
 
-    @property
-    def hops(self) -> int:
-        """How many links it has."""
-        return len(self.nodes) - 1
-
 
 @dataclass(slots=True)
 class Machine:

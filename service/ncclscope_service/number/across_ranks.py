@@ -34,7 +34,9 @@ CALL: Final = np.dtype(
         ("end_ns", "<i8"),
         ("stamp_ns", "<i8"),  # of its line; NO_TIME_NS
         ("op_count", "<i8"),
-        ("is_counted", "?"),  # `op_count` is of its line
+        ("is_counted", "?"),  # it has a line, and `op_count` is of that
+        ("template", "<i4"),  # of its line, which names buffers too: of this rank only
+        ("step", "<i8"),  # training iteration; NO_NUMBER
     ]
 )
 """One rank's call of a collective."""
@@ -46,6 +48,8 @@ OVERLAP: Final = "overlap"
 OP_COUNT: Final = "op_count"
 RANKS: Final = "ranks"
 """Calls of other ranks, and their times."""
+STEPS: Final = "steps"
+"""What the rank itself called in other steps."""
 
 _SLACK_NS: Final = 20_000.0
 """Ends of one N-to-N collective differ by 10 us between nodes; twice that is still one."""

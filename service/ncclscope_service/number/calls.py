@@ -21,7 +21,7 @@ _IS_N_TO_N: Final = np.array(
 )
 _COLUMNS: Final = (
     "template", "match", "confidence", "censored", "start_ns", "end_ns", "logged_at_ns", "op_count", "message_bytes",
-    "number_state",
+    "number_state", "iteration",
 )  # fmt: skip
 _COMPARED: Final = ("op", "count", "data_type", "root")
 
@@ -56,10 +56,13 @@ class Calls:
         described["end_ns"] = np.where(timed, rows["end_ns"], NO_TIME_NS)
         described["stamp_ns"] = rows["logged_at_ns"]
         described["op_count"] = rows["op_count"].astype(np.int64)
+        described["template"], described["step"] = rows["template"], rows["iteration"]
         if not is_known.all():
             calls[is_known] = described
-            for name in ("kind", "start_ns", "end_ns", "stamp_ns"):
-                calls[name][~is_known] = NO_NUMBER if name == "kind" else NO_TIME_NS
+            for name in ("start_ns", "end_ns", "stamp_ns"):
+                calls[name][~is_known] = NO_TIME_NS
+            for name in ("kind", "step"):
+                calls[name][~is_known] = NO_NUMBER
         return calls
 
     def of_pairs(self, operations: Ids) -> Columns:
@@ -76,6 +79,10 @@ class Calls:
         match = self._store.operations.take(operations[unknown], "match")["match"]
         unknown[unknown] = has_launch(match) | (match == Match.UNMATCHED)
         return unknown
+
+    def job_of(self, communicator: int) -> str:
+        """The job of a communicator."""
+        return self._store.communicators[communicator].job
 
     def hosts(self, communicator: int, size: int) -> NDArray[np.int32]:
         """The host of each rank; another number for each that is not known."""

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns.group_by import group_by
 from ncclscope_service.columns.table import Table
-from ncclscope_service.nccl.bandwidth import SIZE_CLASS_BOUNDS
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
@@ -80,10 +79,7 @@ class RecentOperations:
     rank: Int64s
     """Global; NO_NUMBER if unknown."""
     op: Int64s
-    size_class: Int64s
     message_bytes: Int64s
-    logged_ns: Int64s
-    """When it was logged, else when its line was read, else when its kernel started: for rates, not for measures."""
     kernel_ns: Int64s
     """Start of the kernel on the reference clock, else on the host's; NO_TIME_NS without a kernel."""
     duration_ns: Int64s
@@ -99,8 +95,8 @@ class RecentOperations:
 
 
 _SHOWN: Final = (
-    "process", "member", "template", "message_bytes", "logged_at_ns", "observed_at_ns", "match", "launch", "start_ns",
-    "end_ns", "censored", "start_true_ns", "wait_ns", "transfer_ns", "busbw",
+    "process", "member", "template", "message_bytes", "match", "launch", "start_ns", "end_ns", "censored",
+    "start_true_ns", "wait_ns", "transfer_ns", "busbw",
 )  # fmt: skip
 
 
@@ -121,9 +117,7 @@ def recent_operations(store: Store) -> RecentOperations:
             [NO_NUMBER if each.global_rank is None else each.global_rank for each in store.members], rows["member"]
         ),
         op=templates["op"][rows["template"]].astype(np.int64),
-        size_class=size_classes(rows["message_bytes"]),
         message_bytes=rows["message_bytes"].astype(np.int64),
-        logged_ns=first_known(rows["logged_at_ns"], rows["observed_at_ns"], rows["start_true_ns"], start),
         kernel_ns=first_known(rows["start_true_ns"], start),
         duration_ns=duration,
         wait_ns=wait,
@@ -138,12 +132,6 @@ def recent_operations(store: Store) -> RecentOperations:
 def recent_collectives(store: Store) -> Columns:
     """The newest joined collectives of the store, MAX_COLLECTIVES at most."""
     return _newest(store.collectives, MAX_COLLECTIVES)
-
-
-def size_classes(message_bytes: NDArray[np.int64]) -> Int64s:
-    """The size class of each message size; the last class if the size is not known."""
-    unsigned = np.where(message_bytes < 0, 2**62, message_bytes)
-    return np.searchsorted(SIZE_CLASS_BOUNDS, unsigned, side="left").astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

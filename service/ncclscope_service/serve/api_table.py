@@ -14,6 +14,7 @@ import msgspec
 from ncclscope_service.intake.journal_entry import MarkAction
 from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizePoints
 from ncclscope_service.show.finding_events import FindingEvent
+from ncclscope_service.show.layout import LayoutView
 from ncclscope_service.show.lost_time import LostTimeView
 from ncclscope_service.show.one_collective import OneCollective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
@@ -289,6 +290,13 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         answer=LostTimeView,
         parameters=(_COMMUNICATOR,),
         faults=_NO_GROUP,
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/layout",
+        operation="layout",
+        summary="Where the job runs: its hosts, their ranks and GPUs, and the groups that connect them.",
+        answer=LayoutView,
+        faults=(_NO_JOB,),
     ),
     ApiRoute(
         path="/api/jobs/{job:path}/steps",

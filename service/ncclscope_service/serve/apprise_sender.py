@@ -10,7 +10,7 @@ from typing import Final
 
 import apprise
 
-from ncclscope_service.serve.notify import Answer, Send, runbook_of
+from ncclscope_service.serve.notify import Answer, Send, page_of, runbook_of
 from ncclscope_service.show.finding_events import FindingChange, FindingEvent
 from ncclscope_wire.errors import ConfigError
 
@@ -31,12 +31,17 @@ def apprise_sender(url: str) -> Send:
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # what it logs may hold addresses
     target = apprise.Apprise.instantiate(url)
     if target is None:
-        raise ConfigError("--notify: Apprise does not know this address (https://github.com/caronc/apprise/wiki)")
+        raise ConfigError(
+            "NCCLSCOPE_NOTIFY: Apprise does not know this address (https://github.com/caronc/apprise/wiki)"
+        )
 
     def send(event: FindingEvent, page: str) -> tuple[Answer, str]:
         is_over = event.event is FindingChange.CLOSED
         kind = apprise.NotifyType.SUCCESS if is_over else _TYPES[event.finding.severity]
-        is_taken = target.notify(title=_title(event), body=_body(event, page), notify_type=kind)
+        # Declared to be text, it stays text: Slack's <!channel> and the HTML of mails are names in somebody's log here.
+        is_taken = target.notify(
+            title=_title(event), body=_body(event, page), notify_type=kind, body_format=apprise.NotifyFormat.TEXT
+        )
         return (Answer.TAKEN, "taken") if is_taken else (Answer.LATER, "Apprise could not deliver it")
 
     return send
@@ -54,6 +59,7 @@ def _body(event: FindingEvent, page: str) -> str:
         ("ranks", ", ".join(str(rank) for rank in finding.ranks)),
         ("hosts", ", ".join(finding.hosts)),
         ("group", finding.communicator or ""),
+        ("proof", page_of(event, page)),
         ("what to do", runbook_of(event, page)),
     )
     return "\n".join([finding.summary, *(f"{name}: {value}" for name, value in facts if value)])

@@ -24,6 +24,7 @@ import structlog
 from anyio import to_thread
 
 from ncclscope_service.keep.service_state import Outbox
+from ncclscope_service.metrics.scrape import NAMED_RANKS, culprits_label
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.health import ReceiverView
 from ncclscope_service.store.records import Severity
@@ -162,7 +163,7 @@ def _post(url: str, event: FindingEvent, page: str) -> tuple[Answer, str]:
         "id": event.id,
         "finding": event.finding,
         "runbook": runbook_of(event, page),
-        "page": page + "/",
+        "page": page_of(event, page),
     }
     data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS, default=str)
     headers = {"Content-Type": "application/json", "User-Agent": "ncclscope"}
@@ -181,6 +182,13 @@ def _post(url: str, event: FindingEvent, page: str) -> tuple[Answer, str]:
 def runbook_of(event: FindingEvent, page: str) -> str:
     """The part of the runbooks that says what to do."""
     return f"{page}/runbooks#{event.finding.kind}"
+
+
+def page_of(event: FindingEvent, page: str) -> str:
+    """The address at which the live page shows the finding."""
+    finding = event.finding
+    ranks = culprits_label([str(rank) for rank in finding.ranks], NAMED_RANKS)
+    return f"{page}/#/job/{urllib.parse.quote(finding.job, safe='')}/finding/{finding.kind}/{ranks}"
 
 
 def _names(receivers: Sequence[ReceiverSettings]) -> list[str]:

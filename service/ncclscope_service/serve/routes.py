@@ -42,6 +42,7 @@ from ncclscope_service.serve.snapshots import ZipResponse, zip_folder
 from ncclscope_service.show.details import JobQuery, communicator_detail, rank_detail, size_points
 from ncclscope_service.show.finding_events import FindingTracker
 from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
+from ncclscope_service.show.layout import layout_view
 from ncclscope_service.show.lost_time import lost_time_view
 from ncclscope_service.show.one_collective import one_collective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
@@ -390,6 +391,10 @@ class _JobAnswers:
                     kept = await to_thread.run_sync(lambda: to_json(traffic_view(sent)))
                     self._keep(key, kept)
         return _json_bytes(kept)
+
+    async def layout(self, request: Request) -> Response:
+        """Hosts, ranks and groups of a job."""
+        return self._answer(request, lambda asked, _: layout_view(asked))
 
     async def lost_time(self, request: Request) -> Response:
         """Who holds up whom."""

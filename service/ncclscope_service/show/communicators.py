@@ -287,6 +287,20 @@ def _median_bests(store: Store, main: Int64s) -> dict[_Likeness, float]:
     return {likeness: float(np.median(found)) if found else math.nan for likeness, found in known.items()}
 
 
+def efficiencies(store: Store) -> list[float]:
+    """By communicator, bus bandwidth of its main series over what is expected; NaN if unknown, or latency-bound."""
+    series, main = store.series.rows, main_series(store)
+    bests = _median_bests(store, main)
+    found: list[float] = []
+    for communicator, at in zip(store.communicators, main.tolist(), strict=True):
+        expected = None
+        if at >= 0 and int(series["size_class"][at]) >= LATENCY_BOUND:
+            best = bests[_likeness(communicator, series[at])]
+            expected = expected_bandwidth(float(series["baseline"][at]), best, float(series["limit"][at]))
+        found.append(float(series["busbw"][at]) / expected if expected else math.nan)
+    return found
+
+
 def expected_bandwidth(own: float, of_kind: float, limit: float) -> float | None:
     """The larger of what a group and others of its kind have shown at best, else its limit; None if all are NaN."""
     known = [best for best in (own, of_kind) if not math.isnan(best)] or [limit]

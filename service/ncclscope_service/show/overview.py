@@ -15,7 +15,7 @@ import numpy as np
 
 from ncclscope_service.detect.settings import THRESHOLDS, split_name
 from ncclscope_service.export.json_files import has_clock_estimate
-from ncclscope_service.intake.aliases import Aliases, with_name
+from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
 from ncclscope_service.rollup.series import operation_name
@@ -326,9 +326,13 @@ def make_overview(
 
 def finding_views(store: Store, aliases: Aliases, *, most: int | None = MAX_FINDINGS) -> tuple[FindingView, ...]:
     """The latest findings, the open ones first; `most` None for all. The aliases must be up to date."""
-    by_id = {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
+    names = _names_by_id(store, aliases)
     ordered = sorted(store.findings, key=lambda finding: (finding.until_ns is not None, -finding.since_ns))
-    return tuple(_finding(finding, by_id) for finding in ordered[:most])
+    return tuple(_finding(finding, names) for finding in ordered[:most])
+
+
+def _names_by_id(store: Store, aliases: Aliases) -> Names:
+    return {(each.job, each.comm_id): aliases[each.index] for each in store.communicators}
 
 
 def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
@@ -397,13 +401,13 @@ def processes_of(store: Store, job: str) -> Int64s:
     return np.array([index for index, name in enumerate(store.process_job) if name == job], np.int64)
 
 
-def _verdict(verdict: Verdict | None) -> VerdictView | None:
+def _verdict(verdict: Verdict | None, names: Names) -> VerdictView | None:
     if verdict is None:
         return None
     return VerdictView(
         ending=verdict.ending.value,
         is_provisional=verdict.is_provisional,
-        summary=verdict.summary,
+        summary=with_names(verdict.summary, verdict.job, names),
         ranks=verdict.ranks,
         hosts=verdict.hosts,
         first_failure=verdict.first_failure,
@@ -427,6 +431,7 @@ class _JobViews:
         self._sums = sums
         self._recent = recent_of_communicators(store, sums, window)
         self._window = window
+        self._names = _names_by_id(store, aliases)
         self._communicators = CommunicatorViews(store, aliases, self._recent)
         self._alignments = AlignmentViews(store, sums, window)
         self._with_kernels = jobs_with_kernels(store, sorted(sums.with_kernels))
@@ -446,7 +451,7 @@ class _JobViews:
         shown = most_telling(communicators, self._bytes, frozenset(f.comm_id for f in store.findings if f.comm_id))
         return JobView(
             name=name,
-            verdict=_verdict(store.verdicts.get(name)),
+            verdict=_verdict(store.verdicts.get(name), self._names),
             level=self._level(name, has_operations=bool(mix)),
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),
@@ -531,7 +536,7 @@ def _versions(store: Store, processes: Sequence[int]) -> tuple[str, ...]:
     return tuple(sorted(version for version in found if version is not None))
 
 
-def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingView:
+def _finding(finding: Finding, alias_of: Names) -> FindingView:
     names = {each: alias_of[finding.job, each] for each in _named_in(finding) if (finding.job, each) in alias_of}
     return FindingView(
         kind=finding.kind,
@@ -545,7 +550,7 @@ def _finding(finding: Finding, alias_of: dict[tuple[str, str], str]) -> FindingV
         since_ns=finding.since_ns,
         until_ns=finding.until_ns,
         confidence=finding.confidence,
-        summary=with_name(finding.summary, finding.job, finding.comm_id, alias_of),
+        summary=with_names(finding.summary, finding.job, alias_of),
         evidence=finding.evidence,
         groups=tuple(names.values()),
         names=names,

@@ -256,17 +256,22 @@ INSPECTED: Final = np.dtype(
         ("process", "<i4"),
         ("line", "<i8"),
         ("comm_hash", "<u8"),
+        ("name", "<i4"),  # ncclConfig_t.commName, index into Store.strings; "" if none was given
         ("communicator", "<i4"),  # NO_NUMBER until it is known
         ("rank", "<i4"),  # communicator rank
         ("nranks", "<i4"),
         ("op", "<u1"),
         ("timing", "<u1"),
+        ("algorithm", "<i1"),
+        ("protocol", "<i1"),
         ("peer", "<i4"),
         ("sequence", "<i8"),
         ("message_bytes", "<i8"),  # nccl-tests' S; NO_NUMBER
         ("duration_ns", "<i8"),  # whole us; NO_TIME_NS
         ("dumped_at_ns", "<i8"),  # host clock
         ("started_at_ns", "<i8"),  # host clock; NO_TIME_NS
+        ("start_ns", "<i8"),  # of its kernel, as the plug-in saw it, on the host clock (verbose dumps); NO_TIME_NS
+        ("end_ns", "<i8"),
         ("busbw", "<f8"),  # as printed
         ("arrived_at_ns", "<i8"),  # service's clock
         ("operation", "<i8"),  # row id of the operation that it is of; NO_NUMBER
@@ -327,6 +332,9 @@ OPERATION_TEMPLATE: Final = np.dtype(
     ]
 )
 """As on the wire, with process and thread resolved."""
+
+OF_DUMPS: Final = -3
+"""The device of templates of rows that are made of NCCL Inspector's records, which name none."""
 
 KERNEL_TEMPLATE: Final = np.dtype(
     [

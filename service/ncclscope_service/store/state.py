@@ -43,6 +43,8 @@ _Dtype: TypeAlias = "np.dtype[Any]"
 
 RENAMED: Final[dict[str, str]] = {
     "ncclscope_service.detect.bandwidth:BandwidthDrop._unlocated_since": "_slow_since",
+    "ncclscope_service.intake.name_limits": "ncclscope_service.intake.limits",
+    "ncclscope_service.intake.content_limits": "ncclscope_service.intake.limits",
 }
 """Names in states of earlier builds, and what they are called today:
 

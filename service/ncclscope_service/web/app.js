@@ -5,6 +5,7 @@ import { drawSizes, drawTraffic } from "./detail_charts.js";
 import { ask, askAgain, askForMissing } from "./details.js";
 import { byId, element, replace, setText } from "./dom.js";
 import { collectivePicture } from "./evidence.js";
+import { drawLayout } from "./layout.js";
 import { drawLostTime } from "./lost_time.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
@@ -13,7 +14,7 @@ import { drawSteps, headline, stateLine, verdict } from "./steps.js";
 import { drawTimeline } from "./timeline.js";
 import { drawCommunicatorView, drawFleet, drawMissing, drawRankView } from "./views.js";
 
-const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, zoom: null, isPaused: false, extent: "" };
+const state = { overview: null, route: null, job: null, mix: "bytes", heardAt: 0, asked: null, seconds: 2, zoom: null, isPaused: false, extent: "", shown: null };
 const VIEWS = { fleet: "fleet", job: "main", communicator: "communicator", rank: "rank", health: "health-view" };
 
 const go = (hash) => { location.hash = hash; };
@@ -78,11 +79,23 @@ const suggestions = (asked, names) => {
   return near.length === 0 ? [] : ["Did you mean ", ...near.flatMap(([, name, address], i) => [i ? ", " : "", element("a", { href: address }, name)]), "?"];
 };
 
+// Opens the finding that the address names (an alert's link does), once.
+const showFinding = () => {
+  const { finding } = state.route;
+  if (finding === undefined || finding === state.shown) return;
+  state.shown = finding;
+  const found = [...byId("findings-list").querySelectorAll("details")].find((each) => each.dataset.address === finding);
+  if (found === undefined) return;
+  found.open = true;
+  found.scrollIntoView({ block: "center" });
+};
+
 const drawJob = (overview, job, open) => {
   setText("headline", headline(job, open));
   setText("state-line", stateLine(overview, job));
   drawTiles(job);
   drawFindings(byId("findings-list"), overview, overview.findings.filter((finding) => finding.job === job.name), verdict(overview, job));
+  showFinding();
   drawVerdict(job);
   const slowed = new Set(open.filter((finding) => finding.slows_groups).flatMap((finding) => finding.groups));
   drawCommunicators(job, new Set(open.flatMap((finding) => finding.groups)));
@@ -147,30 +160,31 @@ const askFor = (route, job) => {
   const at = job === null ? "" : encodeURIComponent(job.name);
   if (route.view === "health") return ask([{ path: "/api/settings", every: 5000, draw: drawSettings }]);
   if (job === null || route.view === "fleet") return ask([]);
-  const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id,
+  const timeline = (id, what, onLane, query) => ({ path: timelinePath(at, query), every: 3000, isPaused: () => state.isPaused, query, id, cards: [id],
     draw: (found) => drawTimeline(id, found, { what, onLane, onZoom: zoom }) });
   const toLane = (lane) => go(toRank(job.name, lane));
   if (route.view === "job") {
     ask([
-      { path: `${at}/steps`, every: 5000, draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
-      { path: `${at}/lost-time`, every: 5000, draw: (found) => drawLostTime("lost-time", job.name, found, go) },
-      { path: `${at}/traffic`, every: 10_000, draw: drawTraffic },
-      { path: `${at}/sizes`, every: 5000, draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
+      { path: `${at}/steps`, every: 5000, cards: ["steps"], draw: (found) => drawSteps(found, state.overview.findings.filter((finding) => finding.job === job.name)) },
+      { path: `${at}/lost-time`, every: 5000, cards: ["lost-time"], draw: (found) => drawLostTime("lost-time", job.name, found, go) },
+      { path: `${at}/layout`, every: 10_000, cards: ["layout"], draw: (found) => drawLayout(found, job.name, state.overview.findings.filter((finding) => finding.job === job.name && finding.until_ns === null)) },
+      { path: `${at}/traffic`, every: 10_000, cards: ["traffic"], draw: drawTraffic },
+      { path: `${at}/sizes`, every: 5000, cards: ["sizes"], draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
       keep(timeline("timeline", "job", toLane, "")),
     ]);
   } else if (route.view === "communicator") {
     const alias = encodeURIComponent(route.alias);
     ask([
-      { path: `${at}/communicators/${alias}`, every: 2000, fail: (text) => drawMissing("communicator", text, suggestions(route.alias, state.overview.jobs.find((each) => each.name === job.name).communicators
+      { path: `${at}/communicators/${alias}`, every: 2000, cards: ["communicator-tiles", "series", "communicator-sizes", "communicator-ranks", "operations"], fail: (text) => drawMissing("communicator", text, suggestions(route.alias, state.overview.jobs.find((each) => each.name === job.name).communicators
           .map((each) => [each.alias, toCommunicator(job.name, each.alias)]))),
         draw: (found) => drawCommunicatorView(job, found) },
-      { path: `${at}/lost-time?communicator=${alias}`, every: 5000, draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
-      { path: `${at}/communicators/${alias}/collective`, every: 5000, draw: drawCollective },
+      { path: `${at}/lost-time?communicator=${alias}`, every: 5000, cards: ["communicator-lost-time"], draw: (found) => drawLostTime("communicator-lost-time", job.name, found, go) },
+      { path: `${at}/communicators/${alias}/collective`, every: 5000, cards: ["collective"], draw: drawCollective },
       keep(timeline("communicator-timeline", "communicator", toLane, `&communicator=${alias}`)),
     ]);
   } else {
     ask([
-      { path: `${at}/ranks/${route.rank}`, every: 2000, fail: (text) => drawMissing("rank", text, suggestions("0", [["0", toRank(job.name, 0)], ...job.communicators.flatMap((each) => each.ranks.slice(-1)).sort((a, b) => b - a).slice(0, 1)
+      { path: `${at}/ranks/${route.rank}`, every: 2000, cards: ["rank-tiles", "rank-waits", "rank-groups"], fail: (text) => drawMissing("rank", text, suggestions("0", [["0", toRank(job.name, 0)], ...job.communicators.flatMap((each) => each.ranks.slice(-1)).sort((a, b) => b - a).slice(0, 1)
         .map((rank) => [String(rank), toRank(job.name, rank)])])), draw: (found) => drawRankView(job, found) },
       keep(timeline("rank-timeline", "rank", (alias) => go(toCommunicator(job.name, alias)), `&rank=${route.rank}`)),
     ]);
@@ -321,8 +335,9 @@ for (const button of document.querySelectorAll("[data-mix]")) {
 addEventListener("hashchange", () => {
   if (parse(location.hash) === null) return;
   state.route = null;
-  draw();
+  state.shown = null;
   scrollTo(0, 0);
+  draw();
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) draw(); });
 document.addEventListener("themechange", () => {

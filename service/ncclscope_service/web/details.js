@@ -3,9 +3,12 @@
 let asked = [];
 let generation = 0;
 
-// Replaces what is asked: [{ path, every, draw, fail }], a path of the jobs or one that begins with a slash; times in milliseconds. Nothing is asked twice at a time.
+// Replaces what is asked: [{ path, every, draw, fail, cards }], a path of the jobs or one that begins with a slash; times in milliseconds. Nothing is asked
+// twice at a time. The cards around the elements with these ids are empty until the first answer: what they show is of another rank, group or job.
 export const ask = (wanted) => {
   generation += 1;
+  for (const card of document.querySelectorAll(".card[aria-busy]")) card.removeAttribute("aria-busy");
+  for (const card of cardsOf(wanted)) card.setAttribute("aria-busy", "true");
   asked = wanted.map((each) => ({ ...each, due: 0, isBusy: false }));
   look();
 };
@@ -32,6 +35,8 @@ const look = () => {
   }
 };
 
+const cardsOf = (wanted) => wanted.flatMap((each) => each.cards ?? []).map((id) => document.getElementById(id).closest(".card, .tiles"));
+
 const fetchOne = async (each, born) => {
   each.isBusy = true;
   const { path } = each;
@@ -39,6 +44,7 @@ const fetchOne = async (each, born) => {
     const answer = await fetch(path.startsWith("/") ? path : `/api/jobs/${path}`);
     const body = await answer.json();
     if (born !== generation || path !== each.path) return;
+    for (const card of cardsOf([each])) card.removeAttribute("aria-busy");
     if (answer.ok) each.draw(body);
     else each.fail?.(body.error);
     each.isMissing = answer.status === 404;

@@ -79,16 +79,29 @@ export const drawVerdict = (job) => {
       ranks(each.waits_for), ranks(each.blamed), element("td", {}, each.last_words ?? ""))))] : []));
 };
 
+const PROCESSES = "nvidia-smi --query-compute-apps=pid --format=csv,noheader";
+const DUMP = `'for p in $(${PROCESSES}); do py-spy dump --pid $p; done'`;
+const DRIVER = "'dmesg -T | grep -iE \"xid|nvrm|mlx5|oom\" | tail'";
+const LINKS = ["ibstat", "'nvidia-smi nvlink -e; nvidia-smi topo -m'", "'for n in /sys/class/net/*; do ethtool -S ${n##*/} 2>/dev/null | grep -iE \"(err|drop|discard).*: [1-9]\"; done'"];
+// As docs/findings.md has them, in its order; on the hosts that a finding names.
 const LOOK_AT = {
-  late_rank: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER", "'dmesg -T | grep -i xid | tail'", "'top -b -n 1 | head -20'"],
-  slow_link: ["ibstat", "'nvidia-smi nvlink -e; nvidia-smi topo -m'", "'for n in /sys/class/net/*; do ethtool -S ${n##*/} 2>/dev/null | grep -iE \"(err|drop|discard).*: [1-9]\"; done'"],
-  hang: ["'for p in $(nvidia-smi --query-compute-apps=pid --format=csv,noheader); do py-spy dump --pid $p; done'", "'dmesg -T | grep -i xid | tail'"],
+  late_rank: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE,POWER", DRIVER, "'top -b -n 1 | head -20'"],
+  slow_link: LINKS, bandwidth_drop: LINKS, slow_drift: ["nvidia-smi -q -d TEMPERATURE,CLOCK", ...LINKS],
+  below_limit: ["nvidia-smi topo -m", "nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv", "'lsmod | grep -E \"peermem|gdrdrv\"'"],
+  slow_steps: ["nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE", "'iostat -x 2 3; top -b -n 1 | head -20'"],
+  misconfiguration: [`'for p in $(${PROCESSES}); do tr "\\0" "\\n" < /proc/$p/environ | grep NCCL_; done'`, "'lsmod | grep peermem'"],
+  hang: [DUMP, DRIVER, "ncclras -v"], mismatch: [DUMP],
+  reported_failure: [DRIVER, "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT", "ibstat"],
+  stopped_logging: ["'df -h; df -i'", PROCESSES], blind: ["'systemctl status ncclscope-agent; df -h'", "ncclscope check"],
+  clock_fault: ["'chronyc tracking; chronyc sources'", "'journalctl -u chronyd -u systemd-timesyncd --since -1h | tail'"],
 };
-LOOK_AT.bandwidth_drop = LOOK_AT.below_limit = LOOK_AT.slow_link;
 
 // Commands for the hosts of a finding. They are copied into a shell: a name that could be anything but a host's gives none.
-const commandsOf = (finding) => finding.hosts.filter((host) => /^[a-z0-9][a-z0-9._-]*$/i.test(host)).slice(0, 2)
+const commandsOf = (finding) => (finding.hosts.length > 0 ? finding.hosts : finding.evidence.hosts_of_groups ?? []).filter((host) => /^[a-z0-9][a-z0-9._-]*$/i.test(host)).slice(0, 2)
   .flatMap((host) => (LOOK_AT[finding.kind] ?? []).map((command) => `ssh ${host} ${command}`)).join("\n");
+
+// KIND/RANKS, as alerts write it: the label `ranks` names eight and counts the rest.
+const addressOf = ({ kind, ranks }) => `${kind}/${[...ranks.slice(0, 8), ...(ranks.length > 8 ? [`+${ranks.length - 8}`] : [])].join(",")}`;
 
 const findingRow = (overview, finding, opened) => {
   const key = `${finding.job}/${finding.kind}/${finding.comm_id}/${finding.since_ns}/${finding.ranks}`;
@@ -108,7 +121,7 @@ const findingRow = (overview, finding, opened) => {
     ["what to do", element("a", { href: `/runbooks#${finding.kind}` }, "runbook")],
   ].filter(([, value]) => isKnown(value) && value !== "");
   return element("details", { class: "finding", "data-severity": finding.severity, "data-open": String(isOpen), "data-muted": finding.muted !== null,
-    "data-finding": key, open: opened.has(key) },
+    "data-finding": key, "data-address": addressOf(finding), open: opened.has(key) },
     element("summary", { "data-key": key },
       element("span", { class: "kind" }, capitalised(words(finding.kind))),
       element("span", { class: "sentence" }, overview.jobs.length > 1 ? `${finding.job}: ${finding.summary}` : finding.summary),

@@ -1,5 +1,5 @@
 // Which view the address names: #/ is the fleet, #/job/NAME a job, .../communicator/tp-0 and .../rank/37 one of its parts,
-// #/health ncclscope itself. Anything else (a skip link) names none.
+// .../finding/KIND/RANKS a job with that finding opened, #/health ncclscope itself. Anything else (a skip link) names none.
 
 export const parse = (hash) => {
   if (!hash.startsWith("#/")) return null;
@@ -8,6 +8,7 @@ export const parse = (hash) => {
   if (parts[0] === "health") return { view: "health" };
   if (parts[0] !== "job" || !parts[1]) return null;
   if (parts.length === 2) return { view: "job", job: parts[1] };
+  if (parts[2] === "finding" && parts[3]) return { view: "job", job: parts[1], finding: `${parts[3]}/${parts[4] ?? ""}` };
   if (parts[2] === "communicator" && parts[3]) return { view: "communicator", job: parts[1], alias: parts[3] };
   if (parts[2] === "rank" && /^\d+$/.test(parts[3] ?? "")) return { view: "rank", job: parts[1], rank: Number(parts[3]) };
   return null;

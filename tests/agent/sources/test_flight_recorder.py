@@ -42,6 +42,16 @@ def test_the_first_collective_that_did_not_complete_is_kept_with_its_stack(form:
     assert record.stack == ("train.py:103 in train_step", "train.py:7 in main")  # without PyTorch's own frames
 
 
+def test_sends_and_receives_that_were_called_together_are_no_collective() -> None:
+    """As PyTorch 2.11 writes them: the group of both has the number of the last collective, and their op_id."""
+    pairs = [
+        entry(1, "scheduled", op_id=2, is_p2p=True, profiling_name=f"nccl:{name} 0->1") for name in ("send", "recv")
+    ]
+    coalesced = entry(1, "started", op_id=2, profiling_name="nccl:coalesced")
+    (record,) = read_dump(as_pytorch_pickles(dump(entry(1), *pairs, coalesced)), "rank_0")
+    assert (record.operation, record.last_enqueued, record.last_completed) == ("all_reduce", 1, 1)
+
+
 def test_a_rank_that_waits_for_nothing_shows_what_it_called_last() -> None:
     (record,) = read_dump(as_pytorch_pickles(dump(entry(1), entry(2))), "rank_0")
     assert (record.sequence, record.last_completed, record.stack[0]) == (2, 2, "train.py:102 in train_step")
@@ -87,6 +97,29 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path:
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
     with pytest.raises(FormatError):
         read_dump(data, "rank_1")
+
+
+def _nested(levels: int) -> list[object]:
+    """A list that as text has 10**levels numbers."""
+    found: list[object] = [1] * 10
+    for _ in range(levels - 1):
+        found = [found] * 10
+    return found
+
+
+def test_lists_that_hold_each_other_many_times_take_no_memory() -> None:
+    content = dump(entry(1, input_sizes=_nested(40), frames=_nested(40)))
+    content["pg_config"] = {"0": {"ranks": _nested(40)}}
+    (record,) = read_dump(pickle.dumps(content, 2), "rank_1")
+    assert (record.group_ranks, record.sizes, record.stack) == ((), "", ())
+
+
+def test_a_long_text_that_all_groups_name_is_looked_at_once() -> None:
+    ranks = "[" + "1, " * 1_000_000 + "2]"
+    entries = [entry(1, process_group=(str(group), "")) for group in range(2_000)]
+    content = {**dump(*entries), "pg_config": {str(group): {"ranks": ranks} for group in range(2_000)}}
+    records = read_dump(pickle.dumps(content, 2), "rank_1")
+    assert sum(bool(record.group_ranks) for record in records) == 2
 
 
 PLAIN = st.recursive(

@@ -71,6 +71,34 @@ def test_algorithm_protocol_and_start_are_read_where_they_are_written() -> None:
     assert (row["algorithm"], row["protocol"], row["started_at_ns"]) == (1, 0, 1752867229235059000)
 
 
+def channels(*times: tuple[int, int]) -> str:
+    events = ",".join(f'{{"channel_id":1,"kernel_start_ts":{start},"kernel_stop_ts":{stop}}}' for start, stop in times)
+    return f',"event_trace_ts":{{"coll_start_ts":1752867229235059,"kernel_events":[{events}]}}'
+
+
+@pytest.mark.parametrize(
+    ("times", "span_us"),
+    [
+        (((1000, 1090), (1002, 1095)), (1000, 1095)),
+        (((1000, 1090), (0, 0)), None),  # a channel of which nothing was seen
+        (((1000, 0),), None),
+        ((), None),
+    ],
+)
+def test_channels_of_verbose_dumps_tell_when_the_kernel_began_and_ended(
+    times: Sequence[tuple[int, int]], span_us: tuple[int, int] | None
+) -> None:
+    (row,) = rows(read(text(record(coll_perf(1, us=80, more=channels(*times)), version="v4.2"))))
+    expected = (NO_TIME_NS, NO_TIME_NS) if span_us is None else tuple(1000 * each for each in span_us)
+    assert (row["start_ns"], row["end_ns"]) == expected
+    assert row["duration_ns"] == 80_000  # by the GPU's timer
+
+
+def test_more_channels_than_any_kernel_has_are_refused() -> None:
+    batches = read(text(record(coll_perf(1, more=channels(*[(1, 2)] * 2000)))))
+    assert skipped(batches) == {"inspector_field": 1}
+
+
 def test_sends_and_receives_are_rows_with_a_peer() -> None:
     (send, recv) = rows(read(text(record(p2p_perf(1)), record(p2p_perf(2, op="Recv", peer=3)))))
     assert (send["op"], send["peer"], send["sequence"]) == (OPERATION_CODES["Send"], 1, 1)

@@ -130,6 +130,16 @@ def test_old_traces_give_kernels_alone(tmp_path: Path) -> None:
     assert batches[-1].counts.skipped == {"call_without_group": 1}
 
 
+def test_kernels_of_cuda_graphs_are_counted_and_left_out(tmp_path: Path) -> None:
+    """They have no line and no note, and a trace tells nothing of their nodes."""
+    graph = {**launch(78, 20), "name": "cudaGraphLaunch"}
+    events = [note(1, 10), launch(77, 14), kernel(1, 77, 30), graph, kernel(1, 78, 40), kernel(1, 78, 50)]
+    batches = read(tmp_path, trace(events))
+    assert joined(batches, "kernels")["correlation_id"].tolist() == [77]
+    capture = batches[-1].captures[0]
+    assert (capture.nccl_kernels, capture.graph_launches) == (1, 1)
+
+
 def test_a_kernel_without_launch_has_no_launch_time(tmp_path: Path) -> None:
     kernels = joined(read(tmp_path, trace([note(1, 10), kernel(1, 77, 30), launch(5, 2)])), "kernels")
     assert (kernels["launch_start_ns"][0], kernels["launch_tid"][0]) == (NO_TIME_NS, NO_NUMBER)

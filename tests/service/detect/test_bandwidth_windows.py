@@ -191,7 +191,26 @@ def test_none_is_slow_against_siblings_beyond_what_their_wires_can_carry() -> No
             Context(job="job", groups=groups),
             (
                 np.concatenate([rows_of(index, second, wrong if index < 2 else 35e9) for index in groups])
-                for second in range(40)
+                for second in range(20)
             ),
         )
         assert bool(history[-1]) is is_found
+
+
+def test_siblings_that_all_cross_one_pair_of_hosts_acquit_neither() -> None:
+    of_pipelines = {
+        index: group(f"pp{index}", "PP", (0, 1), (("b", "d"), ("a", "c"))[index // 2]) for index in range(4)
+    }
+    of_replicas = {index: group(f"dp{index}", "DP", (0, 1), ("a", "b")) for index in range(4, 8)}
+    random = np.random.default_rng(1)
+    played = (
+        np.concatenate(
+            [
+                rows_of(index, second, 40e9 * np.exp(random.normal(0, 0.02)) * (0.7 if "b" in each.hosts else 1.0))
+                for index, each in (of_pipelines | of_replicas).items()
+            ]
+        )
+        for second in range(20)
+    )
+    history = told(Context(job="job", groups=of_pipelines | of_replicas), played)
+    assert {host for found in history for one in found for host in one.hosts if len(one.hosts) == 1} <= {"b"}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from service.detect.simulated_job import ORIGIN_NS, Job, Simulation
 
+from ncclscope_service.detect.context import SharedGpu
 from ncclscope_service.detect.late_rank import LateRank
 from ncclscope_service.detect.late_rank_case import severity_of_cost
 from ncclscope_service.detect.settings import LateRankSettings
@@ -57,6 +58,23 @@ def test_a_clear_case_is_named_within_ten_to_twenty_steps_of_any_length(
     assert {finding.ranks for finding in found} == {(5,)}
     assert simulation.context.step_ns
     assert seconds * 1e9 <= steps * simulation.context.step_ns
+
+
+def test_a_rank_that_shares_its_gpu_is_not_called_late_and_the_others_are_excused_as_ever() -> None:
+    def named(sharing: tuple[int, ...]) -> set[tuple[int, ...]]:
+        simulation, detector = Simulation(Job(late_rank=5, late_ns=5e6)), LateRank()
+        shared = (SharedGpu("node2", 0x60, sharing),)
+        groups = {
+            index: replace(group, shared_gpus=shared if set(sharing) <= {*group.global_ranks} else ())
+            for index, group in simulation.groups.items()
+        }
+        for collectives in simulation.seconds(30):
+            detector.ingest_collectives(collectives, replace(simulation.context, groups=groups))
+            detector.findings()
+        return {finding.ranks for finding in detector.findings()}
+
+    assert named((2, 3)) == {(5,)}
+    assert named((5, 6)) == set()
 
 
 def test_where_steps_are_long_more_of_them_show_a_faint_case() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ncclscope_service.detect.context import Context
+from ncclscope_service.detect.context import Context, Group, SharedGpu
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey
 from ncclscope_service.store.records import Finding, FindingKind, Severity
@@ -36,8 +36,8 @@ def findings(
     detector = Misconfiguration()
     detector.ingest_facts(logged)
     detector.ingest_versions(versions or {}, 7)
-    if detector.is_due(len(worlds)):
-        detector.compare(worlds, Context(job="job"))
+    if detector.is_due(len(worlds), Context(job="job")):
+        detector.compare(worlds, Context(job="job"), 9)
     return detector.findings()
 
 
@@ -126,11 +126,25 @@ def test_sockets_in_a_job_of_one_node_cost_nothing() -> None:
 def test_a_difference_that_later_lines_explain_is_closed() -> None:
     detector, context = Misconfiguration(), Context(job="job")
     detector.ingest_facts(on_all("NCCL_ALGO", ["Ring", "Ring", "Ring", "Tree"]))
-    assert detector.is_due(4)
-    detector.compare(_WORLD, context)
-    assert not detector.is_due(4)
+    assert detector.is_due(4, context)
+    detector.compare(_WORLD, context, 9)
+    assert not detector.is_due(4, context)
     detector.ingest_facts([variable(process, "NCCL_ALGO", "Tree") for process in _PROCESSES])
-    assert detector.is_due(4)
-    detector.compare(_WORLD, context)
+    assert detector.is_due(4, context)
+    detector.compare(_WORLD, context, 9)
     (found,) = detector.findings()
     assert found.until_ns is not None
+
+
+def test_ranks_on_one_gpu_are_one_finding_however_many_groups_they_are_in() -> None:
+    def group(*ranks: int) -> Group:
+        shared = (SharedGpu("node01", 0x60, ranks),)
+        return Group(comm_id="a", parallelism=None, global_ranks=ranks, hosts=("node01",) * 2, shared_gpus=shared)
+
+    detector, context = Misconfiguration(), Context(job="job", groups={0: group(0, 1), 1: group(1, 2)})
+    assert detector.is_due(3, context)
+    detector.compare({}, context, 9)
+    assert not detector.is_due(3, context)
+    (found,) = detector.findings()
+    assert (found.ranks, found.hosts, found.since_ns) == ((0, 1, 2), ("node01",), 9)
+    assert found.summary.startswith("ranks 0, 1 and 2 run on one GPU of host node01 (PCI address 60)")

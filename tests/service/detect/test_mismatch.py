@@ -52,13 +52,14 @@ def test_the_rank_that_differs_is_named_with_both_calls() -> None:
         assert finding.summary.endswith("but the other ranks call AllReduce of 1064 bytes")
 
 
-def test_two_against_two_names_all_with_less_confidence() -> None:
-    detector = Mismatch()
-    for rank in range(4):
-        detector.ingest_calls(calls(rank, 100, 40 if rank < 2 else None), CONTEXT)
-    (finding,) = detector.findings(0)
-    assert finding.ranks == (10, 11, 12, 13)
-    assert finding.confidence == 0.5
+def test_two_against_two_names_all_with_less_confidence_as_long_as_nothing_like_it_came_before() -> None:
+    for wrong_at, ranks, confidence in ((20, (10, 11, 12, 13), 0.5), (60, (10, 11), 0.8)):
+        detector = Mismatch()
+        for rank in range(4):
+            detector.ingest_calls(calls(rank, 100, wrong_at if rank < 2 else None), CONTEXT)
+        (finding,) = detector.findings(0)
+        assert (finding.ranks, finding.confidence) == (ranks, confidence)
+        assert finding.summary.endswith(", as before") is (confidence == 0.8)
 
 
 def test_a_rank_of_which_lines_were_lost_proves_nothing() -> None:

@@ -72,6 +72,16 @@ def test_collectives_that_were_joined_wrongly_are_our_blindness_and_no_fault_of_
     assert finding.summary.startswith("60% of collectives between hosts do not end together: log lines were lost")
 
 
+def test_of_lines_without_stamps_a_contradiction_is_ours_and_no_fault_of_a_clock() -> None:
+    detector, context = ClockFault(), replace(CONTEXT, has_lines_without_stamps=True)
+    for at_ns in (0, 11 * SECOND):
+        detector.ingest_check(ClockCheck(operations=1000, suspects=(1,)), ["node0", "node1"], context, at_ns)
+    detector.report_steps({"node0": clock(), "node1": clock(7 * SECOND), "node2": clock()}, context)
+    (finding,) = detector.findings()
+    assert (finding.kind, finding.hosts) == (FindingKind.BLIND, ("node1",))
+    assert "lines without stamps were matched to kernels of other steps" in finding.summary
+
+
 def test_of_two_hosts_nothing_tells_whose_clock_was_set() -> None:
     detector = ClockFault()
     detector.report_steps({"node1": clock(7 * SECOND), "node0": clock()}, CONTEXT)
@@ -87,13 +97,13 @@ GOOD = HostVisibility(host="node1", operations=100_000, covered=5000, matched=49
     ("sight", "words"),
     [
         (replace(GOOD, gaps=1), "was lost in 1 place"),
-        (replace(GOOD, torn_lines=5000), "% of the operation lines of node1 are torn"),
+        (replace(GOOD, torn_lines=5000), "% of the operation lines of host node1 are torn"),
         (replace(GOOD, matched=2000), "only 40 % of the captured operations"),
     ],
 )
 def test_our_own_blindness_is_said(sight: HostVisibility, words: str) -> None:
     detector = Blind()
-    detector.ingest_visibility(sight, CONTEXT, SECOND)
+    detector.ingest_visibility([sight], CONTEXT, SECOND)
     (finding,) = detector.findings()
     assert words in finding.summary
     assert finding.hosts == ("node1",)
@@ -101,11 +111,25 @@ def test_our_own_blindness_is_said(sight: HostVisibility, words: str) -> None:
 
 def test_good_sight_is_quiet_and_a_gap_is_forgotten_after_five_minutes() -> None:
     detector = Blind()
-    detector.ingest_visibility(GOOD, CONTEXT, SECOND)
+    detector.ingest_visibility([GOOD], CONTEXT, SECOND)
     assert detector.findings() == []
     for seconds in (1, 400):
-        detector.ingest_visibility(replace(GOOD, gaps=1), CONTEXT, seconds * SECOND)
+        detector.ingest_visibility([replace(GOOD, gaps=1)], CONTEXT, seconds * SECOND)
     assert detector.findings()[0].until_ns == 400 * SECOND
+
+
+def test_what_several_hosts_lose_alike_is_one_finding_that_names_all_of_them() -> None:
+    detector, other = Blind(), replace(GOOD, host="node2")
+    detector.ingest_visibility([replace(GOOD, torn_lines=1000), other], CONTEXT, SECOND)
+    detector.ingest_visibility([replace(GOOD, torn_lines=1000), replace(other, torn_lines=2000)], CONTEXT, 2 * SECOND)
+    detector.ingest_visibility([GOOD, replace(other, torn_lines=2000)], CONTEXT, 3 * SECOND)
+    (finding,) = detector.findings()
+    assert (finding.hosts, finding.since_ns, finding.until_ns) == (("node1", "node2"), SECOND, None)
+    assert finding.summary == "0 to 2 % of the operation lines of hosts node1 and node2 are torn: " + (
+        "findings about them are less certain"
+    )
+    detector.ingest_visibility([GOOD, other], CONTEXT, 4 * SECOND)
+    assert [each.until_ns for each in detector.findings()] == [4 * SECOND]
 
 
 def test_a_fault_is_one_finding_from_its_first_moment_on() -> None:

@@ -25,10 +25,10 @@ RANKS = range(8)
 STACK = ("node9", 7)
 
 
-def counts(*behind: int) -> Columns:
+def counts(*behind: int, newest_ns: int = NO_TIME_NS) -> Columns:
     """Eight ranks of one group, of which these are one operation behind."""
     ((index, _),) = GROUPS.items()
-    rows = [(index, NO_NUMBER, NO_NUMBER, rank, 100 - (rank in behind), NO_TIME_NS) for rank in RANKS]
+    rows = [(index, NO_NUMBER, NO_NUMBER, rank, 100 - (rank in behind), newest_ns) for rank in RANKS]
     return np.array(rows, dtype=PROGRESS)
 
 
@@ -55,10 +55,11 @@ def verdict(
     newest_line: int = 0,
     context: Context = OVER,
     known: bool = True,
+    newest_ns: int = NO_TIME_NS,
 ) -> Verdict:
     reported = Reported()
     reported.ingest_facts(logged, context)
-    last = counts(*behind) if known else np.empty(0, PROGRESS)
+    last = counts(*behind, newest_ns=newest_ns) if known else np.empty(0, PROGRESS)
     end = end_of_ranks(last, context, {rank: rank in ended for rank in RANKS})
     return judge_end(findings, reported, reported.lines.failures({STACK: newest_line}), end, context)
 
@@ -111,6 +112,45 @@ def test_a_failure_that_its_process_survived_is_none() -> None:
 )
 def test_the_verdict_follows_from_what_explains_most(logged: list[LoggedFact], ending: Ending) -> None:
     assert verdict(*logged, behind=[2]).ending is ending
+
+
+@pytest.mark.parametrize(
+    ("rank", "seconds", "ending", "ranks"),
+    [
+        (0, 0.1, Ending.KILLED, (2,)),  # at once: the process was gone
+        (0, 80, Ending.HANG, (2,)),  # the job stood still, and somebody ended it
+        (0, 12, Ending.UNCLEAR, ()),
+        (0, -3_600, Ending.UNCLEAR, ()),  # a connection that broke an hour before says nothing of the end
+        (2, 0.1, Ending.UNCLEAR, ()),  # it did not end without a word
+    ],
+)
+def test_connections_that_break_tell_when_the_rank_at_which_all_waits_end_was_gone(
+    rank: int, seconds: float, ending: Ending, ranks: tuple[int, ...]
+) -> None:
+    newest_ns = 10**18
+    broke = CLOSED._replace(rank=rank, at_ns=newest_ns + round(seconds * 1e9), has_time=True)
+    found = verdict(broke, behind=[2], newest_ns=newest_ns)
+    assert (found.ending, found.ranks) == (ending, ranks)
+    assert verdict(broke, behind=[2]).ending is Ending.UNCLEAR
+    assert (
+        verdict(broke, behind=[2], newest_ns=newest_ns, context=replace(OVER, lossy_hosts=frozenset({"node1"}))).ranks
+        == ()
+    )
+
+
+def test_a_watchdog_that_gave_up_for_an_error_of_nccl_waited_for_nobody() -> None:
+    error = program(
+        3, "exception", "NCCL error: remote process exited or there was a network error, NCCL version 2.28.9"
+    )
+    progress = said(facts.TorchProgress(line=4, what="failure", rank=0, last_enqueued=7, last_completed=4, failed_at=5))
+    assert verdict(error, progress, behind=[2]).ending is Ending.UNCLEAR
+    assert verdict(progress, behind=[2]).ending is Ending.HANG
+
+
+def test_a_watchdog_that_names_nobody_is_answered_by_the_counts() -> None:
+    found = verdict(gave_up(3, 0), behind=[2])
+    assert (found.ending, found.ranks) == (Ending.HANG, (2,))
+    assert "all waits end at rank 2" in found.summary
 
 
 def found(kind: FindingKind, **evidence: object) -> Finding:

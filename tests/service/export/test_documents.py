@@ -296,7 +296,7 @@ def test_how_a_job_ended_comes_first_and_where_its_ranks_stood_only_if_they_did_
     said = "" if ending is None else f"How it ended: {ending}: rank 1 <did> it"
     assert text.startswith(said or "Read")
     assert said.replace("<did>", "&lt;did&gt;") in page
-    assert ("  TP 0xa1     1         6       4          -             -  RuntimeError: bad\n" in text) == (
+    assert ("  tp-0      1         6       4          -             -  RuntimeError: bad\n" in text) == (
         ending not in (None, Ending.ENDED_TOGETHER)
     )
     document = json.loads(files["summary.json"].read_bytes())["verdicts"]["job"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from service.simulated_batches import SECOND_NS, advanced, simulated_batches
 
-from ncclscope_service.intake.aliases import Aliases, names_of, with_name
+from ncclscope_service.intake.aliases import Aliases, names_of, with_names
 from ncclscope_service.job.ranks import global_ranks
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Communicator, Identity, Member
@@ -20,26 +20,24 @@ from ncclscope_service.store.tables import Store
 from ncclscope_simulator import SimulationConfig
 from ncclscope_wire.batch import Batch
 
-_NAMES = {("j", "0xa1"): "dp-2", ("j", "0xa1/3/0"): "tp-0"}
+_NAMES = {("j", "0xa1"): "dp-2", ("j", "0xa1/3/0"): "tp-0", ("j", "~9f3e"): "c4-8"}
 
 
 @pytest.mark.parametrize(
-    ("sentence", "comm_id", "said"),
+    ("sentence", "said"),
     [
-        ("Rank 3 is late in DP group 0xa1 by 5 ms.", "0xa1", "Rank 3 is late in DP group dp-2 (0xa1) by 5 ms."),
-        ("communicator 0xa1 lost 5 %", "0xa1", "communicator dp-2 (0xa1) lost 5 %"),
-        ("TP group 0xa1/3/0: it hangs.", "0xa1/3/0", "TP group tp-0 (0xa1/3/0): it hangs."),
-        ("TP group 0xa1/3/0 hangs.", "0xa1", "TP group 0xa1/3/0 hangs."),
-        ("DP group 0xa1#2 hangs.", "0xa1", "DP group 0xa1#2 hangs."),
-        ("DP group 0xb2 hangs.", "0xb2", "DP group 0xb2 hangs."),
-        ("The clock of node02 was set.", None, "The clock of node02 was set."),
+        ("Rank 3 is late in DP group 0xa1 by 5 ms.", "Rank 3 is late in DP group dp-2 by 5 ms."),
+        ("communicator 0xa1 (TENSOR) lost 5 %", "communicator dp-2 (TENSOR) lost 5 %"),
+        ("TP group 0xa1/3/0: stuck since operation 7 of 0xa1.", "TP group tp-0: stuck since operation 7 of dp-2."),
+        ("communicator ~9f3e hangs, 0xa1:12 came last", "communicator c4-8 hangs, dp-2:12 came last"),
+        ("DP group 0xa1#2 hangs.", "DP group 0xa1#2 hangs."),
+        ("DP group 0xb2 hangs, the log says c0xa1.", "DP group 0xb2 hangs, the log says c0xa1."),
+        ("The clock of node02 was set.", "The clock of node02 was set."),
     ],
 )
-def test_a_sentence_has_the_name_before_the_id_of_its_own_communicator_only(
-    sentence: str, comm_id: str | None, said: str
-) -> None:
-    assert with_name(sentence, "j", comm_id, _NAMES) == said
-    assert with_name(sentence, "another job", comm_id, _NAMES) == sentence
+def test_a_sentence_has_the_names_of_communicators_in_the_place_of_their_ids(sentence: str, said: str) -> None:
+    assert with_names(sentence, "j", _NAMES) == said
+    assert with_names(sentence, "another job", _NAMES) == sentence
 
 
 def _member(index: int, rank: int | None) -> Member:

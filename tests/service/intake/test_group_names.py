@@ -11,7 +11,7 @@ from service.log_batches import init, log_batch
 from ncclscope_service.intake.stage import IntakeStage
 from ncclscope_service.store.errors import InternalErrors
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.facts import Fact, TorchCommunicator, TorchGroup
+from ncclscope_wire.facts import Fact, ProcessGroup, TorchCommunicator, TorchGroup
 from ncclscope_wire.records import CommunicatorEvent, CommunicatorEventKind
 
 _TENSOR, _DATA = "TENSOR_MODEL_PARALLEL_GROUP", "DATA_PARALLEL_GROUP"
@@ -112,3 +112,46 @@ def test_an_inferred_global_rank_names_nothing() -> None:
     service.store.members[0].global_rank, service.store.members[0].global_rank_is_inferred = 0, True
     service.ingest(facts=[_created(1, global_rank=0)], file="b")
     assert service.names() == [None]
+
+
+def _of_ranks(description: str, *ranks: int) -> Fact:
+    return ProcessGroup(line=0, description=description, group_ranks=ranks)
+
+
+def _pair(service: _Service, comm_id: int, pids: Sequence[int], line: int = 1) -> None:
+    """A communicator of two processes whose global ranks are their pids less ten."""
+    service.ingest([init(line=line + rank, comm_id=comm_id, rank=rank, pid=pid) for rank, pid in enumerate(pids)])
+    for member in service.store.members:
+        member.global_rank = service.store.processes[member.process].pid - 10
+
+
+def test_a_group_of_which_only_the_ranks_are_known_is_the_communicator_of_these() -> None:
+    service = _Service()
+    service.ingest(facts=[_of_ranks(_TENSOR, 0, 1), _of_ranks(_DATA, 0, 2)], file="trace")
+    _pair(service, 1, (10, 11))
+    _pair(service, 2, (10, 12), line=5)
+    assert service.names() == [_TENSOR, _DATA]
+
+
+def test_a_second_group_or_communicator_of_the_same_ranks_takes_the_name_back() -> None:
+    service = _Service()
+    _pair(service, 1, (10, 11))
+    service.ingest(facts=[_of_ranks(_TENSOR, 1, 0)], file="trace")
+    assert service.names() == [_TENSOR]
+    service.ingest(facts=[_of_ranks(_DATA, 0, 1)], file="trace")
+    assert service.names() == [None]
+    other = _Service()
+    other.ingest(facts=[_of_ranks(_TENSOR, 0, 1)], file="trace")
+    _pair(other, 1, (10, 11))
+    assert other.names() == [_TENSOR]
+    _pair(other, 2, (10, 11), line=5)
+    assert other.names() == [None, None]
+
+
+def test_what_pytorch_prints_comes_before_ranks() -> None:
+    service = _Service()
+    _pair(service, 1, (10, 11))
+    service.ingest(facts=[_of_ranks(_DATA, 0, 1)], file="trace")
+    assert service.names() == [_DATA]
+    service.ingest(facts=[_created(9, global_rank=0)])
+    assert service.names() == [_TENSOR]

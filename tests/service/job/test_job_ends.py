@@ -23,12 +23,10 @@ _AGENT = AgentRecord(
     name="a",
     host="node1",
     job="train",
-    software_version="0",
     connected=True,
     last_contact_ns=0,
     said_goodbye=False,
     clock_offset_ns=None,
-    sources=1,
     batches_total=7,
     health=None,
 )

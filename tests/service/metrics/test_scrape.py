@@ -82,10 +82,11 @@ def test_the_scrape_is_the_golden_one(name: str, accept: str) -> None:
 
 
 def calibrated_view() -> MetricsView:
-    """Of a service that knows how long transfers took in another run: twice as long as in this one."""
+    """Of a service that knows how long transfers took in another run, twice as long as here, and of a slow link."""
     service = fake.small(fake.FakeService())
     service.mark(MarkRequest(action=MarkAction.MUTE, job="*", seconds=60))
     store = service.store(fake.NOW_NS)
+    store.findings.append(replace(store.findings[0], kind=FindingKind.SLOW_LINK, evidence={"loss_ratio": 0.3}))
     rows = store.collectives.rows.take(np.arange(len(store.collectives)))
     rows["transfer_ns"] *= 2
     store.calibration = transfer_times(store, store.communicators[0].job, rows)
@@ -250,6 +251,28 @@ def test_an_open_finding_says_who() -> None:
         "job": fake.JOB, "kind": "late_rank", "severity": "critical",
         "ranks": "5", "hosts": "gpu-node01",
     }  # fmt: skip
+
+
+def test_a_finding_has_its_confidence_and_what_it_costs_where_that_is_known() -> None:
+    store = fake.small(fake.FakeService()).store(fake.NOW_NS)
+    late = replace(store.findings[0], confidence=0.9, evidence={"cost_ns": 9_400_000})
+    link = replace(late, kind=FindingKind.SLOW_LINK, evidence={"loss_ratio": 0.49})
+    steps = replace(late, kind=FindingKind.SLOW_STEPS, evidence={"step_ns": 412_000_000, "step_before_ns": 400_000_000})
+    store.findings = [late, replace(late, confidence=0.95, evidence={}, comm_id="0x1"), link, steps]
+    samples = samples_of(view_of(store))
+
+    def by_kind(name: str) -> dict[str, float]:
+        return {dict(labels)["kind"]: round(value, 9) for labels, value in named(samples, name).items()}
+
+    assert by_kind("ncclscope_finding_confidence_ratio") == {"late_rank": 0.95, "slow_link": 0.9, "slow_steps": 0.9}
+    assert by_kind("ncclscope_finding_cost_seconds") == {"late_rank": 0.0094, "slow_steps": 0.012}
+    assert by_kind("ncclscope_finding_loss_ratio") == {"slow_link": 0.49}
+    (culprits,) = {
+        frozenset({**dict(labels), "kind": ""}.items()) for labels in named(samples, "ncclscope_finding_info")
+    }
+    assert {
+        frozenset({**dict(labels), "kind": ""}.items()) for labels in named(samples, "ncclscope_finding_cost_seconds")
+    } == {culprits}
 
 
 def test_culprits_are_muted_when_all_findings_that_name_them_are_and_keep_their_own_labels() -> None:

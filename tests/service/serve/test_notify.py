@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -129,7 +129,8 @@ async def test_every_receiver_gets_the_finding_and_where_to_look() -> None:
         (body,) = receiver.bodies
         assert (body["version"], body["event"], body["id"]) == (1, "opened", "a")
         assert body["finding"]["ranks"] == [5]
-        assert (body["page"], body["runbook"]) == ("http://scope/", "http://scope/runbooks#late_rank")
+        assert body["runbook"] == "http://scope/runbooks#late_rank"
+        assert body["page"] == "http://scope/#/job/j/finding/late_rank/5"
     views = delivery.notifier.views()
     assert [view.name for view in views] == ["127.0.0.1", "127.0.0.1#2"], "never the address: it is a secret"
     assert [(view.outcomes["delivered"], view.queued) for view in views] == [(1, 0), (1, 0)]
@@ -148,6 +149,28 @@ async def test_apprise_delivers_to_what_it_knows() -> None:
     assert "ranks: 5" in body["message"]
     assert "http://scope/runbooks#late_rank" in body["message"]
     assert [view.name for view in delivery.notifier.views()] == ["json"]
+
+
+async def test_what_a_finding_quotes_is_no_markup_for_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("apprise")
+    import requests  # noqa: PLC0415  (apprise brings it)
+
+    from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415
+
+    sent: list[str] = []
+
+    def request(_: str, url: str, *, data: str, **__: object) -> None:
+        sent.append(data)
+        raise requests.RequestException(url)
+
+    monkeypatch.setattr(requests, "request", request)
+    finding = replace(LATE, job="<!here>", summary="<!channel> & <http://evil.example|the runbook>")
+    event = FindingEvent(event=FindingChange.OPENED, id="a", finding=finding)
+    apprise_sender("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#ops")(event, "http://scope")
+    assert sent
+    for forged in ("<!channel>", "<!here>", "<http://evil"):
+        assert forged not in "".join(sent)
+    assert "&lt;!channel&gt; &amp; &lt;http://evil.example|the runbook&gt;" in "".join(sent)
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -14,16 +14,21 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ncclscope_agent.sources.flight_recorder.plain_pickle import load_plain
+from ncclscope_wire.batch import Batch
 from ncclscope_wire.errors import FormatError
 from ncclscope_wire.facts import FlightRecord
+from ncclscope_wire.records import Counts, Source, SourceGap
 
 MOST_BYTES: Final = 256 << 20
 _RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|bin|dump))?$")
+_COALESCED: Final = "nccl:coalesced"
 _COMPLETED: Final = "completed"
 _FRAMES: Final = 12
+_LOOKED_AT_FRAMES: Final = 256
 _LONGEST_FRAME: Final = 240
 _MOST_GROUPS: Final = 4_096
-_MOST_RANKS: Final = 1 << 20
+_MOST_CHARACTERS: Final = 8 << 20
+"""Of the lists of all groups' ranks."""
 _LIST: Final = re.compile(r"\[\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]")
 
 
@@ -55,16 +60,44 @@ def read_dump(data: bytes, name: str) -> list[FlightRecord]:
     return list(_records(entries, config if isinstance(config, Mapping) else {}, rank))
 
 
+def dump_batch(data: bytes, source: Source) -> Batch:
+    """The batch of a whole dump.
+
+    Raises:
+        FormatError: as `read_dump`.
+    """
+    records = tuple(read_dump(data, source.name))
+    counts = Counts(understood={"flight_record": len(records)})
+    return Batch(source=source, begin=0, end=1, is_last=True, facts=records, counts=counts)
+
+
+def unreadable_dump(source: Source, why: str) -> Batch:
+    """The batch of a dump that cannot be read: a gap."""
+    gap = SourceGap(reason="unreadable_dump", amount=1, unit="files", detail=why[:500])
+    return Batch(source=source, begin=0, end=1, is_last=True, gaps=(gap,))
+
+
 def _records(entries: list[object], config: Mapping[object, object], rank: int) -> Iterator[FlightRecord]:
     groups: dict[str, list[Mapping[str, object]]] = {}
     descriptions: dict[str, str] = {}
+    of_pairs = set[tuple[str, int | None]]()
     for entry in entries:
-        if not isinstance(entry, Mapping) or entry.get("is_p2p") or _number(entry.get("collective_seq_id")) is None:
+        if not isinstance(entry, Mapping) or _number(entry.get("collective_seq_id")) is None:
             continue
         group, description = _group_of(entry)
+        call = group, _number(entry.get("op_id"))
+        if entry.get("is_p2p"):
+            of_pairs.add(call)
+            continue
+        if call in of_pairs and entry.get("profiling_name") == _COALESCED:
+            continue  # Sends and Recvs together: it has the number of the last of them, and of the last collective
         if group and (group in groups or len(groups) < _MOST_GROUPS):
             groups.setdefault(group, []).append(entry)
             descriptions[group] = description
+    ranks_of, left = dict[str, tuple[int, ...]](), _MOST_CHARACTERS
+    for group in groups:
+        ranks_of[group], looked_at = _ranks(config.get(group), left)
+        left -= looked_at
     for line, (group, own) in enumerate(groups.items(), 1):
         newest = max(own, key=_sequence)
         waiting = min((each for each in own if each.get("state") != _COMPLETED), key=_sequence, default=None)
@@ -76,7 +109,7 @@ def _records(entries: list[object], config: Mapping[object, object], rank: int) 
             global_rank=rank,
             group=group,
             description=descriptions[group],
-            group_ranks=_ranks(config.get(group)),
+            group_ranks=ranks_of.get(group, ()),
             last_enqueued=_sequence(newest),
             last_completed=completed,
             sequence=_sequence(shown),
@@ -96,14 +129,19 @@ def _group_of(entry: Mapping[str, object]) -> tuple[str, str]:
     return ("" if number is None else str(number)), ""
 
 
-def _ranks(config: object) -> tuple[int, ...]:
-    """Of a group's configuration, whose ranks are a list in text; empty if it is not known."""
+def _ranks(config: object, most: int) -> tuple[tuple[int, ...], int]:
+    """Of a group's configuration, whose ranks are a list in text; empty if it is not known, or longer than `most`.
+
+    Also how much was looked at: many groups may name one long list.
+    """
     text = config.get("ranks") if isinstance(config, Mapping) else None
-    if isinstance(text, list):
-        text = str(text)
-    if not isinstance(text, str) or len(text) > 8 * _MOST_RANKS or _LIST.fullmatch(text.strip()) is None:
-        return ()
-    return tuple(int(digits) for digits in re.findall(r"\d+", text))
+    if not isinstance(text, list | str) or len(text) > most:
+        return (), 0
+    if isinstance(text, list):  # not made text as a whole: lists that hold each other many times would fill memory
+        numbers = [_number(rank) for rank in text]
+        return (() if None in numbers else tuple(rank or 0 for rank in numbers)), len(text)
+    is_list = _LIST.fullmatch(text.strip()) is not None
+    return (tuple(int(digits) for digits in re.findall(r"\d+", text)) if is_list else ()), len(text)
 
 
 def _sizes(shapes: object) -> str:
@@ -119,11 +157,11 @@ def _frames(frames: object) -> Iterator[str]:
     if not isinstance(frames, list):
         return
     shown = 0
-    for frame in frames:
+    for frame in frames[:_LOOKED_AT_FRAMES]:
         if shown == _FRAMES:
             return
         if isinstance(frame, Mapping):
-            where = f"{_text(frame.get('filename'), '?')}:{_number(frame.get('line')) or 0}"
+            where = f"{_text(frame.get('filename'), '?')[-_LONGEST_FRAME:]}:{_number(frame.get('line')) or 0}"
             if "/torch/" not in where:
                 shown += 1
                 yield f"{where[-_LONGEST_FRAME:]} in {_text(frame.get('name'), '?')[:80]}"

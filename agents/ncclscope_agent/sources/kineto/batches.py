@@ -23,7 +23,7 @@ from ncclscope_agent.sources.nsys.kernel_names import KernelKind
 from ncclscope_agent.sources.nsys.open_export import fault, look_at
 from ncclscope_wire import tables
 from ncclscope_wire.batch import Batch, Columns, no_rows
-from ncclscope_wire.facts import TorchCommunicator
+from ncclscope_wire.facts import ProcessGroup, TorchCommunicator
 from ncclscope_wire.records import (
     CaptureSeen,
     CommunicatorEvent,
@@ -42,6 +42,7 @@ _ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
 _TENSORBOARD: Final = re.compile(r"(?:.*/)?(?P<host>[^/]{1,255}?)_\d{1,10}\.\d{1,20}\.pt\.trace\.json(?:\.gz)?")
 """`{host}_{pid}.{time}.pt.trace.json`. *Source:* `torch/profiler/profiler.py:tensorboard_trace_handler`."""
 _BLOCK: Final = 1 << 20
+_DESCRIPTION: Final = 128
 _VERSION: Final = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}")
 
 
@@ -191,11 +192,18 @@ class _Batches:
                 comm_id=int.from_bytes(_digest(group)[8:16], "big"),
             )
 
-    def _names(self) -> Iterator[TorchCommunicator]:
-        if not self._with_calls:
-            return
+    def _names(self) -> Iterator[TorchCommunicator | ProcessGroup]:
+        """Of groups: a log that has the calls names communicators by pointers of its own."""
         for group, pointer, rank in self._mine():
-            if group.description:
+            if group.description and not self._with_calls:
+                yield ProcessGroup(
+                    host=self._host,
+                    pid=self._trace.pid,
+                    line=0,
+                    description=group.description[:_DESCRIPTION],
+                    group_ranks=group.ranks,
+                )
+            elif group.description:
                 yield TorchCommunicator(
                     host=self._host,
                     pid=self._trace.pid,
@@ -349,7 +357,7 @@ class _Batches:
             schema_version=None,
             nccl_kernels=len(trace.kernels),
             other_kernels=trace.other_kernels + len(trace.outside),
-            graph_launches=0,
+            graph_launches=trace.graph_launches,
         )
 
     def _gaps(self) -> Iterator[SourceGap]:

@@ -70,6 +70,8 @@ class Trace:
     """Device, stream, label (`kernel_label`) and shape of both."""
     launches: Matrix = field(default_factory=lambda: np.empty((0, 4), np.int64))
     """Correlation, start, end and thread of each launch, by correlation."""
+    graph_launches: int = 0
+    """Launches of CUDA graphs with kernels of NCCL, which are left out: of which node they are no trace says."""
     steps: list[Step] = field(default_factory=list[Step])
     busy: NDArray[np.void] = field(default_factory=lambda: np.empty(0, INTERVAL))
     """Computation: the union of other kernels by device, as `busy.INTERVAL`."""
@@ -108,6 +110,7 @@ class _Gathering:
         self._numbers: dict[Call, int] = {}
         self._shapes: dict[tuple[int, int, str, Shape], int] = {}
         self._notes, self._launches = array("q"), array("q")
+        self._graph_launches = array("q")
         self._kernels = {kind: array("q") for kind in (KernelKind.NCCL, KernelKind.OUTSIDE)}
         self._kinds: dict[str, tuple[KernelKind, str]] = {}
         self._busy = BusyUnion(limits.busy_rows)
@@ -119,7 +122,7 @@ class _Gathering:
         self._unite_other()
         trace.calls, trace.shapes = list(self._numbers), list(self._shapes)
         trace.notes = _sorted(self._notes, 5, (1, 0))
-        trace.kernels = _sorted(self._kernels[KernelKind.NCCL], 5, (1, 2))
+        trace.kernels = self._without_replays(_sorted(self._kernels[KernelKind.NCCL], 5, (1, 2)))
         trace.outside = _sorted(self._kernels[KernelKind.OUTSIDE], 5, (1, 2))
         trace.launches = _sorted(self._launches, 4, (0,))
         trace.busy, trace.filled_gap_ns = self._busy.result(), self._busy.filled_gap_ns
@@ -128,6 +131,12 @@ class _Gathering:
         base = members.get("baseTimeNanoseconds")
         trace.epoch_ns = base if isinstance(base, int) and 0 <= base < _EPOCH_LARGEST else 0
         return trace
+
+    def _without_replays(self, kernels: Matrix) -> Matrix:
+        """These kernels but for those that CUDA graphs launched: no call is noted of them, and no line logged."""
+        is_replay = np.isin(kernels[:, 1], np.asarray(self._graph_launches, np.int64))
+        self._trace.graph_launches = len(np.unique(kernels[is_replay, 1]))
+        return kernels[~is_replay]
 
     def ingest_event(self, event: Mapping[str, object]) -> None:
         """Takes one event; those of other kinds are left out."""
@@ -153,7 +162,7 @@ class _Gathering:
         elif kind == "Trace":
             self._trace.spans.append((start, start + length))
         elif _LAUNCH.match(name):
-            self._launch(start, start + length, event, found)
+            self._launch(name, start, start + length, event, found)
 
     def _call(self, start: int, event: Mapping[str, object], arguments: Mapping[str, object]) -> None:
         call = self._trace.groups.call(arguments)
@@ -175,12 +184,17 @@ class _Gathering:
             )
         )
 
-    def _launch(self, start: int, end: int, event: Mapping[str, object], arguments: Mapping[str, object]) -> None:
+    def _launch(
+        self, name: str, start: int, end: int, event: Mapping[str, object], arguments: Mapping[str, object]
+    ) -> None:
         if len(self._launches) >= 4 * self._limits.launches:
             self._trace.skipped["launch_limit"] += 1
             return
         self._seen(event)
-        self._launches.extend((_integer(arguments.get("correlation")), start, end, _integer(event.get("tid"))))
+        correlation = _integer(arguments.get("correlation"))
+        if "GraphLaunch" in name:
+            self._graph_launches.append(correlation)
+        self._launches.extend((correlation, start, end, _integer(event.get("tid"))))
 
     def _seen(self, event: Mapping[str, object]) -> None:
         """Events of the host name the process; those of a GPU the device."""

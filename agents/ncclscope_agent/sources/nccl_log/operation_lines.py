@@ -56,12 +56,13 @@ def has_fragment(text: bytes) -> bool:
 
 TUNING: Final = re.compile(
     rb"(?:(\w{1,64})(?: \[(?:Symmetric|Copy Engine|Hierarchical CE)\])?: )?(\d{1,20}) Bytes -> "
-    rb"(?:Algo (\w{1,32}) proto (\w{1,32})(?: time (\d{1,18}\.\d{6})| channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(-?\d{1,4})\})"
+    rb"(?:Algo (\w{1,32}) proto (\w{1,32})(?: time (\d{1,18}\.\d{6})| channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(-?\d{1,4})\}"
+    rb"(?: cgaClusterSize \d{1,4})?)"
     rb"|Kernel \w{1,128} nchannels (\d{1,4}) nthreads \d{1,5}(?: nWorks \d{1,6})?"
     rb"|cudaMemcpy(?:; CE synchronization with NVLS)?"
     rb"|RMA proxy \+ CE)"
 )
-"""The TUNING line in all its forms, NCCL 2.20 to 2.30; without a name before 2.23."""
+"""The TUNING line in all its forms, NCCL 2.20 to 2.31; without a name before 2.23."""
 
 TUNING_FRAGMENT: Final = re.compile(rb"\d Bytes -> ")
 
@@ -69,6 +70,7 @@ INIT: Final = re.compile(
     rb"(?:\[Rank \d{1,10}\] )?(?:(ncclComm\w{1,64}) )?comm (0x[0-9a-f]{1,16})"
     rb" rank (-?\d{1,10}) n[rR]anks (-?\d{1,10}) cudaDev (-?\d{1,10})"
     rb"(?: nvmlDev (-?\d{1,10}))?(?: busId ([0-9a-f]{1,16}))?"
+    rb"(?: commId 0x([0-9a-f]{1,16})(?= parent))?"  # of parts of others, 2.31
     rb"(?: parent (0x[0-9a-f]{1,16})(?: (?:split|child)Count (-?\d{1,10}))? color (-?\d{1,10}) key (-?\d{1,10}))?"
     rb"(?: commId 0x([0-9a-f]{1,16}))?"
     rb"(?: localSize (?: ?-?\w{1,32}){1,12})?"  # RCCL: memory of the thread
@@ -240,7 +242,7 @@ def communicator_event(writer: Writer, message: bytes, line: int, logged_at_ns: 
     found = INIT.match(message)
     if found is None:
         return None
-    api, pointer, rank, nranks, cuda, nvml, bus, parent, split, color, key, comm_id, event = found.groups()
+    api, pointer, rank, nranks, cuda, nvml, bus, id_of_part, parent, split, color, key, comm_id, event = found.groups()
     return CommunicatorEvent(
         kind=_EVENT_KINDS[event],
         host=writer.host,
@@ -253,7 +255,7 @@ def communicator_event(writer: Writer, message: bytes, line: int, logged_at_ns: 
         cuda_device=_unless(-1, cuda, 10),
         nvml_device=_unless(-1, nvml, 10),
         bus_id=_unless(_POISON, bus, 16),
-        comm_id=_unless(_POISON, comm_id, 16),
+        comm_id=_unless(_POISON, comm_id or id_of_part, 16),
         parent=None if parent is None else int(parent, 16),
         split_count=None if split is None else int(split),
         color=None if color is None else int(color),

@@ -237,6 +237,8 @@ TORCH: Final[tuple[Family, ...]] = (
         "program_failure",
         facts.ProgramFailure,
         rf"(?P<text>(?:NCCL error in|CUDA error): {_SAID})",
+        r"\[Rank \d+\] Collective WorkNCCL\([^()]{1,200}Timeout\(ms\)=\d+\) raised the following async exception: "
+        rf"(?P<text>NCCL error: {_SAID})",
         starts=(),
         fixed={"what": "exception"},
     ),

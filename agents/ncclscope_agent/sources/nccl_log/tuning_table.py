@@ -44,9 +44,10 @@ _PROTOCOL_ROW: Final = re.compile(rb"\s*Protocol +\|(?P<columns>(?: +\w+ +\|)+)\
 _THREADS_ROW: Final = re.compile(rb"\s*Max NThreads \|(?P<columns>(?: +\d{1,6} \|)+)\s*")
 _DATA_ROW: Final = re.compile(
     rb"\s*(?P<function>Broadcast|Reduce|AllGather|ReduceScatter|AllReduce) \|"
-    rb"(?P<cells>(?: *\d+\.\d/ *\d+\.\d \|)+)\s*"
+    rb"(?P<cells>(?: *-?\d+\.\d/ *-?\d+\.\d \|)+)\s*"
 )
-_CELL: Final = re.compile(rb"(\d+\.\d)/ *(\d+\.\d)")
+_CELL: Final = re.compile(rb"(-?\d+\.\d)/ *(-?\d+\.\d)")
+"""-1.0 where 2.31 has nothing available; older ones print 0."""
 _WORD: Final = re.compile(rb"\w+")
 
 
@@ -243,8 +244,8 @@ def _add_cells(table: _Table, block: _Block, function: bytes, cells: Sequence[tu
             function=function.decode(),
             algorithm=algorithm,
             protocol=protocol,
-            latency_us=float(latency),
-            bytes_per_second=round(float(bandwidth) * 1e9),
+            latency_us=max(float(latency), 0.0),
+            bytes_per_second=max(round(float(bandwidth) * 1e9), 0),
         )
         for (algorithm, protocol), (latency, bandwidth) in zip(block.columns, cells, strict=True)
     ]

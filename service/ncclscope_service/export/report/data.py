@@ -23,7 +23,6 @@ from ncclscope_service.export.tables.communicators_file import communicator_limi
 from ncclscope_service.export.tables.traffic_file import Traffic
 from ncclscope_service.export.totals import Group, Total, Totals
 from ncclscope_service.export.trace.arguments import significant
-from ncclscope_service.intake.aliases import names_of
 from ncclscope_service.job.ranks import hosts_of
 from ncclscope_service.store.records import HostClock
 from ncclscope_service.store.rows import Match
@@ -110,7 +109,6 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
     busbw = _median_busbw(selection)
     of_records = _median_busbw_of_collectives(selection)
     waits = _wait_ratios(selection)
-    names = names_of(selection.store.communicators, selection.store.members)
     records = _inspected(selection)
     rows: list[dict[str, object]] = []
     for communicator in selection.communicators:
@@ -120,7 +118,7 @@ def communicator_rows(selection: Selection, sums: Totals) -> list[dict[str, obje
         rows.append(
             {
                 "communicator": communicator.comm_id,
-                "name": names[communicator.job, communicator.comm_id],
+                "name": selection.names[communicator.job, communicator.comm_id],
                 "group_name": communicator.name,
                 "parallelism": communicator.parallelism,
                 "size": communicator.size,

@@ -57,7 +57,6 @@ from ncclscope_service.export.summary import (
 from ncclscope_service.export.tables.operations_file import LastOperations, last_operations_of
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
-from ncclscope_service.intake.aliases import Names, names_of, with_name
 from ncclscope_service.nccl.nccl_tests import Benchmark, Measured
 from ncclscope_service.store.records import Ending, Verdict
 from ncclscope_service.store.tables import version_of
@@ -208,7 +207,7 @@ _LEVELS: Final = {
     "logs, Inspector and nsys": "Read from NCCL logs, dumps of NCCL Inspector and exports of Nsight Systems: times "
     "are those of the GPU kernels, and Inspector's where no capture ran.",
     "Inspector only": "Read from dumps of NCCL Inspector alone: durations and bandwidth by communicator. "
-    "Operations and their order, and what Inspector left out, need NCCL logs and are not recorded.",
+    "Order and types of operations, and what Inspector left out, need NCCL logs and are not recorded.",
     "Inspector and nsys": "Read from dumps of NCCL Inspector and exports of Nsight Systems: without logs, no kernel "
     "can be given its size.",
     "nsys only": "Read from exports of Nsight Systems alone: without NCCL logs, no kernel can be given its size.",
@@ -313,9 +312,7 @@ def _header(selection: Selection, sums: Totals) -> str:
     lacks_operations = not everything.operations and inspector_document(selection) is None
     told = ([no_operations(selection)] if lacks_operations else []) + capture_notes(selection)
     notes = "".join(f"<p>{escape(note)}</p>" for note in told)
-    verdicts = "".join(
-        _verdict(selection.store.verdicts[job]) for job in selection.jobs if job in selection.store.verdicts
-    )
+    verdicts = "".join(_verdict(verdict) for verdict in selection.verdicts.values())
     return (
         f'<h1>{escape(_title(selection))}</h1><p class="lead">{escape(name[0].upper() + name[1:])}. '
         f'{escape(_LEVELS.get(name, _MIXED))}</p>{verdicts}<dl class="facts">{listed}</dl>{notes}'
@@ -430,15 +427,12 @@ def _findings(selection: Selection) -> str:
     found = findings_document(selection)
     if not found:
         return '<p class="lead">Nothing was found.</p>'
-    names = names_of(selection.store.communicators, selection.store.members)
-    shown = "".join(_finding(finding, names) for finding in found[:MAX_TABLE_ROWS])
+    shown = "".join(_finding(finding) for finding in found[:MAX_TABLE_ROWS])
     more = len(found) - MAX_TABLE_ROWS
     return shown + (f"<p>{more} more are in findings.json.</p>" if more > 0 else "")
 
 
-def _finding(finding: dict[str, object], names: Names) -> str:
-    comm_id = None if finding["comm_id"] is None else str(finding["comm_id"])
-    sentence = with_name(str(finding["summary"]), str(finding["job"]), comm_id, names)
+def _finding(finding: dict[str, object]) -> str:
     proof = orjson.dumps(
         finding["evidence"],
         default=str,
@@ -449,7 +443,7 @@ def _finding(finding: dict[str, object], names: Names) -> str:
     return (
         f'<div class="finding {escape(str(finding["severity"]))}">'
         f'<div class="kind">{escape(str(finding["kind"]).replace("_", " "))} · since {since}, {until}'
-        f" · confidence {finding['confidence']:.0%}</div><p>{escape(sentence)}</p>"
+        f" · confidence {finding['confidence']:.0%}</div><p>{escape(str(finding['summary']))}</p>"
         f"<details><summary>Evidence</summary><pre>{escape(proof.decode())}</pre></details></div>"
     )
 

@@ -22,7 +22,7 @@ from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.columns import OperationView
 from ncclscope_service.export.tables.operations_file import write_slices
 from ncclscope_service.export.totals import mix_of, signatures
-from ncclscope_service.intake.aliases import Names, names_of
+from ncclscope_service.intake.aliases import Names
 from ncclscope_service.job.ranks import hosts_of
 from ncclscope_service.measure.limits import large_messages_by_baseline
 from ncclscope_service.rollup.usage import Signature
@@ -86,9 +86,8 @@ def communicators_table(selection: Selection, known: Mapping[int, Signature] | N
     """The selected communicators with the columns of `schema.COMMUNICATORS`."""
     done = activity(selection)
     known = signatures(selection) if known is None else known
-    names = names_of(selection.store.communicators, selection.store.members)
     records = [
-        _record(selection.store, communicator, done, names) | _signature(known.get(communicator.index))
+        _record(selection.store, communicator, done, selection.names) | _signature(known.get(communicator.index))
         for communicator in selection.communicators
     ]
     return pa.Table.from_pylist(records, schema=schema.COMMUNICATORS)

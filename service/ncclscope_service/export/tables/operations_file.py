@@ -42,6 +42,7 @@ from ncclscope_service.export.tables.columns import (
 )
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store.rows import (
+    OF_DUMPS,
     LimitReference,
     Match,
     TimingSource,
@@ -119,10 +120,16 @@ def operation_column(view: OperationView, name: str) -> Column:
 
 
 def collective_ids(view: OperationView) -> pa.Array:
-    """`<comm_id>:<coll_seq>`; for Send and Recv `<comm_id>:<sender>><receiver>:<k>` in communicator ranks."""
+    """`<comm_id>:<coll_seq>`; for Send and Recv `<comm_id>:<sender>><receiver>:<k>` in communicator ranks; for
+    collectives that only NCCL Inspector tells of `<comm_id>:<op>:<coll_sn>`.
+    """
     comm_id = _comm_id(view).arrow(pa.string()).cast(pa.string())
     colon, arrow = pa.scalar(":", pa.string()), pa.scalar(">", pa.string())  # arrow is slow to guess the type
     collective = pc.binary_join_element_wise(comm_id, _text(numbers(view.rows["coll_seq"])), colon)
+    if (is_of_dumps := _is_of_dumps(view)).any():
+        op = operation_column(view, "op").arrow(pa.string()).cast(pa.string())
+        told = pc.binary_join_element_wise(comm_id, op, _text(numbers(view.rows["kind_seq"])), colon)
+        collective = pc.if_else(pa.array(is_of_dumps), told, collective)
     is_pair = view.is_op(IS_PAIR)
     if not is_pair.any():
         return collective
@@ -367,7 +374,7 @@ def _red_op(view: OperationView) -> Column:
     def of(templates: Columns) -> Column:
         number = templates["reduction"]
         is_user = (number < 0) | (number >= len(REDUCTIONS))
-        return words_at(np.where(is_user, len(REDUCTIONS), number), names)
+        return words_at(np.where(is_user, len(REDUCTIONS), number), names).where(templates["device"] != OF_DUMPS)
 
     return view.of_template(of).where(view.is_op(REDUCES))
 
@@ -448,7 +455,21 @@ def _efficiency(view: OperationView) -> Column:
 
 def _count(view: OperationView) -> Column:
     is_known = (view.rows["match"] != Match.LINE_LOST) | (view.rows["message_bytes"] != NO_NUMBER)
-    return view.of_template(lambda t: plain(t["count"])).where(is_known)
+    return view.of_template(lambda t: plain(t["count"]).where(t["device"] != OF_DUMPS)).where(is_known)
+
+
+def _has_line(view: OperationView) -> Mask:
+    """Whether a line of a log tells of the operation; else its kernel does, or NCCL Inspector."""
+    is_logged: Mask = (view.rows["match"] != Match.LINE_LOST) & ~_is_of_dumps(view)
+    return is_logged
+
+
+def _is_of_dumps(view: OperationView) -> Mask:
+    return view.of_template(lambda t: plain(t["device"] == OF_DUMPS)).values.astype(np.bool_)
+
+
+def _pointer(name: str) -> Callable[[OperationView], Column]:
+    return lambda view: view.of_template(lambda t: pointers(t[name]).where(t["device"] != OF_DUMPS))
 
 
 def _confidence(view: OperationView) -> Column:
@@ -471,14 +492,14 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "local_rank": lambda view: view.of_member([member.local_rank for member in view.store.members]),
     "comm_id": _comm_id,
     "comm_epoch": lambda view: view.of_member([member.epoch for member in view.store.members]),
-    "comm_ptr": lambda view: view.of_template(lambda t: pointers(t["communicator"])),
+    "comm_ptr": _pointer("communicator"),
     "comm_rank": _comm_rank,
     "comm_size": lambda view: view.of_template(lambda t: Column(t["nranks"], t["nranks"] > 0)),
     "parallelism": _parallelism,
     "iteration": lambda view: numbers(view.rows["iteration"]),
     "nccl_version": _nccl_version,
     "op": lambda view: view.of_template(lambda t: words_at(t["op_name"], view.store.strings.values)),
-    "op_count": lambda view: plain(view.rows["op_count"]).where(view.rows["match"] != Match.LINE_LOST),
+    "op_count": lambda view: plain(view.rows["op_count"]).where(_has_line(view)),
     "seq": lambda view: numbers(view.rows["seq"]),
     "coll_seq": lambda view: numbers(view.rows["coll_seq"]),
     "count": _count,
@@ -486,9 +507,9 @@ _COLUMNS: Final[dict[str, Callable[[OperationView], Column]]] = {
     "red_op": _red_op,
     "root": _root,
     "peer": _peer,
-    "send_buffer": lambda view: view.of_template(lambda t: pointers(t["send_buffer"])),
-    "recv_buffer": lambda view: view.of_template(lambda t: pointers(t["recv_buffer"])),
-    "log_stream": lambda view: view.of_template(lambda t: pointers(t["stream"])),
+    "send_buffer": _pointer("send_buffer"),
+    "recv_buffer": _pointer("recv_buffer"),
+    "log_stream": _pointer("stream"),
     "message_bytes": lambda view: numbers(view.rows["message_bytes"]),
     "logged_bytes": _logged_bytes,
     "wire_bytes": _wire_bytes,

@@ -249,6 +249,29 @@ EXPECTED_TIMES: Final = pa.schema(
 )
 """`expected_times.parquet`: one row per communicator, operation and size whose transfer was measured."""
 
+EXPECTED: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("comm_id", _TEXT),
+        ("parallelism", _TEXT),
+        ("comm_size", pa.int32()),
+        ("rank", pa.int32()),
+        ("iteration", pa.int32()),
+        ("op", _TEXT),
+        ("dtype", _TEXT),
+        ("count", pa.int64()),
+        ("expected", pa.int64()),
+        ("observed", pa.int64()),
+        ("logged_bytes", pa.int64()),
+        ("message_bytes", pa.int64()),
+        ("wire_bytes", pa.int64()),
+        ("reason", _TEXT),
+        ("rules", _TEXT),
+        ("is_control", pa.bool_()),
+    ]
+)
+"""`expected.parquet`: one row per rank, iteration, communicator and line, of jobs whose description is known."""
+
 EFFICIENCY: Final = pa.schema(
     [
         ("job", _TEXT),

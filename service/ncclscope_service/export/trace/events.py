@@ -56,7 +56,6 @@ from ncclscope_service.export.trace.launches import (
     launches_of,
 )
 from ncclscope_service.export.trace.process import Place, ProcessTrace
-from ncclscope_service.intake.aliases import names_of
 from ncclscope_wire.terms import NO_TIME_NS
 
 _ROWS_PER_BATCH: Final = 1 << 13
@@ -283,9 +282,9 @@ def counter_events(selection: Selection, axis: Axis) -> Iterator[EventText]:
         return
     yield of_objects(process_metadata(COMMUNICATORS_PID, "communicators", COMMUNICATORS_PID))
     yield from _by_kind(selection, axis)
-    aliases = names_of(selection.store.communicators, selection.store.members)
     names = {
-        each.index: f"busbw {aliases[each.job, each.comm_id]} ({each.comm_id})" for each in selection.communicators
+        each.index: f"busbw {selection.names[each.job, each.comm_id]} ({each.comm_id})"
+        for each in selection.communicators
     }
     for part in selection.collectives.slices(_ROWS_PER_BATCH):
         measured = part[np.isfinite(part["busbw"]) & (part["end_true_ns"] >= axis.origin_ns)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -67,6 +68,15 @@ def _read(lines: Sequence[str]) -> tuple[TuningTable, tuple[TuningTableSeen, ...
         table.ingest_line(_WRITER, number, line.encode())
     table.finish()
     return table, table.drain_tables()
+
+
+def test_what_is_not_available_is_negative_in_2_31_and_has_no_bandwidth() -> None:
+    lines = [re.sub(r"Broadcast \| .*? \|", "Broadcast |    -1.0/  -1.0 |", line, count=1) for line in _LAYOUTS["2.23"]]
+    _, (table,) = _read(lines)
+    (cell,) = (
+        each for each in table.cells if (each.function, each.algorithm, each.protocol) == ("Broadcast", "TREE", "LL")
+    )
+    assert (cell.latency_us, cell.bytes_per_second) == (0.0, 0)
 
 
 @pytest.mark.parametrize("version", list(_LAYOUTS))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from wire.sample_batches import log_batch
 
-from ncclscope_service.intake import content_limits
-from ncclscope_service.intake.content_limits import (
+from ncclscope_service.intake import limits
+from ncclscope_service.intake.limits import (
     MAX_TEXT_CHARACTERS,
     ContentLimits,
     Dictionaries,
@@ -49,8 +49,8 @@ def test_a_long_text_is_cut() -> None:
 
 
 def test_a_dictionary_that_is_full_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_limits, "MAX_ENTRIES", {**content_limits.MAX_ENTRIES, "strings": 3})
-    monkeypatch.setattr(content_limits, "MAX_STRING_CHARACTERS", 10)
+    monkeypatch.setattr(limits, "MAX_ENTRIES", {**limits.MAX_ENTRIES, "strings": 3})
+    monkeypatch.setattr(limits, "MAX_STRING_CHARACTERS", 10)
     empty = replace(log_batch(0, 0), strings=())
     known = Dictionaries()
     known.apply(replace(empty, strings=("a", "b")))

@@ -1,0 +1,213 @@
+"""The machine of a run: how fast its GPUs computed and its links sent, from the run's `calibration.json`.
+
+Computation from where the mean step went, or from the whole step where that is not known; links by `alpha + bytes / B`
+through all transfers inside a node and all between nodes. What the run has not shown must be given: nothing is assumed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from ncclscope_models.calibration import Calibration, ObservedStep
+from ncclscope_models.job import Job, ModelError
+from ncclscope_models.machine import Machine, Placement, ring_steps
+from ncclscope_models.predicted_step import StepPredictor, calibrated, calibrated_by_computation, predict_step
+from ncclscope_models.textbook import wire_bytes
+from ncclscope_models.transfer_curve import TransferCurve, fit_line
+from ncclscope_models.transfer_estimate import GroupShape, TransferTimes
+
+_LEAST_WIDTH: Final = 0.06
+"""As a logarithm: what a size between others was off by on real runs (`transfer_estimate.WIDTHS`)."""
+_NOT_MEASURED: Final = 0.4
+"""Half-width, as a logarithm, of a bandwidth that was given and not measured: a factor of 1.5 either way."""
+_OPERATIONS: Final = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "Send")
+HALF_WORKS: Final = (2e5, 6e6)
+"""Where `Machine.half_work` lies, by fits on measured runs; its typical value is `machine.HALF_WORK`."""
+_COMPUTED: Final = ("computation", "hidden")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """A kind of link: inside nodes, or between them."""
+
+    latency: float
+    """Seconds of a step of a ring."""
+    bandwidth: float
+    """Bytes per second, as `Machine` has it."""
+    width: float
+    """Half of the 80 % interval of a transfer's time, as a logarithm."""
+    measured: int
+    """Transfers that it rests on; 0: it was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedMachine:
+    """A machine, and how sure each part of it is."""
+
+    machine: Machine
+    factor: float
+    """Observed over predicted step of the run that calibrated it: what the parts together leave open."""
+    inside: Links | None
+    between: Links | None
+    """None where neither the run nor the user says anything of such links."""
+    is_from_parts: bool
+    """Whether computation was measured apart; else the whole step says how fast GPUs are."""
+
+    def seconds(self, predicted: float) -> float:
+        """A predicted step, times what the parts left open."""
+        return predicted * self.factor
+
+
+def fitted_machine(
+    base: Machine, job: Job, calibration: Calibration, times: TransferTimes, *, between_nodes: float | None = None
+) -> FittedMachine:
+    """Of the job that `calibration` is of; `times` are the transfers of this and other runs of the machine.
+
+    `base` gives GPUs per node, peak and memory bandwidth. `between_nodes`: bytes per second of a node's network cards,
+    for a run that crossed no nodes.
+
+    Raises:
+        ModelError: The run has no step time.
+    """
+    inside = _links(times, base.gpus_per_node, are_between=False, inside_latency=0.0)
+    local = base.inside_latency if inside is None else inside.latency
+    between = _links(times, base.gpus_per_node, are_between=True, inside_latency=local)
+    if between is None and between_nodes is not None:
+        latency = 3 * inside.latency if inside is not None else base.network_latency
+        between = Links(latency=latency, bandwidth=between_nodes, width=_NOT_MEASURED, measured=0)
+    machine = base
+    if inside is not None:
+        machine = replace(machine, inside_bandwidth=inside.bandwidth, inside_latency=inside.latency)
+    if between is not None:
+        machine = replace(machine, node_bandwidth=between.bandwidth, network_latency=between.latency)
+    machine = replace(
+        machine, inside=_curves(times), hidden_gradients=_hidden_gradients(calibration.step), corrections={}
+    )
+    machine = replace(machine, corrections=_corrections(times, machine))
+    seconds = _step_seconds(calibration)
+    computed = calibration.step.part_ns(*_COMPUTED) / 1e9 if calibration.step is not None else 0.0
+    fit, known = (calibrated_by_computation, computed) if computed > 0 else (calibrated, seconds)
+    machine = fit(machine, job, known)
+    factor = seconds / predict_step(job, machine).seconds
+    return FittedMachine(machine=machine, factor=factor, inside=inside, between=between, is_from_parts=computed > 0)
+
+
+def _step_seconds(calibration: Calibration) -> float:
+    ns = calibration.step.mean_ns if calibration.step is not None else calibration.median_step_ns
+    if not ns:
+        raise ModelError(f"the calibration of job {calibration.job} has no step time: record one (see docs/tune.md)")
+    return ns / 1e9
+
+
+def _hidden_gradients(step: ObservedStep | None) -> float:
+    """Share of the gradients' transfers that computation hid, 0 to 1; 0 where that is not known."""
+    if step is None:
+        return 0.0
+    hidden, exposed = (step.parts.get((part, "DP"), 0) for part in ("hidden", "exposed_transfer"))
+    return hidden / (hidden + exposed) if hidden + exposed else 0.0
+
+
+def _points(times: TransferTimes) -> Iterable[tuple[GroupShape, float, float, int]]:
+    """Shape, message bytes, typical seconds and samples, of operations that move a tensor."""
+    for shape, found in times.measured.items():
+        if shape.op in _OPERATIONS and shape.ranks > 1 and shape.ranks % shape.nodes == 0:
+            for each in found:
+                yield shape, float(each.message_bytes), each.typical, each.samples
+
+
+def placement(shape: GroupShape, gpus_per_node: int) -> Placement:
+    """A measured group on its nodes; groups of its kind fill them, and cross the network together."""
+    per_node = shape.ranks // shape.nodes
+    return Placement(shape.ranks, per_node, sharing=max(1, gpus_per_node // per_node) if shape.nodes > 1 else 1)
+
+
+def _links(times: TransferTimes, gpus_per_node: int, *, are_between: bool, inside_latency: float) -> Links | None:
+    """Those inside nodes, or between them; each shape and size weighs alike."""
+    sizes: list[float] = []
+    seconds: list[float] = []
+    samples = 0
+    for shape, message_bytes, typical, count in _points(times):
+        if (shape.nodes > 1) != are_between:
+            continue
+        steps, wire = ring_steps(shape.op, shape.ranks), wire_bytes(shape.op, message_bytes, shape.ranks)
+        placed = placement(shape, gpus_per_node)
+        share = shape.nodes / shape.ranks if are_between else 1.0
+        local = (1 - share) * inside_latency
+        # Of a step of the ring: what a step between nodes takes, and the bytes that share a node's cards.
+        sizes.append(wire * placed.sharing / (steps * share))
+        seconds.append(max(typical / steps - local, typical / steps / 10) / share)
+        samples += count
+    if not sizes:
+        return None
+    line = fit_line(sizes, seconds)
+    off = np.abs(np.log(line.seconds(sizes) / np.asarray(seconds)))
+    bandwidth = 1 / line.seconds_per_byte if line.seconds_per_byte > 0 else float("inf")
+    return Links(
+        latency=line.alpha, bandwidth=bandwidth, width=max(_LEAST_WIDTH, float(np.quantile(off, 0.8))), measured=samples
+    )
+
+
+def _curves(times: TransferTimes) -> dict[tuple[str, int], TransferCurve]:
+    """Inside a node, of shapes of enough sizes; of several kinds of parallelism the one of the most sizes."""
+    found: dict[tuple[str, int], TransferCurve] = {}
+    for shape in sorted(times.measured, key=lambda shape: len(times.measured[shape])):
+        curve = times.curve(shape)
+        if shape.nodes == 1 and curve is not None:
+            found[shape.op, shape.ranks] = curve
+    return found
+
+
+def _corrections(times: TransferTimes, machine: Machine) -> dict[tuple[str, int, int], float]:
+    """Measured over computed time, the median over the sizes of an operation, ranks and nodes."""
+    off: defaultdict[tuple[str, int, int], list[float]] = defaultdict(list)
+    formula = replace(machine, inside={}, corrections={})
+    for shape, message_bytes, typical, _ in _points(times):
+        computed = formula.collective_seconds(shape.op, message_bytes, placement(shape, machine.gpus_per_node))
+        off[shape.op, shape.ranks, shape.nodes].append(log(typical / computed))
+    return {key: exp(median(each)) for key, each in off.items()}
+
+
+def variants(fitted: FittedMachine, job: Job) -> dict[str, Sequence[tuple[Machine, float]]]:
+    """By what is not sure: machines, with their factor, at both ends of its 80 % interval.
+
+    Each gives the step of the run that calibrated it: only other layouts differ.
+    """
+    machine = fitted.machine
+    observed = predict_step(job, machine).seconds * fitted.factor
+
+    def anchored(changed: Machine) -> tuple[Machine, float]:
+        return changed, observed / predict_step(job, changed).seconds
+
+    computed = StepPredictor(machine).computation_of_a_rank(job)
+    found: dict[str, Sequence[tuple[Machine, float]]] = {
+        "computation": [
+            anchored(calibrated_by_computation(replace(machine, half_work=half_work), job, computed))
+            for half_work in HALF_WORKS
+        ]
+    }
+    for name, links in (("inside", fitted.inside), ("between", fitted.between)):
+        if links is not None:
+            found[name] = [anchored(_slower(machine, name, exp(sign * links.width))) for sign in (-1, 1)]
+    return found
+
+
+def _slower(machine: Machine, links: str, factor: float) -> Machine:
+    if links == "between":
+        return replace(
+            machine,
+            node_bandwidth=machine.node_bandwidth / factor,
+            network_latency=machine.network_latency * factor,
+            corrections={key: known for key, known in machine.corrections.items() if key[2] == 1},
+        )
+    return replace(
+        machine,
+        inside_bandwidth=machine.inside_bandwidth / factor,
+        inside_latency=machine.inside_latency * factor,
+    )

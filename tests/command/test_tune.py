@@ -1,0 +1,110 @@
+"""`ncclscope tune`: layouts of a job by a run of it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ncclscope.cli import main
+
+GIVEN = {
+    "framework": "megatron", "version": "0.13", "layers": "24", "hidden": "4096", "ffn": "16384", "heads": "32",
+    "kv_heads": "32", "sequence": "2048", "positions_learned": "2048", "vocabulary": "51200", "gated": "false",
+    "norm": "LayerNorm", "bias": "true", "tied": "true", "tensor": "4", "pipeline": "2", "data": "4",
+    "micro_batch": "1", "global_batch": "64", "precision": "BF16", "sequence_parallel": "true",
+}  # fmt: skip
+
+
+def transfers(op: str, ranks: int, nodes: int, kind: str, bytes_per_ns: float) -> list[dict[str, object]]:
+    return [
+        {
+            "op": op, "ranks": ranks, "nodes": nodes, "parallelism": kind, "message_bytes": size, "samples": 50,
+            **{f"{name}_ns": round(20_000 + size / bytes_per_ns) for name in ("low", "typical", "high")},
+        }
+        for size in (1 << 16, 1 << 20, 1 << 24, 1 << 28)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def calibration(tmp_path: Path) -> Path:
+    found = transfers("AllGather", 4, 1, "TP", 200) + transfers("ReduceScatter", 4, 1, "TP", 200)
+    job: dict[str, object] = {
+        "job": "run1", "ranks": 32, "ranks_per_node": 8, "has_switch": True, "median_step_ns": 2_000_000_000,
+        "step": None, "transfers": found + transfers("AllReduce", 4, 2, "DP", 20),
+    }  # fmt: skip
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps({"format": 1, "jobs": [job]}))
+    return path
+
+
+def run(*arguments: str, **changed: str) -> tuple[int, str]:
+    flags = [word for name, text in {**GIVEN, **changed}.items() for word in ("--set", f"{name}={text}")]
+    done = CliRunner().invoke(main, ["tune", *arguments, *flags])
+    return done.exit_code, done.output
+
+
+def test_layouts_are_listed_with_intervals_reasons_and_what_was_assumed(calibration: Path) -> None:
+    arguments = ("--calibration", str(calibration), "--gpus", "32", "--gpu-memory", "80", "--top", "4")
+    status, output = run(*arguments, "--tokens", "1e11", "--usd-per-gpu-hour", "2")
+    assert status == 0, output
+    lines = output.splitlines()
+    assert lines[0].startswith("now     t4 p2 d4 b1: 2.000 s a step, of 32 GPUs")
+    assert "do not fit" in lines[1]
+    assert "days, " in lines[3]
+    assert "USD" in lines[3]
+    assert "are not told apart" in output
+    assert "would settle most" in output
+    assert "computation was not recorded" in output
+    assert "assumed " in output
+    assert "predicted, not measured" in output
+
+
+def test_json_has_the_same(calibration: Path) -> None:
+    status, output = run("--calibration", str(calibration), "--gpus", "64", "--top", "3", "--json")
+    assert status == 0, output
+    found = json.loads(output)
+    assert found["now"]["step_seconds"] == pytest.approx(2.0)
+    assert len(found["layouts"]) == 3
+    first = found["layouts"][0]
+    assert first["tensor"] * first["pipeline"] * first["data"] == 64
+    assert first["step_low_seconds"] < first["step_seconds"] < first["step_high_seconds"]
+    assert sum(first["parts_seconds"].values()) == pytest.approx(first["step_seconds"])
+    assert first["fit"] is None
+    assert first["days"] is None
+
+
+def test_what_the_run_did_not_show_must_be_given(calibration: Path) -> None:
+    document = json.loads(calibration.read_text())
+    job = document["jobs"][0]
+    job["transfers"] = [each for each in job["transfers"] if each["nodes"] == 1]
+    calibration.write_text(json.dumps(document))
+    arguments = ("--calibration", str(calibration), "--gpus", "32")
+    status, output = run(*arguments)
+    assert status == 2
+    assert "no group of the calibration crosses nodes: give --node-gb-per-s" in output
+    status, output = run(*arguments, "--node-gb-per-s", "100")
+    assert status == 0, output
+
+
+@pytest.mark.parametrize(
+    ("changed", "arguments", "says"),
+    [
+        ({"framework": "fsdp2"}, (), "this job is of fsdp2"),
+        ({"data": "8"}, (), "no job of 64 ranks in the calibration, which has: run1 (32 ranks)"),
+        ({}, ("--gpu-memory", "1"), "do not fit"),
+        ({}, ("--job", "other"), "no job other in the calibration"),
+    ],
+)
+def test_refusals_say_why(calibration: Path, changed: dict[str, str], arguments: tuple[str, ...], says: str) -> None:
+    status, output = run("--calibration", str(calibration), "--gpus", "32", *arguments, **changed)
+    assert status != 0
+    assert says in output
+
+
+def test_a_calibration_is_needed() -> None:
+    status, output = run("--gpus", "32")
+    assert status == 2
+    assert "give --calibration" in output
