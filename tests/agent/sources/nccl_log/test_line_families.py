@@ -39,7 +39,8 @@ def test_each_form_gives_the_record_that_stands_beside_it() -> None:
 
 def test_every_record_of_the_wire_has_a_sample_or_is_made_of_one() -> None:
     seen = {record_of(sample.text).partition("(")[0] for sample in SAMPLES}
-    others = {"RasMissing", "RasBehind", "FlightRecord", "MachineCondition"}  # RAS, dumps and counters say these
+    # RAS, dumps, counters and traces of the profiler say these.
+    others = {"RasMissing", "RasBehind", "FlightRecord", "MachineCondition", "ProcessGroup"}
     assert set(FACT_TYPES) - seen - others <= {"OtherWarning"}
 
 
