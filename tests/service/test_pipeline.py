@@ -20,6 +20,7 @@ from service.log_batches import (
 )
 
 from ncclscope_service.columns.table import Ids
+from ncclscope_service.nccl.topology import Bottleneck
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.rows import LimitReference, Match
 from ncclscope_service.store.settings import PipelineSettings, Sizes
@@ -352,6 +353,24 @@ def test_ranks_that_call_another_operation_under_one_number_stay_unmeasured() ->
     assert (found["match"] == Match.MATCHED).all()
     assert service.store.skipped["unjoinable_collective"] == 1
     assert 7 not in service.store.collectives.rows["coll_seq"].tolist()
+
+
+def test_what_is_faster_than_its_wires_stays_unmeasured_and_is_a_guess() -> None:
+    service = _Service()
+    service.feed(*(batch for rank in (0, 1) for batch in rank_batches(rank, range(20), pid=10 + rank)))
+    service.pipeline.process_backlog(0)
+    service.store.communicators[0].bottleneck = Bottleneck(bytes_per_second=10e9, name="NVL")
+    sizes = {25: 1_000_000}
+    found = service.flushed(
+        *(batch for rank in (0, 1) for batch in rank_batches(rank, range(20, 40), pid=10 + rank, counts=sizes))
+    )
+    assert service.store.skipped["faster_than_wires"] == 2
+    unmeasured = found[found["transfer_ns"] == NO_TIME_NS]
+    assert unmeasured["coll_seq"].tolist() == [25, 25]
+    assert np.isnan(unmeasured["busbw"]).all()
+    assert (unmeasured["confidence"] <= 0.5).all()
+    assert np.nanmax(found["busbw"]) < 10e9
+    assert found["finished"].all()
 
 
 def test_kernels_of_one_host_that_do_not_overlap_are_no_collective() -> None:

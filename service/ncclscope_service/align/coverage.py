@@ -21,6 +21,9 @@ _AS_LONG: Final = 5
 _LONG_ENOUGH_NS: Final = 10_000_000_000
 """Later pauses are searched for this many times the first one, at most this long."""
 
+_LEAST_RECORDED: Final = 10
+"""What was recorded before a hole that may be overlooked is this many times longer than the hole."""
+
 INTERVALS_KEPT: Final = 4096
 """Captures of a process that a running service remembers: two weeks of them, one every five minutes."""
 
@@ -103,10 +106,14 @@ class Coverage:
         return bool(len(pauses) > 0 and pauses.max() * _LONGER < idle)
 
     def stretch_of(self, times: NDArray[np.int64], tolerance_ns: int) -> NDArray[np.int64]:
-        """A number that is equal for times with no unrecorded time between them, but for holes of `tolerance_ns`."""
+        """A number that is equal for times with no unrecorded time between them.
+
+        Holes of `tolerance_ns` do not count, if far more than that was recorded before them.
+        """
         if len(self.begins) == 0:
             return np.zeros(len(times), dtype=np.int64)
-        is_hole = self.begins[1:] - self.ends[:-1] > tolerance_ns
+        lost, recorded = self.begins[1:] - self.ends[:-1], self.ends[:-1] - self.begins[:-1]
+        is_hole = lost > np.minimum(tolerance_ns, recorded / _LEAST_RECORDED)
         return np.searchsorted(self.ends[:-1][is_hole], times, side="left").astype(np.int64)
 
 

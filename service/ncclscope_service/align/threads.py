@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.align.by_order.after_gap import (
+    ENOUGH_BEFORE,
     ENOUGH_BEHIND,
     Anchors,
     BehindGap,
@@ -22,7 +23,7 @@ from ncclscope_service.align.by_order.after_gap import (
     between,
 )
 from ncclscope_service.align.by_order.known_runs import items_of
-from ncclscope_service.align.by_order.thread_order import UNANCHORED, OrderPairing, PairingMode
+from ncclscope_service.align.by_order.thread_order import OrderPairing, PairingMode
 from ncclscope_service.align.by_time import TIMED_KERNEL, TIMED_LAUNCH, TimePairing
 from ncclscope_service.align.coverage import Coverage
 from ncclscope_service.align.lanes import LANE_WINDOW, PATIENCE_NS, UNBOUND, VOTES, Lanes, majority, votes_by_time
@@ -87,7 +88,7 @@ class ThreadAligner:
 
     def begin_within_log(self) -> None:
         """Launches before the first kernel were not recorded: where a program repeats, its place is a guess."""
-        self._ordered.trust = min(self._ordered.trust, UNANCHORED)
+        self._ordered.doubt_beginning()
 
     def give_up(self, amount: int) -> Outcome:
         """Takes the oldest launches out without a kernel."""
@@ -203,6 +204,8 @@ class ThreadAligner:
         if is_border and not final and len(rows) < amount + LANE_WINDOW:
             return self._nothing()
         self.lanes.kernel_symbols.number(self.backlog.kernels)
+        if is_border and self._used == 0 and amount < ENOUGH_BEFORE:
+            self._ordered.doubt_beginning()  # few kernels fit many places of a log that goes on behind them
         choice = self._ordered.pair(rows, kernels, mode, is_closed=is_border, final=final or is_border)
         has_moved = len(choice.kernel) + choice.kernels_used > 0
         return Step(self._plans.gather(self._drain(choice)), has_moved or (is_border and amount > 0))

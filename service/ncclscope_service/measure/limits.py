@@ -31,6 +31,12 @@ from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, OPERATION_CODES, OPERATIONS, PROTOCOLS
 from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen, TuningTableSeen
 
+_ALL_REDUCE: Final = OPERATION_CODES["AllReduce"]
+_RAW: Final = 1.25
+"""NCCL takes NVLink and PCIe for what it reaches over them: 20 GB/s of the 25 of a link. *Source:* NCCL topo.h."""
+_TWO_CARDS: Final = 2.0
+"""A lone GPU between two network cards may use both; the cut takes it to use one."""
+_SURE: Final = 0.9
 _RECV: Final = OPERATION_CODES["Recv"]
 _SEND: Final = OPERATION_CODES["Send"]
 
@@ -272,7 +278,7 @@ class Limits:
         for index in sorted(changed):
             communicator = store.communicators[index]
             parts = self._known[index].parts
-            communicator.bottleneck = self._narrowest(index, parts) if communicator.size > 1 else None
+            communicator.bottleneck = self._narrowest(parts, self._shared(index)) if communicator.size > 1 else None
             for one, other in list(self._pairs.get(index, ())):
                 self._remember_pair(communicator, one, other)
         self._model()
@@ -323,6 +329,54 @@ class Limits:
         pairs = self._pairs.get(communicator, {}).values()
         rates = {np.nan if pair is None else pair.bytes_per_second for pair in pairs}
         return next(iter(rates)) if len(rates) == 1 else np.nan
+
+    def impossible(
+        self,
+        busbw: NDArray[np.float64],
+        communicators: NDArray[np.integer],
+        ops: NDArray[np.uint8],
+        confidence: NDArray[np.float32],
+        pairs: tuple[NDArray[np.integer], NDArray[np.integer]] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Which of these rates are more than the wires can do, so that kernels of other operations were measured.
+
+        Where pairs of line and kernel are in doubt (`confidence`) that is any rate above the limit. What is sure may
+        have had the wires for itself and be faster than NCCL takes them to be, and an AllReduce that is reduced in the
+        network sends up to 2 (n-1)/n times less than a ring.
+
+        `communicators`: by index. `pairs`: the two ranks of Sends and Recvs; NO_NUMBER where it is not one pair, which
+        is not judged.
+        """
+        found = np.zeros(len(busbw), np.bool_)
+        one, other = (np.full(len(busbw), NO_NUMBER, np.int64),) * 2 if pairs is None else pairs
+        kinds, of = distinct_together(communicators, one, other)
+        for kind, (index, *ranks) in enumerate(zip(*(each.tolist() for each in kinds), strict=True)):
+            communicator = self._store.communicators[index]
+            if pairs is None:
+                limit = communicator.bottleneck
+            else:
+                limit = None if NO_NUMBER in ranks else self._pair(communicator, *ranks)
+            if limit is None:
+                continue
+            fast = np.flatnonzero((of == kind) & (busbw > limit.bytes_per_second))
+            if not len(fast):
+                continue
+            wires = self._wires(communicator) if pairs is None else self._find_pair(communicator, *ranks, shared={})
+            factor = np.where(ops[fast] == _ALL_REDUCE, max(1.0, _factor(_ALL_REDUCE, communicator.size)), 1.0)
+            most = (
+                limit.bytes_per_second if wires is None else self._raw(communicator) * wires.bytes_per_second * factor
+            )
+            found[fast] = (confidence[fast] < _SURE) | (busbw[fast] > most)
+        return found
+
+    def _wires(self, communicator: Communicator) -> Bottleneck | None:
+        """The narrowest cut as if no other group used it."""
+        known = self._known.get(communicator.index)
+        return None if known is None or not known.parts else self._narrowest(known.parts, {})
+
+    def _raw(self, communicator: Communicator) -> float:
+        """How much more than the limit its wires may bear."""
+        return _RAW * (1.0 if len(self._known[communicator.index].parts) == 1 else _TWO_CARDS)
 
     def _parts(self, communicator: Communicator, members: Mapping[int, int]) -> tuple[_Part, ...]:
         """The machines of a communicator with its GPUs on them; empty if a block is missing or ambiguous."""
@@ -398,11 +452,14 @@ class Limits:
                     for port in sorted(set(part.ports.values())):
                         yield communicator, part, port
 
-    def _narrowest(self, communicator: int, parts: Sequence[_Part]) -> Bottleneck | None:
+    def _shared(self, communicator: int) -> Mapping[tuple[str, int], int]:
+        """How many groups use each port (host, node) at once."""
+        return self._sharing.get(communicator, {})
+
+    def _narrowest(self, parts: Sequence[_Part], shared: Mapping[tuple[str, int], int]) -> Bottleneck | None:
         if len(parts) == 1:
             return parts[0].machine.bottleneck(parts[0].gpus)
         narrowest: Bottleneck | None = None
-        shared = self._sharing.get(communicator, {})
         for part in parts:
             sharing = {port: count for (host, port), count in shared.items() if host == part.host}
             found = part.machine.bottleneck_outwards(part.gpus, part.ports, sharing=sharing)
@@ -420,11 +477,14 @@ class Limits:
         return pairs[ranks] if ranks in pairs else self._remember_pair(communicator, *ranks)
 
     def _remember_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
-        found = self._pairs[communicator.index][one, other] = self._find_pair(communicator, one, other)
+        shared = self._shared(communicator.index)
+        found = self._pairs[communicator.index][one, other] = self._find_pair(communicator, one, other, shared=shared)
         self._new_pairs.add(communicator.index)
         return found
 
-    def _find_pair(self, communicator: Communicator, one: int, other: int) -> Bottleneck | None:
+    def _find_pair(
+        self, communicator: Communicator, one: int, other: int, *, shared: Mapping[tuple[str, int], int]
+    ) -> Bottleneck | None:
         members = communicator.members or {}
         known = self._known.get(communicator.index)
         if known is None or not known.parts or one == other or not {one, other} <= members.keys():
@@ -435,7 +495,7 @@ class Limits:
             gpus = tuple(gpu for gpu in part.gpus if (part.host, _bus_id(part.machine, gpu)) in seats)
             if gpus:
                 parts.append(_Part(part.host, part.machine, gpus, part.seats, part.ports))
-        return self._narrowest(communicator.index, parts) if sum(len(part.gpus) for part in parts) == 2 else None
+        return self._narrowest(parts, shared) if sum(len(part.gpus) for part in parts) == 2 else None
 
     def _seat(self, member: int) -> _Seat:
         of = self._store.members[member]

@@ -19,6 +19,7 @@ from ncclscope_service.join import ranks
 from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
 from ncclscope_service.join.send_recv import SIDE, ExchangeBook, Exchanges
 from ncclscope_service.measure import transfer
+from ncclscope_service.measure.limits import Limits
 from ncclscope_service.measure.transfer import ExchangeMeasures, Measures, collective_rows
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.nccl.bandwidth import classify
@@ -42,8 +43,9 @@ _SKEW_NS = 20_000.0
 class Measuring:
     """Measures what the join found: operations, or replays of captured ones."""
 
-    def __init__(self, known: Store, hosts: Hosts, table: Table | None = None) -> None:
+    def __init__(self, known: Store, hosts: Hosts, limits: Limits, table: Table | None = None) -> None:
         """`table`: what the ids of joined operations are of, with the columns of rows.OPERATION."""
+        self._limits = limits
         self._store = known
         self._table = known.operations if table is None else table
         self._hosts = hosts
@@ -91,7 +93,8 @@ class Measuring:
         leading, moved, weighted = self._launch_bytes(kernels, mixed)
         rooted = _ROOTED[kernels.op]
         results = np.empty(0, rows.COLLECTIVE)
-        for chosen in (np.flatnonzero(~rooted), np.flatnonzero(rooted)):
+        for of_kind in (np.flatnonzero(~rooted), np.flatnonzero(rooted)):
+            chosen = of_kind
             if not len(chosen):
                 continue
             part = kernels.take(chosen)
@@ -101,6 +104,12 @@ class Measuring:
                 measures = transfer.measure_all_to_all(
                     part.start_ns, part.end_ns, part.censored, moved[chosen], weighted[chosen]
                 )
+            surely = part.confidence.min(axis=1, initial=1)
+            is_wrong = self._limits.impossible(measures.busbw, part.joined.communicator, part.op, surely)
+            if is_wrong.any():
+                self._doubt(part.joined.operations[part.present & is_wrong[:, None]])
+                left = np.flatnonzero(~is_wrong)
+                part, measures, chosen = part.take(left), measures.take(left), chosen[left]
             self._write_back(part, measures)
             new = _collectives(part, measures, moved[chosen])
             wanted = leading[chosen] & (measures.transfer_ns >= 0) & ~self._is_counted(part)
@@ -152,8 +161,21 @@ class Measuring:
             exchanges.uncertainty_ns,
             exchanges.moved_bytes,
         )
+        rows = self._table.take(exchanges.first_operations(), "member", "template", "confidence")
+        launches = _exchange_rows(self._store, rows, exchanges, measures)
+        launches["peer"] = self._peers(exchanges)
         at = self._table.at(exchanges.operations)
         of = exchanges.launch_of
+        is_wrong = self._limits.impossible(
+            measures.busbw,
+            launches["communicator"],
+            launches["op"],
+            launches["confidence"],
+            (launches["rank"], launches["peer"]),
+        )
+        if is_wrong.any():
+            self._doubt(exchanges.operations[is_wrong[of]])
+            at, of = at[~is_wrong[of]], of[~is_wrong[of]]
         defined = ~np.isin(self._table.rows.values("launch", at), np.asarray(sorted(mixed), np.int64))
         self._write(at, "wait_ns", _times(measures.wait_ns)[of])
         self._write(at, "transfer_ns", _times(measures.transfer_ns)[of])
@@ -161,10 +183,8 @@ class Measuring:
         self._write(at, "busbw", np.where(defined, measures.busbw[of], np.nan))
         self._write(at, "busbw_apparent", np.where(defined, measures.busbw_apparent[of], np.nan))
         self._write(at, "ranks_seen", np.full(len(at), 2))
-        rows = self._table.take(exchanges.first_operations(), "member", "template", "confidence")
-        launches = _exchange_rows(self._store, rows, exchanges, measures)
-        launches["peer"] = self._peers(exchanges)
-        return row_ops.filter_rows(launches, (measures.transfer_ns >= 0) & np.isfinite(measures.busbw))
+        is_measured = ~is_wrong & (measures.transfer_ns >= 0) & np.isfinite(measures.busbw)
+        return row_ops.filter_rows(launches, is_measured)
 
     def _peers(self, exchanges: Exchanges) -> NDArray[np.int64]:
         """With whom each launch exchanged; NO_NUMBER if that were several ranks."""
@@ -191,6 +211,13 @@ class Measuring:
             return kernels
         self._store.skipped["unjoinable_collective"] += int(np.count_nonzero(~believable))
         return kernels.take(np.flatnonzero(believable))
+
+    def _doubt(self, operations: Ids) -> None:
+        """Faster than the wires: these operations were paired with kernels of others. They stay unmeasured."""
+        self._store.skipped["faster_than_wires"] += len(operations)
+        at = self._table.at(operations)
+        confidence = self._table.rows.values("confidence", at)
+        self._write(at, "confidence", np.minimum(confidence, np.float32(rows.A_GUESS)))
 
     def _launch_bytes(
         self, kernels: KernelMatrix, mixed: set[int]

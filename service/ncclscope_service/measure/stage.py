@@ -67,13 +67,21 @@ class Replaying:
     """All replays of a store."""
 
     def __init__(
-        self, known: Store, hosts: Hosts, clocks: Clocks, series: SeriesBook, *, settle_ns: int, patience_ns: int
+        self,
+        known: Store,
+        hosts: Hosts,
+        clocks: Clocks,
+        series: SeriesBook,
+        limits: Limits,
+        *,
+        settle_ns: int,
+        patience_ns: int,
     ) -> None:
         self._store = known
         self._table = known.replays
         self._series = series
         self._clocks = clocks
-        self._measuring = Measuring(known, hosts, known.replays)
+        self._measuring = Measuring(known, hosts, limits, known.replays)
         self._unclocked = Unclocked(clocks, hosts, known.replays)
         self._join = ReplayJoin(settle_ns=settle_ns, patience_ns=patience_ns)
         self._exchanges = ExchangeBook()
@@ -228,11 +236,11 @@ class MeasurementStage:
         self.clocks = Clocks(known, hosts, clock_estimator)
         self.limits = Limits(known)
         self.inspection = Inspection(known, communicators, series, usage, patterns, hosts, self.clocks, **waits)
-        self.replaying = Replaying(known, hosts, self.clocks, series, **waits)
+        self.replaying = Replaying(known, hosts, self.clocks, series, self.limits, **waits)
         self._store = known
         self._series = series
         self._recent = recent
-        self._measuring = Measuring(known, hosts)
+        self._measuring = Measuring(known, hosts, self.limits)
         self._unclocked = Unclocked(self.clocks, hosts, known.operations)
         self._patience_ns = patience_ns
         self._unjoined: deque[tuple[int, Ids]] = deque()

@@ -10,7 +10,7 @@ Matrices have one row per launch and one column per rank of the communicator; un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -55,6 +55,10 @@ class Measures:
     """K, bytes per second of the transfer."""
     busbw: NDArray[np.float64]
     """K, bytes per second of the transfer."""
+
+    def take(self, chosen: NDArray[np.intp]) -> Measures:
+        """These launches only."""
+        return Measures(**{each.name: getattr(self, each.name)[chosen] for each in fields(self)})
 
 
 def collective_rows(op: NDArray[np.uint8], moved_bytes: NDArray[np.int64], measures: Measures) -> Columns:

@@ -90,3 +90,13 @@ def test_what_was_not_captured_is_not_covered(captured: tuple[Sample, list[tuple
     matches = fed(sample, spans, 1, 0)
     unseen = sample.truth[matches["operation"]] == NO_NUMBER
     assert np.count_nonzero(matches["match"][unseen] == Match.NOT_COVERED) > 0.98 * np.count_nonzero(unseen)
+
+
+def test_captures_of_a_few_kernels_with_holes_as_long_between_are_guesses() -> None:
+    sample, spans = in_pieces(job(80), 20_000_000, 50_000_000)
+    matches = fed(sample, spans, 1, 0)
+    found = matches[matches["match"] == Match.MATCHED]
+    sure = found[found["confidence"] > 0.5]
+    right = np.count_nonzero(sure["kernel"] == sample.truth[sure["operation"]])
+    assert len(found) > 500
+    assert right >= float(sure["confidence"].sum()) - 0.05 * len(found)

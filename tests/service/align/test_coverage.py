@@ -39,3 +39,11 @@ def test_nothing_is_said_before_enough_was_recorded() -> None:
     assert not recorded((0, 5), (6, 30)).begins_idle(kernels(2.0, pause=0.1))
     assert not Coverage().begins_idle(kernels(2.0, pause=0.1))
     assert not recorded((0, 20)).begins_idle(kernels(2.0, pause=0.1, amount=0))
+
+
+def test_a_short_hole_is_overlooked_only_behind_a_long_recording() -> None:
+    times = np.array([SECOND // 100, SECOND * 6 // 100])
+    assert recorded((0, 0.02), (0.05, 0.07)).stretch_of(times, 50_000_000).tolist() == [0, 1]
+    times = np.array([SECOND, 3 * SECOND])
+    assert recorded((0, 2), (2.03, 4)).stretch_of(times, 50_000_000).tolist() == [0, 0]
+    assert recorded((0, 2), (2.06, 4)).stretch_of(times, 50_000_000).tolist() == [0, 1]

@@ -9,6 +9,7 @@ from service.log_batches import BASE_NS, PERIOD_NS, rank_batches
 from ncclscope_service.clock.host_clocks import ClockPrior, Clocks
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.join.ranks import JoinedCollectives, KernelMatrix
+from ncclscope_service.measure.limits import Limits
 from ncclscope_service.measure.measured_rows import Measuring
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.rows import SAME_HOST_SIGMA_NS
@@ -51,7 +52,7 @@ class _Service:
             coll_seq=np.arange(first, _AMOUNT),
             operations=np.stack([np.arange(first, _AMOUNT), _AMOUNT + np.arange(first, _AMOUNT)], axis=1),
         )
-        return Measuring(self.store, self.hosts).gather(joined)
+        return Measuring(self.store, self.hosts, Limits(self.store)).gather(joined)
 
 
 def test_the_offset_of_a_host_is_found_and_its_times_corrected() -> None:

@@ -309,6 +309,63 @@ def test_a_send_is_bound_by_the_way_to_its_peer_and_an_exchange_with_many_by_all
     assert [limit for limit, _, _ in _filled(store)] == [16, 16, 16]
 
 
+def _impossible(
+    store: Store, op: str, *rates: float, confidence: float, pair: tuple[int, int] | None = None
+) -> list[bool]:
+    limits = Limits(store)
+    limits.refresh()
+    amount = len(rates)
+    pairs = None if pair is None else (np.full(amount, pair[0]), np.full(amount, pair[1]))
+    found: list[bool] = limits.impossible(
+        np.asarray(rates) * 1e9,
+        np.full(amount, _named(store, 1).index),
+        np.full(amount, OPERATION_CODES[op], np.uint8),
+        np.full(amount, confidence, np.float32),
+        pairs,
+    ).tolist()
+    return found
+
+
+def test_pairs_in_doubt_are_wrong_where_they_are_faster_than_the_limit() -> None:
+    job = _Job()
+    job.communicator(1, _places("node01"), blocks=_BOTH)
+    store = job.store()
+    assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1")
+    for op in ("AllReduce", "AllGather"):
+        assert _impossible(store, op, 15.9, 16.1, np.nan, confidence=0.5) == [False, True, False]
+    assert _impossible(store, "Send", 79.0, 81.0, confidence=0.5, pair=(0, 1)) == [False, True]
+    assert _impossible(store, "Send", 15.9, 16.1, confidence=0.5, pair=(0, 2)) == [False, True]
+    assert _impossible(store, "Send", 500.0, confidence=0.5, pair=(0, NO_NUMBER)) == [False]
+
+
+def test_sure_pairs_are_wrong_only_where_nothing_explains_their_speed() -> None:
+    job = _Job()
+    job.communicator(1, _places("node01"), blocks=_BOTH)
+    store = job.store()
+    assert _impossible(store, "AllGather", 16.1, 19.9, 20.1, confidence=1.0) == [False, False, True]
+    assert _impossible(store, "AllReduce", 20.1, 29.9, 30.1, confidence=1.0) == [False, False, True]
+    assert _impossible(store, "Send", 99.0, 101.0, confidence=1.0, pair=(0, 1)) == [False, True]
+
+
+def test_groups_that_share_a_card_may_have_it_for_themselves_where_pairs_are_sure() -> None:
+    job = _Job()
+    job.communicator(9, _places("node01", "node02"), blocks=_BOTH)
+    for device in range(4):
+        job.communicator(1 + device, [("node01", device), ("node02", device)])
+    store = job.store()
+    for number in range(1, 5):
+        _named(store, number).parallelism = "DP"
+    assert _impossible(store, "AllGather", 7.0, confidence=0.5) == [True]
+    assert _impossible(store, "AllGather", 7.0, 29.9, 30.1, confidence=1.0) == [False, False, True]
+    assert _limit(store, 1) == (6, "PCI 12.0 GB/s of NIC 0-c2000, shared by 2 groups on node01")
+
+
+def test_an_operation_without_a_limit_is_never_too_fast() -> None:
+    job = _Job()
+    job.communicator(1, _places("node01"))
+    assert _impossible(job.store(), "AllGather", 1e6, confidence=0.1) == [False]
+
+
 def test_the_series_of_sends_has_a_limit_where_all_of_its_pairs_have_the_same() -> None:
     job = _Job()
     job.communicator(1, _places("node01"), blocks=_BOTH)

@@ -44,7 +44,9 @@ _ORPHANS: Final = 128
 ENOUGH_BEHIND: Final = _ORPHANS + _PATTERN
 """Kernels behind a hole beyond which more do not help."""
 
-_ENOUGH: Final = 64
+ENOUGH_BEFORE: Final = 64
+"""Pairs before a hole by which its length is known."""
+
 _SPARE: Final = 512
 _SURE: Final = 0.8
 _GUESS: Final = 0.5
@@ -261,13 +263,13 @@ class GapHistory:
         places, lost = _places_within(given, first, last)
         if len(places) == 0:
             there = int(np.searchsorted(given.items[:-1], max(0.0, expected - used))) - given.begin
-            return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= _ENOUGH else 0, _GUESS)
+            return GapPlace(int(given.items[max(0, there)]) if len(self._ids) >= ENOUGH_BEFORE else 0, _GUESS)
         away = (given.items[places] + used - expected) / deviation
         cost = 0.5 * away**2 + _LOST * lost
         weights = np.exp(cost.min() - cost)
         best = int(cost.argmin())
         trust = float(weights[best] / weights.sum())
-        if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < _ENOUGH:
+        if trust < _SURE or abs(away[best]) > _FAR or len(self._ids) < ENOUGH_BEFORE:
             trust = min(_GUESS, trust, 1.0 / len(places) if len(places) > 1 else 1.0)
         return GapPlace(int(given.items[max(0, int(places[best]) - given.begin)]), trust)
 
@@ -307,7 +309,7 @@ class GapHistory:
         """Number of the launch of the first kernel by which we recognise, and its deviation."""
         correlation_id = int(given.kernels["correlation_id"][given.begin])
         numbers, ids = self._numbers, self._ids
-        if len(ids) < _ENOUGH or ids[-1] <= ids[0]:
+        if len(ids) < ENOUGH_BEFORE or ids[-1] <= ids[0]:
             return (float(numbers[-1]) if len(numbers) else 0.0), 65536.0
         rate = (numbers[-1] - numbers[0]) / (ids[-1] - ids[0])
         jump = correlation_id - int(ids[-1])

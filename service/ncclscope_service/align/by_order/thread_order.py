@@ -134,6 +134,11 @@ class OrderPairing:
         """The first launch pairs with the first kernel, but for losses."""
         self._state.has_begun = True
 
+    def doubt_beginning(self) -> None:
+        """The first kernel may be that of a later launch, unless it is known to be the first's."""
+        if not self._state.has_begun:
+            self.trust = min(self.trust, UNANCHORED)
+
     def skip(self, amount: int) -> None:
         """Passes over this number of launches, which were given up without a kernel."""
         self._used += amount
