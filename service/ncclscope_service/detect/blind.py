@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from ncclscope_service.store.rows import Match
 from ncclscope_service.store.settings import SECOND_NS
 from ncclscope_service.store.tables import Store, hosts_of
 from ncclscope_wire.records import SourceKind
+
+_SETTLED_NS: Final = 30_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class Blind:
         self._losses: dict[str, _Loss] = {}
         self._named: dict[_Fault, set[str]] = {}
         """Hosts of the findings that are open: a host stays named while others have the same."""
+        self._since_ns: dict[_Fault, int] = {}
+        """Since when a share is beyond its bound; the finding opens once it has settled, with all hosts of it."""
 
     def ingest_visibility(self, seen: Sequence[HostVisibility], context: Context, now_ns: int) -> None:
         """Takes the present counters of all hosts of the job."""
@@ -67,11 +72,17 @@ class Blind:
             hosts = {host for host, own in faults.items() if fault in own}
             if not hosts:
                 self._named.pop(fault, None)
+                self._since_ns.pop(fault, None)
                 self._ledger.close(fault, now_ns)
                 continue
+            since_ns = self._since_ns.setdefault(fault, now_ns)
+            if fault is _Fault.TORN and now_ns - since_ns < _SETTLED_NS and not context.is_over:
+                continue  # what tears lines of one host does so on others: the first of them are few
             named = self._named.setdefault(fault, set())
             named |= hosts
-            self._ledger.update(fault, _finding(fault, [host for host in seen if host.host in named], context, now_ns))
+            self._ledger.update(
+                fault, _finding(fault, [host for host in seen if host.host in named], context, since_ns)
+            )
 
     def findings(self) -> list[Finding]:
         """All findings so far."""
@@ -91,7 +102,7 @@ class Blind:
         return found
 
 
-def _finding(fault: _Fault, hosts: Sequence[HostVisibility], context: Context, now_ns: int) -> Finding:
+def _finding(fault: _Fault, hosts: Sequence[HostVisibility], context: Context, since_ns: int) -> Finding:
     """One kind of blindness of these hosts."""
     names = tuple(sorted(host.host for host in hosts))
     who, severity = names_of_hosts(names), Severity.WARNING
@@ -112,7 +123,7 @@ def _finding(fault: _Fault, hosts: Sequence[HostVisibility], context: Context, n
         severity=severity,
         job=context.job,
         hosts=names,
-        since_ns=now_ns,
+        since_ns=since_ns,
         confidence=1.0,
         summary=f"{text}: findings about {who if len(names) == 1 else 'them'} are less certain",
         evidence={name: sum(getattr(host, name) for host in hosts) for name in counters},

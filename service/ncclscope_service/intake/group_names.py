@@ -14,6 +14,7 @@ from ncclscope_wire.records import CommunicatorEvent
 _WAITING: Final = 1 << 16
 """Lines whose communicator is not known yet, and set-up lines: 4,096 ranks of 16 groups each."""
 _RANKS_KEPT: Final = 1 << 14
+_NAMES_OF_A_JOB: Final = 1 << 8
 _UNNAMED: Final = frozenset({"undefined", ""})
 """Description of a group that was given none. *Source:* PyTorch Backend.hpp."""
 _Group: TypeAlias = tuple[int, str | None, str | None, int]
@@ -31,6 +32,7 @@ class GroupNames:
 
     Traces of the profiler and dumps of the Flight Recorder name a group with its global ranks, and no pointer: it is
     the communicator of these ranks, where there is one group and one communicator of them. What is printed comes first.
+    Where there are several, each of these communicators has one of their names (`possible_names`).
 
     *Source:* PyTorch ProcessGroupNCCL.cpp (`initNCCLComm`, `logPrefix`).
     """
@@ -60,6 +62,8 @@ class GroupNames:
             self._initialised.setdefault(event.pointer, []).append((source, event.line, member))
         has_names = False
         for fact in facts:
+            if isinstance(fact, FlightRecord | ProcessGroup | TorchCommunicator):
+                self._note(job, fact.group if isinstance(fact, TorchCommunicator) else fact.description)
             if isinstance(fact, FlightRecord | ProcessGroup):
                 has_names |= self._ingest_ranks(job, fact)
             elif isinstance(fact, TorchGroup) and fact.global_rank is not None:
@@ -82,6 +86,11 @@ class GroupNames:
             elif self._name(member.communicator, fact.group):
                 changed.add(member.communicator)
         return changed | self._assign_by_ranks()
+
+    def _note(self, job: str, name: str | None) -> None:
+        names = self._store.group_names[job]
+        if len(names) < _NAMES_OF_A_JOB:
+            names.add("" if name is None or name in _UNNAMED else name)
 
     def _ingest_ranks(self, job: str, fact: FlightRecord | ProcessGroup) -> bool:
         if fact.description in _UNNAMED or len(fact.group_ranks) < 2:
@@ -116,6 +125,14 @@ class GroupNames:
         for index in changed - self._printed:
             self._store.communicators[index].name = wanted.get(index)
         self._by_ranks = wanted
+        for key, of in found.items():
+            names = tuple(sorted(self._descriptions.get(key, ())))
+            for index in of:
+                communicator = self._store.communicators[index]
+                possible = () if index in wanted or index in self._printed else names
+                if communicator.possible_names != possible:
+                    communicator.possible_names = possible
+                    changed.add(index)
         return changed
 
     def evict_sources(self, sources: Collection[int]) -> None:

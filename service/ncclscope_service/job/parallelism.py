@@ -18,8 +18,9 @@ All this needs ground to stand on: several groups, or calls of two kinds (a benc
 tensors of several sizes or a scalar beside them recur. Without it, and without sizes that are given, nothing is said.
 
 A name that PyTorch printed says the kind (`KIND_OF_NAME`): such communicators are a family by themselves, and help to
-judge the others. Two names leave something to the traffic: DP may be OPTIMIZER, and the default group, which dimensions
-that span the job use too, is WORLD only if it carries nothing that is another's.
+judge the others. So do several names of which a communicator has one, if all are of one kind. Two names leave something
+to the traffic: DP may be OPTIMIZER, and the default group, which dimensions that span the job use too, is WORLD only if
+it carries nothing that is another's. Where all groups of a job have names, there are no kinds but theirs.
 
 Sizes that a user gives (`--tp 2 --dp 4`) win: they say which kinds a size and stride can be.
 
@@ -128,7 +129,7 @@ class _Family:
     @property
     def named(self) -> str | None:
         """The kind that its name says; all its communicators have the same name."""
-        return KIND_OF_NAME.get(self.communicators[0].name)
+        return _named_kind(self.communicators[0])
 
     @property
     def is_said(self) -> bool:
@@ -179,7 +180,9 @@ def assign_parallelism(
     for job, communicators in by_job.items():
         ranks = {each.index: frozenset(global_ranks(known, each).values()) for each in communicators}
         families = _families(known, communicators, ranks, carried, patterns)
-        _Job(known, families, ranks, communicators, sizes or Sizes(), (iterations or {}).get(job)).decide()
+        names = known.group_names.get(job, set[str]())
+        steps = (iterations or {}).get(job)
+        _Job(known, families, ranks, communicators, sizes or Sizes(), steps, names).decide()
         told = {of.index: family for family in families for of in family.communicators}
         for communicator in communicators:
             family = told.get(communicator.index)
@@ -190,9 +193,17 @@ def assign_parallelism(
     return changed
 
 
+def _named_kind(communicator: Communicator) -> str | None:
+    """The kind that its name says, or all of the names of which it has one."""
+    if communicator.name is not None or not communicator.possible_names:
+        return KIND_OF_NAME.get(communicator.name)
+    kinds = {KIND_OF_NAME.get(name) for name in communicator.possible_names}
+    return next(iter(kinds)) if len(kinds) == 1 else None
+
+
 def _of_idle(communicator: Communicator) -> tuple[str | None, float]:
     """Kind and confidence of a communicator that carries nothing."""
-    named = KIND_OF_NAME.get(communicator.name)
+    named = _named_kind(communicator)
     return (None, 0.0) if named in {None, "WORLD"} or communicator.size <= 1 else (named, 1.0)
 
 
@@ -224,7 +235,12 @@ def _layout(communicator: Communicator, ranks: frozenset[int], place: int) -> tu
     if len(ranks) != communicator.size or communicator.size <= 1:
         return (communicator.index,)
     first = min(ranks)
-    return (communicator.size, tuple(sorted(rank - first for rank in ranks)), communicator.name or place)
+    return (
+        communicator.size,
+        tuple(sorted(rank - first for rank in ranks)),
+        communicator.name or place,
+        _named_kind(communicator),
+    )
 
 
 def _family(
@@ -267,7 +283,11 @@ class _Job:
         communicators: Sequence[Communicator],
         sizes: Sizes,
         iterations: int | None,
+        names: Collection[str],
     ) -> None:
+        kinds = {KIND_OF_NAME[name] for name in names if name in KIND_OF_NAME} - {"WORLD"}
+        self._kinds = frozenset(kinds) if kinds and "" not in names else None
+        """Of its named groups, where all are named."""
         self._families = [each for each in families if each.size > 1]
         seats = frozenset[int]().union(*ranks.values())
         self._world = max(len(seats), max((each.size for each in communicators), default=0))
@@ -295,6 +315,10 @@ class _Job:
         if self._has_ground:
             self._judge()
         for family in self._families:
+            if self._kinds is not None and family.kind not in {None, "WORLD", *self._kinds}:
+                is_data = family.kind == "OPTIMIZER" and "DP" in self._kinds
+                if not is_data:
+                    family.be(None, 0.0)
             if family.named == "WORLD" and family.size == self._world and family.kind in {None, "WORLD"}:
                 family.be("WORLD", 1.0)
             self._obey(family)

@@ -49,6 +49,8 @@ class Communicator:
     """The communicator that its only member was found to belong to: this one is then listed no more."""
     name: str | None = None
     """Of the process group that uses it, as PyTorch prints it; None if no line says it. Groups may share one."""
+    possible_names: tuple[str, ...] = ()
+    """Of the process groups of just its ranks, where several are, or several communicators: it is that of one."""
     parent_comm_id: str | None = None
     split_count: int | None = None
     color: int | None = None

@@ -116,6 +116,8 @@ class Store:
     """Hosts that a source named."""
     job_versions: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     source_versions: defaultdict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    group_names: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By job: names of its process groups as far as PyTorch said them; with "" where it has groups without a name."""
 
     operation_templates: Table = field(default_factory=lambda: Table(rows.OPERATION_TEMPLATE))
     kernel_templates: Table = field(default_factory=lambda: Table(rows.KERNEL_TEMPLATE))

@@ -363,6 +363,7 @@ def test_torn_lines_make_a_host_blind() -> None:
     torn = replace(log_batch(_calls(0, 1200), host="node1"), counts=Counts(skipped={"torn": 300}))
     service.feed(torn)
     service.advance(120)
+    service.advance(160)
     assert [(finding.kind, finding.hosts) for finding in service.store.findings] == [(FindingKind.BLIND, ("node1",))]
 
 

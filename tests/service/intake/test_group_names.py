@@ -155,3 +155,22 @@ def test_what_pytorch_prints_comes_before_ranks() -> None:
     assert service.names() == [_DATA]
     service.ingest(facts=[_created(9, global_rank=0)])
     assert service.names() == [_TENSOR]
+
+
+def test_where_several_groups_have_the_same_ranks_their_communicators_have_one_of_the_names() -> None:
+    service = _Service()
+    _pair(service, 1, (10, 11))
+    service.ingest(facts=[_of_ranks(_TENSOR, 0, 1), _of_ranks(_DATA, 0, 1)], file="trace")
+    assert service.names() == [None]
+    (communicator,) = service.store.communicators
+    assert communicator.name is None
+    assert communicator.possible_names == tuple(sorted((_TENSOR, _DATA)))
+
+
+def test_names_of_a_job_are_those_of_all_groups_and_say_whether_some_have_none() -> None:
+    service = _Service()
+    service.ingest(facts=[_of_ranks(_TENSOR, 0, 1), _of_ranks(_DATA, 0, 2)], file="trace")
+    (names,) = service.store.group_names.values()
+    assert names == {_TENSOR, _DATA}
+    service.ingest(facts=[_of_ranks("undefined", 0, 3)], file="trace")
+    assert names == {_TENSOR, _DATA, ""}

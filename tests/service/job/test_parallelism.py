@@ -432,3 +432,31 @@ def test_sizes_that_are_given_win_over_names() -> None:
     assert job.kinds(Sizes(tp=4)) == ["TP", "TP"]
     assert job.kinds(Sizes(cp=4)) == ["CP", "CP"]
     assert job.confidences() == [1.0, 1.0]
+
+
+def test_several_names_of_one_kind_say_it() -> None:
+    job = _Job(8)
+    for first in (0, 1):
+        job.add((first, first + 2), {"AllReduce": _gradients(2)})
+        job.add((first, first + 4), {"Send": 20, "Recv": 20})
+    of_data = ("DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_WITH_CP")
+    for communicator in job.store.communicators[::2]:
+        communicator.possible_names = of_data
+    assert job.kinds() == ["DP", "PP", "DP", "PP"]
+    job.store.communicators[0].possible_names = (*of_data, "CONTEXT_PARALLEL_GROUP")
+    assert job.confidences()[2] == 1.0
+
+
+def test_there_are_no_kinds_but_those_of_named_groups_where_all_are_named() -> None:
+    job = _Job(8)
+    for first in range(4):
+        job.add((first, first + 4), {"Send": 20, "Recv": 20})
+    job.add((0, 4), {"AllReduce": _gradients(2)})
+    before = job.kinds()
+    assert before == ["PP", "PP", "PP", "PP", "EMBEDDING"]
+    job.store.group_names["j"] = {"default_pg", "PIPELINE_MODEL_PARALLEL_GROUP", "DATA_PARALLEL_GROUP", ""}
+    assert job.kinds() == before, "a group without a name may be anything"
+    job.store.group_names["j"].remove("")
+    assert job.kinds() == ["PP", "PP", "PP", "PP", None]
+    job.store.group_names["j"] = {"default_pg", "my_group"}
+    assert job.kinds() == before, "names that say no kind"
