@@ -31,6 +31,8 @@ _TRACED_OPERATIONS = 50_000
 """Operations of a trace whose iterations are not chosen: 70 MB of events, which a browser opens in seconds."""
 _WHY = {
     "not_read_empty": "empty",
+    "not_read_inspector_metrics": "NCCL Inspector's means for Prometheus, which say nothing of single operations "
+    "(dumps do: unset NCCL_INSPECTOR_PROM_DUMP)",
     "not_read_nccl_tests": "words of nccl-tests without a row of its table",
     "not_read_unknown": "of another kind (no NCCL log, nsys export, PyTorch trace, Inspector dump, topology, "
     "output of nccl-tests)",

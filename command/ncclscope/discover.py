@@ -47,7 +47,7 @@ class Discovery:
         return [found for found in self.files if found.kind in kinds]
 
 
-READ_KINDS: Final = frozenset(FileKind) - {FileKind.EMPTY, FileKind.UNKNOWN}
+READ_KINDS: Final = frozenset(FileKind) - {FileKind.EMPTY, FileKind.UNKNOWN, FileKind.INSPECTOR_METRICS}
 
 
 def discover(paths: Sequence[Path]) -> Discovery:

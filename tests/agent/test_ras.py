@@ -134,6 +134,28 @@ def test_an_answer_that_is_cut_off_is_a_state(as_json: bytes, as_text: bytes, kn
     assert follower.statistics().skipped == {"ras_cut": 3}
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(text_status("2.24.3", DEAD, MISMATCH["2.24.3"]), id="2.24.3"),
+        pytest.param(text_status("2.27.5", DEAD, MISMATCH["2.27.5"]), id="2.27.5"),
+        pytest.param(behind(True), id="2.28.7"),
+    ],
+)
+def test_an_answer_that_is_cut_anywhere_says_nothing_that_the_whole_does_not(answer: bytes) -> None:
+    whole, told = read_answer(answer), 0
+    for cut in range(len(answer)):
+        try:
+            part = read_answer(answer[:cut])
+        except FormatError:
+            continue
+        told += 1
+        for trouble in part:
+            same = [each for each in whole if trouble._replace(ranks=()) == each._replace(ranks=())]
+            assert any({*trouble.ranks} <= {*each.ranks} for each in same), answer[:cut][-80:]
+    assert told < len(answer) / 2
+
+
 def test_a_port_at_which_nobody_listens_or_answers_is_a_state_that_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])

@@ -24,6 +24,11 @@ from ncclscope_agent.files.recognise import ENOUGH_BYTES, FileKind, recognise
             "node17-pid7.log",
             FileKind.INSPECTOR,
         ),
+        (
+            b'nccl_bus_bandwidth_gbs{version="v5.1",node="n1",gpu="GPU0",nranks="8",collective="AllReduce"} 41.2\n',
+            "nccl_inspector_metrics_GPU-1.prom",
+            FileKind.INSPECTOR_METRICS,
+        ),
         (b"\0\1\2nsys", "report1.nsys-rep", FileKind.NSYS_REPORT),
         (b"not binary", "report1.nsys-rep", FileKind.UNKNOWN),
         (b"\x89PNG\r\n\x1a\n\0\0", "plot.png", FileKind.UNKNOWN),

@@ -129,3 +129,10 @@ def test_what_is_no_plain_file_is_left_out(tmp_path: Path) -> None:
 def test_an_empty_folder_gives_nothing(tmp_path: Path) -> None:
     found = discover([tmp_path])
     assert (found.files, dict(found.skipped)) == ([], {})
+
+
+def test_means_of_inspector_for_prometheus_are_named_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "nccl_inspector_metrics_GPU-1.prom").write_text('nccl_p2p_bus_bandwidth_gbs{nranks="8"} 41.2\n')
+    found = discover([tmp_path])
+    assert not found.files
+    assert found.skipped == {"not_read_inspector_metrics": ["nccl_inspector_metrics_GPU-1.prom"]}

@@ -8,6 +8,9 @@ from agent.flight_samples import as_pytorch_pickles, dump, entry
 
 from ncclscope.offline import OfflineRun, run_offline
 from ncclscope_agent.files.flight_dumps import FlightDumpFollower
+from ncclscope_service.export.selection import select
+from ncclscope_service.export.summary import level
+from ncclscope_service.export.terminal import terminal_report
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Finding
 from ncclscope_service.store.settings import PipelineSettings
@@ -54,6 +57,15 @@ def test_ranks_that_wait_for_nothing_are_no_finding(tmp_path: Path) -> None:
     run = _analysed(tmp_path, {rank: dump(entry(1), entry(2)) for rank in range(4)})
     assert not run.pipeline.store.findings
     assert run.files_read == 4
+
+
+def test_a_report_of_dumps_alone_says_what_they_are_and_what_they_lack(tmp_path: Path) -> None:
+    selection = select(_analysed(tmp_path, {rank: dump(entry(1)) for rank in range(2)}).pipeline.store)
+    assert level(selection) == "Flight Recorder dumps only"
+    text = terminal_report(selection)
+    assert "(Flight Recorder dumps only)" in text
+    assert "Findings only" in text
+    assert "--include-blobs" not in text, "no recording is there to be exported otherwise"
 
 
 def test_a_dump_that_cannot_be_read_is_a_gap(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ _INSPECTOR: Final = re.compile(rb'\s{0,16}\{"header": ?\{')
 _INSPECTOR_LATER: Final = re.compile(rb'\n\s{0,16}\{"header": ?\{[^\n]{1,4096}"inspector_output_format_version"')
 _INSPECTOR_WORD: Final = b'"inspector_output_format_version"'
 """*Source:* NCCL `ext-profiler/inspector/inspector.cc`. A dump whose first line is torn is one by its later lines."""
+_INSPECTOR_METRICS: Final = re.compile(rb"^nccl_(?:p2p_)?bus_bandwidth_gbs\{", re.MULTILINE)
+"""*Source:* NCCL `plugins/profiler/inspector/inspector_prom.cc`."""
 _TOPOLOGY: Final = re.compile(rb'\s{0,64}(?:<\?xml[^>]{0,200}\?>\s{0,64})?<system version="\d+">\s{0,64}<cpu ')
 """*Source:* NCCL `src/graph/xml.cc`."""
 _KINETO: Final = re.compile(rb'\s{0,64}\{\s{0,64}"schemaVersion":\s{0,64}\d{1,9},')
@@ -56,6 +58,9 @@ class FileKind(StrEnum):
     """The XML file that NCCL_TOPO_DUMP_FILE names."""
     INSPECTOR = "inspector"
     """JSON lines of NCCL's Inspector plug-in."""
+    INSPECTOR_METRICS = "inspector_metrics"
+    """What that plug-in writes for Prometheus instead (`*.prom`): means of 30 s by kind and size, without communicator
+    and rank. Nothing can be told from them about an operation, so they are named and not read."""
     KINETO = "kineto"
     """A trace of the PyTorch profiler, packed or not."""
     FLIGHT_RECORDER = "flight_recorder"
@@ -85,6 +90,7 @@ _TESTS: Final[tuple[tuple[FileKind, Callable[[bytes, str], bool]], ...]] = (
     (FileKind.NCCL_TOPOLOGY, lambda data, _: _TOPOLOGY.match(data) is not None),
     (FileKind.NCCL_LOG, lambda data, _: _NCCL_LINE.search(data) is not None),
     (FileKind.INSPECTOR, lambda data, _: _INSPECTOR_LATER.search(data[:65536]) is not None),
+    (FileKind.INSPECTOR_METRICS, lambda data, _: _INSPECTOR_METRICS.search(data[:65536]) is not None),
     (FileKind.NCCL_TESTS, lambda data, _: _NCCL_TESTS.search(data) is not None),
 )
 """Asked in this order: a job's output may hold lines of NCCL and tables of nccl-tests, and is a log then."""

@@ -113,7 +113,7 @@ def read_answer(data: bytes) -> list[Trouble]:
     text = data.decode("utf-8", "replace")
     if "NCCL version" not in text:
         raise FormatError("what answers at the port of RAS is something else")
-    if "\nWarnings\n========\n" not in text:
+    if "\nWarnings\n========\n" not in text or not text.endswith("\n"):  # half a number is another number
         raise FormatError("an answer of RAS is cut off")
     return _read_text(text.splitlines())[:_MOST_TROUBLES]
 

@@ -234,9 +234,17 @@ _NO_CALLS: Final = (
 )
 
 
+_NO_KERNELS: Final = (
+    "Findings only: dumps of the Flight Recorder, RAS and counters say who is missing or behind, and no operation. "
+    "NCCL's logs beside them do (`ncclscope env` prints what to set)."
+)
+
+
 def no_operations(selection: Selection) -> str:
     """Why no operation is known."""
-    return NO_OPERATIONS if selection.store.has_logs else _NO_CALLS
+    if selection.store.has_logs:
+        return NO_OPERATIONS
+    return _NO_CALLS if has_kernels(selection) else _NO_KERNELS
 
 
 _SOURCES: Final = {
@@ -246,6 +254,12 @@ _SOURCES: Final = {
     SourceKind.KINETO: "PyTorch traces",
 }
 """Sources that give operations or kernels, in the order in which they are named."""
+_WITHOUT_OPERATIONS: Final = {
+    SourceKind.FLIGHT_RECORDER: "Flight Recorder dumps",
+    SourceKind.RAS: "RAS",
+    SourceKind.MACHINE: "counters",
+}
+"""Those that give findings and nothing else: named where there is nothing more."""
 
 
 _OLDER: Final = "older ones: only their number is kept"
@@ -321,6 +335,7 @@ def level(selection: Selection) -> str:
     if not kinds and selection.benchmarks:
         return "output of nccl-tests only"
     named = [name for kind, name in _SOURCES.items() if kind in kinds]
+    named = named or [name for kind, name in _WITHOUT_OPERATIONS.items() if kind in kinds]
     if len(named) < 2:
         return f"{named[0]} only" if named else "nothing"
     return f"{', '.join(named[:-1])} and {named[-1]}"

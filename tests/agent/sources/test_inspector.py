@@ -71,6 +71,16 @@ def test_algorithm_protocol_and_start_are_read_where_they_are_written() -> None:
     assert (row["algorithm"], row["protocol"], row["started_at_ns"]) == (1, 0, 1752867229235059000)
 
 
+def test_marks_of_dumps_whose_records_carry_their_header_lose_nothing() -> None:
+    """v4.1 and v4.2: a mark begins each dump, and each record says itself whose it is."""
+    about = dump_v43(2)[0].replace('"v4.3"', '"v4.1"')
+    records = [record(coll_perf(number), version="v4.1") for number in range(2)]
+    batches = read(text(about, *records, about, records[0]))
+    assert rows(batches)["sequence"].tolist() == [0, 1, 0]
+    assert set(ranks(batches)["comm_hash"].tolist()) == {0xAA498EFB3B18BC}
+    assert set(skipped(batches)) <= {"inspector_lost"}
+
+
 def channels(*times: tuple[int, int]) -> str:
     events = ",".join(f'{{"channel_id":1,"kernel_start_ts":{start},"kernel_stop_ts":{stop}}}' for start, stop in times)
     return f',"event_trace_ts":{{"coll_start_ts":1752867229235059,"kernel_events":[{events}]}}'
