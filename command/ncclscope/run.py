@@ -110,6 +110,8 @@ _LOCK: Final = ".ncclscope-run"
 _NOT_EVERYTHING: Final = "the service does not have everything of this job"
 _CONNECTED: Final = re.compile(rb"(?<![_a-z])connected(?![_a-z])")
 """The agent's event in its log, which is JSON or text, and not `not_connected`."""
+_STOP_SECONDS: Final = 20.0
+"""An agent that is asked to end sends for 5 s what it has, and is gone then."""
 _WRONG_SETTINGS: Final = 2
 """Exit status of an agent that does not start."""
 
@@ -131,7 +133,8 @@ class _Patience:
     """How long is waited when the job has ended, in seconds: for other processes, then for the agent."""
 
     linger: float
-    hand_over: float
+    hand_over: float | None
+    """None: nobody wants the rest, because the report is made of the files."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
@@ -201,8 +204,11 @@ def run(
     with Watch() as watch:
         patience = _Patience(linger=linger, hand_over=hand_over)
         if report is not None:
-            environment[variable_of("connect")] = report.start_service(watch) or connect or ""
+            own = report.start_service(watch)
+            environment[variable_of("connect")] = own or connect or ""
             command = report.recorded(command)
+            if own is not None:
+                patience = _Patience(linger=linger, hand_over=None)
         status = _run_beside_agent(watch, command, environment, prepared.log_file, exports, locked, patience)
         if report is not None:
             report.stop_service(watch)
@@ -291,7 +297,9 @@ def _run_beside_agent(
         status = watch.wait(job, lambda: job) or 0
     if agent is not None:
         _wait_for_others(watch, locked, patience.linger)
-        if _end_agent(watch, agent, environment, log_file, exports, patience.hand_over):
+        if patience.hand_over is None:
+            _stop_agent(watch, agent)
+        elif _end_agent(watch, agent, environment, log_file, exports, patience.hand_over):
             _tell_what_is_left(_told_by_agent(log_file), told_before)
     return status
 
@@ -302,6 +310,14 @@ def _drop_agent(watch: Watch, agent: int) -> None:
     if watch.status(agent) is None:
         os.kill(agent, signal.SIGKILL)
         watch.wait(agent, lambda: None)
+
+
+def _stop_agent(watch: Watch, agent: int) -> None:
+    """Ends an agent in order, whatever it has not sent."""
+    watch.reap()
+    if watch.status(agent) is None:
+        os.kill(agent, signal.SIGTERM)
+        _ended_within(watch, agent, _STOP_SECONDS)
 
 
 def _agent_command(log_file: str, exports: tuple[str, ...], *more: str) -> list[str]:

@@ -204,7 +204,9 @@ def test_with_report_one_command_serves_the_page_and_leaves_a_report_however_the
             assert started.wait(PATIENCE_SECONDS) == status, printed.read_text()
         finally:
             started.kill()
-    summary = printed.read_text().partition("writing the report\n")[2].splitlines()
+    before, _, after = printed.read_text().partition("writing the report\n")
+    assert "does not have everything" not in before, "the report is made of the files, not of what was sent"
+    summary = after.splitlines()
     assert len(summary) <= 12, "ten lines, and where the report is"
     assert "4 ranks on 1 host" in "\n".join(summary)
     assert summary[-1] == f"ncclscope run: report {report / 'report.html'}"

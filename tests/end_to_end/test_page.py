@@ -102,6 +102,75 @@ def test_the_page_shows_it_all_at_one_glance(browser: Browser, repository: Path,
         assert complaints == []
 
 
+_OVERPRINTED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => {
+  const boxes = [...plot.querySelectorAll('.xtick text, .cbaxis text')]
+    .map((text) => [text.textContent, text.getBoundingClientRect()]);
+  return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
+    .filter(([, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)
+    .map(([other]) => `${plot.parentElement.id}: ${one} ${other}`));
+})"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("at", ["", f"#/job/{JOB}/communicator/tp-32", f"#/job/{JOB}/rank/37"])
+def test_no_label_of_an_axis_lies_on_another(browser: Browser, repository: Path, width: int, at: str) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port, width=width, at=at)
+        expect(page.locator("[id$=timeline] .js-plotly-plot")).to_have_count(1)
+        expect(page.locator(":is(#lost-time, #communicator-lost-time, #rank-waits) .js-plotly-plot")).to_have_count(1)
+        assert page.evaluate(_OVERPRINTED) == []
+        assert complaints == []
+
+
+def test_a_phone_shows_the_efficiency_of_each_group_without_scrolling(browser: Browser, repository: Path) -> None:
+    with fake_service(repository) as port:
+        page, complaints = open_page(browser, port, width=390)
+        expect(page.locator("#communicators tbody tr")).to_have_count(33)
+        for title in ("Bus bandwidth", "Efficiency", "Wait share"):
+            expect(page.locator("#communicators thead th", has_text=title)).to_be_visible()
+        scroll = page.locator(".communicators .scroll")
+        assert scroll.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
+        assert complaints == []
+
+
+def test_what_began_before_the_first_known_step_has_its_flag_there(browser: Browser, repository: Path) -> None:
+    with fake_service(repository, "--still") as port:
+        overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
+        steps = fetch_json(f"http://127.0.0.1:{port}/api/jobs/{JOB}/steps")
+        assert isinstance(overview, dict)
+        assert isinstance(steps, dict)
+        overview["findings"][0] |= {"since_ns": steps["started_ns"][0] - 10**9, "until_ns": None}
+        overview["findings"][1] |= {"since_ns": steps["started_ns"][0] - 10**9, "until_ns": steps["started_ns"][0]}
+        page = _page_of(browser, port, overview)
+        expect(page.locator("#steps .annotation")).to_have_count(1)
+        page.context.close()
+
+
+def test_kernels_that_were_read_long_ago_say_so(browser: Browser, repository: Path) -> None:
+    with fake_service(repository, "--still") as port:
+        overview = fetch_json(f"http://127.0.0.1:{port}/api/overview")
+        assert isinstance(overview, dict)
+        page = _page_of(browser, port, overview)
+        expect(page.locator("#state-line")).to_contain_text("agents connected")
+        expect(page.locator("#state-line")).not_to_contain_text("kernels until")
+        page.context.close()
+        overview["now_ns"] += 90 * 10**9
+        page = _page_of(browser, port, overview)
+        expect(page.locator("#state-line")).to_contain_text(
+            re.compile(r"kernels until \d\d:\d\d:\d\d UTC, 9\d s ago|, 2 min ago")
+        )
+        page.context.close()
+
+
+def _page_of(browser: Browser, port: int, overview: dict[str, Any]) -> Page:
+    """The page as this overview makes it, whatever the service streams."""
+    page = browser.new_context().new_page()
+    stream = f"event: overview\ndata: {json.dumps(overview)}\n\n"
+    page.route("**/api/events", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    page.goto(f"http://127.0.0.1:{port}/")
+    return page
+
+
 def test_what_logs_cannot_say_reads_not_recorded(browser: Browser, repository: Path) -> None:
     with fake_service(repository, "--logs-only") as port:
         page, complaints = open_page(browser, port)

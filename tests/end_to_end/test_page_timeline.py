@@ -90,5 +90,5 @@ def test_a_lane_without_data_is_hatched(browser: Browser, repository: Path) -> N
         page.reload()
         expect(page.locator("#timeline .js-plotly-plot")).to_have_count(1)
         drawn_like(page, view)
-        expect(page.locator("#timeline .legend")).to_contain_text("no data")
+        expect(page.locator("#timeline-legend")).to_contain_text("no data")
         assert complaints == []

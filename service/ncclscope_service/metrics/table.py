@@ -152,7 +152,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     gauge("ncclscope_transfer_over_expected_ratio", SERIES_LABELS, _PER_SERIES,
           "Time of the transfer over what the run of --calibration says it should take: 1.5 is half again as long."),
     gauge("ncclscope_wait_ratio", ("job", "communicator", "parallelism"), _PER_COMMUNICATOR,
-          "Share of the kernel time of collectives that was waiting for the last rank, over the last minute."),
+          "Share of the kernel time of collectives that was waiting for the last rank, over the last minute measured."),
     gauge("ncclscope_rank_wait_ratio", ("job", "rank"), f"the {MAX_RANKS} ranks of a job that wait least or most",
           "Share of a global rank's kernel time that was waiting, over the last minutes; a late rank waits least."),
     gauge("ncclscope_host_wait_ratio", ("job", "host"), "hosts of a job",

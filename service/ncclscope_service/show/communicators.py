@@ -179,7 +179,7 @@ class Recent:
     bytes_per_second: Floats
     """Logged, by bucket; NaN if nothing can be known."""
     wait_ratio: Floats
-    """Over the last minute; NaN without data."""
+    """Of the last minute that was measured; NaN without data."""
 
 
 def recent_of_communicators(store: Store, sums: RecentSums, window: Window) -> Recent:
@@ -202,14 +202,18 @@ def main_series(store: Store) -> Int64s:
 
 
 def recent_wait_ratio(sums: RecentSums, count: int, window: Window) -> Floats:
-    """By communicator: waiting over kernel time of the collectives of the last minute; NaN without."""
+    """By communicator: waiting over kernel time of the collectives of the last minute; NaN without.
+
+    A group of which the last minute has none takes the whole window: captures of ten seconds in every hundred arrive
+    when their time is long over.
+    """
     last = Window(
         begin_ns=window.end_ns - _RECENT_BUCKETS * window.bucket_ns,
         bucket_ns=window.bucket_ns,
         buckets=_RECENT_BUCKETS,
     )
-    whole = sums.collectives.whole(last, count)
-    return ratio(whole[WAIT], whole[BUSY])
+    recent, whole = sums.collectives.whole(last, count), sums.collectives.whole(window, count)
+    return ratio(*np.where(recent[BUSY] > 0, recent, whole))
 
 
 def most_telling(

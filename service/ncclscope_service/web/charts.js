@@ -86,7 +86,7 @@ const drawMultiple = (parent, overview, kind, lines, field, slowed) => {
   parent.querySelector(".unit").textContent = unit;
   const plot = parent.querySelector(".plot");
   Plotly.react(plot, traces, layout({
-    margin: { l: 38, r: 20, t: 6, b: 20 }, xaxis: timeAxis(),
+    margin: { l: 38, r: 20, t: 6, b: 20 }, xaxis: timeAxis(plot),
     yaxis: { range: [0, top * factor * 1.2], fixedrange: true, zeroline: false, nticks: 4, gridcolor: colour("line"), tickfont: { size: 10.5 } },
     shapes: [level(limit, factor, "4px,4px"), level(best, factor, "1px,3px")].filter(isKnown),
     annotations: limit === null ? [] : [{ xref: "paper", x: 1, y: limit * factor, text: `limit ${bandwidth(limit * 1e9)}`, showarrow: false,

@@ -2,7 +2,7 @@
 /* global Plotly */
 
 import { CONFIG, bucketTimes, layout } from "./charts.js";
-import { byId, colour, kindOf, nothingIn, plain, plotIn, setText } from "./dom.js";
+import { byId, colour, drawLegend, kindOf, nothingIn, plain, plotIn, setText } from "./dom.js";
 import { bandwidth, bytes, isKnown, percent, sizeClass } from "./format.js";
 import { follow, timeAxis } from "./span.js";
 
@@ -48,6 +48,7 @@ const SYMBOLS = { AllReduce: "circle", AllGather: "diamond", ReduceScatter: "squ
 export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
   if (points.length === 0) {
     setText(note, "");
+    drawLegend(byId(`${parent.id}-legend`), []);
     nothingIn(parent, "Not recorded: bandwidth shows in the kernels of at least two ranks.");
     return;
   }
@@ -74,10 +75,11 @@ export const drawSizes = (parent, note, { points, known }, onCommunicator) => {
       hovertemplate: "<b>%{customdata[0]}</b> %{customdata[1]} %{customdata[2]}<br>%{customdata[3]} (%{customdata[4]})<br>%{customdata[7]}<br>%{customdata[5]}<extra></extra>",
     };
   })), layout({
-    margin: { l: 62, r: 12, t: 8, b: 36 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK },
-    xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...sizeTicks(points.map((point) => point.message_bytes)), title: { text: "message size", font: TICK, standoff: 2 } },
+    margin: { l: 62, r: 12, t: 8, b: 36 },
+    xaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, tickangle: 0, ...sizeTicks(points.map((point) => point.message_bytes), plot.clientWidth < 400 ? 5 : 10), title: { text: "message size", font: TICK, standoff: 2 } },
     yaxis: { type: "log", fixedrange: true, gridcolor: colour("line"), zeroline: false, tickfont: TICK, ...logTicks(points.flatMap((point) => [point.low / 1e9, point.high / 1e9]), (value) => bandwidth(value * 1e9)) },
   }), CONFIG);
+  drawLegend(byId(`${parent.id}-legend`), [...(bands.length ? [["expected (80 %)", "faint"]] : []), ...kinds.map((kind) => [kind ?? "kind not known", kindOf(kind)])]);
   if (isNew && onCommunicator) plot.on("plotly_click", (event) => onCommunicator(event.points[0].customdata[6]));
 };
 
@@ -91,11 +93,11 @@ const logTicks = (values, format) => {
   return { range: [low, high], tickvals: marks, ticktext: marks.map(format) };
 };
 
-// At powers of two, ten at most: sizes are binary.
-const sizeTicks = (values) => {
+// At powers of two: sizes are binary.
+const sizeTicks = (values, most) => {
   const { range } = logTicks(values, bytes);
   const [low, high] = range.map((power) => Math.ceil(power * Math.log2(10)));
-  const step = Math.ceil((high - low) / 10);
+  const step = Math.ceil((high - low) / most);
   const marks = Array.from({ length: high - low }, (_, i) => low + i).filter((power) => power % step === 0).map((power) => 2 ** power);
   return { range, tickvals: marks, ticktext: marks.map(bytes) };
 };
@@ -120,11 +122,12 @@ export const drawSeries = (parent, detail) => {
     ...flat(each.limit, "dash", "limit by topology"), ...flat(each.baseline, "dot", "best so far")];
   });
   const top = Math.max(...traces.flatMap((trace) => trace.y.filter(isKnown)), 1e-6);
-  Plotly.react(plotIn(parent), traces, layout({
-    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(),
+  const plot = plotIn(parent);
+  Plotly.react(plot, traces, layout({
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(plot),
     yaxis: { range: [0, top * 1.12], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, tickfont: TICK, title: { text: "GB/s", font: TICK, standoff: 2 } },
   }), CONFIG);
-  follow(parent.querySelector(".plot"));
+  follow(plot);
 };
 
 // One rank's waiting beside that of the median rank.
@@ -137,9 +140,10 @@ export const drawRankHistory = (parent, detail) => {
   const top = Math.min(100, Math.max(10, ...[...detail.wait_history, ...detail.median_wait_history].filter(isKnown).map((value) => value * 125)));
   const line = (name, values, tone, dash) => ({ type: "scatter", mode: "lines", name, x, y: values.map((value) => (isKnown(value) ? value * 100 : null)), connectgaps: false,
     line: { color: tone, width: dash === "solid" ? 2 : 1.3, dash }, hovertemplate: `<b>${name}</b> %{y:.1f} %<extra></extra>` });
-  Plotly.react(plotIn(parent), [line("median rank", detail.median_wait_history, colour("faint"), "dash"), line(`rank ${detail.rank}`, detail.wait_history, colour("accent"), "solid")], layout({
-    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(),
+  const plot = plotIn(parent);
+  Plotly.react(plot, [line("median rank", detail.median_wait_history, colour("faint"), "dash"), line(`rank ${detail.rank}`, detail.wait_history, colour("accent"), "solid")], layout({
+    margin: { l: 46, r: 16, t: 8, b: 22 }, showlegend: true, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: TICK }, xaxis: timeAxis(plot),
     yaxis: { range: [0, top], fixedrange: true, zeroline: false, gridcolor: colour("line"), nticks: 5, ticksuffix: " %", tickfont: TICK },
   }), CONFIG);
-  follow(parent.querySelector(".plot"));
+  follow(plot);
 };

@@ -46,6 +46,10 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 // Plotly reads <b> and the like in labels; names from logs must not be read so.
 export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
+// What the colours mean: [[name, colour's variable]].
+export const drawLegend = (parent, entries) =>
+  replace(parent, ...entries.map(([name, kind]) => element("span", {}, element("span", { class: "swatch", kind }), name)));
+
 // The element that plotly draws into, made once; `replace`d by what stands there when there is nothing to draw.
 export const plotIn = (parent) => {
   let plot = parent.querySelector(":scope > .plot");

@@ -32,7 +32,7 @@ export const bandwidth = (value) => {
 
 export const percent = (ratio) => {
   const value = ratio * 100;
-  return `${(value > 0 && value < 9.95) || (value > 99 && value < 99.95) ? value.toFixed(1) : Math.round(value)} %`;
+  return `${(value > 0 && value < 9.95) || (value >= 99.5 && value < 99.95) ? value.toFixed(1) : Math.round(value)} %`;
 };
 
 export const duration = (seconds) => {

@@ -32,10 +32,10 @@ export const drawLostTime = (id, job, view, go) => {
     xgap: 0.3, ygap: view.rows.length <= 64 ? 1 : 0,
     customdata: view.rows.map((row) => row.lost_us.map(() => nameOf(view, row))),
     hovertemplate: "<b>%{customdata}</b> %{x|%H:%M:%S} UTC<br>others lose %{z:.2f} ms to it<extra></extra>",
-    colorbar: { orientation: "h", thickness: 7, len: 0.42, x: 1, xanchor: "right", y: 0, yanchor: "top", ypad: 22, outlinewidth: 0,
-      ticksuffix: " ms", nticks: 4, tickfont: { size: 10.5, color: colour("quiet") } },
+    colorbar: { orientation: "h", thickness: 7, len: plot.clientWidth < 400 ? 0.8 : 0.42, x: 1, xanchor: "right", y: 0, yanchor: "top", ypad: 22, outlinewidth: 0,
+      ticksuffix: " ms", nticks: plot.clientWidth < 400 ? 2 : 4, tickangle: 0, tickfont: { size: 10.5, color: colour("quiet") } },
   }], layout({
-    margin: { l: 8, r: guilty.length ? 86 : 12, t: 8, b: 56 }, plot_bgcolor: colour("empty-cell"), xaxis: timeAxis(),
+    margin: { l: 8, r: guilty.length ? 86 : 12, t: 8, b: 56 }, plot_bgcolor: colour("empty-cell"), xaxis: timeAxis(plot),
     yaxis: { autorange: "reversed", fixedrange: true, zeroline: false, showgrid: false, automargin: true, tickvals: labelled(view), ticktext: labelled(view).map((place) => labelOf(view, place)), tickfont: { size: 10.5 } },
     annotations: guilty.map((place) => ({ xref: "paper", x: 1, xanchor: "left", y: place, showarrow: false,
       text: `◀ <b>${view.rows[place].worst_rank}</b> ${duration(view.rows[place].now_ns * 1e-9)}`, font: { size: 11.5, color: colour("bad") } })),

@@ -8,9 +8,14 @@ const shown = { begin: 0, end: 1 }; // ms since 1970
 // Sets the stretch, in ms since 1970, before charts are drawn.
 export const setSpan = (begin, end) => Object.assign(shown, { begin, end });
 
+export const span = () => shown;
+
+// Labels of times that fit beside each other on the width of a chart.
+const labels = (plot) => Math.max(2, Math.min(7, Math.floor((plot.clientWidth - 60) / 72)));
+
 // The axis of a chart over time. Times are UTC.
-export const timeAxis = () => ({
-  type: "date", range: [shown.begin, shown.end], fixedrange: true, zeroline: false, showgrid: false, ticks: "outside", ticklen: 3, nticks: 7,
+export const timeAxis = (plot) => ({
+  type: "date", range: [shown.begin, shown.end], fixedrange: true, zeroline: false, showgrid: false, ticks: "outside", ticklen: 3, nticks: labels(plot),
   tickformat: shown.end - shown.begin < 900_000 ? "%H:%M:%S" : "%H:%M", tickangle: 0,
   tickcolor: colour("line"), linecolor: colour("line"), showline: true, automargin: false, tickfont: { size: 10.5, color: colour("quiet") },
 });

@@ -3,11 +3,13 @@
 
 import { CONFIG, layout } from "./charts.js";
 import { byId, colour, nothingIn, plotIn, setText } from "./dom.js";
-import { age, amount, capitalised, clockTime, duration, isKnown, percent, words } from "./format.js";
+import { age, amount, capitalised, clockTime, duration, isKnown, percent, timeOfDay, words } from "./format.js";
+import { follow, span } from "./span.js";
 
 // As many steps as detectors want of a job before they say that it is healthy.
 const ENOUGH_STEPS = 30;
 const LEAST_CHANGE = 0.005;
+const LATE_SECONDS = 20; // kernels come with an export, some seconds after they ran
 
 // By how much a step (StepTimeView, or null) is longer than before what is wrong began; null where that is not known.
 export const slowing = (step) => (isKnown(step?.before_ns) ? step.now_ns / step.before_ns - 1 : null);
@@ -56,6 +58,14 @@ export const fleetVerdict = (overview) => {
   return { state: isWatched ? "good" : "blind", text: isWatched ? "✓ No problems detected" : "Blind: no agent is connected", detail: `${overview.jobs.length} jobs` };
 };
 
+// Until when measures of kernels reach, if that is long ago; null without any, or where they are of now.
+const measuredUntil = (overview, job) => {
+  const last = Math.max(-1, ...job.communicators.map((each) => each.busbw_history.findLastIndex(isKnown)));
+  const until = overview.window_begin_ns + (last + 1) * overview.bucket_seconds * 1e9;
+  const late = (overview.now_ns - until) / 1e9;
+  return last < 0 || late < LATE_SECONDS ? null : `kernels until ${timeOfDay(until)}, ${age(late)} ago`;
+};
+
 // ncclscope's own state, in one quiet line.
 export const stateLine = (overview, job) => {
   const { matched_ratio: matched, captured_ratio: captured } = job.alignment;
@@ -67,6 +77,7 @@ export const stateLine = (overview, job) => {
     isKnown(job.operations_per_second) ? `${amount(job.operations_per_second)} operations/s` : null,
     isKnown(matched) ? `${percent(matched)} aligned` : "kernels not recorded",
     isKnown(captured) ? `captured ${percent(captured)} of the time` : null,
+    measuredUntil(overview, job),
     clocks, `${connected} of ${overview.agents.length} agents connected`,
   ].filter(isKnown).join(" · ");
 };
@@ -92,14 +103,21 @@ export const drawSteps = (view, findings) => {
     customdata: view.iteration, hovertemplate: `step %{customdata}: <b>%{y:.4g} ${unit}</b> ${name}<extra></extra>` });
   const traces = [line(view.mean_ns, view.steps_per_bucket > 1 ? "mean" : "", { width: 1.5, color: colour("accent") })];
   if (view.steps_per_bucket > 1) traces.unshift(line(view.longest_ns, "longest", { width: 1, color: colour("faint") }));
-  const flags = findings.filter((finding) => finding.since_ns > view.started_ns[0]).slice(0, 12);
-  Plotly.react(plotIn(parent), traces, layout({
+  // What began before the first step that is known, and is still open, is flagged there.
+  const from = view.started_ns[0];
+  const flags = findings.filter((finding) => finding.since_ns > from || finding.until_ns === null).slice(0, 12)
+    .map((finding) => ({ kind: finding.kind, severity: finding.severity, at: new Date(Math.max(finding.since_ns, from) / 1e6).toISOString() }));
+  const below = span().begin > from / 1e6 + 1000 ? [{ type: "rect", x0: span().begin, x1: span().end, yref: "paper", y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: colour("accent-soft"), opacity: 0.6 }] : [];
+  if (below.length) byId("steps-note").append("; shaded: the charts below");
+  const plot = plotIn(parent);
+  Plotly.react(plot, traces, layout({
     margin: { l: 46, r: 20, t: 20, b: 24 },
     xaxis: { type: "date", showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
     yaxis: { range: [Math.max(0, least - margin) * factor, (most + margin) * factor], zeroline: false, gridcolor: colour("line"), nticks: 4, ticksuffix: ` ${unit}`, tickfont: { size: 10.5 }, fixedrange: true },
-    shapes: flags.map((finding) => ({ type: "line", x0: new Date(finding.since_ns / 1e6).toISOString(), x1: new Date(finding.since_ns / 1e6).toISOString(), yref: "paper", y0: 0, y1: 1,
-      line: { dash: "2px,3px", width: 1.2, color: colour(finding.severity === "critical" ? "bad" : "warn") } })),
-    annotations: flags.map((finding, place) => ({ x: new Date(finding.since_ns / 1e6).toISOString(), yref: "paper", y: 1, yshift: 9 - 12 * (place % 2), showarrow: false, xanchor: "left",
+    shapes: [...below, ...flags.map((finding) => ({ type: "line", x0: finding.at, x1: finding.at, yref: "paper", y0: 0, y1: 1,
+      line: { dash: "2px,3px", width: 1.2, color: colour(finding.severity === "critical" ? "bad" : "warn") } }))],
+    annotations: flags.map((finding, place) => ({ x: finding.at, yref: "paper", y: 1, yshift: 9 - 12 * (place % 2), showarrow: false, xanchor: "left",
       text: `⚑ ${capitalised(words(finding.kind))}`, font: { size: 10.5, color: colour(finding.severity === "critical" ? "bad" : "warn") } })),
   }), CONFIG);
+  follow(plot);
 };

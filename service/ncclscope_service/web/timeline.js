@@ -2,7 +2,7 @@
 /* global Plotly */
 
 import { CONFIG, layout } from "./charts.js";
-import { byId, colour, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
+import { byId, colour, drawLegend, element, kindOf, nothingIn, plain, plotIn, replace, setText } from "./dom.js";
 import { amount, bytes, duration, isKnown, timeOfDay } from "./format.js";
 import { table } from "./panels.js";
 
@@ -16,14 +16,15 @@ export const drawTimeline = (id, view, { what, onLane, onZoom }) => {
     setText(`${id}-note`, "");
     nothingIn(parent, "Not recorded: no kernel of these was captured in the last minutes.");
     replace(byId(`${id}-sums`));
+    drawLegend(byId(`${id}-legend`), []);
     return;
   }
   const end = timeOfDay(view.begin_ns + view.seconds * 1e9);
   const joined = view.resolution_us > 0 ? `; kernels below ${us(view.resolution_us)} are drawn together` : "";
   setText(`${id}-note`, `${spelled(view.seconds)} ending ${end}${joined} · drag to zoom`);
-  const height = Math.max(170, Math.min(560, view.lanes.length * 17 + 60));
+  const height = Math.max(150, Math.min(540, view.lanes.length * 17 + 40));
   parent.style.height = `${height}px`;
-  const thick = Math.max(3, Math.min(13, ((height - 60) / view.lanes.length) * 0.62));
+  const thick = Math.max(3, Math.min(13, ((height - 40) / view.lanes.length) * 0.62));
   const waiting = segments("waiting", colour("waiting"), thick);
   const unknown = segments("not told apart", colour("faint"), thick);
   const transfers = new Map();
@@ -47,16 +48,18 @@ export const drawTimeline = (id, view, { what, onLane, onZoom }) => {
   const isNew = !parent.querySelector(":scope > .plot");
   const plot = plotIn(parent);
   plot.style.height = "100%";
-  const step = Math.ceil((view.lanes.length * (innerWidth < 640 ? 14 : 11)) / (height - 60));
+  const step = Math.ceil((view.lanes.length * (innerWidth < 640 ? 14 : 11)) / (height - 40));
   const shown = view.lanes.map((_, lane) => lane).filter((lane) => lane % step === 0);
   Plotly.react(plot, [...hatched(view), waiting, ...transfers.values(), unknown, ...ticks.values()].filter((trace) => trace.x.length), layout({
-    margin: { l: 46, r: 12, t: innerWidth < 640 ? 58 : 26, b: 34 }, showlegend: true, legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, font: TICK }, dragmode: "zoom",
+    margin: { l: 46, r: 12, t: 6, b: 34 }, dragmode: "zoom",
     plot_bgcolor: colour("empty-cell"), bargap: 0, barmode: "overlay",
     xaxis: { range: [0, view.seconds * 1000], gridcolor: colour("line"), zeroline: false, tickfont: TICK, title: { text: "milliseconds", font: TICK, standoff: 2 } },
     yaxis: { range: [view.lanes.length - 0.4, -0.6], fixedrange: true, automargin: true, zeroline: false, showgrid: false, tickfont: TICK, tickvals: shown,
       ticktext: shown.map((lane) => plain(view.lanes[lane])), title: { text: what === "rank" ? "" : "rank", font: TICK, standoff: 2 } },
   }), { ...CONFIG, doubleClick: false });
   Object.assign(plot, { lanes: view.lanes, beginNs: view.begin_ns });
+  drawLegend(byId(`${id}-legend`), [...(waiting.x.length ? [[waiting.name, "waiting"]] : []), ...[...transfers].map(([kind, { name }]) => [name, kindOf(kind)]),
+    ...(unknown.x.length ? [[unknown.name, "faint"]] : []), ...(view.unknown_lane.length ? [[`${NO_DATA} (hatched)`, "empty-cell"]] : [])]);
   drawSums(byId(`${id}-sums`), view);
   if (!isNew) return;
   if (onLane) plot.on("plotly_click", (event) => event.points[0].data.name !== NO_DATA && onLane(plot.lanes[event.points[0].y]));
@@ -88,7 +91,7 @@ const add = (trace, from, to, lane, text) => {
 // A bar that would be narrower than a pixel or two: a tick where it begins, at any zoom.
 const addTick = (ticks, kind, height, from, lane, text) => {
   if (!ticks.has(kind)) {
-    ticks.set(kind, { type: "scatter", mode: "markers", showlegend: false, x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
+    ticks.set(kind, { type: "scatter", mode: "markers", x: [], y: [], text: [], hovertemplate: "%{text}<extra></extra>",
       marker: { symbol: "line-ns", size: height / 2, line: { width: 1.2, color: colour(kindOf(kind)) } } });
   }
   const tick = ticks.get(kind);

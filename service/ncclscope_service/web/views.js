@@ -63,7 +63,7 @@ export const drawCommunicatorView = (job, detail) => {
     tile("Of the limit", summary.is_latency_bound ? "latency-bound" : isKnown(summary.busbw) && summary.limit > 0 ? percent(summary.busbw / summary.limit) : shown(null),
       { detail: isKnown(summary.limit) && !summary.is_latency_bound ? bandwidth(summary.limit) : "", hint: detail.bottleneck ?? "What the topology allows" }),
     tile("Wait share", shown(summary.wait_ratio, percent), { hint: "Share of its kernel time in which a rank waited for the last one, over the last minute" }),
-    tile("Moved", bytes(summary.bytes), { detail: `in ${amount(summary.operations)}`, hint: "Bytes, and operations, since the start, over all ranks" }));
+    tile("Moved", bytes(summary.bytes), { detail: `in ${amount(summary.operations)} calls`, hint: "Bytes, and operations, since the start, over all ranks" }));
   drawSeries(byId("series"), detail);
   drawSizes(byId("communicator-sizes"), "communicator-sizes-note", detail.sizes, null);
   setText("communicator-ranks-note", detail.ranks.length < summary.size ? `${detail.ranks.length} of ${amount(summary.size)}` : "");

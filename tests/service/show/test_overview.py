@@ -29,12 +29,14 @@ def small_store(*, with_kernels: bool = True) -> Store:
     return fake.StoreMaker(SMALL, now_ns=fake.NOW_NS, with_kernels=with_kernels, per_minute=6).make()
 
 
-def overview_of(store: Store) -> Overview:
-    return make_overview(store, aliases=Aliases(), agents=[], health=ServiceHealth(version="0"), now_ns=fake.NOW_NS)
+def overview_of(store: Store, *, later_ns: int = 0) -> Overview:
+    return make_overview(
+        store, aliases=Aliases(), agents=[], health=ServiceHealth(version="0"), now_ns=fake.NOW_NS + later_ns
+    )
 
 
-def job_of(store: Store) -> JobView:
-    (job,) = overview_of(store).jobs
+def job_of(store: Store, *, later_ns: int = 0) -> JobView:
+    (job,) = overview_of(store, later_ns=later_ns).jobs
     return job
 
 
@@ -82,6 +84,16 @@ def test_with_logs_only_nothing_that_kernels_say_is_made_up() -> None:
     assert job.operations > 0
     assert job.operations_per_second is not None
     assert any(rate is not None for each in job.communicators for rate in each.bytes_history)
+
+
+def test_waiting_is_that_of_the_last_kernels_until_they_are_five_minutes_old() -> None:
+    def waits(later_seconds: int) -> list[float | None]:
+        job = job_of(small_store(), later_ns=later_seconds * fake.SECOND)
+        return [each.wait_ratio for each in job.communicators if each.parallelism == "TP"]
+
+    assert None not in waits(0)
+    assert None not in waits(120), "captures come now and then"
+    assert set(waits(600)) == {None}
 
 
 def test_an_empty_store_gives_an_empty_overview() -> None:
