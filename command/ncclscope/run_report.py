@@ -7,6 +7,7 @@ Everything of the run is in one folder: NCCL's logs in `logs`, exports in `expor
 from __future__ import annotations
 
 import glob
+import json
 import os
 import shutil
 import signal
@@ -14,10 +15,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import click
 
@@ -28,8 +31,10 @@ from ncclscope_capture.job import Watch
 
 _START_SECONDS: Final = 60
 _STOP_SECONDS: Final = 60
+_ANSWER_SECONDS: Final = 10
 _PAGE_PORT: Final = 9798
 _NODES: Final = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PBS_NUM_NODES", "OMPI_MCA_orte_num_nodes")
+_JUST_NOW_NS: Final = 30_000_000_000
 _WITHOUT_NSYS: Final = (
     "nsys is not in PATH: counts, sizes, order and step times only. With it there are also waiting, bandwidth and who "
     "is late"
@@ -42,6 +47,9 @@ class ReportRun:
 
     folder: Path
     _service: int | None = field(default=None, init=False)
+    _page: str | None = field(default=None, init=False)
+    _stuck: tuple[str, ...] = field(default=(), init=False)
+    """Hangs that the service saw, a line each."""
 
     @property
     def exports(self) -> Path:
@@ -96,20 +104,32 @@ class ReportRun:
                 return None
             time.sleep(0.05)
         agents, web = ports
+        self._page = f"http://127.0.0.1:{web}"
         host = socket.gethostname()
         say(f"live page http://127.0.0.1:{web}/ (from another machine: ssh -L {web}:127.0.0.1:{web} {host})")
         return f"127.0.0.1:{agents}"
 
     def stop_service(self, watch: Watch) -> None:
-        """Ends the service, which has nothing to give that the files do not have."""
+        """Ends the service, which has nothing to give that the files do not have, but how long nothing came."""
         if self._service is None or watch.status(self._service) is not None:
             return
+        self._stuck = hangs(self._overview())
         os.kill(self._service, signal.SIGTERM)
         if watch.wait(self._service, lambda: None, seconds=_STOP_SECONDS) is None:
             os.kill(self._service, signal.SIGKILL)
 
+    def _overview(self) -> dict[str, Any]:
+        """The service's overview; empty if it does not answer."""
+        try:
+            with urllib.request.urlopen(f"{self._page}/api/overview", timeout=_ANSWER_SECONDS) as answer:
+                return cast("dict[str, Any]", json.loads(answer.read()))
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}
+
     def write(self, log_file: str) -> None:
         """Analyzes the run's logs and exports into the folder, and prints what it found in ten lines."""
+        for line in self._stuck:
+            say(line)
         say("writing the report")
         paths = [*sorted(glob.glob(glob_of(log_file))), str(self.exports)]
         command = [sys.executable, "-m", "ncclscope", "analyze", "--brief", *paths, "--out", str(self.folder)]
@@ -117,6 +137,20 @@ class ReportRun:
             say(f"no report: give {self.folder} to `ncclscope analyze`")
         else:
             say(f"report {self.folder / 'report.html'}")
+
+
+def hangs(overview: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each hang that was open when the job ended, or is said to be over since, because of that.
+
+    Files do not say how long nothing came before somebody ended the job: a job that was killed at work looks the same.
+    """
+    found: Sequence[Mapping[str, Any]] = overview.get("findings", ())
+    newest: dict[tuple[int, ...], str] = {}
+    for each in sorted(found, key=lambda finding: finding["since_ns"]):
+        is_last = each["until_ns"] is None or overview["now_ns"] - each["until_ns"] < _JUST_NOW_NS
+        if each["kind"] == "hang" and is_last:
+            newest[tuple(each["ranks"])] = f"while it ran: hang ({each['confidence']:.0%} sure): {each['summary']}"
+    return tuple(newest.values())
 
 
 def say(text: str) -> None:

@@ -18,6 +18,7 @@ from end_to_end.processes import PATIENCE_SECONDS, fetch_json, run_command, runn
 
 from ncclscope.cli import main
 from ncclscope.run import is_first_on_node, prepare
+from ncclscope.run_report import hangs
 from ncclscope_agent.nccl_settings.advice import NcclVersion
 from ncclscope_agent.nccl_settings.presets import preset
 
@@ -173,6 +174,20 @@ print("job output", flush=True)
 {then}
 """
 """A job that writes the logs of a simulated one where NCCL would."""
+
+
+def test_a_hang_that_the_service_saw_is_told_with_the_report_and_one_that_passed_is_not() -> None:
+    def finding(kind: str, until_ns: int | None, summary: str) -> dict[str, object]:
+        return {"kind": kind, "since_ns": 1, "until_ns": until_ns, "ranks": [2], "confidence": 0.9, "summary": summary}
+
+    now_ns = 100 * 10**9
+    seen = [finding("hang", None, "rank 2 is missing"), finding("late_rank", None, "rank 1 is late")]
+    told = ("while it ran: hang (90% sure): rank 2 is missing",)
+    assert hangs({"now_ns": now_ns, "findings": seen}) == told
+    over = [finding("hang", now_ns - 10**9, "rank 2 is missing")]
+    assert hangs({"now_ns": now_ns, "findings": over}) == told, "the end of the job ended it"
+    assert hangs({"now_ns": now_ns, "findings": [finding("hang", 10**9, "rank 2 is missing")]}) == ()
+    assert hangs({}) == ()
 
 
 @pytest.mark.slow
