@@ -130,6 +130,11 @@ def test_a_phone_shows_the_efficiency_of_each_group_without_scrolling(browser: B
             expect(page.locator("#communicators thead th", has_text=title)).to_be_visible()
         scroll = page.locator(".communicators .scroll")
         assert scroll.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0
+        page.goto(f"http://127.0.0.1:{port}/#/job/{JOB}/communicator/tp-32")
+        expect(page.locator("#communicator-ranks tbody tr")).to_have_count(8)
+        for table in ("communicator-ranks", "operations"):
+            box = page.locator(f"#{table}")
+            assert box.evaluate("(box) => box.scrollWidth - box.clientWidth") == 0, table
         assert complaints == []
 
 
@@ -143,6 +148,8 @@ def test_what_began_before_the_first_known_step_has_its_flag_there(browser: Brow
         overview["findings"][1] |= {"since_ns": steps["started_ns"][0] - 10**9, "until_ns": steps["started_ns"][0]}
         page = _page_of(browser, port, overview)
         expect(page.locator("#steps .annotation")).to_have_count(1)
+        range_ms = page.locator("#steps .plot").evaluate("(plot) => plot._fullLayout.xaxis.range.map(Date.parse)")
+        assert range_ms == [round(steps["started_ns"][at] / 1e6) for at in (0, -1)], "no flag makes the strip longer"
         page.context.close()
 
 

@@ -106,17 +106,17 @@ export const drawSteps = (view, findings) => {
   // What began before the first step that is known, and is still open, is flagged there.
   const from = view.started_ns[0];
   const flags = findings.filter((finding) => finding.since_ns > from || finding.until_ns === null).slice(0, 12)
-    .map((finding) => ({ kind: finding.kind, severity: finding.severity, at: new Date(Math.max(finding.since_ns, from) / 1e6).toISOString() }));
+    .map((finding) => ({ kind: finding.kind, severity: finding.severity, at: new Date(Math.max(finding.since_ns, from) / 1e6).toISOString(), isRight: finding.since_ns > (from + last) / 2 }));
   const below = span().begin > from / 1e6 + 1000 ? [{ type: "rect", x0: span().begin, x1: span().end, yref: "paper", y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: colour("accent-soft"), opacity: 0.6 }] : [];
   if (below.length) byId("steps-note").append("; shaded: the charts below");
   const plot = plotIn(parent);
   Plotly.react(plot, traces, layout({
     margin: { l: 46, r: 20, t: 20, b: 24 },
-    xaxis: { type: "date", showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
+    xaxis: { type: "date", range: [x[0], x.at(-1)], showgrid: false, tickformat: isShort ? "%H:%M:%S" : "%H:%M", tickfont: { size: 10.5 }, fixedrange: true, linecolor: colour("line"), showline: true },
     yaxis: { range: [Math.max(0, least - margin) * factor, (most + margin) * factor], zeroline: false, gridcolor: colour("line"), nticks: 4, ticksuffix: ` ${unit}`, tickfont: { size: 10.5 }, fixedrange: true },
     shapes: [...below, ...flags.map((finding) => ({ type: "line", x0: finding.at, x1: finding.at, yref: "paper", y0: 0, y1: 1,
       line: { dash: "2px,3px", width: 1.2, color: colour(finding.severity === "critical" ? "bad" : "warn") } }))],
-    annotations: flags.map((finding, place) => ({ x: finding.at, yref: "paper", y: 1, yshift: 9 - 12 * (place % 2), showarrow: false, xanchor: "left",
+    annotations: flags.map((finding, place) => ({ x: finding.at, yref: "paper", y: 1, yshift: 9 - 12 * (place % 2), showarrow: false, xanchor: finding.isRight ? "right" : "left",
       text: `⚑ ${capitalised(words(finding.kind))}`, font: { size: 10.5, color: colour(finding.severity === "critical" ? "bad" : "warn") } })),
   }), CONFIG);
   follow(plot);
