@@ -17,6 +17,7 @@ import click
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
+from ncclscope.description_files import describe, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.sizes import Sizes, size_options
 from ncclscope.thresholds import Thresholds, threshold_options
@@ -81,9 +82,11 @@ _NAMED: Final = 5
 )
 @baseline_option
 @calibration_option
+@model_option
 @size_options
 @threshold_options
 def analyze(
+    *,
     paths: tuple[Path, ...],
     out: Path,
     brief: bool,
@@ -94,6 +97,7 @@ def analyze(
     jobs: int,
     baselines: tuple[Path, ...],
     calibrations: tuple[Path, ...],
+    models: tuple[Path, ...],
     sizes: Sizes,
     thresholds: Thresholds,
 ) -> None:
@@ -103,18 +107,22 @@ def analyze(
     """
     require_service()
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
-    from ncclscope_service.export.directory import content_of, write_content  # noqa: PLC0415
+    from ncclscope_service.export.directory import content_of, write_content, write_plans  # noqa: PLC0415
     from ncclscope_service.export.selection import latest_iterations, select  # noqa: PLC0415
     from ncclscope_service.export.terminal import terminal_report, terminal_summary  # noqa: PLC0415
+    from ncclscope_service.job.plan import make_plan  # noqa: PLC0415
+    from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
     bounds = _bounds(iterations)
     require_writable(out, "--out")
+    described = describe(models).completed if models else None
     settings = PipelineSettings(
         sizes=sizes.for_pipeline(),
         gpus_per_node=sizes.gpus_per_node,
         baseline=read_baselines(baselines),
         calibration=transfers_of(read_calibrations(calibrations)),
+        description=described,
         thresholds=thresholds(),
     )
     read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)
@@ -130,6 +138,10 @@ def analyze(
     drawn = latest_iterations(selection, _TRACED_OPERATIONS) if bounds is None else None
     trace_of = None if drawn is None else select(run.pipeline.store, iterations=drawn)
     write_content(content, out, trace_of=trace_of, trace_beside=jobs > 1)
+    if described is not None:
+        store = run.pipeline.store
+        whole = {name: step_lines(store, name, store.operations.rows) for name in store.plans}
+        write_plans({name: make_plan(name, described, lines) for name, lines in whole.items()}, out)
     click.echo((terminal_summary if brief else terminal_report)(selection, content.totals))
     for sentence in _left_out(run):
         click.echo(f"Not read, {sentence}")

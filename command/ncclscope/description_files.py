@@ -1,13 +1,15 @@
-"""Reads the files and flags that describe a job, for `model`, `explain` and `analyze`."""
+"""Reads the files and flags that describe a job, for `model`, `explain`, `analyze` and `serve`."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
+
+import click
 
 from ncclscope_models.description import Completed, Description, completed, merged, parsed
 from ncclscope_models.description_sources.files import read_parsed
@@ -15,8 +17,30 @@ from ncclscope_models.description_sources.megatron import Output, read_output
 from ncclscope_models.job import ModelError
 from ncclscope_wire.errors import ConfigError
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _LARGEST_BYTES: Final = 16 << 20
 """Of a configuration. A job's output may be of any length: it is read line by line."""
+
+
+def description_options(command: Callable[P, R]) -> Callable[P, R]:
+    """Adds --model and --set to a command, which gets `models` and `assignments`."""
+    with_set = click.option(
+        "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A field, for what no file says."
+    )
+    return model_option(with_set(command))
+
+
+def model_option(command: Callable[P, R]) -> Callable[P, R]:
+    """Adds --model to a command, which gets `models`."""
+    return click.option(
+        "--model",
+        "models",
+        multiple=True,
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help="A file that describes the job, as for `ncclscope model`. Repeatable.",
+    )(command)
 
 
 @dataclass(frozen=True, slots=True)

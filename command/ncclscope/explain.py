@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import click
+import msgspec
 
-from ncclscope.description_files import Described, describe
+from ncclscope.description_files import describe, description_options
 from ncclscope.extras import require_service, require_writable
-from ncclscope_models.difference import Row, Seen
-from ncclscope_models.explanation import At, RankClass, typical_iteration
-from ncclscope_models.job import Job, ModelError
+from ncclscope.service_port import ask, service_options
+from ncclscope_agent.credentials import Credentials
+from ncclscope_models.difference import Seen
+from ncclscope_models.explanation import At, typical_iteration
+from ncclscope_models.job import ModelError
 from ncclscope_models.reconstruct import Answer, reconstruct
 from ncclscope_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ncclscope_service.export.plan import Plan
+    from ncclscope_service.store.plan_records import PlanClass, PlanLine, PlanRecord
 
 _UNEXPLAINED: Final = 4
 _NOTHING_READABLE: Final = 3
@@ -30,35 +35,42 @@ _NAMED: Final = 8
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A file that describes the job, as for `ncclscope model`. Repeatable.",
-)
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A field, for what no file says.")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@description_options
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Write plan.json and expected.parquet.")
 @click.option("--strict", is_flag=True, help="Exit status 4 if tensor operations stay unexplained.")
+@click.option("--job", help="Without PATHS: only this job of the service.")
+@service_options
 def explain(
     paths: tuple[Path, ...],
     models: tuple[Path, ...],
     assignments: tuple[str, ...],
     out: Path | None,
     strict: bool,
+    job: str | None,
+    service: str,
+    credentials: Credentials,
 ) -> None:
     """Explain every operation of a run: expected by the job's description, observed in its log, and the reason.
 
     Without a description, what one iteration says of it is printed (Megatron-LM).
 
-    PATHS: logs, and exports if they carry the marks of iterations. Exit status: 0 done; 2 wrong usage; 3 nothing
-    readable; 4 with --strict and something unexplained.
+    PATHS: logs, and exports if they carry the marks of iterations. Without any, a running service is asked, which was
+    given the description (`serve --model`), for its last look at each job.
+
+    Exit status: 0 done; 2 wrong usage; 3 nothing readable; 4 with --strict and something unexplained.
     """
     require_service()
+    if not paths:
+        if models or assignments or out is not None:
+            raise click.UsageError(
+                "without PATHS the service is asked, which has its own description: see serve --model"
+            )
+        _explain_live(service, credentials, job, strict=strict)
+        return
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_plans  # noqa: PLC0415
-    from ncclscope_service.export.plan import make_plan  # noqa: PLC0415
+    from ncclscope_service.job.plan import make_plan, plan_record  # noqa: PLC0415
     from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
@@ -73,20 +85,20 @@ def explain(
         sys.exit(_NOTHING_READABLE)
     store = run.pipeline.store
     if described is None:
-        for job in sorted(set(store.process_job)):
-            click.echo("\n".join(reconstruction(step_lines(store, job, store.operations.rows).seen)))
+        for name in sorted(set(store.process_job)):
+            click.echo("\n".join(reconstruction(step_lines(store, name, store.operations.rows).seen)))
         return
     try:
         plans = {
-            job: make_plan(job, described.completed, step_lines(store, job, store.operations.rows))
-            for job in sorted(set(store.process_job))
+            name: make_plan(name, described.completed, step_lines(store, name, store.operations.rows))
+            for name in sorted(set(store.process_job))
         }
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    for job, plan in plans.items():
+    for name, plan in plans.items():
         if len(plans) > 1:
-            click.echo(f"job {job}")
-        click.echo("\n".join(report(described, plan)))
+            click.echo(f"job {name}")
+        click.echo("\n".join(report(plan_record(plan))))
     if out is not None:
         write_plans(plans, out)
         click.echo(f"\nwritten to {out}")
@@ -94,34 +106,52 @@ def explain(
         sys.exit(_UNEXPLAINED)
 
 
-def report(described: Described, plan: Plan) -> Iterator[str]:
-    """The lines that are printed of one job."""
-    from ncclscope_service.export.plan import verdict  # noqa: PLC0415
+def _explain_live(service: str, credentials: Credentials, job: str | None, *, strict: bool) -> None:
+    """Prints the last look of a running service at each of its jobs, or at one."""
+    from ncclscope_service.store.plan_records import PlanRecord  # noqa: PLC0415
 
-    job, explanation = described.completed.job, plan.explanation
-    yield f"model   {_model(job)}"
-    yield f"rules   {plan.basis.sentence}"
-    for given in described.completed.not_nccl:
+    overview = json.loads(ask(service, "/api/overview", credentials=credentials))
+    jobs = [each["name"] for each in overview["jobs"]]
+    unexplained = 0
+    for name in jobs if job is None else [job]:
+        answer = ask(service, f"/api/jobs/{quote(name)}/plan", credentials=credentials)
+        record = msgspec.json.decode(answer, type=PlanRecord | None)
+        if record is None:
+            click.echo(
+                f"job {name}: no plan: serve --model describes no job of so many ranks, or nothing was seen of it"
+            )
+            continue
+        unexplained += record.unexplained_operations
+        click.echo(f"job {name}\n" + "\n".join(report(record)))
+    if strict and unexplained:
+        sys.exit(_UNEXPLAINED)
+
+
+def report(plan: PlanRecord) -> Iterator[str]:
+    """The lines that are printed of one job."""
+    yield f"model   {plan.model}"
+    yield f"rules   {plan.rules}"
+    for given in plan.not_nccl:
         yield f"        not in NCCL's log: {given.value} ({given.source})"
-    batch = f"({job.training.global_batch} / ({job.layout.data} x {job.training.micro_batch}))"
-    iterations = explanation.iterations()
+    iterations = plan.iterations
     whole = f"{len(iterations)} whole iterations, {iterations[0]} to {iterations[-1]}" if iterations else "no iteration"
-    yield f"plan    per iteration {job.micro_batches} micro-batches {batch}; {whole}; ranks {explanation.order}"
-    lost = sum(at in explanation.lossy for at in explanation.differences)
-    if lost:
-        yield f"        lines were lost in {lost:,} of {len(explanation.differences):,} iterations of ranks"
-    skipped = sum(each.step.is_skipped for each in explanation.differences.values())
-    if skipped:
-        yield f"        SKIPPED (overflow) in {skipped:,} iterations of ranks: no gradient norm, no parameters gathered"
-    classes = explanation.classes()
-    for each in classes[:_SHOWN]:
+    batch = f"{plan.micro_batches} micro-batches ({plan.batch})"
+    yield f"plan    per iteration {batch}; {whole}; ranks {plan.rank_order}"
+    if plan.rank_iterations_with_lost_lines:
+        lost = f"{plan.rank_iterations_with_lost_lines:,} of {plan.rank_iterations:,} iterations of ranks"
+        yield f"        lines were lost in {lost}"
+    if plan.rank_iterations_skipped:
+        skipped = f"{plan.rank_iterations_skipped:,} iterations of ranks"
+        yield f"        SKIPPED (overflow) in {skipped}: no gradient norm, no parameters gathered"
+    for each in plan.classes[:_SHOWN]:
         yield ""
         yield from _table(each)
-    if len(classes) > _SHOWN:
-        yield f"\nand {len(classes) - _SHOWN} more groups of ranks and iterations: --out writes all"
-    yield f"\nunexplained: {'none' if not explanation.unexplained else f'{explanation.unexplained:,} operations'}"
-    if explanation.unexplained or not iterations:
-        yield verdict(plan)
+    if len(plan.classes) > _SHOWN:
+        yield f"\nand {len(plan.classes) - _SHOWN} more groups of ranks and iterations: --out writes all"
+    left = plan.unexplained_operations
+    yield f"\nunexplained: {f'{left:,} operations' if left else 'none'}"
+    if left or not iterations:
+        yield plan.verdict
 
 
 def reconstruction(seen: Mapping[At, Seen]) -> Iterator[str]:
@@ -140,26 +170,13 @@ def reconstruction(seen: Mapping[At, Seen]) -> Iterator[str]:
     yield f"not shown by the traffic: {', '.join(found.open)}"
 
 
-def _model(job: Job) -> str:
-    shape, layout = job.shape, job.layout
-    degrees = [f"t {layout.tensor}", f"p {layout.pipeline}", f"d {layout.data}"]
-    degrees += [f"{name} {degree}" for name, degree in (("c", layout.context), ("e", layout.expert)) if degree > 1]
-    degrees += [f"{layout.chunks} chunks"] if layout.chunks > 1 else []
-    parts = [
-        f"{shape.layers} layers", f"hidden {shape.hidden}", f"heads {shape.heads}", f"sequence {shape.sequence}",
-        f"vocabulary {shape.vocabulary:,}", *degrees, f"SP {'on' if layout.is_sequence_parallel else 'off'}",
-        job.training.precision, f"{job.framework} {job.version}".strip(),
-    ]  # fmt: skip
-    return ", ".join(parts)
-
-
-def _table(of: RankClass) -> Iterator[str]:
+def _table(of: PlanClass) -> Iterator[str]:
     ranks = of.ranks
     named = ", ".join(map(str, ranks)) if len(ranks) <= _NAMED else f"{ranks[0]} to {ranks[-1]} ({len(ranks)})"
-    yield f"ranks {named}; {len(of.places)} iterations of ranks"
+    yield f"ranks {named}; {of.rank_iterations} iterations of ranks"
     cells: list[tuple[str, ...]] = [
         ("group", "op", "elements", "expected", "observed", "bytes/iter", "wire", "reason"),
-        *map(_cells, of.rows),
+        *map(_cells, of.lines),
     ]
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]) - 1)]
     for row in cells:
@@ -168,19 +185,16 @@ def _table(of: RankClass) -> Iterator[str]:
         yield f"  {'  '.join([*words, *numbers])}  {row[-1]}".rstrip()
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    from ncclscope_service.export.plan import why  # noqa: PLC0415
-
-    group = "/".join(row.groups) or "none"
+def _cells(line: PlanLine) -> tuple[str, ...]:
     return (
-        f"{group} ({row.ranks})",
-        f"{row.op} {row.dtype}",
-        "mixed" if row.elements is None else f"{row.elements:,}",
-        f"{row.expected:,}",
-        f"{row.observed:,}",
-        _size(row.logged_bytes),
-        _size(round(row.wire_bytes)),
-        why(row),
+        f"{'/'.join(line.groups) or 'none'} ({line.comm_size})",
+        f"{line.op} {line.dtype}",
+        "mixed" if line.count is None else f"{line.count:,}",
+        f"{line.expected:,}",
+        f"{line.observed:,}",
+        _size(line.logged_bytes),
+        _size(line.wire_bytes),
+        line.why,
     )
 
 

@@ -17,6 +17,7 @@ from ncclscope import __version__
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
 from ncclscope.config_file import config_option
+from ncclscope.description_files import describe, model_option
 from ncclscope.extras import require_service, require_writable
 from ncclscope.help_text import sectioned
 from ncclscope.logs import configure_logs
@@ -134,7 +135,7 @@ _SECTIONS: Final = {
     "Who gets findings and metrics": ("webhooks", "apprise_urls", "otlp_url", "least", "public_url"),
     "Reports of jobs": ("snapshot_on_end", "keep_snapshots", "job_silence"),
     "What is known of the machine and the job": (
-        *("baseline", "calibration", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
+        *("baseline", "calibration", "model", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
     ),
     "State on disk": ("journal_fsync", "journal_limit", "state_every", "stop_seconds"),
 }
@@ -194,6 +195,7 @@ _SECTIONS: Final = {
 @security_options
 @baseline_option
 @calibration_option
+@model_option
 @size_options
 @threshold_options
 @notification_options
@@ -210,6 +212,7 @@ def serve(
     job_silence: float,
     baselines: tuple[Path, ...],
     calibrations: tuple[Path, ...],
+    models: tuple[Path, ...],
     sizes: Sizes,
     thresholds: Thresholds,
     notifications: Notifications,
@@ -243,6 +246,7 @@ def serve(
             gpus_per_node=sizes.gpus_per_node,
             baseline=read_baselines(baselines),
             calibration=transfers_of(read_calibrations(calibrations)),
+            description=describe(models).completed if models else None,
             thresholds=thresholds(),
         ),
         read_thresholds=thresholds,

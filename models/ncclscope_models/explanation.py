@@ -20,6 +20,8 @@ At: TypeAlias = tuple[int, int]
 
 AGREEING_ITERATIONS: Final = 3
 """Iterations of a rank that must show the same difference before it counts."""
+_ONCE: Final = "rerun"
+"""Rule of an operation of all ranks in each step."""
 _TRIED: Final = 4
 """Ranks from which the order of ranks is decided."""
 _TIMES_THE_LOSS: Final = 5
@@ -102,7 +104,8 @@ def explain(job: Job, seen: Mapping[At, Seen], gaps: Collection[At] = ()) -> Exp
 
 
 def is_off_plan(explanation: Explanation) -> bool:
-    """Whether the job does something else than described, for certain: the same difference on a rank, three times.
+    """Whether the job does something else than described, for certain: the same difference on a rank, three times
+    and in more than half of its iterations.
 
     Of tensor operations, in iterations of which no line is known to be lost.
     """
@@ -112,11 +115,26 @@ def is_off_plan(explanation: Explanation) -> bool:
 def off_plan_rows(explanation: Explanation) -> list[Row]:
     """The differences for which a job is off its plan: those of the rank that has most of them."""
     by_rank: dict[int, Counter[Row]] = defaultdict(Counter)
+    whole: Counter[int] = Counter()
     for (rank, iteration), difference in explanation.differences.items():
         if (rank, iteration) not in explanation.lossy:
-            by_rank[rank].update(row for row in difference.rows if row.is_unexplained)
-    rows = [[row for row, times in counts.items() if times >= AGREEING_ITERATIONS] for counts in by_rank.values()]
+            whole[rank] += 1
+            if is_one_step(difference):
+                by_rank[rank].update(row for row in difference.rows if row.is_unexplained)
+    rows = [
+        [row for row, times in counts.items() if times >= AGREEING_ITERATIONS and 2 * times > whole[rank]]
+        for rank, counts in by_rank.items()
+    ]
     return max(rows, key=len, default=[])
+
+
+def is_one_step(difference: Difference) -> bool:
+    """Whether the lines are of one step, neither of a part nor of two: it has what all ranks call once in each.
+
+    Where iterations are numbered by what repeats, micro-batches may be taken for iterations at first.
+    """
+    own = [row for row in difference.rows if any(name == _ONCE for name, _ in row.rules)]
+    return all(0 < row.observed < 2 * row.expected for row in own)
 
 
 def _spread(ranks: list[int], amount: int) -> list[int]:

@@ -68,7 +68,9 @@ class Pipeline:
     ) -> None:
         """`clock_estimator`: one with other bounds than the usual ones; `make_detectors`: those of a job."""
         self.settings = own = settings or PipelineSettings()
-        self.store = known = Store(measured_baseline=own.baseline, calibration=own.calibration)
+        self.store = known = Store(
+            measured_baseline=own.baseline, calibration=own.calibration, description=own.description
+        )
         self.errors = InternalErrors()
         self.recent = RecentSums(known)
         """Sums of the last minutes, for those who look."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from emission_samples import small
+from service.fake_service import plan
 
 from ncclscope.cli import main
 from ncclscope_simulator import write
@@ -59,6 +61,27 @@ def test_a_wrong_description_is_named_and_strict_fails(logs: Path) -> None:
     assert "UNEXPLAINED" in output
     assert "the description says layers 3, the traffic says 2" in output
     assert _run(logs, changed="layers=3")[0] == 0
+
+
+def test_a_running_service_is_asked_for_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "/api/overview": {"jobs": [{"name": "a b"}, {"name": "other"}]},
+        "/api/jobs/a%20b/plan": msgspec.to_builtins(plan()),
+        "/api/jobs/other/plan": None,
+    }
+
+    def ask(service: str, path: str, **_: object) -> bytes:
+        assert service == "http://127.0.0.1:9999"
+        return json.dumps(answers[path]).encode()
+
+    monkeypatch.setattr("ncclscope.explain.ask", ask)
+    result = CliRunner().invoke(main, ["explain", "--service", "http://127.0.0.1:9999", "--strict"])
+    assert result.exit_code == 4
+    assert "job a b\nmodel   5 layers" in result.output
+    assert "tp (8)  AllReduce BF16" in result.output
+    assert "unexplained: 48 operations\nthe description says layers 5, the traffic says 4" in result.output
+    assert "job other: no plan" in result.output
+    assert CliRunner().invoke(main, ["explain", "--model", __file__]).exit_code == 2
 
 
 def test_without_a_description_the_traffic_says_what_it_can(logs: Path) -> None:

@@ -9,7 +9,7 @@ from ncclscope_models.description import completed
 from ncclscope_models.difference import Line, Reason, SeenGroup, compare
 from ncclscope_models.explanation import explain
 from ncclscope_models.rank_groups import Order, groups_of, stage_of
-from ncclscope_service.export.plan import make_plan, verdict
+from ncclscope_service.job.plan import make_plan, verdict
 
 SHAPES = {
     "tensor and pipeline, sequence parallel": small("micro_batch=2", tp=2, pp=2),

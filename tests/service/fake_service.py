@@ -49,6 +49,14 @@ from ncclscope_service.show.overview import (
     make_overview,
     settings_view,
 )
+from ncclscope_service.store.plan_records import (
+    PlanClass,
+    PlanEdit,
+    PlanField,
+    PlanLine,
+    PlanRecord,
+    PlanRule,
+)
 from ncclscope_service.store.records import (
     Communicator,
     Ending,
@@ -485,6 +493,35 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
     ]
 
 
+def plan() -> PlanRecord:
+    """A job of two stages whose description has a layer too many."""
+    rule = PlanRule(operations=40, source="Megatron-LM <core_r0.13.0> tensor_parallel/mappings.py")
+    wrong = PlanLine(
+        groups=("tp",), comm_size=8, op="AllReduce", dtype="BF16", count=131_072, expected=40, observed=32,
+        expected_bytes=40 * 262_144, logged_bytes=32 * 262_144, message_bytes=32 * 262_144,
+        wire_bytes=56 * 262_144, reason="unexplained", rules={"layers": rule}, is_control=False,
+        why="layers; UNEXPLAINED",
+    )  # fmt: skip
+    sent = replace(
+        wrong, groups=("pp",), comm_size=2, op="Send", expected=8, observed=8, expected_bytes=8 * 262_144,
+        logged_bytes=8 * 262_144, message_bytes=8 * 262_144, wire_bytes=8 * 262_144, reason="rule",
+        rules={"pipeline": replace(rule, operations=8)}, why="pipeline",
+    )  # fmt: skip
+    return PlanRecord(
+        job=JOB, model="5 layers, hidden <512>", verdict="the description says layers 5, the traffic says 4",
+        rules="rules of megatron 0.13", may_raise=True, not_covered=(), not_nccl=(),
+        fields={"layers": PlanField(value=5, source="model.toml")}, micro_batches=8, batch="64 / (8 x 1)",
+        rank_order="tp-cp-ep-dp-pp", iterations=(3, 4, 5), rank_iterations=6, rank_iterations_with_lost_lines=0,
+        rank_iterations_skipped=0, unexplained_operations=48, unexplained_bytes=48 * 262_144,
+        edits=(
+            PlanEdit(
+                field="layers", described=5, observed=4, sentence="the description says layers 5, the traffic says 4"
+            ),
+        ),
+        classes=(PlanClass(ranks=(0, 8), iterations=(3, 4, 5), rank_iterations=6, lines=(sent, wrong)),),
+    )  # fmt: skip
+
+
 def hanging(late_rank: int) -> Verdict:
     """The verdict of a job in which one rank hangs and another waits for it."""
     culprit = RankStanding(
@@ -552,6 +589,7 @@ class FakeService:
         )
         store = maker.make()
         store.findings.extend(self.extra_findings)
+        store.plans[JOB] = plan()
         if self.is_silent:
             store.verdicts[JOB] = hanging(self.shape.late_rank)
         self.aliases.update(store.communicators, store.members)

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_models.description import Completed
 from ncclscope_service.clock.causality import ClockCheck
 from ncclscope_service.clock.host_clocks import Clocks
 from ncclscope_service.columns import row_ops
@@ -37,6 +38,7 @@ from ncclscope_service.detect.machines import GpuSeats, Machines
 from ncclscope_service.detect.misconfiguration import Misconfiguration, WorldOfProcess
 from ncclscope_service.detect.mismatch import Mismatch, calls_of_operations
 from ncclscope_service.detect.moments import earlier_counts
+from ncclscope_service.detect.off_plan import OffPlan
 from ncclscope_service.detect.pauses import RestingRanks
 from ncclscope_service.detect.progress import ProgressTable, progress_of_operations
 from ncclscope_service.detect.reported import LoggedFact, ProcessKey, Reported
@@ -45,9 +47,11 @@ from ncclscope_service.detect.slow_steps import SlowSteps
 from ncclscope_service.detect.stopped_logging import StoppedLogging
 from ncclscope_service.detect.verdict import EndOfRanks, end_of_ranks, judge_end
 from ncclscope_service.job.iteration_numbering import Periods
+from ncclscope_service.job.step_lines import StepLines, newest_step_lines, sample_of_ranks
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.store import rows
 from ncclscope_service.store.errors import InternalErrors
+from ncclscope_service.store.plan_records import PlanRecord
 from ncclscope_service.store.records import Finding, FindingKind, HostClock, Verdict
 from ncclscope_service.store.retention import Evicted, Retention
 from ncclscope_service.store.settings import JUDGED_WITHIN_NS, SECOND_NS
@@ -76,6 +80,7 @@ class Detectors:
     _blind: Blind = field(default_factory=Blind)
     _flight_records: FlightRecords = field(default_factory=FlightRecords)
     _machines: Machines = field(default_factory=Machines)
+    _off_plan: OffPlan = field(default_factory=OffPlan)
 
     def ingest_collectives(self, collectives: Columns, context: Context) -> None:
         """Joined collectives (`rows.COLLECTIVE`) of this job, as they finish."""
@@ -125,6 +130,17 @@ class Detectors:
         """Compares the settings of processes, if something was said since; `members`: how many are known."""
         if self._misconfiguration.is_due(members, context):
             self._misconfiguration.compare(worlds(), context, at_ns)
+
+    def compare_plan(
+        self, described: Completed | None, lines: Callable[[], StepLines], context: Context, at_ns: int
+    ) -> PlanRecord | None:
+        """Holds the job against its description, if it is time to; `lines`: those of a sample of ranks.
+
+        Gives what the last look showed; None if the description is not of this job.
+        """
+        if described is not None and self._off_plan.is_due(described, context, at_ns):
+            self._off_plan.compare(described, lines, context, at_ns)
+        return self._off_plan.record if described is not None else None
 
     def ingest_clock_check(self, check: ClockCheck, hosts: Sequence[str], context: Context, at_ns: int) -> None:
         """The check of the last clock estimate."""
@@ -200,6 +216,7 @@ class Detectors:
                 *self._flight_records.findings(),
                 *self._machines.findings(),
                 *self._misconfiguration.findings(),
+                *self._off_plan.findings(),
                 *self._clock_fault.findings(),
                 *self._blind.findings(),
             ]
@@ -362,6 +379,7 @@ class Detection:
         for job in gone.jobs:
             self._jobs.pop(job, None)
             self._store.verdicts.pop(job, None)
+            self._store.plans.pop(job, None)
         self._groups.forget(gone.communicators)
         for job in {self._store.communicators[index].job for index in gone.communicators} & self._jobs.keys():
             self._jobs[job].detectors.evict_communicators(gone.communicators)
@@ -507,6 +525,7 @@ class Detection:
             job.versions_seen = len(self._store.process_version)
             detectors.ingest_versions(self._versions(context.job), now_ns)
         detectors.compare_settings(lambda: self._worlds(context), len(self._store.members), context, now_ns)
+        self._compare_plan(detectors, context, now_ns)
         check = clocks.check()
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
@@ -516,6 +535,25 @@ class Detection:
             {host: self._store.clocks[host] for host in hosts if host in self._store.clocks}, context
         )
         detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
+
+    def _compare_plan(self, detectors: Detectors, context: Context, now_ns: int) -> None:
+        """Holds a job against its description, now and then."""
+        known = self._store
+
+        def lines() -> StepLines:
+            groups = context.groups.values()
+            seated = [(group.global_ranks, group.hosts) for group in groups]
+            lossy = {rank for ranks, hosts in seated for rank, host in zip(ranks, hosts, strict=True)
+                     if not context.is_fully_observed(host)}  # fmt: skip
+            found = newest_step_lines(known, context.job, sample_of_ranks([ranks for ranks, _ in seated]))
+            found.gaps |= {(rank, iteration) for rank, iteration in found.seen if rank in lossy}
+            return found
+
+        record = detectors.compare_plan(known.description, lines, context, now_ns)
+        if record is not None:
+            known.plans[context.job] = record
+        else:
+            known.plans.pop(context.job, None)
 
     def _with_ranks(self, job: str, facts: list[_UnplacedFact], now_ns: int) -> Iterator[LoggedFact]:
         ranks: dict[ProcessKey, set[int | None]] = defaultdict(set[int | None])

@@ -146,6 +146,13 @@ class BlindSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffPlanSettings:
+    """A job that does something else than its description says."""
+
+    look_seconds: float = _setting(30.0, 1, _DAY, "How often a job is held against its description; two looks decide.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherSettings:
     """Detectors with a threshold or two."""
 
@@ -169,6 +176,7 @@ class DetectionSettings:
     hang: HangSettings = field(default_factory=HangSettings)
     stopped_logging: StoppedLoggingSettings = field(default_factory=StoppedLoggingSettings)
     blind: BlindSettings = field(default_factory=BlindSettings)
+    off_plan: OffPlanSettings = field(default_factory=OffPlanSettings)
     other: OtherSettings = field(default_factory=OtherSettings)
 
 

@@ -20,12 +20,12 @@ import orjson
 
 from ncclscope_service.export.comparison import RunFigures, compare_document, figures_of_selection
 from ncclscope_service.export.json_files import clocks_document, findings_document
-from ncclscope_service.export.plan import Plan, expected_tables, plan_document
 from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import Selection, select
 from ncclscope_service.export.summary import summary_document
 from ncclscope_service.export.tables import schema
 from ncclscope_service.export.tables.communicators_file import write_communicators
+from ncclscope_service.export.tables.expected_file import expected_tables
 from ncclscope_service.export.tables.expected_times_file import calibration_document, write_expected_times
 from ncclscope_service.export.tables.iterations_file import write_efficiency, write_iterations, write_step_budget
 from ncclscope_service.export.tables.kernels_file import write_kernels
@@ -39,6 +39,7 @@ from ncclscope_service.export.tables.operations_file import (
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic, write_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
+from ncclscope_service.job.plan import Plan, plan_record
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.errors import StateError
 
@@ -125,7 +126,7 @@ def write_plans(plans: Mapping[str, Plan], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     plan_file, expected_file = PLAN_FILES
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
-        documents = [plan_document(plan) for plan in plans.values()]
+        documents = [plan_record(plan) for plan in plans.values()]
         (Path(folder) / plan_file).write_bytes(packed_json(documents))
         write_slices(expected_tables(plans), schema.EXPECTED, Path(folder) / expected_file)
         for file in PLAN_FILES:

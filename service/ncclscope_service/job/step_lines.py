@@ -8,6 +8,7 @@ given as gaps.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,12 +20,20 @@ from ncclscope_models.explanation import At
 from ncclscope_service.columns.group_by import distinct_together
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.job.ranks import global_ranks
-from ncclscope_service.store.rows import Match, NumberState
+from ncclscope_service.store.rows import IterationBy, Match, NumberState
 from ncclscope_service.store.tables import Store
+from ncclscope_wire.records import SourceKind
 from ncclscope_wire.terms import DATA_TYPES, NO_NUMBER, OPERATIONS
 
 _NAMES: Final = {"float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16"}
 """Types that the models call otherwise than NCCL; of the others NCCL's name in capitals."""
+
+
+_NEWEST: Final = 8
+"""Iterations of a rank that a look has, if they are in memory."""
+_SAMPLED: Final = 24
+"""Ranks that a look has, about."""
+_READ: Final = ("process", "source", "member", "iteration", "iteration_by", "template", "match", "number_state")
 
 
 @dataclass(slots=True)
@@ -38,6 +47,48 @@ class StepLines:
     comm_ids: dict[str, str] = field(default_factory=dict)
     """Of each group's name, the communicator's id in the files."""
     parallelism: dict[str, str | None] = field(default_factory=dict)
+
+
+def newest_step_lines(known: Store, job: str, sample: Collection[int]) -> StepLines:
+    """Lines of the last whole iterations of these ranks of a job, from its logs; the rest is looked at no more than to
+    leave it out. An iteration whose operations were numbered in two ways is given as a gap.
+    """
+    wanted = np.zeros(len(known.processes) + 1, np.bool_)
+    for member in known.members:
+        is_own = known.process_job[member.process] == job
+        wanted[member.process] |= is_own and member.global_rank in sample
+    is_log = np.asarray([each.source.kind is SourceKind.NCCL_LOG for each in known.sources], np.bool_)
+    table = known.operations.rows
+    at = np.flatnonzero(wanted[table["process"]])
+    found = table.take(at, *_READ)
+    found = found[(found["iteration"] >= 0) & is_log[found["source"]]]
+    newest = int(found["iteration"].max(initial=0))
+    found = found[found["iteration"] > newest - _NEWEST - 2]
+    lines = step_lines(known, job, found)
+    is_marked = found["iteration_by"] == IterationBy.MARKS
+    (processes, iterations), place = distinct_together(
+        found["process"].astype(np.int64), found["iteration"].astype(np.int64)
+    )
+    marked = np.bincount(place, is_marked, len(processes))
+    is_mixed = (marked > 0) & (marked < np.bincount(place, minlength=len(processes)))
+    mixed = set(zip(processes[is_mixed].tolist(), iterations[is_mixed].tolist(), strict=True))
+    ranks = {member.process: member.global_rank for member in known.members if member.global_rank is not None}
+    lines.gaps |= {(ranks[process], iteration) for process, iteration in mixed if process in ranks} & lines.seen.keys()
+    return lines
+
+
+def sample_of_ranks(groups: Collection[Sequence[int]]) -> set[int]:
+    """Ranks that together have one of each kind of group: the first and the last rank, and who is in groups with them.
+
+    `groups`: global ranks. Of large groups a part.
+    """
+    known = sorted({rank for group in groups for rank in group if rank >= 0})
+    found = set(known[:1] + known[-1:])
+    for anchor in (known[:1], known[-1:]):
+        for group in sorted((each for each in groups if anchor and anchor[0] in each), key=len):
+            own = [rank for rank in group if rank >= 0]
+            found.update(own[: max(0, _SAMPLED - len(found))])
+    return found
 
 
 def step_lines(known: Store, job: str, operations: AnyRows) -> StepLines:

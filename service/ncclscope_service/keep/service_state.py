@@ -233,7 +233,7 @@ class ServiceState:
 
     @classmethod
     def restore(cls, snapshot: state.Part, settings: PipelineSettings | None = None) -> ServiceState:
-        """The state of a snapshot. `settings` of sizes, windows, baseline and calibration count from now on.
+        """The state of a snapshot. `settings` of sizes, windows, baseline, calibration and description count now.
 
         Raises:
             StateError: the snapshot is damaged, or another version wrote it.
@@ -243,6 +243,7 @@ class ServiceState:
             restored.pipeline.settings = settings
             restored.pipeline.store.measured_baseline = settings.baseline
             restored.pipeline.store.calibration = settings.calibration
+            restored.pipeline.store.description = settings.description
         return restored
 
     def mark_restarted(self, now_ns: int) -> None:

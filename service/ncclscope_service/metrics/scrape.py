@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from prometheus_client.samples import Exemplar
 
+from ncclscope_models.difference import Reason
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummary
 from ncclscope_service.job.ranks import host_of_ranks
@@ -25,6 +26,7 @@ from ncclscope_service.rollup.window import Floats, Window, window_until
 from ncclscope_service.show.communicators import Waits, host_waits, recent_wait_ratio
 from ncclscope_service.show.health import AgentView, ServiceHealth
 from ncclscope_service.show.overview import AlignmentViews, clock_views, gap_counts
+from ncclscope_service.store.plan_records import PlanLine
 from ncclscope_service.store.records import Finding, FindingKind, Severity
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
@@ -103,6 +105,7 @@ def gather(
     _add_jobs(collected, store, sums, window, jobs)
     _add_iterations(collected, cache.iterations.summaries(store, jobs, now_ns))
     _add_steps(collected, store)
+    _add_plans(collected, store)
     _add_matches(collected, store)
     _add_healed_numbers(collected, store)
     _add_inspector(collected, store)
@@ -227,6 +230,33 @@ def _add_matches(collected: _Collected, store: Store) -> None:
         for match in outcomes:
             amount = store.finished[job, match]
             collected.add("ncclscope_alignment_operations", amount, job, match.name.lower())
+
+
+def _add_plans(collected: _Collected, store: Store) -> None:
+    for job, plan in sorted(store.plans.items()):
+        collected.add("ncclscope_plan_known", 1, job, "given")
+        expected, sizes = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+        unexplained = dict.fromkeys((_groups_of(line) for each in plan.classes for line in each.lines), 0)
+        for each in plan.classes:
+            own, bytes_of = defaultdict[tuple[str, str], int](int), defaultdict[tuple[str, str], int](int)
+            for line in each.lines:
+                own[_groups_of(line), line.op] += line.expected
+                bytes_of[_groups_of(line), line.op] += line.expected_bytes
+                if line.reason == Reason.UNEXPLAINED:
+                    missing = abs(line.observed - line.expected) or 1
+                    unexplained[_groups_of(line)] += missing * each.rank_iterations
+            for key, amount in own.items():
+                expected[key] = max(expected.get(key, 0), amount)
+                sizes[key] = max(sizes.get(key, 0), bytes_of[key])
+        for (groups, op), amount in sorted(expected.items()):
+            collected.add("ncclscope_expected_operations", amount, job, groups, op)
+            collected.add("ncclscope_expected_bytes", sizes[groups, op], job, groups, op)
+        for groups, amount in sorted(unexplained.items()):
+            collected.add("ncclscope_unexplained_operations", amount, job, groups)
+
+
+def _groups_of(line: PlanLine) -> str:
+    return " ".join(line.groups) or UNKNOWN
 
 
 def _add_healed_numbers(collected: _Collected, store: Store) -> None:

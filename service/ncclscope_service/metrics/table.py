@@ -180,6 +180,15 @@ METRICS: Final[tuple[Metric, ...]] = (
     gauge("ncclscope_step_part_seconds", ("job", "part", "parallelism"), "jobs x 8 parts x kinds of parallelism",
           "Where the recent steps of a rank go, mean over ranks and steps whose kernels are all known: computation, "
           "hidden, exposed_transfer, exposed_wait, bubble, imbalance, exposed or idle; they sum up to the step."),
+    # What it should communicate
+    gauge("ncclscope_plan_known", ("job", "source"), _PER_JOB,
+          "Always 1: the job is held against a description (serve --model), the source of which is given."),
+    gauge("ncclscope_expected_operations", ("job", "parallelism", "op"), "jobs x kinds of groups x operations",
+          "Operations of an iteration by the description, of the rank that has most of the ranks that were looked at."),
+    gauge("ncclscope_expected_bytes", ("job", "parallelism", "op"), "jobs x kinds of groups x operations",
+          "Bytes of these operations, elements x type."),
+    gauge("ncclscope_unexplained_operations", ("job", "parallelism"), "jobs x kinds of groups",
+          "Operations of the last look that are too many or missing for no known reason, over all that it saw."),
     # Who communicates
     gauge("ncclscope_communicators", ("job",), _PER_JOB,
           "Communicators that the service knows."),

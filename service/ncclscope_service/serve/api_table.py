@@ -21,6 +21,7 @@ from ncclscope_service.show.overview import FindingView, HealthView, MarksView, 
 from ncclscope_service.show.steps import StepsView
 from ncclscope_service.show.timeline import Timeline
 from ncclscope_service.show.traffic_square import TrafficView
+from ncclscope_service.store.plan_records import PlanRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +311,13 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="sizes",
         summary="Bus bandwidth against message size, with the limits.",
         answer=SizePoints,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/plan",
+        operation="plan",
+        summary="What the job should send by its description (`serve --model`), and what it sends; null without one.",
+        answer=PlanRecord | None,
         faults=(_NO_JOB,),
     ),
     ApiRoute(

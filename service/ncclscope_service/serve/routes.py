@@ -409,6 +409,10 @@ class _JobAnswers:
         """Step times since the job began."""
         return self._answer(request, lambda asked, _: steps_view(asked.store.step_histories.get(asked.job)))
 
+    async def plan(self, request: Request) -> Response:
+        """What the job should send, and what it sends."""
+        return self._answer(request, lambda asked, _: asked.store.plans.get(asked.job))
+
     async def sizes(self, request: Request) -> Response:
         """Bus bandwidth against message size."""
         return self._answer(request, lambda asked, _: size_points(asked))

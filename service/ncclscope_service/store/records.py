@@ -121,6 +121,7 @@ class FindingKind(StrEnum):
     BELOW_LIMIT = "below_limit"
     SLOW_STEPS = "slow_steps"
     MISCONFIGURATION = "misconfiguration"
+    OFF_PLAN = "off_plan"
     SLOW_DRIFT = "slow_drift"
     CLOCK_FAULT = "clock_fault"
     BLIND = "blind"

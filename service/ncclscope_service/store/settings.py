@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from ncclscope_models.description import Completed
 from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 
@@ -83,6 +84,8 @@ class PipelineSettings:
     """Results of nccl-tests on this machine: the baseline of what it tested, preferred to what the job itself shows."""
     calibration: TransferTimes | None = None
     """Transfers of another run of this machine: what those of this run should take."""
+    description: Completed | None = None
+    """What a job is: those of so many ranks are held against it."""
     thresholds: dict[str, float] = field(default_factory=dict[str, float])
     """Thresholds of detectors that are not as by default, by name (`detect.settings.THRESHOLDS`)."""
     settle_ns: int = 10 * SECOND_NS

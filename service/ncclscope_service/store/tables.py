@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclscope_models.description import Completed
 from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.columns.group_by import Interner
 from ncclscope_service.columns.table import AnyRows, Ids, Table
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
 from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.store import rows
+from ncclscope_service.store.plan_records import PlanRecord
 from ncclscope_service.store.records import (
     Captures,
     Communicator,
@@ -158,9 +160,13 @@ class Store:
     channels: dict[int, Channels] = field(default_factory=dict[int, Channels])
     """Rings and trees by communicator, of those that printed them."""
     measured_baseline: MeasuredBaseline | None = None
+    """Results of nccl-tests on this machine, if the user gave its output."""
     calibration: TransferTimes | None = None
     """Of another run of this machine, as the user gave it."""
-    """Results of nccl-tests on this machine, if the user gave its output."""
+    description: Completed | None = None
+    """Of a job, as the user gave it."""
+    plans: dict[str, PlanRecord] = field(default_factory=dict[str, PlanRecord])
+    """By job that the description fits: what the last look showed of a sample of its ranks."""
     clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
     """By host."""
     clock_reference: str | None = None

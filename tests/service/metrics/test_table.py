@@ -15,7 +15,7 @@ from ncclscope_service.metrics.table import (
     Metric,
 )
 
-_ONLY_BOUNDED = {
+_ONLY_BOUNDED = {"source",
     "job", "communicator", "parallelism", "op", "size_class", "reference", "rank", "comm_id", "size", "identity",
     "hosts", "match", "reason", "family", "host", "agent", "kind", "severity", "version",
     "outcome", "part", "percentile", "ranks", "receiver", "where",

@@ -19,10 +19,13 @@ import pytest
 from service.same_state import assert_same
 from service.simulated_batches import SECOND_NS, advanced, batches_by_job, simulated_batches
 
+from ncclscope.description_files import described_fields
+from ncclscope_models.description import completed
 from ncclscope_service import pipeline as pipeline_module
 from ncclscope_service.keep.service_state import ServiceState
 from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store import state
+from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator import SimulationConfig
 from ncclscope_simulator.faults import parse_faults
 from ncclscope_wire.batch import Batch
@@ -40,6 +43,17 @@ _JOBS: Final = {
         faults=parse_faults(["drop_lines:ratio=0.02", "drop_kernels:ratio=0.02"]),
     ),
 }  # fmt: skip
+_DESCRIBED: Final = completed(
+    described_fields(
+        (
+            "framework=megatron", "version=0.13", "layers=2", "hidden=512", "ffn=2048", "heads=8", "kv_heads=8",
+            "sequence=512", "gated=false", "positions_learned=512", "vocabulary=50688", "norm=LayerNorm", "bias=true",
+            "tied=true", "tensor=2", "pipeline=1", "ranks=4", "micro_batch=1", "global_batch=8", "precision=BF16",
+            "gradients_fp32=true",
+        )
+    )
+)  # fmt: skip
+"""Of a job of so many ranks: what a look at it keeps is part of the state."""
 _LIST: Final = Path(__file__).with_name("state_names.txt")
 
 
@@ -60,7 +74,8 @@ def _written(found: dict[str, set[str]]) -> str:
 def _names_today(batches_of: Callable[[str], list[Batch]]) -> str:
     found = _names_in(ServiceState())
     for job in _JOBS:
-        pipeline, batches = Pipeline(), batches_of(job)
+        described = _DESCRIBED if job == "stamped" else None
+        pipeline, batches = Pipeline(PipelineSettings(description=described)), batches_of(job)
         for begin in range(0, len(batches), 2):
             advanced(pipeline, batches[begin : begin + 2], since=begin)
             for name, attributes in _names_in(pipeline).items():
