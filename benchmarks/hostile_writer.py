@@ -5,7 +5,7 @@ itself, and of one to which a third agent, with a token of its own, sends what a
 communicators that come and go, each said to have 100,000 ranks or 2, hosts, processes, shapes of calls and texts, all
 without end.
 
-Memory of both services, how long `/healthz` takes, what is said of the names, and the figures of the honest job: they
+Memory of both services, how long `/healthz` takes on the HTTP port and on that of the probes, what is said of the names, and the figures of the honest job: they
 have to be equal with and without.
 """
 
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 from benchmarks.freshness import RunningService, resident_mib, start, start_service
+from benchmarks.ports import free_port
 
 _LOGS_KEPT: Final = 4
 _LOG_SECONDS: Final = 20.0
@@ -59,15 +60,19 @@ class _Probe:
     """Asks a service whether it lives, in a thread of its own."""
 
     service: RunningService
+    port: int
+    """That of the probes."""
     seconds: list[float] = field(default_factory=list[float])
+    http_seconds: list[float] = field(default_factory=list[float])
     most_mib: float = 0.0
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         while not self.stopping.wait(1 / _PROBES_PER_SECOND):
-            began = time.monotonic()
-            _fetched(self.service, "/healthz")
-            self.seconds.append(time.monotonic() - began)
+            for port, seconds in ((self.port, self.seconds), (self.service.web, self.http_seconds)):
+                began = time.monotonic()
+                _fetched(port, "/healthz")
+                seconds.append(time.monotonic() - began)
             self.most_mib = max(self.most_mib, resident_mib(self.service.process.pid))
 
 
@@ -79,8 +84,12 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
     listed.write_text("".join(f"{token} name={who} job={who}\n" for who, token in tokens.items()))
     (folder / "evil").mkdir()
     processes: list[subprocess.Popen[bytes]] = []
-    services = {name: start_service(folder / name, f"--agent-tokens={listed}") for name in ("attacked", "alone")}
-    probes = {name: _Probe(service) for name, service in services.items()}
+    ports = {name: free_port() for name in ("attacked", "alone")}
+    services = {
+        name: start_service(folder / name, f"--agent-tokens={listed}", f"--probes=127.0.0.1:{port}")
+        for name, port in ports.items()
+    }
+    probes = {name: _Probe(service, ports[name]) for name, service in services.items()}
     try:
         threads = [threading.Thread(target=probe.run, daemon=True) for probe in probes.values()]
         for thread in threads:
@@ -103,7 +112,7 @@ def _run(folder: Path, seconds: float, lines: int) -> int:
             probe.stopping.set()
         for thread in threads:
             thread.join()
-        text = _fetched(services["attacked"], "/metrics").decode()
+        text = _fetched(services["attacked"].web, "/metrics").decode()
     finally:
         for process in (*processes, *(service.process for service in services.values())):
             process.terminate()
@@ -173,18 +182,18 @@ def _settled(services: dict[str, RunningService]) -> dict[str, dict[str, float |
 
 def _figures(service: RunningService) -> dict[str, float | str]:
     """Operations, bytes, matches and steps of the honest job by their labels, and its findings."""
-    text = _fetched(service, "/metrics").decode()
+    text = _fetched(service.web, "/metrics").decode()
     found: dict[str, float | str] = {
         f"{name}{{{labels}}}": float(value) for name, labels, value in _COMPARED.findall(text) if _JOB in labels
     }
-    findings: list[dict[str, Any]] = json.loads(_fetched(service, "/api/findings"))
+    findings: list[dict[str, Any]] = json.loads(_fetched(service.web, "/api/findings"))
     kinds = Counter((each["kind"], str(each["ranks"])) for each in findings if each["job"] == "honest")
     found["findings"] = ", ".join(f"{kind} {ranks}" for kind, ranks in sorted(kinds))
     return found
 
 
-def _fetched(service: RunningService, path: str) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{service.web}{path}", timeout=60) as answer:
+def _fetched(port: int, path: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         content: bytes = answer.read()
         return content
 
@@ -192,14 +201,17 @@ def _fetched(service: RunningService, path: str) -> bytes:
 def _print(
     probes: dict[str, _Probe], figures: dict[str, dict[str, float | str]], written: int, evil_mib: float, told: float
 ) -> int:
-    print("| service | most RSS | /healthz p50 | p99 | most | of | honest operations | its findings |")
-    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    print(
+        "| service | most RSS | probe p50 | p99 | most | /healthz on the HTTP port, most | of | honest operations | findings |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---|")
     for name, probe in probes.items():
         own = figures[name]
         p50, p99, most = np.quantile(probe.seconds, (0.5, 0.99, 1.0))
         operations = sum(v for k, v in own.items() if k.startswith("ncclscope_operations") and isinstance(v, float))
         print(
             f"| {name} | {probe.most_mib:,.0f} MiB | {1e3 * p50:.0f} ms | {1e3 * p99:.0f} ms | {1e3 * most:.0f} ms "
+            f"| {1e3 * max(probe.http_seconds):.0f} ms "
             f"| {len(probe.seconds):,} | {operations:,.0f} | {own['findings']} |"
         )
     differ = [key for key in figures["alone"] if figures["attacked"].get(key) != figures["alone"][key]]

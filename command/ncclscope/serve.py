@@ -128,7 +128,7 @@ def _group_seconds(text: str) -> float | None:
 
 
 _SECTIONS: Final = {
-    "Ports and data": ("listen", "http", "data", "config"),
+    "Ports and data": ("listen", "http", "probes", "data", "config"),
     "TLS and who may connect": (
         *("tls_cert", "tls_key", "client_ca", "agent_tokens", "http_tls", "http_client_ca", "http_tokens", "insecure"),
     ),
@@ -154,6 +154,12 @@ _SECTIONS: Final = {
     show_default=True,
     metavar="HOST:PORT",
     help="Address of the live page, /metrics and the API.",
+)
+@click.option(
+    "--probes",
+    metavar="HOST:PORT",
+    help="Serve /healthz and /readyz here too, without TLS, from a thread of their own: for probes that must not wait "
+    "for the service's work.",
 )
 @click.option(
     "--data",
@@ -203,6 +209,7 @@ def serve(
     *,
     listen: str,
     http: str,
+    probes: str | None,
     data: Path,
     keeping: Keeping,
     snapshot_on_end: Path | None,
@@ -237,6 +244,7 @@ def serve(
         agents=ListenSettings(host=agents_host, port=agents_port),
         http_host=http_host,
         http_port=http_port,
+        probes=None if probes is None else address_of(probes, "--probes"),
         agent_files=security.for_agents(),
         http_files=security.for_http(),
         data=data,

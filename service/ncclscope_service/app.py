@@ -30,11 +30,11 @@ from ncclscope_service.keep.persistence import Persistence, PersistenceSettings
 from ncclscope_service.keep.service_state import SILENCE_NS, ServiceState, has_destroyed_all
 from ncclscope_service.metrics.scrape import MetricsView
 from ncclscope_service.pipeline import Pipeline
-from ncclscope_service.serve.http_server import HttpAccess, serve_http
+from ncclscope_service.serve.http_server import HttpAccess, serve_http, serve_probes
 from ncclscope_service.serve.listen import Listener, ListenSettings, Turns
 from ncclscope_service.serve.live import Hub
 from ncclscope_service.serve.notify import Notifier, ReceiverSettings
-from ncclscope_service.serve.routes import make_app
+from ncclscope_service.serve.routes import make_app, make_probes
 from ncclscope_service.serve.snapshots import SnapshotShelf
 from ncclscope_service.serve.views import DiskProbe, ServiceStatus, ServiceViews
 from ncclscope_service.show.finding_events import FindingEvent
@@ -71,6 +71,8 @@ class ServiceSettings:
     http_host: str = "127.0.0.1"
     http_port: int = 9798
     """0: any free port."""
+    probes: tuple[str, int] | None = None
+    """Where `/healthz` and `/readyz` are served by a thread of their own too."""
     agent_files: CredentialFiles = field(default_factory=CredentialFiles)
     """Certificates and tokens of the agents' port."""
     http_files: CredentialFiles = field(default_factory=CredentialFiles)
@@ -122,6 +124,8 @@ class Service:
         """While `run` has opened it."""
         self._listener: Listener | None = None
         self._hub = Hub()
+        self.probes_port: int | None = None
+        """While `run` serves probes."""
         self._disk = None if settings.data is None else DiskProbe(settings.data)
         self._status = ServiceStatus()
         self.views = ServiceViews(
@@ -237,6 +241,8 @@ class Service:
     async def run(self, *, task_status: TaskStatus[tuple[int, int]] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves until it is cancelled; reports (agents' port, HTTP port) once both are open."""
         async with anyio.create_task_group() as tasks:
+            if self._settings.probes is not None:
+                self.probes_port = await tasks.start(serve_probes, make_probes(self.views), self._settings.probes)
             app = make_app(self.views, self._hub, self._access)
             address = (self._settings.http_host, self._settings.http_port)
             context = self._http_credentials.context

@@ -226,12 +226,11 @@ class Pipeline:
         self._looked_at_ns = now_ns
         measured = self._detection_backlog.drain(now_ns, is_whole=not is_busy, final=final)
         self._detection.ingest_steps(self._grouping.drain_steps())
-        step_ns, clocks = self._grouping.step_ns(), self._measurement.clocks
         self._detection.process_collectives(
             measured,
             now_ns,
-            clocks,
-            step_ns=step_ns,
+            self._measurement.clocks,
+            steps_ns=self._grouping.steps_ns(),
             silent_hosts=silent_hosts,
             thresholds={**self.settings.thresholds, **self.changed_thresholds},
             final=final,

@@ -291,6 +291,9 @@ def test_the_chart_lets_the_service_start_stop_and_be_reached_as_it_needs(reposi
     # What asks whether a restart would help waits until the service has started, and bears one slow answer.
     assert container["startupProbe"]["httpGet"]["path"] == container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    # They ask the port that is served while the service works.
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")]
+    assert {each["port"] for each in probes} == {"probes"}
     starting = container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"]
     hanging = container["livenessProbe"]["periodSeconds"] * container["livenessProbe"]["failureThreshold"]
     assert min(starting, hanging) > MAX_TICK_AGE_SECONDS
@@ -301,11 +304,11 @@ def test_the_chart_lets_the_service_start_stop_and_be_reached_as_it_needs(reposi
     assert data.startswith("--data=/var/lib/ncclscope/")
     # The policy names the ports that the container has, and the monitors one of the Service's.
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"agents": 9797, "http": 9798}
+    assert ports == {"agents": 9797, "http": 9798, "probes": 9799}
     (policy,) = (each for each in made if each["kind"] == "NetworkPolicy")
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["spec"]["ingress"]}
-    assert by_port == {name: _VALUES["all"]["networkPolicy"][name] for name in ports}
+    assert by_port == {name: _VALUES["all"]["networkPolicy"][name] for name in ("agents", "http")}
     labels = service["spec"]["template"]["metadata"]["labels"]
     for each in made:
         spec: Yaml = each.get("spec", {})

@@ -420,7 +420,7 @@ class Detection:
         now_ns: int,
         clocks: Clocks,
         *,
-        step_ns: int | None,
+        steps_ns: Mapping[str, int],
         silent_hosts: frozenset[str],
         thresholds: Mapping[str, float],
         final: bool,
@@ -428,7 +428,8 @@ class Detection:
         """Hands the detectors what was measured, by time, and renews `Store.findings`.
 
         Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
-        silence after the newest line means nothing. `thresholds`: what is not as by default (`settings.settings_of`).
+        silence after the newest line means nothing. `steps_ns`: how long a step of each job takes, where that is known.
+        `thresholds`: what is not as by default (`settings.settings_of`).
         """
         at_ns = self._newest_time(measured) if final else now_ns
         silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns)
@@ -442,7 +443,7 @@ class Detection:
             with self._errors.isolated("detect", f"job {name}"):
                 context = None
                 if name in active:
-                    context = self._context(name, clocks, step_ns, silent_hosts, is_over=final)
+                    context = self._context(name, clocks, steps_ns.get(name), silent_hosts, is_over=final)
                     context = replace(
                         context,
                         settings=settings_of(thresholds, name),

@@ -164,9 +164,9 @@ class Periods:
         self._numbered = Table(_OF_LANE)
         """Of each operation that was numbered, its rank's place in `_lanes`: a column of its own, since to look for a
         rank's operations in the wide rows of millions takes a quarter of a second."""
-        self._step_ns: int | None = None
-        self._step_is_told = True
-        """Whether `_step_ns` is what `_ends_ns` tell."""
+        self._steps_ns: dict[str, int] = {}
+        self._steps_are_told = True
+        """Whether `_steps_ns` is what `_ends_ns` tell."""
         self._is_behind = False
         """Whether ranks were left out that were to be looked at."""
         self._final_before = 0
@@ -237,21 +237,27 @@ class Periods:
             by_job[self._store.process_job[process]].append(iteration)
         return {job: round(median(counts)) for job, counts in by_job.items()}
 
-    def step_ns(self) -> int | None:
-        """The duration of a recent iteration by the stamps of its lines: the median over a few ranks; None without."""
-        if not self._step_is_told:
-            self._step_ns, self._step_is_told = self._told_step_ns(), True
-        return self._step_ns
+    def steps_ns(self) -> dict[str, int]:
+        """How long a recent iteration of each job took by the stamps of its lines: the median over a few ranks; without
+        jobs that have no stamps.
+        """
+        if not self._steps_are_told:
+            self._steps_ns, self._steps_are_told = self._told_steps_ns(), True
+        return self._steps_ns
 
-    def _told_step_ns(self) -> int | None:
+    def _told_steps_ns(self) -> dict[str, int]:
         known, processes = self._store.processes, self._lanes["process"].tolist()
-        heard = [
-            (known[processes[lane]].host, known[processes[lane]].pid, lane)
-            for lane, ends in enumerate(self._ends_ns)
-            if len(ends) >= _LEAST_ENDS
-        ]
-        lanes = [lane for _, _, lane in nsmallest(_LISTENED, heard)]
-        return int(median(median(np.diff(self._ends_ns[lane]).tolist()) for lane in lanes)) if lanes else None
+        heard: defaultdict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        for lane, ends in enumerate(self._ends_ns):
+            if len(ends) >= _LEAST_ENDS:
+                process = processes[lane]
+                heard[self._store.process_job[process]].append((known[process].host, known[process].pid, lane))
+        return {
+            job: int(
+                median(median(np.diff(self._ends_ns[lane]).tolist()) for _, _, lane in nsmallest(_LISTENED, lanes))
+            )
+            for job, lanes in heard.items()
+        }
 
     def _look(self, *, final: bool) -> None:
         """Looks for periods, in a bounded number of operations; of all ranks when `final`, once."""
@@ -320,7 +326,7 @@ class Periods:
         self._templates[lane], self._cycles[lane] = [], None
         self._lanes["marks"][lane] = self._lanes["reductions"][lane] = 0
         self._ends_ns[lane].clear()
-        self._step_is_told = False
+        self._steps_are_told = False
 
     def _agree_with_marks(self, *, final: bool) -> None:
         """Shifts the numbers of each rank's periods to those of its marks, if it has both."""
@@ -440,7 +446,7 @@ class Periods:
         last_marks = np.flatnonzero(by_lane.phases == self._lanes["marks"][by_lane.lanes][of] - 1)
         stamps = self._store.operations.take(by_lane.operations[last_marks], "logged_at_ns")["logged_at_ns"]
         timed = stamps != NO_TIME_NS
-        self._step_is_told = False
+        self._steps_are_told = False
         for place, mine in group_by(of[last_marks][timed]):
             lane = int(by_lane.lanes[place])
             new = stamps[timed][mine[-_ENDS_KEPT:]].tolist()

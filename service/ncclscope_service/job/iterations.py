@@ -17,7 +17,7 @@ Processes of which only kernels and marks are known have iterations too, from ma
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -176,9 +176,12 @@ class Iterations:
         rows["duration_ns"][follows] = np.diff(rows["begin_ns"])[follows]
         return rows
 
-    def step_ns(self) -> int | None:
-        """The duration of a recent iteration: the median over processes; None without marks."""
-        return int(np.median(list(self._steps_ns.values()))) if self._steps_ns else None
+    def steps_ns(self) -> dict[str, int]:
+        """How long a recent iteration of each job took: the median over processes; without jobs that have no marks."""
+        by_job: defaultdict[str, list[int]] = defaultdict(list)
+        for process, step_ns in self._steps_ns.items():
+            by_job[self._store.process_job[process]].append(step_ns)
+        return {job: int(np.median(found)) for job, found in by_job.items()}
 
     def _enqueued_at(self, rows: NDArray[np.void]) -> NDArray[np.int64]:
         """Host time of the launch call, else of the log line."""

@@ -16,7 +16,7 @@ from ncclscope_service.job import parallelism, ranks
 from ncclscope_service.job.identification import Identification
 from ncclscope_service.job.iteration_numbering import Periods
 from ncclscope_service.job.iterations import Iterations, Numbered
-from ncclscope_service.job.step_times import StepTimes, inspected_step_ns
+from ncclscope_service.job.step_times import StepTimes, inspected_steps_ns
 from ncclscope_service.measure.limits import Limits
 from ncclscope_service.store.retention import Evicted
 from ncclscope_service.store.settings import (
@@ -60,7 +60,7 @@ class GroupingStage:
         """(when decided, operations) of members whose communicator is not found yet."""
         self._grouped_operations = 0
         self._grouped_at_ns: int | None = None
-        self._inspected_step_ns: int | None = None
+        self._inspected_steps_ns: dict[str, int] = {}
 
     def process_groups(self, now_ns: int, settings: PipelineSettings, *, final: bool) -> set[int]:
         """Assigns ranks and parallelism if membership changed or it is time; gives the communicators that changed."""
@@ -69,8 +69,8 @@ class GroupingStage:
             return set()
         self._grouped_at_ns = now_ns
         self.periods.learn(final=final)
-        if len(self._store.inspected) and self.periods.step_ns() is None:
-            self._inspected_step_ns = inspected_step_ns(self._store)
+        if len(self._store.inspected) and set(self._store.process_job) - self.periods.steps_ns().keys():
+            self._inspected_steps_ns = inspected_steps_ns(self._store)
         communicators, contents = self._intake.communicators, self._intake.contents
         jobs = set(self._store.process_job) if final else communicators.changed
         changed = ranks.assign_ranks(self._store, jobs=jobs, gpus_per_node=settings.gpus_per_node)
@@ -122,9 +122,11 @@ class GroupingStage:
         for job in gone.jobs:
             self._store.step_histories.pop(job, None)
 
-    def step_ns(self) -> int | None:
-        """Duration of a step, by marks or else by periods, of lines or else of NCCL Inspector's records."""
-        return self._iterations.step_ns() or self.periods.step_ns() or self._inspected_step_ns
+    def steps_ns(self) -> dict[str, int]:
+        """Duration of a step of each job, by marks or else by periods, of lines or else of NCCL Inspector's records;
+        without jobs of which it is not known.
+        """
+        return self._inspected_steps_ns | self.periods.steps_ns() | self._iterations.steps_ns()
 
     def settle_before(self, operation: int) -> None:
         """Operations before this one are about to leave memory: their periods are decided first."""

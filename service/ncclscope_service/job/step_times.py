@@ -7,6 +7,7 @@ processes that began it have begun the next one, or when the job is `_WAITED_STE
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -176,19 +177,26 @@ class StepTimes:
                 steps.record(iteration, columns[of], times[mine[of]], sizes[mine[of]])
 
 
-def inspected_step_ns(known: Store) -> int | None:
-    """How long a recent step took by NCCL Inspector's records alone: from dump to dump that holds what comes once in a
-    step, the median over a few processes; None if nothing recurs.
+def inspected_steps_ns(known: Store) -> dict[str, int]:
+    """How long a recent step of each job took by NCCL Inspector's records alone: from dump to dump that holds what
+    comes once in a step, the median over a few processes; without jobs in which nothing recurs.
     """
     rows = known.inspected.rows
     newest = np.arange(max(0, len(known.inspected) - _READ_AT_ONCE), len(known.inspected))
     processes = rows.values("process", newest)
-    found = [
-        _recorded_step_ns(rows.take(newest[processes == each][-_LOOKED_AT:], *_RECORD))
-        for each in distinct(processes)[0].tolist()[:_LISTENED]
-    ]
-    told = [each for each in found if each is not None]
-    return int(np.median(told)) if told else None
+    listened: defaultdict[str, list[int]] = defaultdict(list)
+    for process in distinct(processes)[0].tolist():
+        listened[known.process_job[process]].append(process)
+    found: dict[str, int] = {}
+    for job, of_job in listened.items():
+        told = [
+            step_ns
+            for each in of_job[:_LISTENED]
+            if (step_ns := _recorded_step_ns(rows.take(newest[processes == each][-_LOOKED_AT:], *_RECORD))) is not None
+        ]
+        if told:
+            found[job] = int(np.median(told))
+    return found
 
 
 def _recorded_step_ns(records: Columns) -> int | None:

@@ -207,29 +207,8 @@ async def serve_http(
     Raises:
         ConfigError: it cannot listen there.
     """
-    try:
-        bound = socket.create_server(address, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen for HTTP on {address[0]}:{address[1]}: {error.strerror}; "
-            "is another service running? choose another port with --http HOST:PORT"
-        ) from error
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http=connection_class(access.refused),
-            proxy_headers=False,  # nothing here depends on an address, and anybody on the machine could say one
-            ws="none",
-            log_config=None,
-            access_log=False,
-            backlog=_BACKLOG,
-            limit_concurrency=_MAX_REQUESTS,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACEFUL_SECONDS,
-            h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
-            ssl_context_factory=None if context is None else lambda _, __: context,
-        )
-    )
+    bound = _bound(address, "--http")
+    server = _Server(_config(app, access.refused, context))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_serve_to_the_end, server, bound)
         port = int(bound.getsockname()[1])
@@ -240,6 +219,55 @@ async def serve_http(
         finally:
             on_stop()
             server.should_exit = True
+
+
+async def serve_probes(
+    app: ASGIApp, address: tuple[str, int], *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Serves until cancelled, in a thread with a loop of its own: it answers while a pass over what agents sent keeps
+    the service's loop busy, which a hostile agent can make take seconds. Reports the port when clients can connect.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+    bound = _bound(address, "--probes")
+    server = _Server(_config(app, Counter(), None))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_serve_in_thread, server, bound)
+        port = int(bound.getsockname()[1])
+        _log.info("listening_for_probes", host=address[0], port=port)
+        task_status.started(port)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            server.should_exit = True
+
+
+def _bound(address: tuple[str, int], option: str) -> socket.socket:
+    try:
+        return socket.create_server(address, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen for HTTP on {address[0]}:{address[1]}: {error.strerror}; "
+            f"is another service running? choose another port with {option} HOST:PORT"
+        ) from error
+
+
+def _config(app: ASGIApp, refused: Counter[str], context: ssl.SSLContext | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=connection_class(refused),
+        proxy_headers=False,  # nothing here depends on an address, and anybody on the machine could say one
+        ws="none",
+        log_config=None,
+        access_log=False,
+        backlog=_BACKLOG,
+        limit_concurrency=_MAX_REQUESTS,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
+        ssl_context_factory=None if context is None else lambda _, __: context,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -255,6 +283,12 @@ async def _serve_to_the_end(server: uvicorn.Server, bound: socket.socket) -> Non
     """Serves until `should_exit` is set: open requests get their time even if all else is cancelled."""
     with anyio.CancelScope(shield=True):
         await server.serve(sockets=[bound])
+
+
+async def _serve_in_thread(server: uvicorn.Server, bound: socket.socket) -> None:
+    """As `_serve_to_the_end`, in a thread."""
+    with anyio.CancelScope(shield=True):
+        await to_thread.run_sync(anyio.run, lambda: server.serve(sockets=[bound]))
 
 
 WEB: Final = Path(__file__).parent.parent / "web"

@@ -123,11 +123,11 @@ class ServiceView(Protocol):
         ...
 
     def is_ready(self) -> tuple[bool, str]:
-        """Whether agents can be served, and a sentence that says why or why not."""
+        """Whether agents can be served, and a sentence that says why or why not; from any thread."""
         ...
 
     def health_checks(self) -> tuple[HealthCheck, ...]:
-        """Results of the checks of the service itself."""
+        """Results of the checks of the service itself; from any thread."""
         ...
 
     async def write_snapshot(self, directory: Path, job: str | None, minutes: float | None) -> None:
@@ -147,8 +147,7 @@ def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> S
             Route("/", page),
             Route("/runbooks", runbooks),
             Route("/metrics", answers.metrics),
-            Route("/healthz", answers.liveness),
-            Route("/readyz", answers.readiness),
+            *_probe_routes(view),
             *_api_routes(answers, _JobAnswers(view)),
             Route("/static/plotly.min.js", PlotlyScript().__call__),
             Mount("/static", PageFiles()),
@@ -157,6 +156,21 @@ def make_app(view: ServiceView, hub: Hub, access: HttpAccess | None = None) -> S
         exception_handlers={HTTPException: _http_error},
         lifespan=pushes.lifespan,
     )
+
+
+def make_probes(view: ServiceView) -> Starlette:
+    """The two probes alone, for everybody; they may be answered in any thread."""
+    return Starlette(routes=_probe_routes(view), middleware=[Middleware(_SecurityHeaders)])
+
+
+def _probe_routes(view: ServiceView) -> list[Route]:
+    async def alive(_: Request) -> Response:
+        return _probed(*liveness(view.health_checks()))
+
+    async def ready(_: Request) -> Response:
+        return _probed(*readiness(*view.is_ready(), view.health_checks()))
+
+    return [Route("/healthz", alive), Route("/readyz", ready)]
 
 
 def _api_routes(*owners: object) -> list[Route]:
@@ -239,13 +253,6 @@ class _Answers:
         if scrape.is_gzipped:
             headers["Content-Encoding"] = "gzip"
         return Response(scrape.body, headers=headers)
-
-    async def liveness(self, _: Request) -> Response:
-        return _probed(*liveness(self._view.health_checks()))
-
-    async def readiness(self, _: Request) -> Response:
-        is_ready, reason = self._view.is_ready()
-        return _probed(*readiness(is_ready, reason, self._view.health_checks()))
 
     async def overview(self, _: Request) -> Response:
         return _json(self._view.overview())

@@ -62,7 +62,7 @@ class _Service:
             np.empty(0, rows.COLLECTIVE) if measured is None else measured,
             BASE_NS + round(seconds * _SECOND),
             self.clocks,
-            step_ns=None,
+            steps_ns={},
             silent_hosts=silent_hosts,
             thresholds={},
             final=final,

@@ -62,7 +62,7 @@ def test_other_ranges_are_no_marks(text: str) -> None:
     service = _Service()
     service.mark(Mark(text=text, start_ns=10, end_ns=20))
     assert service.numbers(15) == [NO_NUMBER]
-    assert service.iterations.step_ns() is None
+    assert service.iterations.steps_ns() == {}
 
 
 def test_marks_without_an_end_last_until_the_next() -> None:
@@ -86,9 +86,9 @@ def test_a_lone_mark_without_an_end_lasts_a_minute() -> None:
 def test_the_duration_of_a_step_is_not_taken_across_gaps_in_the_numbering() -> None:
     service = _Service()
     service.mark(*_steps([1, 2], begin=1000), *_steps([50, 51], begin=9000))
-    assert service.iterations.step_ns() is None  # nothing was assigned, so nothing was read
+    assert service.iterations.steps_ns() == {}  # nothing was assigned, so nothing was read
     assert service.numbers(1150, 5000, 9050) == [2, NO_NUMBER, 50]
-    assert service.iterations.step_ns() == 100
+    assert service.iterations.steps_ns() == {"j": 100}
 
 
 def test_iterations_captured_in_parts_come_in_any_order() -> None:

@@ -91,7 +91,7 @@ def test_the_stamps_of_iterations_tell_how_long_they_last(portions: int) -> None
     for part in np.array_split(np.arange(len(letters)), portions):
         rank.read([letters[place] for place in part], [stamps[place] for place in part])
         rank.periods.learn(final=False)
-    assert rank.periods.step_ns() == 400 * _MS
+    assert rank.periods.steps_ns() == {"j": 400 * _MS}
 
 
 def test_lost_lines_and_a_pause_do_not_change_how_long_a_step_is() -> None:
@@ -99,7 +99,7 @@ def test_lost_lines_and_a_pause_do_not_change_how_long_a_step_is() -> None:
     read = [pair for pair in zip(_steps(60), _stamps(60, pause_ms=3_000), strict=True) if rng.random() > 0.05]
     rank.read([letter for letter, _ in read], [at_ns for _, at_ns in read])
     rank.periods.learn(final=False)
-    assert rank.periods.step_ns() == 400 * _MS
+    assert rank.periods.steps_ns() == {"j": 400 * _MS}
 
 
 def test_few_steps_or_lines_without_stamps_do_not_tell_how_long_a_step_is() -> None:
@@ -108,7 +108,7 @@ def test_few_steps_or_lines_without_stamps_do_not_tell_how_long_a_step_is() -> N
     unstamped.read(_steps(30))
     for rank in (few, unstamped):
         rank.periods.learn(final=False)
-        assert rank.periods.step_ns() is None
+        assert rank.periods.steps_ns() == {}
 
 
 def test_marks_win_and_lend_their_numbers_to_the_rest() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclscope_service.job.step_times import StepTimes, inspected_step_ns
+from ncclscope_service.job.step_times import StepTimes, inspected_steps_ns
 from ncclscope_service.store.records import Process
 from ncclscope_service.store.rows import INSPECTED, OPERATION
 from ncclscope_service.store.tables import Store
@@ -99,6 +99,6 @@ def records_of_steps(steps: int, *, step_ns: int, microbatches: int) -> Columns:
 
 def test_records_of_inspector_alone_tell_how_long_a_step_is() -> None:
     store = Store()
-    assert inspected_step_ns(store) is None
+    assert inspected_steps_ns(store) == {}
     store.inspected.append(records_of_steps(20, step_ns=900_000_000, microbatches=4))
-    assert inspected_step_ns(store) == 900_000_000
+    assert inspected_steps_ns(store) == {"j": 900_000_000}
