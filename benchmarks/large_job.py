@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.show.health import AgentView
-from ncclscope_service.store.records import Communicator, HostClock, Identity, Member, Process
+from ncclscope_service.store.records import Communicator, HostClock, Identity, JobClocks, Member, Process
 from ncclscope_service.store.rows import (
     COLLECTIVE,
     KERNEL,
@@ -65,8 +65,9 @@ def large_job(ranks: int = 4_096) -> LargeJob:
     for kind, groups in _groups(ranks).items():
         for group in groups:
             _add_group(store, kind, group)
+    clocks: dict[str, HostClock] = {}
     for node in range(nodes):
-        store.clocks[f"node{node:04d}"] = HostClock(
+        clocks[f"node{node:04d}"] = HostClock(
             offset_ns=1e4 * node,
             drift_ppm=3.0,
             at_ns=NOW_NS,
@@ -75,7 +76,7 @@ def large_job(ranks: int = 4_096) -> LargeJob:
             interval_hi_ns=None,
             samples=10_000,
         )
-    store.clock_reference, store.clock_violation_ratio = "node0000", 0.0
+    store.clocks[JOB] = JobClocks(reference="node0000", hosts=clocks, violation_ratio=0.0)
     agents = [
         AgentView(
             name=f"node{node:04d}", host=f"node{node:04d}", job=JOB, connected=True, last_contact_ns=NOW_NS,

@@ -167,7 +167,7 @@ def print_jobs(iterations: int) -> None:
                 write(config, Path(folder))
                 batches, truth = read(Path(folder)), Truth(Path(folder))
             for clocks, (estimator, believe) in CLOCKS.items():
-                pipeline = Pipeline(clock_estimator=estimator())
+                pipeline = Pipeline(make_estimator=estimator)
                 for batch in batches:
                     pipeline.ingest_batch(batch, agent="a", session="s", job="j")
                 believe(pipeline, truth.hosts)

@@ -63,10 +63,10 @@ class Pipeline:
         self,
         settings: PipelineSettings | None = None,
         *,
-        clock_estimator: ClockEstimator | None = None,
+        make_estimator: Callable[[], ClockEstimator] = ClockEstimator,
         make_detectors: Callable[[], Detectors] = Detectors,
     ) -> None:
-        """`clock_estimator`: one with other bounds than the usual ones; `make_detectors`: those of a job."""
+        """`make_estimator`: that of the clocks of a job; `make_detectors`: those of a job."""
         self.settings = own = settings or PipelineSettings()
         self.store = known = Store(
             measured_baseline=own.baseline, calibration=own.calibration, description=own.description
@@ -87,7 +87,8 @@ class Pipeline:
             self._intake.contents,
             self._intake.patterns,
             self.recent,
-            clock_estimator,
+            make_estimator,
+            self._retention,
             settle_ns=own.settle_ns,
             patience_ns=own.patience_ns,
         )
@@ -332,6 +333,7 @@ class Pipeline:
         self._intake.evict_processes(gone.processes)
         self._alignment.evict_processes(gone.processes)
         self._measurement.joins.evict_communicators(gone.communicators)
+        self._measurement.clocks.evict(gone.jobs)
         self._grouping.evict(gone)
         self._detection.evict(gone)
 

@@ -64,6 +64,7 @@ from ncclscope_service.store.records import (
     FindingKind,
     HostClock,
     Identity,
+    JobClocks,
     Member,
     Process,
     RankStanding,
@@ -416,21 +417,22 @@ class StoreMaker:
 
     def _add_clocks(self) -> None:
         self.store.stamp_offsets.learn(self.store.operations.take(np.arange(self.store.operations.next_id)), NOW_NS)
-        self.store.clock_reference = self.host(0)
-        self.store.clock_violation_ratio = 0.0
+        clocks: dict[str, HostClock] = {}
         offsets = (
             np.rint(self._random.normal(0, 240e3, self._shape.nodes)) if self._shape.noise else np.full(99, -2500.0)
         )
         drifts = np.rint(self._random.normal(0, 9, self._shape.nodes)) if self._shape.noise else np.full(99, 12.5)
         for node in range(self._shape.nodes):
             is_reference = node == 0
-            self.store.clocks[self.host(node)] = HostClock(
+            clocks[self.host(node)] = HostClock(
                 offset_ns=0.0 if is_reference else float(offsets[node]),
                 drift_ppm=0.0 if is_reference else float(drifts[node]),
                 at_ns=self._now_ns - 2 * SECOND,
                 sigma_ns=0.0 if is_reference else 620.0 + 90.0 * node,
                 interval_lo_ns=None, interval_hi_ns=None, samples=0 if is_reference else 18_000 + 137 * node,
             )  # fmt: skip
+
+        self.store.clocks[JOB] = JobClocks(reference=self.host(0), hosts=clocks, violation_ratio=0.0)
 
     def _add_steps(self) -> None:
         """Steps of two seconds for half an hour, 7.5 ms longer since a rank comes late."""

@@ -1,7 +1,8 @@
 """The clocks of a store's hosts: estimated from joined collectives, and used to put times on the reference clock.
 
-The reference is the host of global rank 0, else the first by name. Until operations tie a host to the reference, its
-clock is taken from what its agent and its kernel report (`ClockPrior`).
+Each job is estimated by itself: no operation ties hosts of two jobs, and what one job's logs say can spoil no other's
+clocks. Its reference is the host of its global rank 0, else the first by name. Until operations tie a host to the
+reference, its clock is taken from what its agent and its kernel report (`ClockPrior`).
 
 Joined operations of hosts without an estimated clock wait for one. Processes are aligned one after the other, so the
 collectives that tie two hosts together may be aligned after the messages between these hosts. If the messages were
@@ -10,7 +11,8 @@ measured first, their waiting would stay unknown, and so would their times on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,7 +25,8 @@ from ncclscope_service.columns import row_ops
 from ncclscope_service.columns.group_by import first_positions, group_by
 from ncclscope_service.columns.table import Ids, Table
 from ncclscope_service.join.ranks import KernelMatrix
-from ncclscope_service.store.records import HostClock
+from ncclscope_service.store.records import HostClock, JobClocks
+from ncclscope_service.store.retention import Retention
 from ncclscope_service.store.rows import has_launch
 from ncclscope_service.store.settings import CLOCKS_WITHIN_NS
 from ncclscope_service.store.tables import Hosts, Store
@@ -109,16 +112,25 @@ def _with_doubt(clock: HostClock) -> HostClock:
 class Clocks:
     """Estimates, and what follows from them."""
 
-    def __init__(self, known: Store, hosts: Hosts, estimator: ClockEstimator | None = None) -> None:
+    def __init__(
+        self,
+        known: Store,
+        hosts: Hosts,
+        make_estimator: Callable[[], ClockEstimator] = ClockEstimator,
+        retention: Retention | None = None,
+    ) -> None:
+        """Jobs of `retention` are not estimated."""
         self._store = known
         self._hosts = hosts
-        self._estimator = estimator or ClockEstimator()
+        self._retention = Retention() if retention is None else retention
+        self._estimators = defaultdict[str, ClockEstimator](make_estimator)
+        """By job."""
         self._estimated_at_ns: int | None = None
         self._by_host: dict[int, HostClock] = {}
-        self._told: dict[int, HostClock] = {}
-        """Clocks by the last estimate from operations, by host."""
-        self._solved: tuple[int, int] | None = None
-        """The reference of that estimate, and the number of changes before it."""
+        self._told: dict[str, dict[int, HostClock]] = {}
+        """By job: clocks by the last estimate from operations, by host."""
+        self._solved: dict[str, tuple[int, int]] = {}
+        """By job: the reference of that estimate, and the number of changes before it."""
         self._priors: Mapping[str, ClockPrior] = {}
 
     def believe(self, priors: Mapping[str, ClockPrior]) -> None:
@@ -143,7 +155,8 @@ class Clocks:
         for group, mine in group_by(kernels.group[chosen]):
             ranks = np.flatnonzero(known[group])
             cells = np.ix_(mine, ranks)
-            self._estimator.add(kernels.hosts[group, ranks].tolist(), starts[cells], ends[cells], durations[mine])
+            hosts = kernels.hosts[group, ranks].tolist()
+            self._of_host(hosts[0]).add(hosts, starts[cells], ends[cells], durations[mine])
 
     def learn_times(
         self,
@@ -153,7 +166,7 @@ class Clocks:
         durations: NDArray[np.int64],
     ) -> None:
         """Takes N-to-N collectives whose times nobody's kernels tell; arguments as `ClockEstimator.add` has them."""
-        self._estimator.add(hosts, starts, ends, durations)
+        self._of_host(hosts[0]).add(hosts, starts, ends, durations)
 
     def on_reference(self, times: NDArray[np.int64], hosts: NDArray[np.integer]) -> NDArray[np.int64]:
         """Times of hosts, by number, on the reference clock; NO_TIME_NS where either is unknown."""
@@ -174,9 +187,17 @@ class Clocks:
         at = np.flatnonzero(whole)
         for way, mine in group_by(ways[0][at].astype(np.int64) << 32 | ways[1][at]):
             chosen = at[mine]
-            self._estimator.add_messages(
-                way >> 32, way & 0xFFFFFFFF, sent["start_ns"][chosen], received["end_ns"][chosen]
-            )
+            sender, receiver = way >> 32, way & 0xFFFFFFFF
+            self._of_host(sender).add_messages(sender, receiver, sent["start_ns"][chosen], received["end_ns"][chosen])
+
+    def evict(self, jobs: Set[str]) -> None:
+        """Forgets jobs that are gone."""
+        for job in jobs:
+            for of_jobs in (self._estimators, self._told, self._solved, self._store.clocks):
+                of_jobs.pop(job, None)
+
+    def _of_host(self, host: int) -> ClockEstimator:
+        return self._estimators[self._hosts.jobs[host]]
 
     def estimate(self, now_ns: int, *, final: bool = False) -> None:
         """Renews `Store.clocks`, at most once a second, and less often with more than 128 hosts."""
@@ -186,35 +207,41 @@ class Clocks:
             return
         self._estimated_at_ns = now_ns
         self._hosts.of_processes()
-        reference = self._reference()
-        self._solve(reference)
-        believed = clocks_by_prior(self._priors, self._hosts.names[reference], now_ns)
-        self._by_host = {
-            self._hosts.names.index(name): believed[name] for name in self._hosts.names if name in believed
-        }
-        self._by_host |= self._told
-        self._store.clock_reference = self._hosts.names[reference]
-        self._store.clocks = {self._hosts.names[host]: clock for host, clock in self._by_host.items()}
-        self._store.clock_violation_ratio = self._estimator.check.violation_ratio
-        self._store.clocks_are_trusted = self.is_trusted()
+        self._by_host = {}
+        ranks_0 = self._hosts_of_ranks_0()
+        for job, names in self._hosts_by_job().items():
+            reference = ranks_0.get(job, min(names, key=lambda host: names[host]))
+            self._solve(job, reference)
+            believed = clocks_by_prior(self._priors, names[reference], now_ns)
+            clocks = {host: believed[name] for host, name in names.items() if name in believed} | self._told[job]
+            self._by_host |= clocks
+            check = self._estimators[job].check
+            self._store.clocks[job] = JobClocks(
+                reference=names[reference],
+                hosts={names[host]: clock for host, clock in clocks.items()},
+                violation_ratio=check.violation_ratio,
+                are_trusted=check.is_trusted,
+            )
 
     def are_told(self) -> NDArray[np.bool_]:
         """By host number, whether operations tell the clock, as it was estimated last."""
         told = np.zeros(max(1, len(self._hosts.names)), np.bool_)
-        told[list(self._told)] = True
+        told[[host for clocks in self._told.values() for host in clocks]] = True
         return told
 
     def is_current(self) -> bool:
-        """Whether the last estimate rests on all that was learned."""
-        return self._solved is not None and self._solved[1] == self._estimator.changes
+        """Whether the last estimates rest on all that was learned."""
+        changes = {job: estimator.changes for job, estimator in self._estimators.items()}
+        return changes == {job: solved for job, (_, solved) in self._solved.items()}
 
-    def _solve(self, reference: int) -> None:
-        """Estimates the clocks from operations again if the reference or the operations have changed."""
-        solved = reference, self._estimator.changes
-        if solved == self._solved:
+    def _solve(self, job: str, reference: int) -> None:
+        """Estimates the clocks of a job from operations again if the reference or the operations have changed."""
+        estimator = self._estimators[job]
+        solved = reference, estimator.changes
+        if solved == self._solved.get(job):
             return
-        self._told = {host: _with_doubt(clock) for host, clock in self._estimator.estimate(reference).items()}
-        self._solved = solved
+        self._told[job] = {host: _with_doubt(clock) for host, clock in estimator.estimate(reference).items()}
+        self._solved[job] = solved
 
     def correct(self, operations: Ids, table: Table | None = None) -> None:
         """Sets the times on the reference clock of these operations if they have a kernel and a clock.
@@ -236,16 +263,14 @@ class Clocks:
     def sigma_ns(self) -> NDArray[np.float64]:
         """Uncertainty of each host's clock, to measure by.
 
-        Infinite if no operation tells it, only what the host says of itself, and everywhere while operations
+        Infinite if no operation tells it, only what the host says of itself, and in all of a job while its operations
         contradict causality.
 
         Ranks of one host share its clock and need none of these.
         """
         sigma = np.full(max(1, len(self._hosts.names)), np.inf)
-        if not self.is_trusted():
-            return sigma
         for host, clock in self._by_host.items():
-            if clock.told_by != "prior":
+            if clock.told_by != "prior" and self.is_trusted(self._hosts.jobs[host]):
                 sigma[host] = clock.sigma_ns
         return sigma
 
@@ -255,29 +280,41 @@ class Clocks:
         Infinite before the clock rests on many operations: a young estimate may be off by more than it knows.
         """
         slack = np.full(max(1, len(self._hosts.names)), np.inf)
+        known = Counter(self._hosts.jobs[host] for host in self._by_host)
         for host, clock in self._by_host.items():
             is_reference = clock.samples == 0 and clock.told_by == "collectives"
-            if clock.samples >= _MATURE_SAMPLES or is_reference or len(self._by_host) == 1:
+            if clock.samples >= _MATURE_SAMPLES or is_reference or known[self._hosts.jobs[host]] == 1:
                 slack[host] = _SIGMAS * clock.sigma_ns
         return slack
 
-    def is_trusted(self) -> bool:
-        """False while operations contradict causality on the corrected clocks."""
-        return self._estimator.check.is_trusted
+    def is_trusted(self, job: str) -> bool:
+        """False while operations of the job contradict causality on the corrected clocks."""
+        return job not in self._estimators or self._estimators[job].check.is_trusted
 
-    def check(self) -> ClockCheck | None:
-        """How well the last estimate explains what was seen; None before the first."""
-        return None if self._estimated_at_ns is None else self._estimator.check
+    def check(self, job: str) -> ClockCheck | None:
+        """How well the last estimate explains what was seen of a job; None before the first."""
+        return self._estimators[job].check if job in self._solved else None
 
     def host_names(self) -> list[str]:
         """The name of each host number in `check`."""
         return self._hosts.names
 
-    def _reference(self) -> int:
+    def _hosts_by_job(self) -> dict[str, dict[int, str]]:
+        """Number and name of the hosts of each job that is not gone, in the order in which they came."""
+        found: defaultdict[str, dict[int, str]] = defaultdict(dict[int, str])
+        for host, (job, name) in enumerate(zip(self._hosts.jobs, self._hosts.names, strict=True)):
+            if job not in self._retention.jobs:
+                found[job][host] = name
+        return found
+
+    def _hosts_of_ranks_0(self) -> dict[str, int]:
+        """By job: the host of its rank 0, where a line says that it is."""
+        hosts = self._hosts.of_processes()
+        found: dict[str, int] = {}
         for member in self._store.members:
             if member.global_rank == 0 and not member.global_rank_is_inferred:
-                return self._hosts.names.index(self._store.processes[member.process].host)
-        return self._hosts.names.index(min(self._hosts.names))
+                found.setdefault(self._store.process_job[member.process], int(hosts[member.process]))
+        return found
 
 
 _PAIR: Final = np.dtype(

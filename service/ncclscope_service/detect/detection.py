@@ -527,14 +527,13 @@ class Detection:
             detectors.ingest_versions(self._versions(context.job), now_ns)
         detectors.compare_settings(lambda: self._worlds(context), len(self._store.members), context, now_ns)
         self._compare_plan(detectors, context, now_ns)
-        check = clocks.check()
+        check = clocks.check(context.job)
         if check is not None:
             detectors.ingest_clock_check(check, clocks.host_names(), context, now_ns)
+        told = self._store.clocks.get(context.job)
+        detectors.ingest_clock_steps({} if told is None else dict(sorted(told.hosts.items())), context)
         known = zip(self._store.processes, self._store.process_job, strict=True)
         hosts = sorted({process.host for process, name in known if name == context.job})
-        detectors.ingest_clock_steps(
-            {host: self._store.clocks[host] for host in hosts if host in self._store.clocks}, context
-        )
         detectors.ingest_visibility(self._hosts.visibility(hosts), context, now_ns)
 
     def _compare_plan(self, detectors: Detectors, context: Context, now_ns: int) -> None:
@@ -634,7 +633,7 @@ class Detection:
                 if communicator.job == job and communicator.size > 1
                 if communicator.index not in self._retention.communicators
             },
-            clock_is_trusted=clocks.is_trusted(),
+            clock_is_trusted=clocks.is_trusted(job),
             step_ns=step_ns,
             silent_hosts=silent_hosts,
             lossy_hosts=self._hosts.lossy_hosts(),

@@ -5,6 +5,7 @@ Host times become reference times by the formula of `clocks.json`, for whole col
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final
 
@@ -38,16 +39,34 @@ def reference_times(store: Store, processes: NDArray[np.number], host_times: NDA
 
 def clock_uncertainties(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
     """The sigma of each time's clock in whole nanoseconds; NO_TIME_NS if `reference_times` has none."""
-    clocks = [store.clocks.get(process.host) for process in store.processes]
+    clocks = [store.clock_of(process) for process in range(len(store.processes))]
     sigma = np.array([round(clock.sigma_ns) if clock else NO_TIME_NS for clock in clocks], dtype=np.int64)
     if len(sigma) == 0:
         return np.full(len(host_times), NO_TIME_NS, dtype=np.int64)
     return np.where(host_times.astype(np.int64) != NO_TIME_NS, sigma[processes.astype(np.intp)], NO_TIME_NS)
 
 
+def clocks_by_host(store: Store, jobs: Iterable[str]) -> dict[str, HostClock]:
+    """The clock of each host of these jobs; of several clocks of one host that which most operations tell."""
+    known = [clock for job in jobs if job in store.clocks for clock in store.clocks[job].hosts.items()]
+    return dict(sorted(known, key=lambda clock: clock[1].samples))
+
+
+def clock_reference(store: Store, jobs: Iterable[str]) -> str | None:
+    """The host on whose clock the times of these jobs are; None if it is not known, and where each has its own."""
+    references = {store.clocks[job].reference for job in jobs if job in store.clocks}
+    return references.pop() if len(references) == 1 else None
+
+
+def clock_violation_ratio(store: Store, jobs: Iterable[str]) -> float | None:
+    """Share of causality constraints that fail in the worst of these jobs; None if none could be checked."""
+    ratios = [store.clocks[job].violation_ratio for job in jobs if job in store.clocks]
+    return max((ratio for ratio in ratios if ratio is not None), default=None)
+
+
 def has_clock_estimate(store: Store) -> bool:
     """Whether any clock was estimated: the reference alone is its own by definition, which says nothing of others."""
-    return any(clock.samples > 0 for clock in store.clocks.values())
+    return any(clock.samples > 0 for clocks in store.clocks.values() for clock in clocks.hosts.values())
 
 
 def shown_times(store: Store, processes: NDArray[np.number], host_times: NDArray[np.number]) -> Times:
@@ -58,13 +77,14 @@ def shown_times(store: Store, processes: NDArray[np.number], host_times: NDArray
 
 def hosts_without_clock(store: Store) -> list[str]:
     """Hosts whose times cannot be brought to the reference clock."""
-    return sorted({process.host for process in store.processes} - set(store.clocks))
+    known = enumerate(store.processes)
+    return sorted({process.host for index, process in known if store.clock_of(index) is None})
 
 
 def _clock_columns(
     store: Store,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], Times, NDArray[np.bool_]]:
-    clocks = [store.clocks.get(process.host) for process in store.processes]
+    clocks = [store.clock_of(process) for process in range(len(store.processes))]
     offset = np.array([clock.offset_ns if clock else 0.0 for clock in clocks], dtype=np.float64)
     drift = np.array([clock.drift_ppm if clock else 0.0 for clock in clocks], dtype=np.float64)
     at_ns = np.array([clock.at_ns if clock else 0 for clock in clocks], dtype=np.int64)
@@ -83,11 +103,11 @@ def clocks_document(selection: Selection) -> dict[str, object]:
     """
     store = selection.store
     ours = {store.processes[index].host for index in selection.processes()}
-    clocks = {host: clock for host, clock in sorted(store.clocks.items()) if host in ours}
+    clocks = {host: clock for host, clock in sorted(clocks_by_host(store, selection.jobs).items()) if host in ours}
     return {
-        "reference": store.clock_reference,
+        "reference": clock_reference(store, selection.jobs),
         "method": METHOD if has_clock_estimate(store) else None,
-        "violation_ratio": store.clock_violation_ratio,
+        "violation_ratio": clock_violation_ratio(store, selection.jobs),
         "hosts": {host: _clock(clock) for host, clock in clocks.items()},
     }
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_service.export.benchmarks import amount_text, benchmarks_document
+from ncclscope_service.export.json_files import clock_reference, clock_violation_ratio
 from ncclscope_service.export.selection import Selection, seats
 from ncclscope_service.export.tables.kernels_file import is_duplicate, outside_totals
 from ncclscope_service.export.tables.operations_file import IS_ROOTED
@@ -306,8 +307,8 @@ def summary_document(
         "inspector": inspector_document(selection),
         "communicators": len(selection.communicators),
         "clocks": {
-            "reference": store.clock_reference,
-            "violation_ratio": store.clock_violation_ratio,
+            "reference": clock_reference(store, selection.jobs),
+            "violation_ratio": clock_violation_ratio(store, selection.jobs),
         },
         "findings": dict(Counter(finding.kind.value for finding in selection.findings)),
     }

@@ -9,7 +9,7 @@ measures.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,7 @@ from ncclscope_service.measure.measured_rows import Measuring
 from ncclscope_service.rollup.recent_sums import RecentSums
 from ncclscope_service.rollup.series import SeriesBook
 from ncclscope_service.rollup.usage import Patterns, UsageCounts
+from ncclscope_service.store.retention import Retention
 from ncclscope_service.store.rows import COLLECTIVE, LimitReference, has_kernel, has_launch
 from ncclscope_service.store.tables import Hosts, Store
 from ncclscope_wire.batch import Columns
@@ -225,7 +226,8 @@ class MeasurementStage:
         usage: UsageCounts,
         patterns: Patterns,
         recent: RecentSums,
-        clock_estimator: ClockEstimator | None,
+        make_estimator: Callable[[], ClockEstimator],
+        retention: Retention,
         *,
         settle_ns: int,
         patience_ns: int,
@@ -233,7 +235,7 @@ class MeasurementStage:
         waits = {"settle_ns": settle_ns, "patience_ns": patience_ns}
         hosts = Hosts(known)
         self.joins = JoinStage(known, **waits)
-        self.clocks = Clocks(known, hosts, clock_estimator)
+        self.clocks = Clocks(known, hosts, make_estimator, retention)
         self.limits = Limits(known)
         self.inspection = Inspection(known, communicators, series, usage, patterns, hosts, self.clocks, **waits)
         self.replaying = Replaying(known, hosts, self.clocks, series, self.limits, **waits)

@@ -15,6 +15,7 @@ import numpy as np
 from prometheus_client.samples import Exemplar
 
 from ncclscope_models.difference import Reason
+from ncclscope_service.export.json_files import clock_violation_ratio
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.job.iterations import IterationSummary
 from ncclscope_service.job.ranks import host_of_ranks
@@ -274,7 +275,7 @@ def _add_clocks(collected: _Collected, store: Store, now_ns: int) -> None:
         collected.add("ncclscope_clock_offset_seconds", clock.offset_seconds, clock.host)
         collected.add("ncclscope_clock_drift_ratio", clock.drift_ppm * 1e-6, clock.host)
         collected.add("ncclscope_clock_uncertainty_seconds", clock.sigma_seconds, clock.host)
-    collected.add("ncclscope_clock_violation_ratio", store.clock_violation_ratio)
+    collected.add("ncclscope_clock_violation_ratio", clock_violation_ratio(store, store.clocks))
 
 
 def _add_stamp_offsets(collected: _Collected, store: Store) -> None:

@@ -214,7 +214,7 @@ METRICS: Final[tuple[Metric, ...]] = (
             "Stretches of a source that were lost or skipped."),
     # Clocks
     gauge("ncclscope_clock_offset_seconds", ("host",), _PER_HOST,
-          "Host clock minus reference clock, now, by the host's fitted line."),
+          "Host clock minus the reference clock of its job, now, by the host's fitted line."),
     gauge("ncclscope_stamp_offset_seconds", ("job", "host"), "hosts of jobs that the service keeps",
           "Stamps of the log minus their arrival at the service, of the process on the host where they differ most."),
     gauge("ncclscope_clock_drift_ratio", ("host",), _PER_HOST,
@@ -222,7 +222,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     gauge("ncclscope_clock_uncertainty_seconds", ("host",), _PER_HOST,
           "Standard deviation of the host's clock offset."),
     gauge("ncclscope_clock_violation_ratio", (), _ONE,
-          "Share of causality constraints that fail after the clocks are corrected: near 0 where all is well."),
+          "Share of causality constraints that fail after the clocks are corrected, in the worst job: near 0 where all "
+          "is well."),
     # What is wrong
     gauge("ncclscope_findings", ("job", "kind", "severity"), "jobs x kinds x 3 severities, 0 where there is none",
           "Findings that are open now."),

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from ncclscope_service.detect.settings import THRESHOLDS, split_name
-from ncclscope_service.export.json_files import has_clock_estimate
+from ncclscope_service.export.json_files import clock_violation_ratio, clocks_by_host, has_clock_estimate
 from ncclscope_service.intake.aliases import Aliases, Names, with_names
 from ncclscope_service.job.iterations import IterationSummaries, IterationSummary
 from ncclscope_service.rollup.recent_sums import RecentSums, jobs_with_kernels
@@ -318,7 +318,7 @@ def make_overview(
         findings=finding_views(store, aliases),
         findings_known=len(store.findings),
         clocks=clock_views(store, now_ns),
-        clock_violation_ratio=store.clock_violation_ratio,
+        clock_violation_ratio=clock_violation_ratio(store, store.clocks),
         agents=tuple(sorted(agents, key=lambda agent: agent.name)),
         health=health_view(store, health),
     )
@@ -339,6 +339,7 @@ def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
     """Every host's clock, by name, the reference first; none while there are several hosts and no estimate."""
     if len({process.host for process in store.processes}) > 1 and not has_clock_estimate(store):
         return ()
+    references = {clocks.reference for clocks in store.clocks.values()}
     views = [
         ClockView(
             host=host,
@@ -347,20 +348,21 @@ def clock_views(store: Store, now_ns: int) -> tuple[ClockView, ...]:
             sigma_seconds=clock.sigma_ns * 1e-9,
             samples=clock.samples,
             steps=len(clock.steps),
-            is_reference=host == store.clock_reference,
+            is_reference=host in references,
         )
-        for host, clock in store.clocks.items()
+        for host, clock in clocks_by_host(store, store.clocks).items()
     ]
     return tuple(sorted(views, key=lambda view: (not view.is_reference, view.host)))
 
 
-def _clock_sigma(store: Store, hosts: Set[str]) -> float | None:
+def _clock_sigma(store: Store, job: str, hosts: Set[str]) -> float | None:
     """See `JobView.clock_sigma_seconds`; the reference's own uncertainty is left out, it agrees with itself."""
     if len(hosts) <= 1:
         return 0.0
-    if not has_clock_estimate(store) or not hosts <= store.clocks.keys():
+    clocks = store.clocks.get(job)
+    if clocks is None or not has_clock_estimate(store) or not hosts <= clocks.hosts.keys():
         return None
-    return max(store.clocks[host].sigma_ns for host in hosts if host != store.clock_reference) * 1e-9
+    return max(clocks.hosts[host].sigma_ns for host in hosts if host != clocks.reference) * 1e-9
 
 
 def gap_counts(store: Store) -> dict[str, int]:
@@ -456,7 +458,7 @@ class _JobViews:
             hosts=len({store.processes[index].host for index in processes}),
             processes=len(processes),
             versions=_versions(store, processes),
-            clock_sigma_seconds=_clock_sigma(store, {store.processes[index].host for index in processes}),
+            clock_sigma_seconds=_clock_sigma(store, name, {store.processes[index].host for index in processes}),
             communicators_known=len(communicators),
             communicators=tuple(self._communicators.view(each) for each in shown),
             parallelisms=self._parallelisms(communicators, mix),

@@ -306,8 +306,9 @@ def _unknown(query: JobQuery, lanes: _Lanes, bounds: tuple[int, int], has_kernel
     members = [each for each in query.members() if each.global_rank in known]
     processes = {each.process: each.global_rank for each in members if each.global_rank is not None}
     of_seat = {(query.store.processes[p].host, query.store.processes[p].pid): rank for p, rank in processes.items()}
+    clocks = query.store.clocks.get(query.job)
     for _, capture in query.store.captures:
-        clock = query.store.clocks.get(capture.host)
+        clock = None if clocks is None else clocks.hosts.get(capture.host)
         span = np.array([capture.start_ns, capture.end_ns], np.int64)
         start, end = (span if clock is None else to_true(span, clock)).tolist()
         for pid in capture.pids if end > begin and start < last else ():

@@ -108,6 +108,23 @@ class HostClock:
     """`collectives` (if operations tie it to the reference) or `prior` (what agents and kernels say of clocks)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobClocks:
+    """The clocks of the hosts of one job, as they were estimated last.
+
+    Each job has a reference of its own: no operation ties hosts of two jobs, so times of one are to those of another as
+    the references' own clocks are.
+    """
+
+    reference: str | None = None
+    hosts: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
+    """By host, where it is known."""
+    violation_ratio: float | None = None
+    """Share of causality constraints that fail after correction; None if none could be checked."""
+    are_trusted: bool = True
+    """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
+
+
 class FindingKind(StrEnum):
     """Every kind of finding, the most urgent first; each has a heading in docs/findings.md."""
 

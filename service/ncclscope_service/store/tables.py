@@ -28,6 +28,7 @@ from ncclscope_service.store.records import (
     Communicator,
     Finding,
     HostClock,
+    JobClocks,
     KernelReferences,
     Member,
     Process,
@@ -44,23 +45,28 @@ from ncclscope_wire.topology import TopologySeen, TuningTableSeen
 
 
 class Hosts:
-    """Host names to small integers, over all processes of a store."""
+    """Hosts as small integers, over all processes of a store: those of each job by themselves, so that no job has a say
+    in the clocks of another.
+    """
 
     def __init__(self, known: Store) -> None:
         self._store = known
         self.names: list[str] = []
-        self._index: dict[str, int] = {}
+        self.jobs: list[str] = []
+        self._index: dict[tuple[str, str], int] = {}
         self._of_process: NDArray[np.int32] = np.empty(0, np.int32)
 
     def of_processes(self) -> NDArray[np.int32]:
         """The host of every process."""
-        new = self._store.processes[len(self._of_process) :]
-        for process in new:
-            if process.host not in self._index:
-                self._index[process.host] = len(self.names)
-                self.names.append(process.host)
-        if new:
-            hosts = np.asarray([self._index[process.host] for process in new], np.int32)
+        new = range(len(self._of_process), len(self._store.processes))
+        keys = [(self._store.process_job[process], self._store.processes[process].host) for process in new]
+        for job, host in keys:
+            if (job, host) not in self._index:
+                self._index[job, host] = len(self.names)
+                self.names.append(host)
+                self.jobs.append(job)
+        if keys:
+            hosts = np.asarray([self._index[key] for key in keys], np.int32)
             self._of_process = np.concatenate([self._of_process, hosts])
         return self._of_process
 
@@ -167,13 +173,8 @@ class Store:
     """Of a job, as the user gave it."""
     plans: dict[str, PlanRecord] = field(default_factory=dict[str, PlanRecord])
     """By job that the description fits: what the last look showed of a sample of its ranks."""
-    clocks: dict[str, HostClock] = field(default_factory=dict[str, HostClock])
-    """By host."""
-    clock_reference: str | None = None
-    clock_violation_ratio: float | None = None
-    """Share of causality constraints that fail after correction; None if none could be checked."""
-    clocks_are_trusted: bool = True
-    """False while operations contradict causality on the corrected clocks: then no ranks are compared by times."""
+    clocks: dict[str, JobClocks] = field(default_factory=dict[str, JobClocks])
+    """By job, of those whose clocks were estimated."""
     findings: list[Finding] = field(default_factory=list[Finding])
     verdicts: dict[str, Verdict] = field(default_factory=dict[str, Verdict])
     """By job, of those that are over or silent: how they ended."""
@@ -210,6 +211,11 @@ class Store:
             elif isinstance(value, list | dict):
                 setattr(copied, each.name, copy(value))
         return copied
+
+    def clock_of(self, process: int) -> HostClock | None:
+        """The clock of a process's host against the reference of its job; None if it is not known."""
+        clocks = self.clocks.get(self.process_job[process])
+        return None if clocks is None else clocks.hosts.get(self.processes[process].host)
 
     def listed_communicators(self) -> list[Communicator]:
         """All communicators but those that were absorbed by another."""

@@ -266,7 +266,7 @@ export const drawClocks = (overview) => {
     replace(byId("clocks"), element("p", { class: "nothing" }, "Not recorded: clocks are compared on kernels of one collective."));
     return;
   }
-  setText("clocks-note", `against ${clocks[0].is_reference ? clocks[0].host : "the reference"}` + (isKnown(overview.clock_violation_ratio)
+  setText("clocks-note", `against ${clocks[0].is_reference ? clocks[0].host : "the reference"}${clocks[1]?.is_reference ? " and others, one for each job" : ""}` + (isKnown(overview.clock_violation_ratio)
     ? ` · ${percent(overview.clock_violation_ratio)} of order checks fail` : ""));
   const top = Math.max(...clocks.map((clock) => Math.abs(clock.offset_seconds)), 1e-9);
   const rows = clocks.map((clock) => {

@@ -36,7 +36,7 @@ class _Service:
                 pipeline.ingest_batch(batch, agent=host, session=str(rank), job="j")
         pipeline.finish(0)
         self.store: Store = pipeline.store
-        self.store.clocks, self.store.clock_reference = {}, None
+        self.store.clocks = {}
         for name in ("start_true_ns", "end_true_ns", "clock_uncertainty_ns"):
             self.store.operations.rows[name] = NO_TIME_NS
         self.hosts = Hosts(self.store)
@@ -59,9 +59,9 @@ def test_the_offset_of_a_host_is_found_and_its_times_corrected() -> None:
     service = _Service()
     service.clocks.learn(service.kernels())
     service.clocks.estimate(0)
-    assert service.store.clock_reference == "node1"
-    assert service.store.clocks["node1"].offset_ns == 0.0
-    assert service.store.clocks["node2"].samples > 0
+    assert service.store.clocks["j"].reference == "node1"
+    assert service.store.clocks["j"].hosts["node1"].offset_ns == 0.0
+    assert service.store.clocks["j"].hosts["node2"].samples > 0
     service.clocks.correct(service.ids)
     table = service.store.operations.rows
     ends = table["end_true_ns"]
@@ -69,8 +69,8 @@ def test_the_offset_of_a_host_is_found_and_its_times_corrected() -> None:
     assert np.abs(ends[_AMOUNT:] - ends[:_AMOUNT]).max() < 1_000
     assert np.abs(table["start_true_ns"][_AMOUNT:] - table["start_true_ns"][:_AMOUNT] - 30_000).max() < 1_000
     assert set(table["clock_uncertainty_ns"][:_AMOUNT].tolist()) == {round(SAME_HOST_SIGMA_NS)}
-    assert service.clocks.is_trusted()
-    assert service.store.clock_violation_ratio == 0.0
+    assert service.clocks.is_trusted("j")
+    assert service.store.clocks["j"].violation_ratio == 0.0
 
 
 def test_a_host_that_shares_nothing_keeps_its_times_unknown() -> None:
@@ -78,7 +78,7 @@ def test_a_host_that_shares_nothing_keeps_its_times_unknown() -> None:
     service.clocks.estimate(0)
     service.clocks.correct(service.ids)
     table = service.store.operations.rows
-    assert sorted(service.store.clocks) == ["node1"]
+    assert sorted(service.store.clocks["j"].hosts) == ["node1"]
     assert (table["end_true_ns"][:_AMOUNT] == table["end_ns"][:_AMOUNT]).all()
     assert (table["end_true_ns"][_AMOUNT:] == NO_TIME_NS).all()
     assert service.clocks.sigma_ns().tolist() == [SAME_HOST_SIGMA_NS, np.inf]
@@ -87,11 +87,11 @@ def test_a_host_that_shares_nothing_keeps_its_times_unknown() -> None:
 def test_the_reference_is_the_host_of_rank_0_and_else_the_first_by_name() -> None:
     service = _Service(first="zeta", second="alpha")
     service.clocks.estimate(0)
-    assert service.store.clock_reference == "zeta"
+    assert service.store.clocks["j"].reference == "zeta"
     for member in service.store.members:
         member.global_rank_is_inferred = True
     service.clocks.estimate(0, final=True)
-    assert service.store.clock_reference == "alpha"
+    assert service.store.clocks["j"].reference == "alpha"
 
 
 def test_an_estimate_is_renewed_at_most_once_a_second() -> None:
@@ -99,9 +99,9 @@ def test_an_estimate_is_renewed_at_most_once_a_second() -> None:
     service.clocks.estimate(0)
     service.clocks.learn(service.kernels())
     service.clocks.estimate(_SECOND - 1)
-    assert "node2" not in service.store.clocks
+    assert "node2" not in service.store.clocks["j"].hosts
     service.clocks.estimate(_SECOND)
-    assert "node2" in service.store.clocks
+    assert "node2" in service.store.clocks["j"].hosts
 
 
 def test_at_the_end_an_estimate_is_renewed_at_any_time() -> None:
@@ -109,14 +109,14 @@ def test_at_the_end_an_estimate_is_renewed_at_any_time() -> None:
     service.clocks.estimate(0)
     service.clocks.learn(service.kernels())
     service.clocks.estimate(1, final=True)
-    assert "node2" in service.store.clocks
+    assert "node2" in service.store.clocks["j"].hosts
 
 
 def test_collectives_in_which_ranks_disagree_say_nothing_of_clocks() -> None:
     service = _Service(counts=dict.fromkeys(range(_AMOUNT), 77))
     service.clocks.learn(service.kernels())
     service.clocks.estimate(0)
-    assert sorted(service.store.clocks) == ["node1"]
+    assert sorted(service.store.clocks["j"].hosts) == ["node1"]
 
 
 def test_kernels_of_one_host_that_do_not_overlap_say_nothing_of_clocks() -> None:
@@ -125,7 +125,7 @@ def test_kernels_of_one_host_that_do_not_overlap_say_nothing_of_clocks() -> None
     service.store.operations.rows["end_ns"][_AMOUNT:] += 500_000
     service.clocks.learn(service.kernels())
     service.clocks.estimate(0)
-    assert service.store.clocks["node1"].samples == 0
+    assert service.store.clocks["j"].hosts["node1"].samples == 0
 
 
 def test_kernels_that_a_capture_cut_say_nothing_of_clocks() -> None:
@@ -133,17 +133,17 @@ def test_kernels_that_a_capture_cut_say_nothing_of_clocks() -> None:
     service.store.operations.rows["censored"][_AMOUNT:] = True
     service.clocks.learn(service.kernels())
     service.clocks.estimate(0)
-    assert sorted(service.store.clocks) == ["node1"]
+    assert sorted(service.store.clocks["j"].hosts) == ["node1"]
 
 
 def test_before_anything_was_seen_nothing_is_claimed() -> None:
     store = Store()
     clocks = Clocks(store, Hosts(store))
     clocks.estimate(0)
-    assert clocks.check() is None
-    assert store.clock_reference is None
+    assert clocks.check("j") is None
+    assert store.clocks == {}
     assert clocks.sigma_ns().tolist() == [np.inf]
-    assert clocks.is_trusted()
+    assert clocks.is_trusted("j")
 
 
 def test_clocks_that_contradict_what_was_seen_are_not_trusted() -> None:
@@ -154,9 +154,9 @@ def test_clocks_that_contradict_what_was_seen_are_not_trusted() -> None:
     disagreeing.start_ns[:, 1] += 400_000
     service.clocks.learn(disagreeing)
     service.clocks.estimate(0)
-    assert not service.clocks.is_trusted()
-    assert (service.store.clock_violation_ratio or 0) > 0.1
-    assert not service.store.clocks_are_trusted
+    assert not service.clocks.is_trusted("j")
+    assert (service.store.clocks["j"].violation_ratio or 0) > 0.1
+    assert not service.store.clocks["j"].are_trusted
     assert np.isinf(service.clocks.sigma_ns()).all()
 
 
@@ -168,10 +168,10 @@ def test_collectives_that_are_each_off_by_another_time_were_joined_wrongly_and_d
     slipped.start_ns[:, 1] += np.where(np.arange(_AMOUNT) % 2, 400_000, -400_000)
     service.clocks.learn(slipped)
     service.clocks.estimate(0)
-    check = service.clocks.check()
+    check = service.clocks.check("j")
     assert check is not None
     assert (check.violations, check.misjoined) == (0, _AMOUNT)
-    assert service.clocks.is_trusted()
+    assert service.clocks.is_trusted("j")
 
 
 @pytest.mark.parametrize("cut", [1, 150])
@@ -179,10 +179,10 @@ def test_later_collectives_improve_an_estimate(cut: int) -> None:
     service = _Service()
     service.clocks.learn(service.kernels(first=cut))
     service.clocks.estimate(0)
-    few = service.store.clocks["node2"].samples
+    few = service.store.clocks["j"].hosts["node2"].samples
     service.clocks.learn(service.kernels())
     service.clocks.estimate(_SECOND)
-    assert service.store.clocks["node2"].samples >= few
+    assert service.store.clocks["j"].hosts["node2"].samples >= few
 
 
 def test_what_a_host_says_of_its_clock_stands_until_collectives_tell() -> None:
@@ -193,10 +193,29 @@ def test_what_a_host_says_of_its_clock_stands_until_collectives_tell() -> None:
     }
     service.clocks.believe(said)
     service.clocks.estimate(0)
-    assert service.store.clocks["node2"].told_by == "prior"
-    assert service.store.clocks["node2"].offset_ns == _AHEAD_NS + 300_000
+    assert service.store.clocks["j"].hosts["node2"].told_by == "prior"
+    assert service.store.clocks["j"].hosts["node2"].offset_ns == _AHEAD_NS + 300_000
     assert np.isinf(service.clocks.joining_slack_ns()[1])
     service.clocks.learn(service.kernels())
     service.clocks.estimate(2 * _SECOND)
-    assert service.store.clocks["node2"].told_by == "collectives"
-    assert abs(service.store.clocks["node2"].offset_ns - _AHEAD_NS) < 10_000
+    assert service.store.clocks["j"].hosts["node2"].told_by == "collectives"
+    assert abs(service.store.clocks["j"].hosts["node2"].offset_ns - _AHEAD_NS) < 10_000
+
+
+def test_each_job_has_clocks_of_its_own() -> None:
+    """Operations tie hosts of one job only: two jobs on other hosts, and a third on one host of either."""
+    pipeline, hosts_of = Pipeline(), {"a": ("n1", "n2"), "b": ("n3", "n4"), "c": ("n1", "n4")}
+    for number, (job, hosts) in enumerate(hosts_of.items()):
+        for rank, host in enumerate(hosts):
+            pid, ahead_ns = 10 * number + rank, _AHEAD_NS * rank
+            for batch in rank_batches(rank, range(_AMOUNT), host=host, pid=pid, offset_ns=ahead_ns):
+                pipeline.ingest_batch(batch, agent=host, session=f"{job}{rank}", job=job)
+    pipeline.finish(0)
+    store = pipeline.store
+    assert {job: clocks.reference for job, clocks in store.clocks.items()} == {"a": "n1", "b": "n3", "c": "n1"}
+    jobs = np.asarray(store.process_job)[store.operations.rows["process"]]
+    for job, (_, ahead) in hosts_of.items():
+        clock = store.clocks[job].hosts[ahead]
+        assert (clock.told_by, round(clock.offset_ns, -4)) == ("collectives", _AHEAD_NS)
+        waits = store.operations.rows["wait_ns"][jobs == job]
+        assert len(waits) == (waits != NO_TIME_NS).sum() == 2 * _AMOUNT

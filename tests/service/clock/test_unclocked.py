@@ -55,6 +55,7 @@ def clocks() -> _Clocks:
     """Of three processes on hosts of their own, with ten operations each, in turn."""
     store = Store()
     store.processes += [Process(host=f"node{host}", pid=1) for host in range(3)]
+    store.process_job += ["j"] * 3
     rows = empty_operations(30)
     rows["process"] = np.arange(30) % 3
     store.operations.append(rows)

@@ -52,7 +52,7 @@ def test_with_estimated_clocks_both_are_measured(tmp_path: Path) -> None:
 
 
 def test_without_clocks_a_broadcast_over_hosts_has_no_transfer_and_nobody_was_last(tmp_path: Path) -> None:
-    pipeline = Pipeline(clock_estimator=Unknowing())
+    pipeline = Pipeline(make_estimator=Unknowing)
     found = measured(pipeline, tmp_path)
     assert found["AllReduce"][0] == found["AllReduce"][1] > 0
     assert found["Broadcast"][1] == 0
@@ -61,10 +61,10 @@ def test_without_clocks_a_broadcast_over_hosts_has_no_transfer_and_nobody_was_la
 
 
 def test_what_hosts_say_of_their_clocks_measures_nothing_across_them(tmp_path: Path) -> None:
-    pipeline = Pipeline(clock_estimator=Unknowing())
+    pipeline = Pipeline(make_estimator=Unknowing)
     said = {name: ClockPrior(heartbeat_offset_ns=0, error_ns=1_000) for name in ("node00", "node01")}
     pipeline.set_clock_priors(said)
     found = measured(pipeline, tmp_path)
-    assert {clock.told_by for clock in pipeline.store.clocks.values()} == {"prior", "collectives"}
+    assert {clock.told_by for clock in pipeline.store.clocks["j"].hosts.values()} == {"prior", "collectives"}
     assert found["AllReduce"][0] == found["AllReduce"][1] > 0
     assert found["Broadcast"][1] == 0

@@ -14,6 +14,7 @@ from ncclscope_service.store.records import (
     FindingKind,
     HostClock,
     Identity,
+    JobClocks,
     Member,
     Process,
     Severity,
@@ -344,9 +345,8 @@ def _around(build: Builder) -> None:
             build.range(process, 7, f"iteration {step}", begin, begin + 4 * MS)
             build.range(process, 7, "forward", begin, begin + 2 * MS)
         build.range(process, 8, "data loader", START_NS, START_NS + 9 * MS)
-    store.clock_reference, store.clock_violation_ratio = "node1", 0.0
-    store.clocks["node1"] = _clock(0.0, START_NS)
-    store.clocks["node2"] = _clock(float(NODE2_AHEAD_NS), START_NS)
+    clocks = {"node1": _clock(0.0, START_NS), "node2": _clock(float(NODE2_AHEAD_NS), START_NS)}
+    store.clocks["job"] = JobClocks(reference="node1", hosts=clocks, violation_ratio=0.0)
     for node in (1, 2):
         store.captures.append((3 + node, _capture(f"node{node}", START_NS + (node - 1) * NODE2_AHEAD_NS)))
     store.findings += [_finding(FindingKind.LATE_RANK, None), _finding(FindingKind.SLOW_LINK, START_NS + 15 * MS)]

@@ -275,7 +275,7 @@ def test_arrows_of_a_rooted_collective_go_from_the_rank_whose_data_was_waited_fo
 
 def test_while_clocks_contradict_causality_there_are_no_arrows(tmp_path: Path) -> None:
     store = small_run()
-    store.clocks_are_trusted = False
+    store.clocks["job"] = replace(store.clocks["job"], are_trusted=False)
     assert not [event for event in written(store, tmp_path)[0] if event["name"] == "waited for"]
 
 
@@ -436,7 +436,7 @@ def test_an_arrow_that_the_clocks_contradict_is_left_out(tmp_path: Path) -> None
     has_time = wrong["start_true_ns"] > 0
     for name in ("start_true_ns", "end_true_ns"):
         wrong[name][has_time & on_node2] += 10 * MS
-    store.clocks["node2"] = HostClock(
+    store.clocks["job"].hosts["node2"] = HostClock(
         offset_ns=40.0 * MS,
         drift_ppm=0.0,
         at_ns=START_NS,

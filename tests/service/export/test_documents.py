@@ -147,8 +147,8 @@ def test_without_an_operation_the_terminal_lists_the_kernels_by_name() -> None:
 
 def test_without_an_estimate_no_method_and_no_time_of_one_are_named(tmp_path: Path) -> None:
     store = small_run()
-    del store.clocks["node2"]
-    store.clocks["node1"] = replace(store.clocks["node1"], samples=0, at_ns=0)
+    known = store.clocks["job"].hosts["node1"]
+    store.clocks["job"] = replace(store.clocks["job"], hosts={"node1": replace(known, samples=0, at_ns=0)})
     paths = write_run(store, tmp_path)
     document = json.loads(paths["clocks.json"].read_bytes())
     assert (document["method"], list(document["hosts"])) == (None, ["node1"])

@@ -187,8 +187,8 @@ def test_a_kernel_that_was_dropped_leaves_its_columns_null(tmp_path: Path) -> No
 
 def test_true_times_follow_the_published_clock_whatever_was_known_when_the_row_was_measured(tmp_path: Path) -> None:
     store = small_run()
-    clock = replace(store.clocks["node2"], drift_ppm=25.0, at_ns=START_NS, sigma_ns=1700.4)
-    store.clocks["node2"] = clock
+    clock = replace(store.clocks["job"].hosts["node2"], drift_ppm=25.0, at_ns=START_NS, sigma_ns=1700.4)
+    store.clocks["job"].hosts["node2"] = clock
     rows = [row for row in written(store, tmp_path) if row["host"] == "node2" and row["start_ns"] is not None]
     assert rows
     for row in rows:
@@ -203,7 +203,7 @@ def test_true_times_follow_the_published_clock_whatever_was_known_when_the_row_w
 
 def test_a_host_without_a_clock_has_no_true_time_and_no_uncertainty(tmp_path: Path) -> None:
     store = small_run()
-    del store.clocks["node2"]
+    del store.clocks["job"].hosts["node2"]
     rows = [row for row in written(store, tmp_path) if row["host"] == "node2"]
     names = ("start_true_ns", "end_true_ns", "clock_uncertainty_ns")
     assert {row[name] for row in rows for name in names} == {None}
@@ -296,7 +296,7 @@ def slow_true_time(store: Store, host: str, host_ns: int) -> int | None:
     """The formula of the contract with the clock that is published."""
     if host_ns == NO_TIME_NS:
         return None
-    clock, at_ns = store.clocks[host], int(host_ns)
+    clock, at_ns = store.clocks["job"].hosts[host], int(host_ns)
     return at_ns - round(clock.offset_ns + clock.drift_ppm * 1e-6 * (at_ns - clock.at_ns))
 
 

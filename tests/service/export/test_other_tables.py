@@ -18,7 +18,7 @@ from ncclscope_service.export.tables.iterations_file import write_efficiency
 from ncclscope_service.export.tables.kernels_file import launch_plans, write_kernels
 from ncclscope_service.export.tables.operations_file import last_operations_of
 from ncclscope_service.store import rows
-from ncclscope_service.store.records import Ending, FailureLine, HostClock, Verdict
+from ncclscope_service.store.records import Ending, FailureLine, HostClock, JobClocks, Verdict
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 
@@ -75,7 +75,7 @@ def test_reference_times_follow_the_published_formula(tmp_path: Path) -> None:
         interval_hi_ns=None,
         samples=3,
     )
-    store.clocks = {"node2": clock}
+    store.clocks["job"] = JobClocks(hosts={"node2": clock})
     found = written(write_kernels, store, tmp_path)
     for row in found:
         start = row["start_ns"]

@@ -169,9 +169,10 @@ def test_an_empty_service_exposes_itself_and_nothing_else() -> None:
 
 def test_several_hosts_without_an_estimate_have_no_clock() -> None:
     store = fake.small(fake.FakeService()).store(fake.NOW_NS)
-    reference = store.clock_reference
-    assert reference is not None
-    store.clocks = {reference: replace(store.clocks[reference], samples=0)}
+    clocks = store.clocks[fake.JOB]
+    assert clocks.reference is not None
+    alone = {clocks.reference: replace(clocks.hosts[clocks.reference], samples=0)}
+    store.clocks[fake.JOB] = replace(clocks, hosts=alone)
     assert not [
         name
         for name, _ in samples_of(view_of(store))

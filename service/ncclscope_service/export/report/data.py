@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from ncclscope_service.export.json_files import clocks_by_host
 from ncclscope_service.export.report.iterations import (
     NOT_KNOWN,
     activity,
@@ -270,11 +271,12 @@ def _clocks(selection: Selection) -> dict[str, object] | None:
     """Uncertainties around each host's estimate, in microseconds; None without an estimate of another's clock."""
     store = selection.store
     ours = {store.processes[index].host for index in selection.processes()}
-    hosts = sorted(host for host, clock in store.clocks.items() if host in ours and clock.samples)
-    hosts = [host for host in hosts if host != store.clock_reference][:MAX_CLOCKS]
+    known = clocks_by_host(store, selection.jobs)
+    references = {store.clocks[job].reference for job in selection.jobs if job in store.clocks}
+    hosts = sorted(host for host, clock in known.items() if host in ours - references and clock.samples)[:MAX_CLOCKS]
     if not hosts:
         return None
-    clocks = [store.clocks[host] for host in hosts]
+    clocks = [known[host] for host in hosts]
 
     def beside(clock: HostClock, bound: float | None) -> float | None:
         return None if bound is None else round((bound - clock.offset_ns) / 1e3, 4)

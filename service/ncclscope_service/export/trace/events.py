@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclscope_service.export.json_files import finding_record, hosts_without_clock, shown_times
+from ncclscope_service.export.json_files import clock_reference, finding_record, hosts_without_clock, shown_times
 from ncclscope_service.export.selection import (
     ProcessRows,
     Selection,
@@ -122,7 +122,7 @@ class TraceEvents:
             "producer": "ncclscope",
             "time": self._time,
             "time_origin_ns": self._axis.origin_ns if self._time != ORDER_ONLY else None,
-            "clock_reference": self._store.clock_reference,
+            "clock_reference": clock_reference(self._store, self._selection.jobs),
             "hosts_without_clock": hosts_without_clock(self._store),
             "arrow_threshold_us": ARROW_WAIT_NS / 1000,
             "events": counts.events,

@@ -86,7 +86,8 @@ def arrows(selection: Selection) -> Arrows:
     wait for its root, the root of a Reduce or Gather for the sender that started last.
     """
     rows = _waiting_rows(selection)
-    if not selection.store.clocks_are_trusted:
+    clocks = selection.store.clocks
+    if not all(clocks[job].are_trusted for job in selection.jobs if job in clocks):
         rows = rows[:0]
     communicator, coll_seq, wait = rows["communicator"], rows["coll_seq"], rows["wait_ns"]
     order = np.lexsort([rows["rather_late"], coll_seq, communicator])
