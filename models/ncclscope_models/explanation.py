@@ -199,22 +199,24 @@ def _losses(seen: Mapping[At, Seen], gaps: Collection[At]) -> _Losses:
             for line, count in lines.items():
                 counts[group.name, iteration, line][rank] = count
     places = set(gaps)
-    lost = total = 0
+    # Apart: of Sends and Recvs only what the losses of both do not balance shows.
+    lost, total = [0, 0], [1, 1]
     for (name, iteration, line), by_rank in counts.items():
         ranks = {rank for rank in callers[name] if (rank, iteration) in seen}
-        total += sum(by_rank.values())
-        if line.op not in _PAIRS:
+        is_pair = line.op in _PAIRS
+        total[is_pair] += sum(by_rank.values())
+        if not is_pair:
             most = max(by_rank.values())
             fewer = {rank for rank in ranks if by_rank.get(rank, 0) < most}
-            lost += most * len(ranks) - sum(by_rank.values())
+            lost[is_pair] += most * len(ranks) - sum(by_rank.values())
             places |= {(rank, iteration) for rank in fewer}
         elif len(ranks) == sizes[name]:
             other = Line("Recv" if line.op == "Send" else "Send", line.dtype, line.elements)
             missing = sum(counts.get((name, iteration, other), {}).values()) - sum(by_rank.values())
             if missing:
-                lost += max(missing, 0)
+                lost[is_pair] += max(missing, 0)
                 places |= {(rank, iteration) for rank in ranks}
-    return _Losses(frozenset(places), lost / max(1, total))
+    return _Losses(frozenset(places), max(lost[0] / total[0], lost[1] / total[1]))
 
 
 class _Excuses:
