@@ -63,6 +63,22 @@ def test_a_wrong_description_is_named_and_strict_fails(logs: Path) -> None:
     assert _run(logs, changed="layers=3")[0] == 0
 
 
+def test_analyze_with_a_description_finds_it_and_has_the_plan_in_its_report(logs: Path, tmp_path: Path) -> None:
+    fields = [each for each in SHAPE.fields() if not each.startswith("layers=")]
+    words = [word for each in [*fields, "layers=3"] for word in ("--set", each)]
+    made = CliRunner().invoke(main, ["model", "--toml", *words])
+    (tmp_path / "model.toml").write_text(made.output)
+    arguments = ["analyze", str(logs), "--out", str(tmp_path / "out"), "--model", str(tmp_path / "model.toml")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "the description says layers 3, the traffic says 2" in result.output
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())[0]["edits"][0]["observed"] == 2
+    report = (tmp_path / "out" / "report.html").read_text()
+    section = report.partition("</span>Plan</h2>")[2].partition("<h2")[0]
+    assert "the description says layers 3, the traffic says 2" in section
+    assert "UNEXPLAINED" in section
+
+
 def test_a_running_service_is_asked_for_its_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
         "/api/overview": {"jobs": [{"name": "a b"}, {"name": "other"}]},

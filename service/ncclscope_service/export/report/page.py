@@ -19,6 +19,7 @@ from ncclscope_service.export.benchmarks import benchmark_name
 from ncclscope_service.export.json_files import findings_document
 from ncclscope_service.export.report.data import report_data
 from ncclscope_service.export.report.figures import Figures
+from ncclscope_service.export.report.plan import plan_section
 from ncclscope_service.export.report.tables import (
     MAX_TABLE_ROWS,
     bandwidth_text,
@@ -372,6 +373,8 @@ def _contents(
     yield "Where every rank stood", (_standing(last, figures),)
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
+    if any(job in selection.store.plans for job in selection.jobs):
+        yield "Plan", plan_section(selection, figures)
     yield "How each group communicates", _signatures(selection, sums, figures)
     yield "Who sent to whom", figures.traffic()
     yield "How far this can be trusted", _trust(selection, figures)
