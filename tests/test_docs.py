@@ -135,7 +135,7 @@ def test_every_file_that_a_page_names_exists(repository: Path) -> None:
     missing: list[str] = []
     for page in [*(repository / "docs").rglob("*.md"), repository / "CONTRIBUTING.md", repository / "SECURITY.md"]:
         for name in re.findall(rf"`([\w./-]+\.py|(?:{'|'.join(_FOLDERS)})/[\w./-]+)`", page.read_text()):
-            is_ours = name.startswith(tuple(f"{folder}/" for folder in (*_FOLDERS, *_PACKAGES)))
+            is_ours = name.startswith(("test_", *(f"{folder}/" for folder in (*_FOLDERS, *_PACKAGES))))
             if (
                 is_ours
                 and "YOURS" not in name
