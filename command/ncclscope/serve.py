@@ -135,7 +135,7 @@ _SECTIONS: Final = {
     "Who gets findings and metrics": ("webhooks", "apprise_urls", "otlp_url", "least", "public_url"),
     "Reports of jobs": ("snapshot_on_end", "keep_snapshots", "job_silence"),
     "What is known of the machine and the job": (
-        *("baseline", "calibration", "model", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
+        *("baseline", "calibration", "models", "gpus_per_node", "tp", "pp", "dp", "ep", "cp", "set"),
     ),
     "State on disk": ("journal_fsync", "journal_limit", "state_every", "stop_seconds"),
 }

@@ -98,7 +98,7 @@ def records_of_steps(steps: int, *, step_ns: int, microbatches: int) -> Columns:
 
 
 def test_records_of_inspector_alone_tell_how_long_a_step_is() -> None:
-    store = Store()
+    store = Store(processes=[Process(host="node1", pid=10)], process_job=["j"])
     assert inspected_steps_ns(store) == {}
     store.inspected.append(records_of_steps(20, step_ns=900_000_000, microbatches=4))
     assert inspected_steps_ns(store) == {"j": 900_000_000}
