@@ -65,6 +65,7 @@ _ACTING = {
         "spool.keeper",
         "files.watch",
         "node.asked",
+        "node.dcgm",
         "node.machine_port",
         "node.nvml",
         "node.ras_port",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Final, TypeVar, cast
+from urllib.parse import urlsplit
 
 from ncclscope_agent.credentials import Credentials
 from ncclscope_wire.errors import ConfigError
@@ -144,6 +145,11 @@ class AgentSettings:
         False,
         "Read the counters of this machine's NICs (sysfs) and GPUs (NVML), as evidence in findings.",
         unit="yes|no",
+    )
+    dcgm: str = _set(
+        "",
+        "Endpoint of dcgm-exporter (usually http://localhost:9400/metrics) that --counters asks about GPUs, not NVML.",
+        unit="URL",
     )
     counters_seconds: float = _set(5.0, "Pause between looks of --counters.", unit="seconds", low=0.5, high=3600)
     nice: int = _set(
@@ -388,6 +394,10 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
         )
     if settings.ras and settings.ras_address is None:
         yield f"--ras: {settings.ras!r} is not HOST:PORT with a port of 1 to 65535"
+    if settings.dcgm and not settings.counters:
+        yield "--dcgm says whom --counters asks about GPUs: give --counters too"
+    if settings.dcgm and not _is_endpoint(settings.dcgm):
+        yield f"--dcgm: {settings.dcgm!r} is not the address of an endpoint, such as http://localhost:9400/metrics"
     if settings.log_format not in ("auto", "json", "text"):
         yield f"--log-format: {settings.log_format!r} is not auto, json or text"
     if settings.tls_key and not settings.tls_cert:
@@ -403,3 +413,9 @@ def _faults(settings: AgentSettings) -> Iterator[str]:
         zones_ns(settings.log_timezone, now_ns=0)
     except ValueError as fault:
         yield f"--log-timezone: {fault}; give auto, UTC, local, +02:00 or a name such as Europe/Berlin"
+
+
+def _is_endpoint(address: str) -> bool:
+    """Whether this is the address of an endpoint: http or https, with a host."""
+    parts = urlsplit(address)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -187,7 +187,7 @@ def followers(settings: AgentSettings, resources: ExitStack, *, host: str, now_w
         followed.append(Followed(follower=ras, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
     if settings.counters:
         tick = settings.counters_seconds
-        machine = MachineFollower(host)
+        machine = MachineFollower(host, dcgm=settings.dcgm)
         followed.append(Followed(follower=machine, tick_min_seconds=tick, tick_max_seconds=tick, in_thread=True))
     return followed
 

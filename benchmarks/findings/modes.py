@@ -80,8 +80,8 @@ class _Job(NamedTuple):
     chunk_seconds: float
     """Length of an export."""
     profiled: tuple[int, int] | None = None
-    """Steps of which PyTorch's profiler writes traces. NCCL's ranges have payloads there, and no group is split off
-    another: exports say ranks of such a group when it ends."""
+    """Steps of which PyTorch's profiler writes traces. NCCL's ranges have payloads there, dumps of Inspector say when
+    channels began and ended, and no group is split off another: exports say ranks of such a group when it ends."""
 
 
 JOBS: Final = {
@@ -104,6 +104,7 @@ MODES: Final[dict[str, Mode]] = {
     "40 s of every 100 s": Mode("long", captured=(0.0, 40.0, 100.0)),
     "Inspector only": Mode("usual", logs=False, inspector=True),
     "Inspector only, at its end": Mode("usual", logs=False, inspector=True, is_live=False),
+    "Inspector only, verbose": Mode("profiled", logs=False, inspector=True),
     "nsys only": Mode("usual", logs=False, captured=_ALWAYS),
     "nsys only, payloads of ranges": Mode("profiled", logs=False, captured=_ALWAYS),
     "PyTorch traces of 20 steps only": Mode("profiled", logs=False, traces=True, is_live=False),
@@ -183,6 +184,7 @@ def _scenario(name: str, shape: str, speed: str, nth: int) -> Scenario:
     text = fault.text.format(ms=ms, at=job.stops_at, onset=job.fault_step)
     config = replace(
         SHAPES[shape], step_seconds=job.step_seconds, iterations=job.steps, seed=nth + 1, inspector="v4.2",
+        inspector_verbose=job.profiled is not None,
         microbatches=min(2, SHAPES[shape].microbatches), chunk_seconds=job.chunk_seconds, hang_seconds=25.0,
         compute_cv=noise.compute_cv, bandwidth_cv=noise.bandwidth_cv, noise_correlation=noise.noise_correlation,
         imbalance=noise.imbalance, faults=parse_faults((text,)), profiled=job.profiled,

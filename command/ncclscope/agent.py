@@ -85,6 +85,7 @@ _SECTIONS: Final = {
         "flight_recorder",
         "ras",
         "counters",
+        "dcgm",
         "log_timezone",
         "nsys",
         "follow_links",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from ncclscope.baseline import baseline_option, read_baselines
 from ncclscope.calibration import calibration_option, read_calibrations, transfers_of
@@ -26,6 +27,7 @@ from ncclscope_wire.errors import ConfigError, FormatError
 if TYPE_CHECKING:
     from ncclscope.offline import OfflineRun
     from ncclscope_service.export.comparison import RunFigures
+    from ncclscope_service.store.records import Finding
 
 _NOTHING_READABLE = 3
 _TRACED_OPERATIONS = 50_000
@@ -65,6 +67,13 @@ _NAMED: Final = 5
     "exports, else UTC.",
 )
 @click.option(
+    "--seen",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Hangs that a service saw while the job ran, as in findings.json: files do not tell how long nothing came, "
+    "and a job that was ended at work looks like one that hung.",
+)
+@click.option(
     "--compare",
     "compared",
     metavar="DIR",
@@ -93,6 +102,7 @@ def analyze(
     job: str,
     iterations: str | None,
     log_timezone: str | None,
+    seen: Path | None,
     compared: tuple[Path, ...],
     jobs: int,
     baselines: tuple[Path, ...],
@@ -124,6 +134,7 @@ def analyze(
         calibration=transfers_of(read_calibrations(calibrations)),
         description=described,
         thresholds=thresholds(),
+        seen_hangs=_seen_hangs(seen, job),
     )
     read = partial(run_offline, settings=settings, log_timezone=log_timezone, progress=_progress, jobs=jobs)
     try:
@@ -152,6 +163,19 @@ def analyze(
 
 
 analyze.params.append(config_option(None))
+
+
+def _seen_hangs(path: Path | None, job: str) -> tuple[Finding, ...]:
+    """The hangs in a file of findings that were open, as those of this job."""
+    from ncclscope_service.store.records import Finding, FindingKind  # noqa: PLC0415
+
+    if path is None:
+        return ()
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[Finding])
+    except (msgspec.MsgspecError, OSError, ValueError) as error:
+        raise click.UsageError(f"--seen: {path} is no list of findings: {error}") from error
+    return tuple(replace(each, job=job) for each in found if each.kind is FindingKind.HANG and each.until_ns is None)
 
 
 def _compared(paths: tuple[Path, ...], read: Callable[..., OfflineRun]) -> RunFigures | None:

@@ -26,7 +26,7 @@ import click
 
 from ncclscope.extras import require_service, require_writable
 from ncclscope.serve import is_free_port, ports_of_service
-from ncclscope.simulate import configuration_of
+from ncclscope.simulate import BEHIND, configuration_of
 from ncclscope.snapshot import fetch_snapshot
 
 _START_SECONDS: Final = 180
@@ -166,6 +166,7 @@ class DemoRun:
     nodes: int = 4
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, "subprocess.Popen[bytes]"])
     found: FoundFindings = field(default_factory=FoundFindings)
+    _pauses_told: int = field(default=0, init=False)
 
     @property
     def url(self) -> str:
@@ -222,12 +223,23 @@ class DemoRun:
             if time.monotonic() - looked >= _LOOK_SECONDS:
                 for line in self.found.new_lines(_overview_of(self.url).get("findings", []), time.monotonic() - began):
                     click.echo(line)
+                for line in self.new_pauses():
+                    click.echo(
+                        f"+{time.monotonic() - began:3.0f} s      {line}; that pause is no fault, and may be called one"
+                    )
                 sys.stdout.flush()
                 looked = time.monotonic()
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     raise click.ClickException(f"{name} {_how(process)}: {self._last_words(name)}")
             time.sleep(0.2)
+
+    def new_pauses(self) -> list[str]:
+        """What the simulator said since the last look of times in which it could not keep up."""
+        lines = (self.folder / "cluster.log").read_text(errors="replace").splitlines()
+        pauses = [line for line in lines if line.startswith(BEHIND)]
+        new, self._pauses_told = pauses[self._pauses_told :], len(pauses)
+        return new
 
     def end_training(self) -> None:
         """Lets the job end: communicators are destroyed, the last capture is finished."""

@@ -48,8 +48,8 @@ class ReportRun:
     folder: Path
     _service: int | None = field(default=None, init=False)
     _page: str | None = field(default=None, init=False)
-    _stuck: tuple[str, ...] = field(default=(), init=False)
-    """Hangs that the service saw, a line each."""
+    _stuck: Sequence[Mapping[str, Any]] = field(default=(), init=False)
+    """Hangs that the service saw."""
 
     @property
     def exports(self) -> Path:
@@ -128,29 +128,30 @@ class ReportRun:
 
     def write(self, log_file: str) -> None:
         """Analyzes the run's logs and exports into the folder, and prints what it found in ten lines."""
-        for line in self._stuck:
-            say(line)
         say("writing the report")
         paths = [*sorted(glob.glob(glob_of(log_file))), str(self.exports)]
-        command = [sys.executable, "-m", "ncclscope", "analyze", "--brief", *paths, "--out", str(self.folder)]
+        seen = self.folder / "service" / "hangs.json"
+        seen.write_text(json.dumps(self._stuck))
+        command = [sys.executable, "-m", "ncclscope", "analyze", "--brief", "--seen", str(seen), *paths]
+        command += ["--out", str(self.folder)]
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             say(f"no report: give {self.folder} to `ncclscope analyze`")
         else:
             say(f"report {self.folder / 'report.html'}")
 
 
-def hangs(overview: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each hang that was open when the job ended, or is said to be over since, because of that.
+def hangs(overview: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The hangs that were open when the job ended, or that are said to be over since, because of that; as open.
 
     Files do not say how long nothing came before somebody ended the job: a job that was killed at work looks the same.
     """
     found: Sequence[Mapping[str, Any]] = overview.get("findings", ())
-    newest: dict[tuple[int, ...], str] = {}
+    newest: dict[tuple[int, ...], Mapping[str, Any]] = {}
     for each in sorted(found, key=lambda finding: finding["since_ns"]):
         is_last = each["until_ns"] is None or overview["now_ns"] - each["until_ns"] < _JUST_NOW_NS
         if each["kind"] == "hang" and is_last:
-            newest[tuple(each["ranks"])] = f"while it ran: hang ({each['confidence']:.0%} sure): {each['summary']}"
-    return tuple(newest.values())
+            newest[tuple(each["ranks"])] = {**each, "until_ns": None}
+    return sorted(newest.values(), key=lambda each: not each["ranks"])
 
 
 def say(text: str) -> None:

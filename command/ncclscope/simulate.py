@@ -372,6 +372,10 @@ def _iterations(text: str | None) -> tuple[int, int] | None:
     return int(first), int(last or first)
 
 
+BEHIND: Final = "this machine is too busy to simulate in real time: the job wrote nothing for"
+_BEHIND_NS: Final = 3_000_000_000
+
+
 def _play(config: SimulationConfig, out: Path, seconds: float | None) -> None:
     """Plays a job against the wall clock until its end, a signal, or the time given."""
     stop = threading.Event()
@@ -386,8 +390,12 @@ def _play(config: SimulationConfig, out: Path, seconds: float | None) -> None:
     click.echo(f"simulating {config.world} ranks into {out}", err=True)
     ends_ns = None if seconds is None else begins_ns + int(seconds * 1e9)
     stopped = False
+    looked_ns = time.time_ns()
     while True:
         now_ns = time.time_ns()
+        if now_ns - looked_ns > _BEHIND_NS and not stopped:
+            click.echo(f"{BEHIND} {(now_ns - looked_ns) / 1e9:.0f} s", err=True)
+        looked_ns = now_ns
         player.advance(now_ns, is_stopping=stop.is_set)
         if not stopped and (stop.is_set() or (ends_ns is not None and now_ns >= ends_ns)):
             player.stop(now_ns)

@@ -234,6 +234,7 @@ class Pipeline:
             steps_ns=self._grouping.steps_ns(),
             silent_hosts=silent_hosts,
             thresholds={**self.settings.thresholds, **self.changed_thresholds},
+            seen_hangs=self.settings.seen_hangs,
             final=final,
         )
 

@@ -21,9 +21,9 @@ SECOND = 1_000_000_000
 class Node:
     """A node that is looked at every 5 s."""
 
-    def __init__(self, sys: Path, nvml: FakeNvml | None = None, *, nvml_seconds: float = 60.0) -> None:
+    def __init__(self, sys: Path, nvml: FakeNvml | None = None, *, dcgm: str = "", gpu_seconds: float = 60.0) -> None:
         module = None if nvml is None else as_pynvml(nvml)
-        self.follower = MachineFollower("node07", sys=sys, nvml=lambda: module, nvml_seconds=nvml_seconds)
+        self.follower = MachineFollower("node07", sys=sys, nvml=lambda: module, dcgm=dcgm, gpu_seconds=gpu_seconds)
         self.looks = 0
         self.skipped: list[str] = []
 
@@ -160,12 +160,12 @@ def test_a_driver_that_holds_its_caller_up_holds_up_no_nic(tmp_path: Path) -> No
     port = write_nic(tmp_path, "mlx5_2")
     nvml = FakeNvml([FakeGpu()])
     nvml.holds = threading.Event()
-    node = Node(tmp_path, nvml, nvml_seconds=0.01)
+    node = Node(tmp_path, nvml, gpu_seconds=0.01)
     assert node.look() == []
     (port / "state").write_text(f"{DOWN}\n")
     assert node.look() == ["!mlx5_2 port 1 is DOWN"]
     assert node.skipped == ["machine_nvml_slow"]
-    threads = [thread for thread in threading.enumerate() if thread.name == "nvml"]
+    threads = [thread for thread in threading.enumerate() if thread.name == "gpus"]
     assert len(threads) == 1, "the call that hangs is waited for, and no other is made"
     nvml.holds.set()
     threads[0].join(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -176,18 +177,44 @@ print("job output", flush=True)
 """A job that writes the logs of a simulated one where NCCL would."""
 
 
-def test_a_hang_that_the_service_saw_is_told_with_the_report_and_one_that_passed_is_not() -> None:
-    def finding(kind: str, until_ns: int | None, summary: str) -> dict[str, object]:
-        return {"kind": kind, "since_ns": 1, "until_ns": until_ns, "ranks": [2], "confidence": 0.9, "summary": summary}
+def _finding(kind: str, until_ns: int | None, summary: str = "rank 2 is missing") -> dict[str, object]:
+    """As the service's overview has it."""
+    common = {"severity": "critical", "job": "run", "since_ns": 1, "ranks": [2], "hosts": ["n0"], "confidence": 0.9}
+    return {"kind": kind, "until_ns": until_ns, "summary": summary, "evidence": {"state": "not_enqueued"}, **common}
 
+
+def test_of_the_hangs_that_the_service_saw_those_count_that_did_not_pass() -> None:
     now_ns = 100 * 10**9
-    seen = [finding("hang", None, "rank 2 is missing"), finding("late_rank", None, "rank 1 is late")]
-    told = ("while it ran: hang (90% sure): rank 2 is missing",)
-    assert hangs({"now_ns": now_ns, "findings": seen}) == told
-    over = [finding("hang", now_ns - 10**9, "rank 2 is missing")]
-    assert hangs({"now_ns": now_ns, "findings": over}) == told, "the end of the job ended it"
-    assert hangs({"now_ns": now_ns, "findings": [finding("hang", 10**9, "rank 2 is missing")]}) == ()
-    assert hangs({}) == ()
+    hang = _finding("hang", None)
+    assert hangs({"now_ns": now_ns, "findings": [hang, _finding("late_rank", None)]}) == [hang]
+    over = _finding("hang", now_ns - 10**9)
+    assert hangs({"now_ns": now_ns, "findings": [over]}) == [hang], "the end of the job ended it"
+    assert hangs({"now_ns": now_ns, "findings": [_finding("hang", 10**9)]}) == []
+    assert hangs({}) == []
+
+
+def test_a_report_of_a_job_that_stood_still_says_what_the_service_saw_and_files_do_not_tell(tmp_path: Path) -> None:
+    job, seen = tmp_path / "job", tmp_path / "hangs.json"
+    shape = ("--nodes", "1", "--gpus", "4", "--tp", "2", "--pp", "1", "--dp", "2")
+    simulated = run_command("simulate", "--out", str(job), *shape, "--iterations", "30", "--fault", "hang:rank=2,at=20")
+    assert simulated.returncode == 0, simulated.stderr
+
+    def verdict(*options: str) -> dict[str, object]:
+        out = tmp_path / "report"
+        done = run_command("analyze", str(job / "logs"), "--out", str(out), *options)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((out / "summary.json").read_text())["verdicts"]
+        return dict(next(iter(found.values())) if isinstance(found, dict) else found[0])
+
+    assert verdict()["ending"] == "unclear"
+    seen.write_text(json.dumps(hangs({"now_ns": 2, "findings": [_finding("hang", None)]})))
+    told = verdict("--seen", str(seen))
+    assert (told["ending"], told["ranks"]) == ("hang", [2])
+    assert "rank 2 is missing" in str(told["summary"])
+    seen.write_text("{}")
+    wrong = run_command("analyze", str(job / "logs"), "--out", str(tmp_path / "report"), "--seen", str(seen))
+    assert wrong.returncode == 2
+    assert "is no list of findings" in wrong.stderr
 
 
 @pytest.mark.slow

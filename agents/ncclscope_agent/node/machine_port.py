@@ -1,7 +1,7 @@
-"""Reads this machine's counters every few seconds: NICs from sysfs, GPUs from NVML. Nothing is written anywhere.
+"""Reads this machine's counters every few seconds: NICs from sysfs, GPUs from NVML or DCGM. Nothing is written.
 
-Files of sysfs are small and are read one by one; what cannot be read is not known. NVML is asked in a thread of its
-own, since a GPU that fell off the bus may hold up its calls for ever.
+Files of sysfs are small and are read one by one; what cannot be read is not known. GPUs are asked in a thread of its
+own, since one that fell off the bus may hold up NVML's calls for ever.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ncclscope_agent.node.asked import ANSWERED, AskedFollower
+from ncclscope_agent.node.dcgm import Dcgm
 from ncclscope_agent.node.nvml import Nvml, Pynvml, load_pynvml
 from ncclscope_agent.sources.machine import (
     CONGESTION_COUNTERS,
@@ -28,7 +29,7 @@ from ncclscope_wire.records import Source, SourceKind
 
 SYS: Final = Path("/sys")
 _MOST_BYTES: Final = 4096
-_NVML_SECONDS: Final = 2.0
+_GPU_SECONDS: Final = 2.0
 _RATE: Final = re.compile(r"([\d.]{1,16}) Gb/sec(?: \((\d{1,3})X)?")
 """*Source:* Linux `drivers/infiniband/core/sysfs.c:rate_show`: "200 Gb/sec (4X HDR)"."""
 
@@ -36,41 +37,49 @@ _RATE: Final = re.compile(r"([\d.]{1,16}) Gb/sec(?: \((\d{1,3})X)?")
 def read_ports(sys: Path = SYS) -> list[PortReading]:
     """All ports of RDMA NICs, by name; none where there are none."""
     found: list[PortReading] = []
-    for device in _entries(sys / "class/infiniband"):
-        for port in _entries(device / "ports"):
-            if port.name.isdecimal():
-                found.append(_read_port(device, port))
+    for device in _entries(f"{sys}/class/infiniband"):
+        for port in _entries(f"{sys}/class/infiniband/{device}/ports"):
+            if not port.isdecimal():
+                continue
+            try:
+                folder = os.open(f"{sys}/class/infiniband/{device}/ports/{port}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue  # it has just gone
+            try:
+                found.append(_read_port(device, int(port), folder))
+            finally:
+                os.close(folder)
     return found
 
 
-def _read_port(device: Path, port: Path) -> PortReading:
-    rate = _RATE.match(_text(f"{port}/rate") or "")
-    state = (_text(f"{port}/state") or "").rpartition(": ")[2]
-    folders = [(f"{port}/counters", ERROR_COUNTERS), (f"{port}/hw_counters", CONGESTION_COUNTERS)]
-    counters = {name: _number(f"{folder}/{name}") for folder, names in folders for name in names}
+def _read_port(device: str, port: int, folder: int) -> PortReading:
+    rate = _RATE.match(_text(folder, "rate") or "")
+    state = (_text(folder, "state") or "").rpartition(": ")[2]
+    counters = {name: _number(folder, f"counters/{name}") for name in ERROR_COUNTERS}
+    counters |= {name: _number(folder, f"hw_counters/{name}") for name in CONGESTION_COUNTERS}
     return PortReading(
-        device=device.name[:64],
-        port=int(port.name),
+        device=device[:64],
+        port=port,
         state=state[:32] or None,
         width=int(rate[2]) if rate and rate[2] else None,
         gbit_per_s=float(rate[1]) if rate and rate[1].replace(".", "", 1).isdecimal() else None,
-        pcie_width=_number(f"{device}/device/current_link_width"),
-        pcie_width_most=_number(f"{device}/device/max_link_width"),
+        pcie_width=_number(folder, "../../device/current_link_width"),
+        pcie_width_most=_number(folder, "../../device/max_link_width"),
         counters={name: value for name, value in counters.items() if value is not None},
     )
 
 
-def _entries(folder: Path) -> list[Path]:
+def _entries(folder: str) -> list[str]:
     try:
-        return sorted(folder.iterdir())
+        return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _text(path: str) -> str | None:
-    """By descriptor and plain name: a look reads hundreds of files, and buffers and Paths cost more than they do."""
+def _text(folder: int, name: str) -> str | None:
+    """By descriptors: a look reads hundreds of files, and buffers, Paths and the way from the root cost more."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except OSError:
         return None
     try:
@@ -81,13 +90,16 @@ def _text(path: str) -> str | None:
         os.close(descriptor)
 
 
-def _number(path: str) -> int | None:
-    text = _text(path)
+def _number(folder: int, name: str) -> int | None:
+    text = _text(folder, name)
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 class MachineFollower(AskedFollower):
-    """NICs and GPUs of this host. `nvml`: gives the module that GPUs are asked by, None for no GPUs."""
+    """NICs and GPUs of this host.
+
+    `nvml`: gives the module that GPUs are asked by, None for no GPUs. `dcgm`: an endpoint that is asked instead.
+    """
 
     def __init__(
         self,
@@ -95,13 +107,15 @@ class MachineFollower(AskedFollower):
         *,
         sys: Path = SYS,
         nvml: Callable[[], Pynvml | None] = load_pynvml,
-        nvml_seconds: float = _NVML_SECONDS,
+        dcgm: str = "",
+        gpu_seconds: float = _GPU_SECONDS,
     ) -> None:
         super().__init__(Source(kind=SourceKind.MACHINE, name=f"counters of {host}", key=f"machine:{host}"))
         self._host = host
         self._sys = sys
-        self._nvml_seconds = nvml_seconds
-        self._module = nvml()
+        self._gpu_seconds = gpu_seconds
+        self._dcgm = Dcgm(dcgm, gpu_seconds) if dcgm else None
+        self._module = None if dcgm else nvml()
         self._nvml: Nvml | None = None
         self._asking: _Asking | None = None
         self._watch = MachineWatch()
@@ -117,19 +131,24 @@ class MachineFollower(AskedFollower):
         self._watch = MachineWatch()
 
     def _gpus(self) -> tuple[list[GpuReading] | None, str]:
-        if self._module is None:
+        if self._module is None and self._dcgm is None:
             return [], ANSWERED
+        asked = "nvml" if self._dcgm is None else "dcgm"
         asking = self._asking = self._asking or _Asking(self._read_gpus)
-        asking.join(self._nvml_seconds)
+        asking.join(self._gpu_seconds)
         if asking.is_alive():
-            return None, "nvml_slow"
+            return None, f"{asked}_slow"
         self._asking = None
         if asking.gpus is None:
             self._nvml = None  # a driver that was loaded again is found at the next look
-            return None, "nvml_failed"
+            return None, f"{asked}_failed"
         return asking.gpus, ANSWERED
 
     def _read_gpus(self) -> list[GpuReading] | None:
+        if self._dcgm is not None:
+            with suppress(OSError, ValueError):
+                return self._dcgm.read()
+            return None
         assert self._module is not None
         with suppress(self._module.NVMLError):
             self._nvml = self._nvml or Nvml(self._module)
@@ -138,10 +157,10 @@ class MachineFollower(AskedFollower):
 
 
 class _Asking(threading.Thread):
-    """One call of NVML, which may never come back."""
+    """One question, of which NVML's answer may never come."""
 
     def __init__(self, ask: Callable[[], list[GpuReading] | None]) -> None:
-        super().__init__(name="nvml", daemon=True)
+        super().__init__(name="gpus", daemon=True)
         self._ask = ask
         self.gpus: list[GpuReading] | None = None
         self.start()

@@ -164,6 +164,11 @@ class Detectors:
         self._bandwidth_drop.evict_communicators(communicators)
         self._mismatch.evict_communicators(communicators)
 
+    @property
+    def has_open_hang(self) -> bool:
+        """Whether a hang is found, and open."""
+        return self._hang.is_open
+
     def hang_at_end(
         self, counts: Columns, context: Context, moments: Callable[[], Sequence[Columns]]
     ) -> Finding | None:
@@ -423,13 +428,15 @@ class Detection:
         steps_ns: Mapping[str, int],
         silent_hosts: frozenset[str],
         thresholds: Mapping[str, float],
+        seen_hangs: Sequence[Finding] = (),
         final: bool,
     ) -> None:
         """Hands the detectors what was measured, by time, and renews `Store.findings`.
 
         Offline (`final`) hours may come at once: detectors get them a second at a time, as they would have live, and
         silence after the newest line means nothing. `steps_ns`: how long a step of each job takes, where that is known.
-        `thresholds`: what is not as by default (`settings.settings_of`).
+        `thresholds`: what is not as by default (`settings.settings_of`). `seen_hangs`: what a service saw of a job that
+        is over (`PipelineSettings`).
         """
         at_ns = self._newest_time(measured) if final else now_ns
         silence_at_ns = at_ns if final else self._silence_clock.time_at(now_ns)
@@ -454,7 +461,7 @@ class Detection:
                     job.detectors.ingest_moved_stamps(moved[name], context, at_ns)
                 job.findings = job.detectors.findings(at_ns, silence_at_ns=silence_at_ns)
                 if context is not None:
-                    self._judge_end(job, context, silence_at_ns, have_ended)
+                    self._judge_end(job, context, silence_at_ns, have_ended, seen_hangs)
                 job.fails_since_ns = None
                 continue
             job.fails_since_ns = job.fails_since_ns or at_ns
@@ -468,13 +475,16 @@ class Detection:
         context: Context,
         silence_at_ns: int,
         have_ended: Callable[[], Mapping[str, Mapping[int, bool]]],
+        seen_hangs: Sequence[Finding],
     ) -> None:
         """Says how a job ended that is over, or would have if nothing more came of one that is silent."""
         counts = job.progress.rows
         if context.is_over:
             living, moments = self._groups.without_ended(context), partial(earlier_counts, self._store, context.job)
             hang = job.detectors.hang_at_end(counts, living, moments)
-            job.findings = by_urgency([*job.findings, *((hang,) if hang else ())])
+            seen = next((each for each in seen_hangs if each.job == context.job), None)
+            found = () if job.detectors.has_open_hang else (hang or seen,)
+            job.findings = by_urgency([*job.findings, *filter(None, found)])
         is_stuck = any(each.kind is FindingKind.HANG and each.until_ns is None for each in job.findings)
         newest_ns = int(counts["last_ns"].max(initial=NO_TIME_NS))
         is_silent = newest_ns != NO_TIME_NS and silence_at_ns - newest_ns > _SILENT_NS

@@ -55,6 +55,10 @@ class SlowSteps:
         self._alarm: Drop | None = None
         self._alarmed_ns = 0
         """When the alarm came on."""
+        self._before = np.zeros(3)
+        """Medians by then of the steps before those that are longer: duration, operations, bytes."""
+        self._first = 0
+        """The first step that was longer."""
         self._closed: deque[Finding] = deque(maxlen=_CLOSED_KEPT)
 
     def ingest_steps(self, steps: Columns, context: Context) -> None:
@@ -71,9 +75,10 @@ class SlowSteps:
             drop = self._watch.drop
             if drop is None and self._alarm is not None:
                 self._closed.append(replace(self._finding(self._alarm), until_ns=started_ns))
+            self._steps.append(step)
             if drop is not None and self._alarm is None:
                 self._alarmed_ns = started_ns
-            self._steps.append(step)
+                self._remember_before(drop)
             self._newest_ns = max(self._newest_ns, started_ns + duration_ns)
             self._alarm = drop
 
@@ -86,15 +91,19 @@ class SlowSteps:
             found.append(self._finding(self._alarm))
         return [each for each in found if not any(_explains(other, each) for other in others)]
 
+    def _remember_before(self, drop: Drop) -> None:
+        """Keeps what steps were: an alarm may stay on for longer than steps are remembered."""
+        self._first = next(number for number, start, *_ in self._steps if start >= drop.since_ns)
+        earlier = [row[2:] for row in self._steps if row[1] < drop.since_ns]
+        self._before = np.median(np.array(earlier or [self._steps[0][2:]]), axis=0)
+
     def _finding(self, drop: Drop) -> Finding:
-        steps = np.array([(start, took, amount, size) for _, start, took, amount, size in self._steps])
-        is_slow = steps[:, 0] >= drop.since_ns
-        before, now = np.median(steps[~is_slow], axis=0), np.median(steps[is_slow], axis=0)
-        share = now[1] / before[1] - 1.0
-        operations, size = (float(now[at] / before[at] - 1.0) if before[at] else 0.0 for at in (2, 3))
+        slow = np.array([row[2:] for row in self._steps if row[1] >= drop.since_ns])
+        before, now = self._before, np.median(slow, axis=0)
+        share = now[0] / before[0] - 1.0
+        operations, size = (float(now[at] / before[at] - 1.0) if before[at] else 0.0 for at in (1, 2))
         has_changed = max(abs(operations), abs(size)) > self._context.settings.slow_steps.changed_share
         is_critical = share >= self._context.settings.slow_steps.critical_share and not has_changed
-        first = next(number for number, start, *_ in self._steps if start >= drop.since_ns)
         cause = (
             f"a step has {operations:+.1%} operations and {size:+.1%} bytes: the work itself has changed"
             if has_changed
@@ -107,18 +116,18 @@ class SlowSteps:
             since_ns=drop.since_ns,
             confidence=0.95,
             summary=(
-                f"steps take {duration_text(now[1])}, {share:.1%} longer than the {duration_text(before[1])} before "
-                f"step {first}; {cause}"
+                f"steps take {duration_text(now[0])}, {share:.1%} longer than the {duration_text(before[0])} before "
+                f"step {self._first}; {cause}"
             ),
             evidence={
-                "step_ns": int(now[1]),
-                "step_before_ns": int(before[1]),
-                "first_step": first,
-                "steps": int(np.count_nonzero(is_slow)),
-                "operations_per_step": float(now[2]),
-                "operations_per_step_before": float(before[2]),
-                "bytes_per_step": float(now[3]),
-                "bytes_per_step_before": float(before[3]),
+                "step_ns": int(now[0]),
+                "step_before_ns": int(before[0]),
+                "first_step": self._first,
+                "steps": len(slow),
+                "operations_per_step": float(now[1]),
+                "operations_per_step_before": float(before[1]),
+                "bytes_per_step": float(now[2]),
+                "bytes_per_step_before": float(before[2]),
             },
         )
 

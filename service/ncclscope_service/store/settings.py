@@ -13,6 +13,7 @@ from typing import Final
 from ncclscope_models.description import Completed
 from ncclscope_models.transfer_estimate import TransferTimes
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
+from ncclscope_service.store.records import Finding
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -88,6 +89,8 @@ class PipelineSettings:
     """What a job is: those of so many ranks are held against it."""
     thresholds: dict[str, float] = field(default_factory=dict[str, float])
     """Thresholds of detectors that are not as by default, by name (`detect.settings.THRESHOLDS`)."""
+    seen_hangs: tuple[Finding, ...] = ()
+    """Of files: hangs that a service saw while the job ran. Files do not tell how long nothing came before its end."""
     settle_ns: int = 10 * SECOND_NS
     """How long ranks that logged nothing yet are waited for before a collective counts as complete without them."""
     patience_ns: int = 120 * SECOND_NS

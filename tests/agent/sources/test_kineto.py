@@ -12,7 +12,7 @@ from agent.trace_samples import BASE_NS, EVENTS, kernel, launch, note, trace
 from ncclscope_agent.files.recognise import FileKind, recognise
 from ncclscope_agent.sources.kineto.batches import TRACE_END, is_trace, read_trace
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
-from ncclscope_agent.sources.kineto.json_stream import JsonStream, TraceError
+from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError
 from ncclscope_agent.sources.kineto.trace import TraceLimits
 from ncclscope_wire.batch import ROW_TABLES, Batch
 from ncclscope_wire.codec import decode_message, encode_message
@@ -208,13 +208,41 @@ def test_a_call_that_cannot_be_told_has_a_reason(arguments: dict[str, object], r
     assert CallReader().call({**note(1, 0)["args"], **arguments}) == reason
 
 
+def _members(event: Event) -> dict[str, object]:
+    members: dict[str, object] = {name: getattr(event, name) for name in Event.__struct_fields__ if name != "args"}
+    told = {name: value for name, value in members.items() if value is not None and (name, value) != ("dur", 0)}
+    return {**told, "args": dict(event.arguments())} if event.args else told
+
+
 def test_events_come_alike_however_the_bytes_are_cut() -> None:
     data = trace(EVENTS)
-    for size in (1, 7, 1 << 20):
+    for size in (1, 7, 300, 1 << 20):
         stream = JsonStream(data[at : at + size] for at in range(0, len(data), size))
-        assert list(stream.events()) == EVENTS
+        assert [_members(event) for event in stream.events()] == EVENTS
         assert stream.is_whole
         assert stream.members["traceName"] == "t.json"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"name": "}, {", "args": {"a": [{"b": 1}, {"b": 2}]}}',
+        '{"name": "x", "args": {"occupancy": NaN, "device": 3}}',
+        '{"name": "\\ud800", "ts": 123456789012345678901234567890}',
+        '[{"name": "in a list"}, {"name": "too"}]',
+        "17, null",
+        '{"name": "without a comma"} {"name": "two"}',
+    ],
+)
+def test_many_events_at_once_are_those_that_come_singly(odd: str) -> None:
+    usual = ", ".join(f'{{"name": "{number}", "args": {{"n": {number}}}}}' for number in range(50))
+    data = f'{{"traceEvents": [{usual}, {odd}, {usual}]}}'.encode()
+    singly = JsonStream(data[at : at + 1] for at in range(len(data)))
+    expected = [_members(event) for event in singly.events()]
+    for size in (100, 1000, 1 << 20):
+        stream = JsonStream(data[at : at + size] for at in range(0, len(data), size))
+        assert [_members(event) for event in stream.events()] == expected
+    assert len(expected) >= 100
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,11 @@ def test_steps_that_recover_close_the_finding() -> None:
     (found,) = judged(slow)
     assert found.until_ns is not None
     assert abs(found.until_ns - int(slow["started_ns"][220])) < 12 * _STEP_NS
+
+
+def test_a_job_that_stays_slower_for_longer_than_steps_are_remembered_is_still_compared_with_what_it_was() -> None:
+    early = judged(steps(np.concatenate([noisy(100), noisy(120, 0.10)])))
+    late = judged(steps(np.concatenate([noisy(100), noisy(3_000, 0.10)])))
+    for name in ("step_before_ns", "first_step", "bytes_per_step_before"):
+        assert late[0].evidence[name] == early[0].evidence[name]
+    assert late[0].evidence["steps"] == 720

@@ -11,8 +11,10 @@ import codecs
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, cast
+
+import msgspec
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 EVENTS: Final = "traceEvents"
@@ -21,10 +23,47 @@ _LONGEST_VALUE: Final = 8 << 20
 """Characters of one event or other member; Kineto's own messages (`INFO`) take some 100,000."""
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _BLOCK: Final = 1 << 20
+_BETWEEN: Final = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
+"""What is between two events."""
+_MOST_CUTS: Final = 4
 
 
 class TraceError(ValueError):
     """The text is not, or no longer, a JSON object with events."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of one event, and nothing of it checked; what it does not have is as here."""
+
+    ph: object = None
+    cat: object = None
+    name: object = None
+    ts: object = None
+    dur: object = 0
+    pid: object = None
+    tid: object = None
+    args: msgspec.Raw = msgspec.Raw()
+    """JSON: of most events nobody asks for them."""
+
+    def arguments(self) -> Mapping[str, object]:
+        """What `args` says; nothing where it is no object."""
+        try:
+            found: object = _DECODE(self.args)
+        except (ValueError, RecursionError):
+            found = _read_leniently(self.args)
+        return cast(Mapping[str, object], found) if isinstance(found, dict) else {}
+
+
+def _read_leniently(text: msgspec.Raw) -> object:
+    """What only Python's own reader takes, such as NaN; None if it does not."""
+    try:
+        return json.loads(bytes(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+_DECODE: Final = msgspec.json.Decoder().decode
+_DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
 
 
 class JsonStream:
@@ -34,14 +73,16 @@ class JsonStream:
         self._texts = _texts(iter(blocks))
         self._text = ""
         self._at = 0
+        self._one_by_one_to = 0
+        """Up to here the text is not read by many events at once: it has something that only `json` reads."""
         self._decode = json.JSONDecoder().raw_decode
         self.members: dict[str, object] = {}
         """All but the events, by name."""
         self.is_whole = False
         """Whether the end of the object was read."""
 
-    def events(self) -> Iterator[object]:
-        """The events in the order of the file.
+    def events(self) -> Iterator[Event]:
+        """The events in the order of the file; what stands between them and is no object is left out.
 
         Raises:
             TraceError: the text breaks off or is no JSON; events before that place were given.
@@ -59,11 +100,37 @@ class JsonStream:
             self._is_next(",")
         self.is_whole = True
 
-    def _items(self) -> Iterator[object]:
+    def _items(self) -> Iterator[Event]:
         self._expect("[")
         while not self._is_next("]"):
-            yield self._value()
+            if (events := self._many()) is not None:
+                yield from events
+            elif isinstance(value := self._value(), dict):
+                yield _event(cast(Mapping[str, object], value))
             self._is_next(",")
+
+    def _many(self) -> list[Event] | None:
+        """The events from here to the last end of one in the text, all at once; None if they have to be read singly.
+
+        What is between two brackets is whole events if it is JSON: a cut within an event, or a text, leaves one open.
+        """
+        end = len(self._text)
+        if self._at < self._one_by_one_to:
+            return None
+        for _ in range(_MOST_CUTS):
+            end = self._text.rfind("}", self._at, end)
+            if end < 0:
+                break
+            if _BETWEEN.match(self._text, end + 1) is None:
+                continue
+            try:
+                events = _DECODE_EVENTS(f"[{self._text[self._at : end + 1]}]")
+            except (ValueError, RecursionError):
+                continue
+            self._at = end + 1
+            return events
+        self._one_by_one_to = len(self._text)
+        return None
 
     def _is_next(self, character: str) -> bool:
         """Steps over that character, if it is the next."""
@@ -111,8 +178,15 @@ class JsonStream:
             wanted -= len(text)
             if wanted <= 0:
                 break
-        self._text, self._at = "".join(parts), 0
+        self._text, self._at, self._one_by_one_to = "".join(parts), 0, 0
         return len(self._text) > len(left)
+
+
+def _event(members: Mapping[str, object]) -> Event:
+    known = {name: members[name] for name in Event.__struct_fields__ if name in members}
+    if "args" in known:
+        known["args"] = msgspec.Raw(json.dumps(known["args"]).encode())
+    return Event(**known)  # type: ignore[arg-type]
 
 
 def _texts(blocks: Iterator[bytes]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
-from ncclscope_agent.sources.kineto.json_stream import JsonStream, TraceError
+from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError
 from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, kernel_kind, kernel_label
 from ncclscope_wire.terms import NO_NUMBER
@@ -96,8 +96,7 @@ def gather(blocks: Iterable[bytes], limits: TraceLimits) -> Trace:
     fault = None
     try:
         for event in stream.events():
-            if isinstance(event, dict):
-                reading.ingest_event(event)
+            reading.ingest_event(event)
     except TraceError as error:
         fault = str(error)
     return reading.trace(stream.members, fault)
@@ -138,33 +137,31 @@ class _Gathering:
         self._trace.graph_launches = len(np.unique(kernels[is_replay, 1]))
         return kernels[~is_replay]
 
-    def ingest_event(self, event: Mapping[str, object]) -> None:
+    def ingest_event(self, event: Event) -> None:
         """Takes one event; those of other kinds are left out."""
-        if event.get("ph") != "X":
+        kind, name = event.cat, event.name
+        if event.ph != "X" or not isinstance(kind, str) or kind not in _KINDS or not isinstance(name, str):
             return
-        kind, name = event.get("cat"), event.get("name")
-        if kind not in _KINDS or not isinstance(name, str):
+        if kind == "cpu_op" and name != _NOTE:
             return
-        start, length = _ns(event.get("ts")), _ns(event.get("dur", 0))
+        start, length = _ns(event.ts), _ns(event.dur or 0)
         if start is None or length is None:
             self._trace.skipped["event_without_times"] += 1
             return
-        arguments = event.get("args")
-        found: Mapping[str, object] = arguments if isinstance(arguments, dict) else {}
         if kind == "kernel":
-            self._kernel(name, start, start + length, found)
+            self._kernel(name, start, start + length, event.arguments())
         elif kind == "cpu_op":
-            if name == _NOTE:
-                self._call(start, event, found)
+            self._call(start, event)
         elif kind == "user_annotation":
             if _STEP.fullmatch(name) and len(self._trace.steps) < self._limits.steps:
-                self._trace.steps.append((start, start + length, _integer(event.get("tid")), name))
+                self._trace.steps.append((start, start + length, _integer(event.tid), name))
         elif kind == "Trace":
             self._trace.spans.append((start, start + length))
         elif _LAUNCH.match(name):
-            self._launch(name, start, start + length, event, found)
+            self._launch(name, start, start + length, event)
 
-    def _call(self, start: int, event: Mapping[str, object], arguments: Mapping[str, object]) -> None:
+    def _call(self, start: int, event: Event) -> None:
+        arguments = event.arguments()
         call = self._trace.groups.call(arguments)
         if call is None:
             return
@@ -179,26 +176,24 @@ class _Gathering:
         sequence = arguments.get("Seq")
         self._notes.extend(
             (
-                *(start, _integer(event.get("tid")), _integer(arguments.get("External id"), NO_NUMBER), number),
+                *(start, _integer(event.tid), _integer(arguments.get("External id"), NO_NUMBER), number),
                 _integer(sequence, NO_NUMBER),
             )
         )
 
-    def _launch(
-        self, name: str, start: int, end: int, event: Mapping[str, object], arguments: Mapping[str, object]
-    ) -> None:
+    def _launch(self, name: str, start: int, end: int, event: Event) -> None:
         if len(self._launches) >= 4 * self._limits.launches:
             self._trace.skipped["launch_limit"] += 1
             return
         self._seen(event)
-        correlation = _integer(arguments.get("correlation"))
+        correlation = _integer(event.arguments().get("correlation"))
         if "GraphLaunch" in name:
             self._graph_launches.append(correlation)
-        self._launches.extend((correlation, start, end, _integer(event.get("tid"))))
+        self._launches.extend((correlation, start, end, _integer(event.tid)))
 
-    def _seen(self, event: Mapping[str, object]) -> None:
+    def _seen(self, event: Event) -> None:
         """Events of the host name the process; those of a GPU the device."""
-        self._trace.pid = self._trace.pid or _integer(event.get("pid"))
+        self._trace.pid = self._trace.pid or _integer(event.pid)
 
     def _kernel(self, name: str, start: int, end: int, arguments: Mapping[str, object]) -> None:
         known = self._kinds.get(name)
