@@ -1,4 +1,4 @@
-"""python -m benchmarks.live_cost [--rate 64000 32000]: CPU time of the service for an operation, by stage.
+"""python -m benchmarks.live_cost [--rate 64000 32000] [--model]: CPU time of the service for an operation, by stage.
 
 What the agents of a large job send (`benchmarks.load`) is given to the service's state in one process, without
 sockets, decoding and journal: batch by batch as they would come, and a tick every half second of the job's time. A
@@ -21,7 +21,9 @@ from typing import Final, ParamSpec, TypeVar
 import numpy as np
 from benchmarks.load.recorded import RecordedJob, exported, kept, large_config
 from benchmarks.load.streams import HostFollower, Phase, Schedule
+from benchmarks.models.shapes import ShapeOfJob
 
+from ncclscope_models.description import Completed
 from ncclscope_service.columns.table import Ids
 from ncclscope_service.intake.journal_entry import Ticked
 from ncclscope_service.intake.receive import Received
@@ -59,6 +61,7 @@ _STAGES: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "detect": (
         ("pipeline", "_judge"), ("pipeline._detection", "count_decided"), ("pipeline._detection", "ingest_operations"),
     ),
+    "plan": (("pipeline._detection", "_compare_plan"),),
     "tally": (("tally", "count_rows"),),
     "findings": (("", "findings"), ("news", "compare")),
     "let go": (("pipeline", "evictable"), ("", "_archive_and_evict")),
@@ -103,7 +106,9 @@ class Stages:
 class Live:
     """A job whose time goes by in steps, and the service's state beside it."""
 
-    def __init__(self, job: RecordedJob, asked: argparse.Namespace, rate: float, archive: Archive) -> None:
+    def __init__(
+        self, job: RecordedJob, asked: argparse.Namespace, rate: float, archive: Archive, described: Completed | None
+    ) -> None:
         speed = rate * job.period_ns / 1e9 / job.operations
         schedule = Schedule(_BEGIN_NS, [Phase(name="load", seconds=asked.seconds, speed=speed)])
         stretches, period = exported(asked.captured, asked.capture_seconds, stretch_s=job.period_ns / 1e9 / speed)
@@ -119,7 +124,7 @@ class Live:
             )
             for host, offset in zip(job.hosts, self._offsets, strict=True)
         ]  # fmt: skip
-        self.state = ServiceState(PipelineSettings(window_ns=round(asked.window * 1e9)))
+        self.state = ServiceState(PipelineSettings(window_ns=round(asked.window * 1e9), description=described))
         self.state.pipeline.errors.are_isolated = False
         self.ticks: list[float] = []
         """CPU seconds of each."""
@@ -168,12 +173,14 @@ class Live:
 def main() -> None:
     """Prints a table for each rate."""
     asked = _parser().parse_args()
-    job = kept(asked.job, large_config(asked.hosts, small_steps=asked.small_steps))
+    config = large_config(asked.hosts, small_steps=asked.small_steps, calls_as_megatron=asked.model)
+    job = kept(asked.job, config)
     stages = Stages(ServiceState())
     for rate in asked.rate:
-        stages.clear()
-        with tempfile.TemporaryDirectory() as folder:
-            _print(job, asked, rate, stages, Archive(Path(folder)))
+        for described in (None, ShapeOfJob("", config).described()) if asked.model else (None,):
+            stages.clear()
+            with tempfile.TemporaryDirectory() as folder:
+                _print(job, asked, rate, stages, Archive(Path(folder)), described)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -185,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=40.0, help="of the job (40)")
     parser.add_argument("--hosts", type=int, default=64, help="each of eight ranks; a multiple of 4 (64)")
     parser.add_argument("--small-steps", action="store_true", help="few operations in a step: for thousands of ranks")
+    parser.add_argument("--model", action="store_true", help="also held against its description, as serve --model does")
     parser.add_argument("--captured", type=float, default=0.1, help="share of the time that is in exports (0.1)")
     parser.add_argument("--capture-seconds", type=float, default=10.0, help="about how long each export is (10)")
     parser.add_argument("--window", type=float, default=900.0, help="seconds that what is finished is kept (900)")
@@ -193,8 +201,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print(job: RecordedJob, asked: argparse.Namespace, rate: float, stages: Stages, archive: Archive) -> None:
-    live = Live(job, asked, rate, archive)
+def _print(
+    job: RecordedJob, asked: argparse.Namespace, rate: float, stages: Stages, archive: Archive,
+    described: Completed | None,
+) -> None:  # fmt: skip
+    live = Live(job, asked, rate, archive, described)
     profile = cProfile.Profile(time.process_time) if asked.profile else None
     live.run(profile)
     if profile is not None:
@@ -212,6 +223,12 @@ def _print(job: RecordedJob, asked: argparse.Namespace, rate: float, stages: Sta
         f"{np.median(live.ticks):.3f} s, longest {max(live.ticks):.2f} s; "
         f"peak RSS {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
     )
+    for plan in live.state.pipeline.store.plans.values():
+        print(
+            f"{sum(len(host.logs) for host in job.hosts)} ranks held against their description: "
+            f"{100 * stages.seconds['plan'] / asked.seconds:.2f} % of a core; last look: {plan.rank_iterations} "
+            f"iterations of ranks, {plan.unexplained_operations} operations unexplained"
+        )
 
 
 if __name__ == "__main__":

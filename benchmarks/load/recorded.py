@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.jobs import read_exports, read_logs
 from numpy.typing import NDArray
 
-from ncclscope_simulator import SimulationConfig, write
+from ncclscope_simulator import MegatronModel, SimulationConfig, write
 from ncclscope_wire.batch import Batch, Columns
 from ncclscope_wire.records import CaptureSeen, CommunicatorEventKind
 
@@ -78,12 +78,13 @@ class RecordedJob:
         return sum(len(log.rows) for host in self.hosts for log in host.logs)
 
 
-def large_config(hosts: int, *, small_steps: bool = False) -> SimulationConfig:
+def large_config(hosts: int, *, small_steps: bool = False, calls_as_megatron: bool = False) -> SimulationConfig:
     """A job of eight ranks a host; `small_steps`: few operations in each, for thousands of ranks."""
     pipeline = 4 if hosts % 4 == 0 else 1
     return SimulationConfig(
         nccl="2.28.3", nodes=hosts, gpus=RANKS_PER_HOST, tp=RANKS_PER_HOST, pp=pipeline, dp=hosts // pipeline,
         step_seconds=0.65, split=False, layers=1 if small_steps else 2, microbatches=2 if small_steps else 4,
+        megatron=MegatronModel() if calls_as_megatron else None,
     )  # fmt: skip
 
 

@@ -121,6 +121,7 @@ def analyze(
     from ncclscope_service.export.selection import latest_iterations, select  # noqa: PLC0415
     from ncclscope_service.export.terminal import terminal_report, terminal_summary  # noqa: PLC0415
     from ncclscope_service.job.plan import make_plan  # noqa: PLC0415
+    from ncclscope_service.job.plan_pattern import patterns_of  # noqa: PLC0415
     from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
@@ -152,7 +153,8 @@ def analyze(
     if described is not None:
         store = run.pipeline.store
         whole = {name: step_lines(store, name, store.operations.rows) for name in store.plans}
-        write_plans({name: make_plan(name, described, lines) for name, lines in whole.items()}, out)
+        plans = {name: make_plan(name, described, lines) for name, lines in whole.items()}
+        write_plans(plans, patterns_of(store, plans), out)
     click.echo((terminal_summary if brief else terminal_report)(selection, content.totals))
     for sentence in _left_out(run):
         click.echo(f"Not read, {sentence}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -24,7 +24,7 @@ from ncclscope_models.reconstruct import Answer, reconstruct
 from ncclscope_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ncclscope_service.store.plan_records import PlanClass, PlanLine, PlanRecord
+    from ncclscope_service.store.plan_records import PlanClass, PlanLine, PlanPattern, PlanRecord
 
 _UNEXPLAINED: Final = 4
 _NOTHING_READABLE: Final = 3
@@ -71,6 +71,7 @@ def explain(
     from ncclscope.offline import run_offline  # noqa: PLC0415  (the packages of the service are only there now)
     from ncclscope_service.export.directory import write_plans  # noqa: PLC0415
     from ncclscope_service.job.plan import make_plan, plan_record  # noqa: PLC0415
+    from ncclscope_service.job.plan_pattern import patterns_of  # noqa: PLC0415
     from ncclscope_service.job.step_lines import step_lines  # noqa: PLC0415
     from ncclscope_service.store.settings import PipelineSettings  # noqa: PLC0415
 
@@ -95,12 +96,13 @@ def explain(
         }
     except ModelError as error:
         raise ConfigError(str(error)) from error
+    patterns = patterns_of(store, plans)
     for name, plan in plans.items():
         if len(plans) > 1:
             click.echo(f"job {name}")
-        click.echo("\n".join(report(plan_record(plan))))
+        click.echo("\n".join([*report(plan_record(plan)), *pattern_lines(patterns[name])]))
     if out is not None:
-        write_plans(plans, out)
+        write_plans(plans, patterns, out)
         click.echo(f"\nwritten to {out}")
     if strict and any(plan.explanation.unexplained for plan in plans.values()):
         sys.exit(_UNEXPLAINED)
@@ -108,7 +110,7 @@ def explain(
 
 def _explain_live(service: str, credentials: Credentials, job: str | None, *, strict: bool) -> None:
     """Prints the last look of a running service at each of its jobs, or at one."""
-    from ncclscope_service.store.plan_records import PlanRecord  # noqa: PLC0415
+    from ncclscope_service.store.plan_records import PlanPattern, PlanRecord  # noqa: PLC0415
 
     overview = json.loads(ask(service, "/api/overview", credentials=credentials))
     jobs = [each["name"] for each in overview["jobs"]]
@@ -122,7 +124,10 @@ def _explain_live(service: str, credentials: Credentials, job: str | None, *, st
             )
             continue
         unexplained += record.unexplained_operations
-        click.echo(f"job {name}\n" + "\n".join(report(record)))
+        answer = ask(service, f"/api/jobs/{quote(name)}/plan/pattern", credentials=credentials)
+        pattern = msgspec.json.decode(answer, type=PlanPattern | None)
+        lines = [*report(record), *(pattern_lines(pattern) if pattern is not None else ())]
+        click.echo(f"job {name}\n" + "\n".join(lines))
     if strict and unexplained:
         sys.exit(_UNEXPLAINED)
 
@@ -152,6 +157,40 @@ def report(plan: PlanRecord) -> Iterator[str]:
     yield f"\nunexplained: {f'{left:,} operations' if left else 'none'}"
     if left or not iterations:
         yield plan.verdict
+
+
+def pattern_lines(pattern: PlanPattern) -> Iterator[str]:
+    """The lines that are printed of who talks to whom, and when."""
+    traffic = pattern.traffic
+    if traffic.observed is not None:
+        number = len(traffic.iterations)
+        over = f"{number} iteration{'s' if number > 1 else ''}, by {traffic.by}"
+        if traffic.differing:
+            yield f"traffic {traffic.differing_known:,} pairs are off by more than 1 % of what is sent, mean of {over}:"
+            for cell in traffic.differing:
+                yield (
+                    f"        {cell.sender} to {cell.receiver}: expected {_size(cell.expected)}, "
+                    f"observed {_size(cell.observed)}"
+                )
+        else:
+            yield f"traffic from each to each as expected, mean of {over}"
+    for each in pattern.experts:
+        ranks = ", ".join(map(str, each.ranks))
+        seen = min(each.exchanges, default=0)
+        pairs = "equal or transposed in pairs" if each.is_whole else "NOT all equal or transposed in pairs"
+        yield (
+            f"experts ranks {ranks}: {seen:,} of {each.expected:,} all-to-alls of tokens, {pairs}; busiest rank "
+            f"{_imbalance(each.imbalance)} of the mean"
+        )
+    for rank in pattern.rhythm:
+        spread = "" if rank.spread is None else f", lengths scatter by {rank.spread:.1%}"
+        blocks = ", ".join(str(count) for count in dict.fromkeys(rank.blocks))
+        yield f"rhythm  stage {rank.stage}, rank {rank.rank}: {blocks} of {rank.expected} blocks{spread}: {rank.beat}"
+
+
+def _imbalance(found: Sequence[float | None]) -> str:
+    known = [each for each in found if each is not None]
+    return f"{max(known):.2f}" if known else "not known"
 
 
 def reconstruction(seen: Mapping[At, Seen]) -> Iterator[str]:

@@ -24,6 +24,7 @@ def job() -> Board:
             ("What is moved", _job_mix()),
             ("Waiting and iterations", _job_waits()),
             ("Communicators", [_slowest_table()]),
+            ("Plan", _job_plan()),
             ("Beside NCCL Inspector", _job_inspector()),
         ],
     )
@@ -228,6 +229,34 @@ def _job_waits() -> list[dashboard.Panel]:
                 legend="{{op}} in {{parallelism}}",
             ),
             width=8,
+        ),
+    ]
+
+
+def _job_plan() -> list[dashboard.Panel]:
+    """Of jobs that are held against a description (`serve --model`)."""
+    return [
+        number(
+            "Unexplained operations",
+            "Of the last look: too many or missing by the job's description, for no known reason.",
+            "short",
+            f"sum(ncclscope_unexplained_operations{{{JOB}}})",
+            steps=NONE_IS_GOOD,
+        ),
+        lines(
+            "Unexplained operations by group",
+            "Of the last look, by kind of group of the description. The finding off_plan names the field.",
+            "short",
+            Query(expr=f"ncclscope_unexplained_operations{{{JOB}}}", legend="{{job}} {{parallelism}}"),
+            width=10,
+        ),
+        lines(
+            "Bytes of an iteration by the description",
+            "Elements x type that a rank should give to NCCL in an iteration, of the rank that has most.",
+            "bytes",
+            Query(expr=f"ncclscope_expected_bytes{{{JOB}}}", legend="{{op}} in {{parallelism}}"),
+            is_stacked=True,
+            width=10,
         ),
     ]
 

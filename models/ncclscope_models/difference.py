@@ -24,6 +24,8 @@ from ncclscope_models.rank_groups import Order, groups_of, stage_of
 
 CONTROL_BYTES: Final = 1024
 """Largest operation that counts as control if no rule knows it and its type is not that of tensors."""
+_EVEN_SIZES: Final = 2
+"""Sizes of Sends where tokens are spread evenly: tokens, and their probabilities."""
 _IN_BYTES: Final = ("AllGather", "Broadcast")
 _EXCHANGES: Final = ("Send", "Recv", "AlltoAll")
 
@@ -300,7 +302,10 @@ class _Comparison:
         return Emitted(group, self._cell.ranks, line.op, line.dtype, line.elements, 0, 0, "")
 
     def _exchanged(self, exchanges: Sequence[Emitted]) -> None:
-        """All-to-alls: the sum that the rank hands out, self included, is known; who gets how much is not."""
+        """All-to-alls: the sum that a rank hands out, self included, is known; who gets how much is not.
+
+        Of half of them, that is: results go back to where the tokens came from, as many as the rank was given.
+        """
         if not exchanges:
             return
         sizes = [(line, lines) for line, lines in self._left.items() if line.op in _EXCHANGES and lines]
@@ -317,8 +322,10 @@ class _Comparison:
             lines = sum(each for _, each in own)
             most = calls * self._cell.ranks if is_paired else calls
             # Of what a rank gets the sum is not known.
-            fits = (sent == wanted or op == "Recv") and (lines == most if op == "AlltoAll" else lines <= most)
-            reason = Reason.UNEXPLAINED if not fits else Reason.RULE if lines == most else Reason.ROUTING
+            is_known = sent == wanted or (is_paired and self._is_routed(sizes, sent, wanted))
+            fits = (is_known or op == "Recv") and (lines == most if op == "AlltoAll" else lines <= most)
+            is_even = sent == wanted and lines == most
+            reason = Reason.UNEXPLAINED if not fits else Reason.RULE if is_even else Reason.ROUTING
             logged = sum(line.logged_bytes * each for line, each in own)
             message = logged * (self._cell.ranks if op == "AlltoAll" else 1)
             rules = Counter[str]()
@@ -333,6 +340,14 @@ class _Comparison:
             )  # fmt: skip
             for line, each in own:
                 self._left[line] -= each
+
+    def _is_routed(self, sizes: Sequence[tuple[Line, int]], sent: int, wanted: int) -> bool:
+        """Whether a router that likes some ranks better can have made it: sizes differ, and the sum lies between what
+        it is if the rank is given nothing, and all. An even spread has few sizes, and its sum is known.
+        """
+        different = {line.elements for line, _ in sizes if line.op == "Send"}
+        least = wanted // 3  # of tokens a half is certain; of probabilities that are computed again a third comes back
+        return len(different) > _EVEN_SIZES and least <= sent <= least + (wanted - least) * self._cell.ranks
 
     def _controlled(self, control: Sequence[Emitted]) -> None:
         """By operation and elements, whatever the type; those of unknown size last, small ones of the operation."""

@@ -7,8 +7,9 @@ another, lines of its process were lost, and what it has too few there is no dif
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Final, TypeAlias
 
 from ncclscope_models.difference import Difference, Line, Reason, Row, Seen, SeenGroup, best_order, compare
@@ -53,11 +54,18 @@ class Explanation:
         return sum(each.unexplained_bytes for each in self.differences.values())
 
     def classes(self) -> list[RankClass]:
-        """Ranks and iterations whose rows are alike, the largest first."""
-        found: dict[tuple[Row, ...], list[At]] = defaultdict(list)
+        """Ranks and iterations whose rows are alike, the largest first. What a router spread is their mean."""
+        found: dict[tuple[Row, ...], list[tuple[At, list[Row]]]] = defaultdict(list)
+        known: dict[int, tuple[tuple[Row, ...], list[Row]]] = {}  # ranks share what is the same in their iterations
         for at, difference in self.differences.items():
-            found[tuple(sorted(map(_nameless, difference.rows), key=_place))].append(at)
-        classes = [RankClass(rows, tuple(sorted(places))) for rows, places in found.items()]
+            if id(difference) not in known:
+                pairs = sorted(((_alike(row), row) for row in difference.rows), key=lambda pair: _place(pair[0]))
+                known[id(difference)] = tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
+            alike, rows = known[id(difference)]
+            found[alike].append((at, rows))
+        classes = [
+            RankClass(_means([rows for _, rows in own]), tuple(sorted(at for at, _ in own))) for own in found.values()
+        ]
         return sorted(classes, key=lambda each: (-len(each.places), each.places))
 
 
@@ -257,8 +265,25 @@ def _key(row: Row) -> tuple[object, ...]:
     return row.groups, row.ranks, row.op, row.dtype, row.elements
 
 
-def _nameless(row: Row) -> Row:
-    return replace(row, communicators=())
+def _alike(row: Row) -> Row:
+    """Without what differs between ranks that are alike: names, and how much a router gave."""
+    if row.reason is not Reason.ROUTING:
+        return replace(row, communicators=())
+    return replace(row, communicators=(), observed=0, logged_bytes=0, message_bytes=0, wire_bytes=0.0)
+
+
+def _means(found: Sequence[Sequence[Row]]) -> tuple[Row, ...]:
+    """Of rows that are alike."""
+    return tuple(
+        replace(
+            _alike(own[0]),
+            observed=round(fmean(row.observed for row in own)),
+            logged_bytes=round(fmean(row.logged_bytes for row in own)),
+            message_bytes=round(fmean(row.message_bytes for row in own)),
+            wire_bytes=fmean(row.wire_bytes for row in own),
+        )
+        for own in zip(*found, strict=True)
+    )
 
 
 def _place(row: Row) -> tuple[object, ...]:

@@ -7,8 +7,10 @@ others); PyTorch 2.7 `torch/distributed/device_mesh.py` (replicas outside, shard
 from __future__ import annotations
 
 from enum import StrEnum
-from itertools import product
+from math import prod
 from typing import Final
+
+import numpy as np
 
 from ncclscope_models.emission.operations import Group
 from ncclscope_models.job import Framework, Layout
@@ -75,15 +77,10 @@ def _expert_grid(layout: Layout, order: Order) -> tuple[tuple[int, ...], dict[st
 
 
 def _together(rank: int, degrees: tuple[int, ...], axes: dict[str, int], parts: str) -> tuple[int, ...]:
-    """Ranks that differ from this one along some dimensions only."""
+    """Ranks that differ from this one along some dimensions only, in order of rank."""
     own = coordinates(rank, degrees)
-    free = {axes[part] for part in parts}
-    places = product(*(range(degree) if axis in free else (own[axis],) for axis, degree in enumerate(degrees)))
-    return tuple(sorted(_rank_at(place, degrees) for place in places))
-
-
-def _rank_at(place: tuple[int, ...], degrees: tuple[int, ...]) -> int:
-    rank = 0
-    for degree, coordinate in zip(reversed(degrees), reversed(place), strict=True):
-        rank = rank * degree + coordinate
-    return rank
+    found = np.zeros(1, np.int64)
+    for axis in sorted((axes[part] for part in parts), reverse=True):
+        stride = prod(degrees[:axis])
+        found = (found[:, None] + stride * (np.arange(degrees[axis]) - own[axis])).ravel()
+    return tuple((found + rank).tolist())

@@ -6,6 +6,7 @@ Source: NCCL src/enqueue.cc taskAppend, scheduleCollTasksToPlan, scheduleP2pTask
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -145,6 +146,14 @@ class Builder:
         pairs = [(op, peer) for peer in range(group.size) for op in ("Send", "Recv")]
         return self._exchange(group, pairs, name, count, dtype, autograd, Meeting.EVERYBODY)
 
+    def uneven_all_to_all(
+        self, group: Group, counts: Mapping[tuple[str, int], int], *, name: str, dtype: DataType, autograd: bool
+    ) -> Launch:
+        """An exchange of so many elements by (`Send` or `Recv`, peer); where there are none, no operation."""
+        pairs = [(op, peer) for peer in range(group.size) for op in ("Send", "Recv") if counts[op, peer]]
+        most = max(counts.values())
+        return self._exchange(group, pairs, name, most, dtype, autograd, Meeting.EVERYBODY, counts)
+
     def outside(self, group: Group, *, kernel: str, name: str, count: int, dtype: DataType, autograd: bool) -> Launch:
         """An exchange of as much as `all_to_all`, by a kernel of a library that NCCL knows nothing of."""
         made = self.collective(group, "AlltoAll", name=name, count=count, dtype=dtype, autograd=autograd)
@@ -172,14 +181,19 @@ class Builder:
         dtype: DataType,
         autograd: bool,
         meeting: Meeting,
+        counts: Mapping[tuple[str, int], int] | None = None,
     ) -> Launch:
+        """`counts`: elements of each pair, where they differ; `count` is the largest then."""
         endpoint = self.endpoints[group.index]
+        each = dict.fromkeys(pairs, count) if counts is None else counts
         operations = tuple(
-            self._operation(endpoint, op, f"{name}.{op}.{peer}", count, dtype, 0, peer) for op, peer in pairs
+            self._operation(endpoint, op, f"{name}.{op}.{peer}", each[op, peer], dtype, 0, peer) for op, peer in pairs
         )
         size = count * dtype.bytes
         peers = tuple(
-            (group.members[peer], op == "Send", size) for op, peer in pairs if group.members[peer] != self.rank
+            (group.members[peer], op == "Send", each[op, peer] * dtype.bytes)
+            for op, peer in pairs
+            if group.members[peer] != self.rank
         )
         sent = sum(each for _, sends, each in peers if sends)
         received = sum(each for _, sends, each in peers if not sends)

@@ -8,6 +8,9 @@ token_dispatcher.py, distributed/finalize_model_grads.py, optimizer/{optimizer,c
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 from ncclscope_simulator.data_types import FLOAT32, INT32, INT64, MAX, MIN, SUM, UINT8, DataType
 from ncclscope_simulator.megatron_model import MegatronModel, Parameter, Place, bucket_limit, buckets, parameters
 from ncclscope_simulator.script import Script
@@ -112,6 +115,19 @@ class MegatronGradients:
         self._script.launch(self._script.collective(group, op, name, count, kind, red))
 
 
+def routes(tokens: int, ranks: int, seed: str) -> list[list[int]]:
+    """Tokens by sender and receiver, as an uneven router spreads those of each rank: the same on all ranks."""
+    random = Random(seed)
+    liked = [random.uniform(0.4, 1.6) for _ in range(ranks)]
+    found: list[list[int]] = []
+    for _ in range(ranks):
+        weights = [each * random.uniform(0.8, 1.2) for each in liked]
+        row = [int(tokens * weight / sum(weights)) for weight in weights]
+        row[random.randrange(ranks)] += tokens - sum(row)
+        found.append(row)
+    return found
+
+
 def _elements(own: list[Parameter], *, whole: bool) -> int:
     return sum(parameter.elements for parameter in own if parameter.whole is whole)
 
@@ -123,11 +139,19 @@ class MegatronLayers:
         self._script, self._config, self._model, self._gradients = script, script.config, model, gradients
         self._all = range(script.config.layers)
         self._samples = model.micro_batch * script.config.sequence
+        self._passes = ""
+        """Chunk and microbatch that are computed now."""
+        self._begun: Counter[tuple[bool, int]] = Counter()
+
+    def _pass(self, layers: range, *, back: bool) -> None:
+        self._passes = f"{layers.start} {self._begun[back, layers.start] % self._config.microbatches}"
+        self._begun[back, layers.start] += 1
 
     def forward(self, layers: range | None = None, *, outer: bool = True) -> None:
         """One microbatch through layers (None: all of the stage); every chunk of an outer stage gets the batch."""
         layers = self._all if layers is None else layers
         script, place = self._script, self._place(layers)
+        self._pass(layers, back=False)
         script.late("microbatch")
         self._batch()
         if place.first:
@@ -145,6 +169,7 @@ class MegatronLayers:
         """The way back; `last`: of the step's last microbatch through these layers."""
         layers = self._all if layers is None else layers
         place, scattered = self._place(layers), self._config.sequence_parallelism
+        self._pass(layers, back=True)
         if place.last and self._config.tp > 1:
             if scattered:
                 self._gather("head.input", back=True)
@@ -255,11 +280,22 @@ class MegatronLayers:
         self._exchange(f"{name}.out", self._script.tokens, back=True)
 
     def _exchange(self, name: str, count: int, *, back: bool) -> None:
-        """An all-to-all of what each token's experts get; the router spreads it evenly here."""
-        script, each = self._script, count * self._model.top_k // self._config.ep
-        script.launch(
-            script.builder.all_to_all(script.groups["EP"], name=name, count=each, dtype=script.half, autograd=back)
-        )
+        """An all-to-all of what each token's experts get."""
+        script, group = self._script, self._script.groups["EP"]
+        if not self._model.uneven:
+            each = count * self._model.top_k // self._config.ep
+            script.launch(script.builder.all_to_all(group, name=name, count=each, dtype=script.half, autograd=back))
+            return
+        layer, _, what = name.partition(".")
+        routed = routes(self._samples * self._model.top_k, group.size, f"{group.index} {self._passes} {layer[1:]}")
+        own, elements = group.members.index(script.rank), count // self._samples
+        # Results and their gradients go the other way than what they are of.
+        is_return = (what == "back") is not name.startswith("b")
+        counts: dict[tuple[str, int], int] = {}
+        for peer in range(group.size):
+            out, into = routed[own][peer] * elements, routed[peer][own] * elements
+            counts["Send", peer], counts["Recv", peer] = (into, out) if is_return else (out, into)
+        script.launch(script.builder.uneven_all_to_all(group, counts, name=name, dtype=script.half, autograd=back))
 
     def _gather(self, name: str, *, back: bool = False) -> None:
         self._collective("TP", "AllGather", name, self._script.tokens // self._config.tp, back=back)

@@ -49,6 +49,8 @@ class MegatronModel:
     """Every how many layers have experts (`--moe-layer-freq`)."""
     expert_ffn: int = 0
     """0: as ffn."""
+    uneven: bool = False
+    """Some experts get more tokens than others, in each layer and microbatch other ones."""
 
 
 def parse_model(text: str) -> MegatronModel:

@@ -83,6 +83,7 @@ def test_a_running_service_is_asked_for_its_last_look(monkeypatch: pytest.Monkey
     answers = {
         "/api/overview": {"jobs": [{"name": "a b"}, {"name": "other"}]},
         "/api/jobs/a%20b/plan": msgspec.to_builtins(plan()),
+        "/api/jobs/a%20b/plan/pattern": None,
         "/api/jobs/other/plan": None,
     }
 

@@ -10,13 +10,18 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from emission_samples import small
 from end_to_end.processes import PATIENCE_MS, PATIENCE_SECONDS, fetch_json
 from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 from service.fake_service import JOB
+from service.job.plan_samples import pattern_of
+
+from ncclscope_service.serve.routes import to_json
 
 pytestmark = pytest.mark.slow
 
@@ -408,6 +413,41 @@ def test_the_link_of_an_alert_opens_its_finding_once(browser: Browser, repositor
         expect(page.locator("#findings details[data-address='bandwidth_drop/35,43,51,59']")).to_have_attribute(
             "open", ""
         )
+        assert complaints == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light")])
+def test_the_plan_shows_who_should_send_to_whom_beside_who_does(
+    browser: Browser, repository: Path, width: int, scheme: str
+) -> None:
+    """Of a simulated job whose description has twice its layers, and of one without whole iterations."""
+    wrong = pattern_of(small(tp=2, pp=2, dp=2, iterations=8), "layers=8")
+    experts = pattern_of(small("experts=4,uneven", dp=4, ep=4, layers=2, nccl="2.27.5", iterations=8)).experts
+    with fake_service(repository, "--still") as port:
+        page, complaints = open_page(browser, port, width=width, scheme=scheme)
+        expect(page.locator("#plan-expected .js-plotly-plot")).to_have_count(1)
+        expect(page.locator("#plan-observed")).to_have_text(
+            "Not recorded: no whole iteration of all ranks is in memory."
+        )
+        body = to_json(replace(wrong, experts=experts)).decode()
+        page.route("**/plan/pattern", lambda route: route.fulfill(body=body, content_type="application/json"))
+        page.reload()
+        for square in ("plan-expected", "plan-observed"):
+            expect(page.locator(f"#{square} .js-plotly-plot .hm image")).to_have_count(1)
+        expect(page.locator("#plan-traffic-note")).to_contain_text(
+            "bytes of an iteration, by rank; observed: the mean of"
+        )
+        lines = page.locator("#plan-checks li")
+        expect(lines.first).to_contain_text(re.compile(r"rank \d to \d: .* where .* are expected"))
+        expect(page.locator("#plan-checks")).to_contain_text(
+            "32 of 32 all-to-alls of tokens, equal or transposed in pairs"
+        )
+        expect(page.locator("#plan-checks")).to_contain_text("rhythm of stage 1 (rank 4): 8 of 8 blocks")
+        expect(page.locator("#plan-checks li.guilty")).to_have_count(7)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing runs over the side"
+        shots = os.environ.get("NCCLSCOPE_SCREENSHOTS")
+        if shots:
+            page.locator("#plan-traffic-card").screenshot(path=Path(shots) / f"plan-{width}-{scheme}.png")
         assert complaints == []
 
 

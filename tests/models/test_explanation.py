@@ -89,3 +89,25 @@ def test_groups_are_laid_out_as_megatron_does() -> None:
     assert stage_of(layout, 5, Order.DATA_FIRST) == 1
     assert stage_of(layout, 5, Order.PIPELINE_FIRST) == 0
     assert groups_of(layout, framework, 5, Order.PIPELINE_FIRST)[next(iter(own))] == (4, 5)
+
+
+def test_a_router_with_favourites_is_routing_and_not_a_difference() -> None:
+    described, lines = logged(small("experts=4,uneven", dp=4, ep=4, layers=2, nccl="2.27.5", iterations=8))
+    explanation = explain(described.job, lines.seen, lines.gaps)
+    assert len(explanation.iterations()) >= 3
+    assert explanation.unexplained == 0
+    routed = {
+        row.logged_bytes for each in explanation.differences.values() for row in each.rows
+        if row.op == "Send" and row.reason is Reason.ROUTING
+    }  # fmt: skip
+    assert len(routed) > 3, "each rank sends back as many as it was given"
+    assert len(explanation.classes()) == 1
+
+
+def test_an_even_spread_of_more_tokens_than_described_is_a_difference() -> None:
+    shape = small("experts=4", dp=2, ep=2, layers=2, nccl="2.27.5")
+    _, lines = logged(shape)
+    described = completed(shape.description(["experts_top_k=1"]))
+    plan = make_plan("job", described, lines)
+    assert plan.explanation.unexplained > 0
+    assert "experts_top_k 1, the traffic says 2" in verdict(plan)

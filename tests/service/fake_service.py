@@ -17,6 +17,8 @@ from typing import Final
 import numpy as np
 import uvicorn
 
+from ncclscope_models.description import Completed, Description, Given, Value, completed
+from ncclscope_models.job import ModelError
 from ncclscope_service.detect.settings import checked_change
 from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import FindingMarked
@@ -524,6 +526,20 @@ def plan() -> PlanRecord:
     )  # fmt: skip
 
 
+def description(shape: Shape) -> Completed | None:
+    """Of that job, with a layer too many; None if the ranks do not divide so."""
+    values: dict[str, Value] = {
+        "framework": "megatron", "version": "0.13", "layers": 6, "hidden": 1024, "heads": 16, "sequence": 512,
+        "vocabulary": 32_768, "tensor": shape.per_node, "pipeline": shape.pipeline, "ranks": shape.ranks,
+        "micro_batch": 1, "global_batch": 64, "precision": "BF16", "ffn": 4096, "kv_heads": 16,
+        "positions_learned": 512, "gated": False, "norm": "LayerNorm", "bias": True, "tied": True,
+    }  # fmt: skip
+    try:
+        return completed(Description({name: Given(value, "model.toml") for name, value in values.items()}))
+    except ModelError:
+        return None
+
+
 def hanging(late_rank: int) -> Verdict:
     """The verdict of a job in which one rank hangs and another waits for it."""
     culprit = RankStanding(
@@ -592,6 +608,7 @@ class FakeService:
         store = maker.make()
         store.findings.extend(self.extra_findings)
         store.plans[JOB] = plan()
+        store.description = description(self.shape)
         if self.is_silent:
             store.verdicts[JOB] = hanging(self.shape.late_rank)
         self.aliases.update(store.communicators, store.members)

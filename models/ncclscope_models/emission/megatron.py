@@ -6,6 +6,7 @@ count tables of a thesis that ran this commit (`benchmarks/models`).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ncclscope_models.emission.buckets import Bucket, megatron_bucket_size, megatron_buckets
@@ -122,17 +123,28 @@ def _boundaries(job: Job, stage: int) -> tuple[Emitted, ...]:
     p, v = layout.pipeline, layout.chunks
     if p == 1:
         return ()
-    is_first, is_last = job.stage_kind(stage)
     tokens = job.training.micro_batch * job.shape.sequence // layout.context
     count = tokens * job.shape.hidden // (layout.tensor if layout.is_sequence_parallel else 1)
-    # Forward to the next chunk, and backward to the one before: all chunks but the last, all but the first.
-    each_way = m * (2 * v - is_first - is_last)
+    each_way = sends_by_stage(job, stage).total()
     kernels = 2 * each_way if v > 1 else _kernels_1f1b(p, stage, m)
     dtype = job.training.precision.value
     return (
         *emitted(Group.PIPELINE, p, "Send", dtype, count, each_way, "boundary", kernels=kernels),
         *emitted(Group.PIPELINE, p, "Recv", dtype, count, each_way, "boundary", kernels=0),
     )
+
+
+def sends_by_stage(job: Job, stage: int) -> Counter[int]:
+    """Sends of a stage in an iteration, by the stage that gets them.
+
+    Forward to the next chunk, and backward to the one before: all chunks but the last, all but the first.
+    """
+    p, v = job.layout.pipeline, job.layout.chunks
+    found: Counter[int] = Counter()
+    if p > 1:
+        found[(stage + 1) % p] += job.micro_batches * (v - (stage == p - 1))
+        found[(stage - 1) % p] += job.micro_batches * (v - (stage == 0))
+    return +found
 
 
 def _kernels_1f1b(p: int, stage: int, m: int) -> int:

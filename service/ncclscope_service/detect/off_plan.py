@@ -49,11 +49,13 @@ class OffPlan:
 
     def is_due(self, described: Completed, context: Context, now_ns: int) -> bool:
         """Whether it is time for a look."""
+        every_ns = context.settings.off_plan.look_seconds * SECOND_NS
+        if not (context.is_over or self._looked_ns == NO_TIME_NS or now_ns - self._looked_ns >= every_ns):
+            return False
         if not context.groups or not _fits(described, context):
             self.record = None
             return False
-        every_ns = context.settings.off_plan.look_seconds * SECOND_NS
-        return context.is_over or self._looked_ns == NO_TIME_NS or now_ns - self._looked_ns >= every_ns
+        return True
 
     def compare(self, described: Completed, lines: Callable[[], StepLines], context: Context, now_ns: int) -> None:
         """Holds the last iterations of a sample of ranks against the description."""

@@ -10,7 +10,7 @@ import gzip
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +40,7 @@ from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffi
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.export.trace.events import TraceCounts, TraceEvents
 from ncclscope_service.job.plan import Plan, plan_record
+from ncclscope_service.store.plan_records import PlanPattern
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.errors import StateError
 
@@ -121,12 +122,12 @@ PLAN_FILES: Final = ("plan.json", "expected.parquet")
 """Written beside them if a description of the job is given."""
 
 
-def write_plans(plans: Mapping[str, Plan], out: Path) -> None:
+def write_plans(plans: Mapping[str, Plan], patterns: Mapping[str, PlanPattern], out: Path) -> None:
     """Writes plan.json and expected.parquet of jobs into a directory, which is made."""
     out.mkdir(parents=True, exist_ok=True)
     plan_file, expected_file = PLAN_FILES
     with tempfile.TemporaryDirectory(dir=out, prefix=".writing-") as folder:
-        documents = [plan_record(plan) for plan in plans.values()]
+        documents = [{**asdict(plan_record(plan)), "pattern": patterns[name]} for name, plan in plans.items()]
         (Path(folder) / plan_file).write_bytes(packed_json(documents))
         write_slices(expected_tables(plans), schema.EXPECTED, Path(folder) / expected_file)
         for file in PLAN_FILES:

@@ -21,7 +21,7 @@ from ncclscope_service.show.overview import FindingView, HealthView, MarksView, 
 from ncclscope_service.show.steps import StepsView
 from ncclscope_service.show.timeline import Timeline
 from ncclscope_service.show.traffic_square import TrafficView
-from ncclscope_service.store.plan_records import PlanRecord
+from ncclscope_service.store.plan_records import PlanPattern, PlanRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +318,16 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="plan",
         summary="What the job should send by its description (`serve --model`), and what it sends; null without one.",
         answer=PlanRecord | None,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/plan/pattern",
+        operation="plan_pattern",
+        summary=(
+            "Who should send how much to whom in an iteration, beside who does; whether expert groups exchange in "
+            "pairs, and the rhythm of blocks; null without a plan."
+        ),
+        answer=PlanPattern | None,
         faults=(_NO_JOB,),
     ),
     ApiRoute(

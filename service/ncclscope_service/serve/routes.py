@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ncclscope_service.job.plan_pattern import PatternInput, pattern_of_plan, plan_pattern
 from ncclscope_service.metrics.exposition import Scrapes
 from ncclscope_service.metrics.scrape import MetricsView
 from ncclscope_service.serve.api_table import (
@@ -68,6 +69,7 @@ _MAX_KEPT: Final = 64
 _MAX_BODY_BYTES: Final = 64 * 1024
 
 _Body = TypeVar("_Body", MarkRequest, ChangeRequest)
+_Copied = TypeVar("_Copied")
 
 _LARGEST: Final = 2**62
 """Of a number in a query; Python refuses to read thousands of them."""
@@ -387,17 +389,16 @@ class _JobAnswers:
         return self._answer(request, make)
 
     async def traffic(self, request: Request) -> Response:
-        """Bytes from rank to rank; made beside the event loop, and less often: it is the costliest."""
-        key = self._key(request)
-        kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
-        if kept is None:
-            async with self._one_traffic:
-                kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
-                if kept is None:
-                    sent = traffic_input(self._job(request)[0])
-                    kept = await to_thread.run_sync(lambda: to_json(traffic_view(sent)))
-                    self._keep(key, kept)
-        return _json_bytes(kept)
+        """Bytes from rank to rank."""
+        return await self._answer_beside(request, traffic_input, traffic_view)
+
+    async def plan_pattern(self, request: Request) -> Response:
+        """Who should talk to whom and when, beside who does."""
+
+        def copied(asked: JobQuery) -> PatternInput | None:
+            return pattern_of_plan(asked.store, asked.job)
+
+        return await self._answer_beside(request, copied, lambda given: None if given is None else plan_pattern(given))
 
     async def layout(self, request: Request) -> Response:
         """Hosts, ranks and groups of a job."""
@@ -423,6 +424,21 @@ class _JobAnswers:
     async def sizes(self, request: Request) -> Response:
         """Bus bandwidth against message size."""
         return self._answer(request, lambda asked, _: size_points(asked))
+
+    async def _answer_beside(
+        self, request: Request, copied: Callable[[JobQuery], _Copied], make: Callable[[_Copied], object]
+    ) -> Response:
+        """Made beside the event loop, one at a time, and kept longer: what is costly."""
+        key = self._key(request)
+        kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
+        if kept is None:
+            async with self._one_traffic:
+                kept = self._fresh(key, TRAFFIC_KEPT_SECONDS)
+                if kept is None:
+                    given = copied(self._job(request)[0])
+                    kept = await to_thread.run_sync(lambda: to_json(make(given)))
+                    self._keep(key, kept)
+        return _json_bytes(kept)
 
     def _answer(self, request: Request, make: Callable[[JobQuery, int], object]) -> Response:
         key = self._key(request)

@@ -94,3 +94,75 @@ class PlanRecord:
     unexplained_bytes: int
     edits: tuple[PlanEdit, ...]
     classes: tuple[PlanClass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCell:
+    """A sender and receiver whose bytes are not as expected."""
+
+    sender: str
+    receiver: str
+    expected: int
+    observed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTraffic:
+    """Who should send how many bytes to whom in an iteration, and who does."""
+
+    by: str
+    """Kind of a place: rank, host, or hosts."""
+    places: tuple[str, ...]
+    expected: tuple[tuple[int, ...], ...]
+    """A row for each sender, a column for each receiver, in the order of `places`. What routers spread is spread
+    evenly."""
+    observed: tuple[tuple[int, ...], ...] | None
+    """The mean of `iterations`; None without any."""
+    iterations: tuple[int, ...]
+    """Whole on all ranks whose logs are there."""
+    differing: tuple[PlanCell, ...]
+    """More than 1 % of what the sender should send apart, the largest difference first; never what routers spread."""
+    differing_known: int
+    """How many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExperts:
+    """The all-to-alls of tokens of one expert group."""
+
+    comm_id: str
+    ranks: tuple[int, ...]
+    iterations: tuple[int, ...]
+    expected: int
+    """All-to-alls of an iteration."""
+    exchanges: tuple[int, ...]
+    """Those that were seen, by iteration; 0 where lines were lost."""
+    is_whole: bool
+    """As many as expected in all iterations, each with its transpose, and again in the backward pass."""
+    imbalance: tuple[float | None, ...]
+    """By iteration: tokens that the busiest rank gets over the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRhythm:
+    """Blocks of tensor-parallel operations of one rank."""
+
+    rank: int
+    stage: int
+    expected: int
+    """Blocks of an iteration: two for each micro-batch."""
+    blocks: tuple[int, ...]
+    """By iteration."""
+    spread: float | None
+    """How the length of a block scatters over iterations; None where kernels are not recorded."""
+    beat: str
+    """Verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPattern:
+    """Who talks to whom, and when, by the description and in the log."""
+
+    traffic: PlanTraffic
+    experts: tuple[PlanExperts, ...]
+    rhythm: tuple[PlanRhythm, ...]

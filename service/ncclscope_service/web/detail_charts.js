@@ -22,23 +22,28 @@ export const drawTraffic = (view) => {
   setText("traffic-note", [`by ${view.by}, of what is in memory`,
     view.assumed_ratio > 0.01 ? `for ${percent(view.assumed_ratio)} no line names the algorithm: a ring is taken` : null,
     switched > 0 ? `${bytes(switched)} more into switches` : null].filter(isKnown).join("; "));
+  drawSquare(parent, view.by, view.places, view.bytes, values);
+};
+
+// Bytes from each place to each; `values`: all amounts above 0 whose colours are the same.
+export const drawSquare = (parent, by, names, amounts, values) => {
   const [low, high] = [Math.log10(Math.min(...values)), Math.log10(Math.max(...values))];
-  const places = view.places.map((_, position) => position);
+  const places = names.map((_, position) => position);
   const step = Math.ceil(places.length / 12);
   const shown = places.filter((place) => place % step === 0);
-  const axis = { tickvals: shown, ticktext: shown.map((place) => plain(view.places[place])), fixedrange: true, zeroline: false,
+  const axis = { tickvals: shown, ticktext: shown.map((place) => plain(names[place])), fixedrange: true, zeroline: false,
     showgrid: false, tickfont: TICK, automargin: true };
   const marks = Array.from({ length: 13 }, (_, i) => 2 ** (5 * i)).filter((mark) => mark >= 10 ** low && mark <= 10 ** high);
   Plotly.react(plotIn(parent), [{
-    type: "heatmap", x: places, y: places, z: view.bytes.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null))),
+    type: "heatmap", x: places, y: places, z: amounts.map((row) => row.map((value) => (value > 0 ? Math.log10(value) : null))),
     zmin: low - 0.3, zmax: Math.max(high, low + 0.1), colorscale: scale(), xgap: 0.5, ygap: 0.5, hoverongaps: false,
-    customdata: view.bytes.map((row, i) => row.map((value, j) => [plain(view.places[i]), plain(view.places[j]), bytes(value)])),
+    customdata: amounts.map((row, i) => row.map((value, j) => [plain(names[i]), plain(names[j]), bytes(value)])),
     hovertemplate: `%{customdata[0]} → %{customdata[1]}<br><b>%{customdata[2]}</b><extra></extra>`,
     colorbar: { thickness: 8, outlinewidth: 0, len: 0.9, tickvals: marks.map(Math.log10), ticktext: marks.map(bytes), tickfont: { ...TICK, color: colour("quiet") } },
   }], layout({
     margin: { l: 46, r: 10, t: 8, b: 36 }, plot_bgcolor: colour("empty-cell"),
-    xaxis: { ...axis, title: { text: `to ${view.by}`, font: TICK, standoff: 2 } },
-    yaxis: { ...axis, autorange: "reversed", title: { text: `from ${view.by}`, font: TICK, standoff: 2 } },
+    xaxis: { ...axis, title: { text: `to ${by}`, font: TICK, standoff: 2 } },
+    yaxis: { ...axis, autorange: "reversed", title: { text: `from ${by}`, font: TICK, standoff: 2 } },
   }), CONFIG);
 };
 

@@ -1,7 +1,9 @@
-// The plan: what the job should send by its description, what it sent in the last look, and the reason.
+// The plan: what the job should send by its description, what it sent in the last look, and the reason; who should send how
+// much to whom, beside who does.
 
+import { drawSquare } from "./detail_charts.js";
 import { byId, element, nothingIn, replace, setText } from "./dom.js";
-import { bytes, ranges } from "./format.js";
+import { bytes, isKnown, percent, ranges } from "./format.js";
 
 const count = (value) => value.toLocaleString("en");
 
@@ -34,3 +36,37 @@ const rowOf = (line) => {
     bytes(line.logged_bytes), bytes(line.wire_bytes), line.why];
   return element("tr", {}, ...cells.map((text, at) => element("td", { class: [HEAD[at][1] ? "number" : "", line.reason === "unexplained" && at === 7 ? "guilty" : ""].join(" ").trim() || null }, text)));
 };
+
+const MOST_LINES = 6;
+
+export const drawPlanPattern = (pattern) => {
+  byId("plan-traffic-card").hidden = pattern === null;
+  if (pattern === null) return;
+  const { traffic, experts, rhythm } = pattern;
+  const values = [traffic.expected, traffic.observed ?? []].flat(2).filter((value) => value > 0);
+  const squares = [["plan-expected", traffic.expected], ["plan-observed", traffic.observed]];
+  for (const [id, amounts] of squares) {
+    if (amounts === null || values.length === 0) nothingIn(byId(id), amounts === null ? "Not recorded: no whole iteration of all ranks is in memory." : "Nothing.");
+    else drawSquare(byId(id), traffic.by, traffic.places, amounts, values);
+  }
+  const { iterations } = traffic;
+  setText("plan-traffic-note", `bytes of an iteration, by ${traffic.by}${iterations.length ? `; observed: the mean of iterations ${iterations[0]} to ${iterations.at(-1)}` : ""}`);
+  replace(byId("plan-checks"), ...[...cellLines(traffic), ...experts.map(expertLine), ...rhythm.map(rhythmLine)].map(([isWrong, text]) => element("li", { class: isWrong ? "guilty" : null }, text)));
+};
+
+const cellLines = (traffic) => {
+  if (traffic.observed === null) return [];
+  if (traffic.differing_known === 0) return [[false, "From each to each as expected, to 1 % of what the sender sends."]];
+  const lines = traffic.differing.slice(0, MOST_LINES).map((cell) => [true, `${traffic.by} ${cell.sender} to ${cell.receiver}: ${bytes(cell.observed)} where ${bytes(cell.expected)} are expected`]);
+  const more = traffic.differing_known - lines.length;
+  return more > 0 ? [...lines, [true, `and ${more} more pairs: ncclscope explain`]] : lines;
+};
+
+const expertLine = (group) => {
+  const busiest = Math.max(...group.imbalance.filter(isKnown));
+  return [!group.is_whole, [`experts of ranks ${ranges([...group.ranks])}: ${Math.min(...group.exchanges)} of ${group.expected} all-to-alls of tokens, ${group.is_whole ? "equal or transposed in pairs" : "not all equal or transposed in pairs"}`,
+    Number.isFinite(busiest) ? `the busiest rank gets ${busiest.toFixed(2)} times the mean` : null].filter(isKnown).join("; ")];
+};
+
+const rhythmLine = (rank) => [rank.beat.startsWith("not") || rank.beat.startsWith("blocks"), [`rhythm of stage ${rank.stage} (rank ${rank.rank}): ${[...new Set(rank.blocks)].join(", ")} of ${rank.expected} blocks`,
+  isKnown(rank.spread) ? `lengths scatter by ${percent(rank.spread)}` : null, rank.beat].filter(isKnown).join("; ")];

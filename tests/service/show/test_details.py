@@ -11,6 +11,7 @@ import pytest
 from service import fake_service as fake
 
 from ncclscope_service.intake.aliases import Aliases
+from ncclscope_service.job.traffic_calls import MAX_PLACES
 from ncclscope_service.serve.routes import to_json
 from ncclscope_service.show.details import (
     MAX_LINES,
@@ -31,7 +32,7 @@ from ncclscope_service.show.timeline import (
     timeline_of_rank,
     timeline_of_ranks,
 )
-from ncclscope_service.show.traffic_square import MAX_PLACES, TrafficView, traffic_input, traffic_view
+from ncclscope_service.show.traffic_square import TrafficView, traffic_input, traffic_view
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS
 

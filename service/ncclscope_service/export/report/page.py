@@ -19,7 +19,7 @@ from ncclscope_service.export.benchmarks import benchmark_name
 from ncclscope_service.export.json_files import findings_document
 from ncclscope_service.export.report.data import report_data
 from ncclscope_service.export.report.figures import Figures
-from ncclscope_service.export.report.plan import plan_section
+from ncclscope_service.export.report.plan import plan_maps, plan_patterns, plan_section
 from ncclscope_service.export.report.tables import (
     MAX_TABLE_ROWS,
     bandwidth_text,
@@ -59,6 +59,7 @@ from ncclscope_service.export.tables.operations_file import LastOperations, last
 from ncclscope_service.export.tables.traffic_file import Traffic, measure_traffic
 from ncclscope_service.export.totals import Totals, totals
 from ncclscope_service.nccl.nccl_tests import Benchmark, Measured
+from ncclscope_service.store.plan_records import PlanPattern
 from ncclscope_service.store.records import Ending, Verdict
 from ncclscope_service.store.tables import version_of
 
@@ -236,8 +237,11 @@ def write_report(
     data = report_data(selection, sums, traffic) | {"compare": None if comparison is None else compare_data(comparison)}
     if selection.benchmarks:
         data["benchmarks"] = benchmark_curves(selection)
+    patterns = plan_patterns(selection)
+    if patterns:
+        data["plan_maps"] = plan_maps(patterns)
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums, data, comparison, last):
+        for text in _page(selection, sums, data, comparison, last, patterns):
             file.write(text)
 
 
@@ -247,13 +251,14 @@ def _page(
     data: dict[str, object],
     comparison: dict[str, object] | None,
     last: LastOperations,
+    patterns: Mapping[str, PlanPattern],
 ) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
     figures = Figures(data)
-    yield from _sections(selection, sums, figures, comparison, last)
+    yield from _sections(selection, sums, figures, comparison, last, patterns)
     yield "<footer>Written by ncclscope. MiB = 2<sup>20</sup> bytes, GB/s = 10<sup>9</sup> bytes per second. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
     yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
@@ -348,8 +353,10 @@ def _sections(
     figures: Figures,
     comparison: dict[str, object] | None,
     last: LastOperations,
+    patterns: Mapping[str, PlanPattern],
 ) -> Iterator[str]:
-    for number, (title, parts) in enumerate(_contents(selection, sums, figures, comparison, last), start=1):
+    contents = _contents(selection, sums, figures, comparison, last, patterns)
+    for number, (title, parts) in enumerate(contents, start=1):
         yield f'<h2><span class="number">{number}</span>{escape(title)}</h2>'
         yield from parts
 
@@ -360,6 +367,7 @@ def _contents(
     figures: Figures,
     comparison: dict[str, object] | None,
     last: LastOperations,
+    patterns: Mapping[str, PlanPattern],
 ) -> Iterator[tuple[str, Iterable[str]]]:
     """The sections in the order in which somebody who was called at night wants them."""
     yield "Findings", (_findings(selection),)
@@ -374,7 +382,7 @@ def _contents(
     yield "When", figures.over_time()
     yield "What was communicated", _communicated(selection, sums, figures)
     if any(job in selection.store.plans for job in selection.jobs):
-        yield "Plan", plan_section(selection, figures)
+        yield "Plan", plan_section(selection, figures, patterns)
     yield "How each group communicates", _signatures(selection, sums, figures)
     yield "Who sent to whom", figures.traffic()
     yield "How far this can be trusted", _trust(selection, figures)

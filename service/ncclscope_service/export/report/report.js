@@ -194,10 +194,10 @@
     const count = traces.length ? traces[0].x.length : 0;
     draw(id, traces, layout(280, { barmode: "stack", showlegend: true, bargap: count > 60 ? 0 : 0.15, xaxis: iterationAxis(count, per_bin), yaxis: axis(title) }));
   };
-  const traffic = () => {
-    const { senders, receivers, hosts, what } = data.traffic;
-    const amounts = data.traffic.bytes;
-    const known = amounts.flat().filter((value) => value !== null).map(Math.log10);
+  /* Bytes by sender and receiver; `like`: all amounts whose colours are the same. */
+  const square = (id, { senders, receivers, hosts, what, amounts, like }) => {
+    const known = like.flat().filter((value) => value > 0).map(Math.log10);
+    if (!known.length) return missing(id);
     const [low, high] = [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
     const least = Math.max(low, high - 4);  /* what a scalar moves is no shade of what tensors do */
     const ticks = high - low < 1 ? [low, high] : Array.from({ length: Math.floor(high) - Math.ceil(least) + 1 }, (_, place) => Math.ceil(least) + place);
@@ -205,18 +205,25 @@
     const line = { color: style("--faint"), width: 1 };
     const n = senders.length;
     const side = Math.max(320, Math.min(640, 120 + 26 * n));
-    draw("traffic", [{
-      type: "heatmap", x: receivers, y: senders, z: amounts.map((row) => row.map((value) => (value === null ? null : Math.log10(value)))),
-      customdata: amounts.map((row) => row.map((value) => (value === null ? "" : bytes(value)))), hoverongaps: false, xgap: n < 64 ? 1 : 0, ygap: n < 64 ? 1 : 0,
+    return draw(id, [{
+      type: "heatmap", x: receivers, y: senders, z: amounts.map((row) => row.map((value) => (value ? Math.log10(value) : null))),
+      customdata: amounts.map((row) => row.map((value) => (value ? bytes(value) : ""))), hoverongaps: false, xgap: n < 64 ? 1 : 0, ygap: n < 64 ? 1 : 0,
       zmin: high - least < 0.5 ? least - 1 : least, zmax: high, colorscale: scale(), colorbar: { title: { text: "bytes", side: "top" }, tickvals: ticks, ticktext: ticks.map((exponent, place) => `${place === 0 && least > low ? "≤ " : ""}${bytes(10 ** exponent)}`), thickness: 12, len: 1, outlinewidth: 0 },
       hovertemplate: "%{y} to %{x}: %{customdata}<extra></extra>",
     }], layout(side, {
-      width: Math.min(document.querySelector("main").clientWidth - 56, side + 60 * (1 + receivers.length / n)), shapes: edges.flatMap((at) => [
+      width: Math.min(document.getElementById(id).clientWidth, side + 60 * (1 + receivers.length / n)), shapes: edges.flatMap((at) => [
         { type: "line", x0: at, x1: at, y0: -0.5, y1: n - 0.5, line }, { type: "line", y0: at, y1: at, x0: -0.5, x1: receivers.length - 0.5, line }]),
       xaxis: axis(`receiving ${what}`, { showgrid: false, type: "category", tickangle: n > 12 ? -90 : 0 }),
       yaxis: axis(`sending ${what}`, { autorange: "reversed", showgrid: false, type: "category" }),
     }));
   };
+  const traffic = () => square("traffic", { ...data.traffic, amounts: data.traffic.bytes, like: data.traffic.bytes });
+  const planMaps = () => data.plan_maps.forEach(({ what, places, expected, observed }, at) => {
+    const shown = { senders: places, receivers: places, hosts: [], what, like: [...expected, ...(observed ?? [])] };
+    square(`plan-expected-${at}`, { ...shown, amounts: expected });
+    if (observed) square(`plan-observed-${at}`, { ...shown, amounts: observed });
+    else missing(`plan-observed-${at}`);
+  });
   const timeline = () => {
     const { ranks, ops: found } = data.timeline;
     const lane = (place) => `rank ${ranks[place]}`;
@@ -296,6 +303,7 @@
       iterations("iteration-bytes", "bytes", "message bytes (GB)", 1e9);
     }
     if (data.traffic) traffic();
+    if (data.plan_maps) planMaps();
     if (data.timeline) timeline();
     if (data.on_off) timeMap("on-off", data.on_off, "on", "of the time in NCCL kernels");
     if (data.kind_waits) kindWaits();
