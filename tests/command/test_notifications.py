@@ -38,7 +38,6 @@ def test_nobody_gets_any_unless_somebody_is_named() -> None:
 
 
 def test_receivers_are_webhooks_or_what_apprise_knows() -> None:
-    pytest.importorskip("apprise")
     given = asked(
         ["--notify-from", "critical", "--public-url", "http://scope"],
         {"NCCLSCOPE_WEBHOOK": "http://a/x http://c", "NCCLSCOPE_NOTIFY": "json://b/y"},
@@ -76,7 +75,6 @@ def test_an_address_on_the_command_line_is_refused_with_where_to_put_it(option: 
 
 
 def test_an_address_that_apprise_does_not_know_is_refused_without_being_repeated() -> None:
-    pytest.importorskip("apprise")
     with pytest.raises(ConfigError, match="Apprise does not know") as caught:
         asked([], {"NCCLSCOPE_NOTIFY": "nosuch://secret"}).for_service()
     assert "secret" not in str(caught.value)

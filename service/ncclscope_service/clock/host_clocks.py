@@ -212,7 +212,8 @@ class Clocks:
         for job, names in self._hosts_by_job().items():
             reference = ranks_0.get(job, min(names, key=lambda host: names[host]))
             self._solve(job, reference)
-            believed = clocks_by_prior(self._priors, names[reference], now_ns)
+            priors = {name: self._priors[name] for name in names.values() if name in self._priors}
+            believed = clocks_by_prior(priors, names[reference], now_ns)
             clocks = {host: believed[name] for host, name in names.items() if name in believed} | self._told[job]
             self._by_host |= clocks
             check = self._estimators[job].check

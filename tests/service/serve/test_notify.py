@@ -137,7 +137,6 @@ async def test_every_receiver_gets_the_finding_and_where_to_look() -> None:
 
 
 async def test_apprise_delivers_to_what_it_knows() -> None:
-    pytest.importorskip("apprise")
     from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415
 
     with receiving(200) as receiver:
@@ -152,7 +151,6 @@ async def test_apprise_delivers_to_what_it_knows() -> None:
 
 
 async def test_what_a_finding_quotes_is_no_markup_for_slack(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("apprise")
     import requests  # noqa: PLC0415  (apprise brings it)
 
     from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415
@@ -175,7 +173,6 @@ async def test_what_a_finding_quotes_is_no_markup_for_slack(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("no_pauses")
 async def test_what_apprise_cannot_deliver_is_given_up() -> None:
-    pytest.importorskip("apprise")
     from ncclscope_service.serve.apprise_sender import apprise_sender  # noqa: PLC0415
 
     with receiving(500) as receiver:
