@@ -10,7 +10,7 @@ import benchmarks.findings as _package
 from benchmarks.findings import first_seen, job_days, kills, modes, tables
 from benchmarks.findings.scenarios import scenarios
 
-TABLES = ("modes", "seen", "jobs", "days", "delays", "kills")
+TABLES = ("modes", "seen", "jobs", "days", "lasting", "delays", "kills")
 RANKS = (8, 16, 32, 64)
 
 
@@ -53,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     if "days" in wanted:
         print("\n### False alarms of healthy job-days\n", flush=True)
         job_days.print_false_alarms(2 if asked.short else asked.days, workers=asked.workers, only=asked.only)
+    if "lasting" in wanted:
+        print("\n### A fault that stays for a day\n", flush=True)
+        job_days.print_lasting(1 if asked.short else 6, workers=asked.workers, only=asked.only)
     if "delays" in wanted:
         print("\n### Delay of a loss of bandwidth\n", flush=True)
         job_days.print_delays(40 if asked.short else 200)

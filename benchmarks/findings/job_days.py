@@ -5,15 +5,16 @@ sends is drawn as columns, ranks meet in their groups as NCCL's kernels do, and 
 that follow go to the detectors' own objects as the service would give them, with what each mode shows. Computation and
 bandwidth are autoregressive noise, 0.6 from one step to the next, with the tails of Student's t with four degrees of
 freedom. Once in 600 steps the job stands still for half a minute, once in 600 rank 0 comes late by 5 s: evaluations
-and checkpoints. Not drawn: pipelines, lost lines, wrong pairs and clocks.
+and checkpoints. Not drawn: pipelines, lost lines, wrong pairs and clocks. Another table has days with a fault from the
+second hour on, which has to be one finding until the end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from ncclscope_service.detect.statistics import QUICK, STEADY, DropWatch
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.nccl import bandwidth
 from ncclscope_service.store import rows
+from ncclscope_service.store.records import Finding, FindingKind
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
 
@@ -47,6 +49,18 @@ _STOPS_EVERY: Final = 200
 ALARMS_HEADER: Final = """\
 | mode | job-days | hours seen | alarms | per job-day | at most (95 %) | which |
 |---|---:|---:|---:|---:|---:|---|"""
+LASTING_HEADER: Final = """\
+| mode | fault | days | found | open since, of the time | opened | others |
+|---|---|---:|---:|---:|---:|---|"""
+LATE, NIC, SLOWER = "rank 5 computes a tenth longer", "the card of rank 5 at two thirds", "all compute a tenth longer"
+LASTING: Final = {
+    LATE: {FindingKind.LATE_RANK},
+    NIC: {FindingKind.SLOW_LINK, FindingKind.BANDWIDTH_DROP},
+    SLOWER: {FindingKind.SLOW_STEPS},
+}
+"""Faults from the second hour on, and the kinds of findings that they are."""
+_GUILTY: Final = 5
+_ONSET_SECONDS: Final = 3600
 DELAYS_HEADER: Final = """\
 | baseline | noise | loss | found | delay p50 | p90 |
 |---|---|---:|---:|---:|---:|"""
@@ -111,10 +125,11 @@ PROGRAMS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A healthy job."""
+    """A job, healthy but for a fault (one of `LASTING`)."""
 
     seed: int
     hours: int = 24
+    fault: str = ""
 
     @property
     def program(self) -> tuple[_Collectives, ...]:
@@ -164,15 +179,33 @@ class Day:
         parts: list[Columns] = []
         for use in self.program:
             own = self.step_seconds * use.compute * np.maximum(0.2, 1 + slowness)
+            own[self.onset :] *= self._longer()
             at += own * np.maximum(0.2, 1 + 0.5 * self.cv * random.normal(size=own.shape))
             congestion = 2 * self.cv * noise(random, count, len(use.members), _PHI)
             for place, members in enumerate(use.members):
-                parts.append(self._meet(use, members, at, np.maximum(0.4, 1 + congestion[:, place])))
+                slower = np.maximum(0.4, 1 + congestion[:, place])
+                if self.fault == NIC and _GUILTY in members and use.parallelism != "TP":
+                    slower[self.onset :] *= 1.5
+                parts.append(self._meet(use, members, at, slower))
         begins = np.concatenate([[0], np.cumsum(at.max(axis=1) * _SECOND).astype(np.int64)]) + _START_NS
         found = np.stack(parts, axis=1)
         for name in ("first_start_true_ns", "end_true_ns"):
             found[name] += begins[:-1, None]
         return found, begins
+
+    @property
+    def onset(self) -> int:
+        """The first step of the fault."""
+        return int(_ONSET_SECONDS / self.step_seconds)
+
+    def _longer(self) -> NDArray[np.float64]:
+        """By how much longer each rank computes by its fault."""
+        longer = np.ones(_RANKS)
+        if self.fault == SLOWER:
+            longer[:] = 1.1
+        elif self.fault == LATE:
+            longer[_GUILTY] = 1.1
+        return longer
 
     def _meet(
         self, use: _Collectives, members: tuple[int, ...], at: NDArray[np.float64], slower: NDArray[np.float64]
@@ -203,10 +236,45 @@ class Day:
 
 def alarms_of_day(mode: DayMode, seed: int, hours: int = 24) -> tuple[list[str], float]:
     """Findings of a healthy day in a mode, and the hours of which detectors saw kernels."""
-    day = Day(seed, hours)
+    known: dict[tuple[object, ...], Seen] = {}
+    for now_ns, findings in _looks(mode, Day(seed, hours)):
+        note(known, findings, (now_ns - _START_NS) / _SECOND)
+    said = [f"{seen.opened / 3600:.1f} h: {seen.last.kind}: {seen.last.summary}" for seen in known.values()]
+    return said, hours * mode.captured / 100
+
+
+@dataclass(slots=True)
+class Lasted:
+    """What was said of a day with a fault."""
+
+    looks: int = 0
+    """Since the fault was found first."""
+    open_looks: int = 0
+    opened: int = 0
+    others: list[str] = field(default_factory=list[str])
+    """Findings of other kinds, or that name somebody else, that were open for longer than a quarter of an hour."""
+
+
+def lasting_of_day(mode: DayMode, seed: int, fault: str, hours: int = 24) -> Lasted:
+    """What was said of a day with this fault."""
+    found, was_open = Lasted(), False
+    others: Counter[str] = Counter()
+    for _, findings in _looks(mode, Day(seed, hours, fault)):
+        own = [each for each in findings if each.until_ns is None]
+        right = [each for each in own if each.kind in LASTING[fault] and {*each.ranks} <= {_GUILTY}]
+        found.opened += bool(right) and not was_open
+        found.looks += bool(found.opened)
+        found.open_looks += bool(right)
+        was_open = bool(right)
+        others.update({f"{each.kind} of ranks {each.ranks}" for each in own if each not in right})
+    found.others = [name for name, looks in others.items() if looks * mode.looks > 900]
+    return found
+
+
+def _looks(mode: DayMode, day: Day) -> Iterator[tuple[int, list[Finding]]]:
+    """The findings at each look of a day in a mode at which detectors got something."""
     collectives, begins = day.steps()
     context, detectors = day.context(), Detectors()
-    known: dict[tuple[object, ...], Seen] = {}
     ordered = collectives.ravel()[np.argsort(collectives.ravel()["end_true_ns"], kind="stable")]
     seen = ordered[(ordered["end_true_ns"] - _START_NS) // _SECOND % 100 < mode.captured]
     if mode.dumps:
@@ -227,9 +295,7 @@ def alarms_of_day(mode: DayMode, seed: int, hours: int = 24) -> tuple[list[str],
             detectors.ingest_steps(steps[max(0, before) : begun], context)
             detectors.ingest_progress(_counts(day, begun, int(begins[begun])), context)
         if mode.logs or last > first:
-            note(known, detectors.findings(now_ns), (now_ns - _START_NS) / _SECOND)
-    said = [f"{seen.opened / 3600:.1f} h: {seen.last.kind}: {seen.last.summary}" for seen in known.values()]
-    return said, hours * mode.captured / 100
+            yield now_ns, detectors.findings(now_ns)
 
 
 def _counts(day: Day, step: int, last_ns: int) -> Columns:
@@ -260,6 +326,23 @@ def print_false_alarms(days: int, *, workers: int, only: str) -> None:
         which = ", ".join(f"{amount} {kind}" for kind, amount in kinds.items()) or "-"
         rate, most = len(told) / days, upper_bound(len(told)) / days
         print(f"| {name} | {days} | {hours[name]:,.0f} | {len(told)} | {rate:.3f} | {most:.3f} | {which} |")
+
+
+def print_lasting(days: int, *, workers: int, only: str) -> None:
+    """The table: a fault that stays is one finding, opened once, in every mode that shows it."""
+    print(f"\n{LASTING_HEADER}")
+    for name, mode in DAY_MODES.items():
+        for fault, kinds in LASTING.items():
+            is_due = mode.logs if FindingKind.SLOW_STEPS in kinds else mode.captured > 0
+            if only not in name or not is_due:
+                continue
+            with ProcessPoolExecutor(workers) as pool:
+                found = list(pool.map(lasting_of_day, [mode] * days, range(days), [fault] * days))
+            told = [each for each in found if each.opened]
+            share = sum(each.open_looks for each in told) / max(1, sum(each.looks for each in told))
+            opened = "-" if not told else str(max(each.opened for each in told))
+            others = ", ".join(sorted({text for each in found for text in each.others})) or "-"
+            print(f"| {name} | {fault} | {days} | {len(told)} | {share:.1%} | {opened} | {others} |", flush=True)
 
 
 def print_delays(trials: int) -> None:
