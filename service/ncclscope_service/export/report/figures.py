@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ncclscope_service.export.report.node_graph import Picture
 from ncclscope_service.export.report.tables import bytes_text, count_text, ratio_text
 from ncclscope_service.export.summary import NOT_RECORDED
 
@@ -15,6 +16,8 @@ class Figures:
     """Numbers figures as they are placed, and writes "not recorded" if one has no data."""
 
     data: Mapping[str, object]
+    pictures: Sequence[Picture] = ()
+    """SVG and caption of the nodes' graphs, rings and trees."""
     number: int = 0
     tables: int = 0
 
@@ -125,6 +128,12 @@ class Figures:
             if isinstance(shown, list) and isinstance(of, int) and len(shown) < of:
                 text += f" The first {len(shown)} of {count_text(of)} are drawn; traffic.parquet has all."
         yield self.figure("traffic", "traffic", text)
+
+    def topology(self) -> Iterator[str]:
+        """The nodes as NCCL sees them."""
+        for picture, caption in self.pictures:
+            self.number += 1
+            yield f"<figure>{picture}<figcaption>Figure {self.number}. {caption}</figcaption></figure>"
 
     def bandwidth(self) -> Iterator[str]:
         """Figures of bandwidth."""

@@ -19,6 +19,7 @@ from ncclscope_service.export.benchmarks import benchmark_name
 from ncclscope_service.export.json_files import findings_document
 from ncclscope_service.export.report.data import report_data
 from ncclscope_service.export.report.figures import Figures
+from ncclscope_service.export.report.node_graph import topology_pictures
 from ncclscope_service.export.report.plan import plan_maps, plan_patterns, plan_section
 from ncclscope_service.export.report.tables import (
     MAX_TABLE_ROWS,
@@ -240,15 +241,16 @@ def write_report(
     patterns = plan_patterns(selection)
     if patterns:
         data["plan_maps"] = plan_maps(patterns)
+    figures = Figures(data, topology_pictures(selection, traffic))
     with path.open("w", encoding="utf-8") as file:
-        for text in _page(selection, sums, data, comparison, last, patterns):
+        for text in _page(selection, sums, figures, comparison, last, patterns):
             file.write(text)
 
 
 def _page(
     selection: Selection,
     sums: Totals,
-    data: dict[str, object],
+    figures: Figures,
     comparison: dict[str, object] | None,
     last: LastOperations,
     patterns: Mapping[str, PlanPattern],
@@ -257,13 +259,12 @@ def _page(
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(_title(selection))}</title><style>{_resource('report.css')}</style></head><body><main>"
     yield _header(selection, sums)
-    figures = Figures(data)
     yield from _sections(selection, sums, figures, comparison, last, patterns)
     yield "<footer>Written by ncclscope. MiB = 2<sup>20</sup> bytes, GB/s = 10<sup>9</sup> bytes per second. "
     yield f"“{NOT_RECORDED}” means that the inputs cannot tell.</footer>"
-    yield f'</main><script type="application/json" id="data">{script_json(data)}</script>'
+    yield f'</main><script type="application/json" id="data">{script_json(figures.data)}</script>'
     yield f"<script>{get_plotlyjs()}</script><script>{_resource('report.js')}</script>"
-    yield f"<script>{_resource('benchmarks.js')}</script>" if data.get("benchmarks") else ""
+    yield f"<script>{_resource('benchmarks.js')}</script>" if figures.data.get("benchmarks") else ""
     yield "</body></html>\n"
 
 
@@ -385,6 +386,8 @@ def _contents(
         yield "Plan", plan_section(selection, figures, patterns)
     yield "How each group communicates", _signatures(selection, sums, figures)
     yield "Who sent to whom", figures.traffic()
+    if figures.pictures:
+        yield "Topology", figures.topology()
     yield "How far this can be trusted", _trust(selection, figures)
 
 

@@ -200,7 +200,7 @@
     if (!known.length) return missing(id);
     const [low, high] = [known.reduce((a, b) => Math.min(a, b)), known.reduce((a, b) => Math.max(a, b))];
     const least = Math.max(low, high - 4);  /* what a scalar moves is no shade of what tensors do */
-    const ticks = high - low < 1 ? [low, high] : Array.from({ length: Math.floor(high) - Math.ceil(least) + 1 }, (_, place) => Math.ceil(least) + place);
+    const ticks = high - low < 0.1 ? [high] : high - low < 1 ? [low, high] : Array.from({ length: Math.floor(high) - Math.ceil(least) + 1 }, (_, place) => Math.ceil(least) + place);
     const edges = what === "rank" ? hosts.flatMap((host, place) => (place > 0 && host !== hosts[place - 1] ? [place - 0.5] : [])) : [];
     const line = { color: style("--faint"), width: 1 };
     const n = senders.length;
