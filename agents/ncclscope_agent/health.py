@@ -67,7 +67,7 @@ def agent_health(
 
 def _dropped(session: SessionStatistics, spool: SpoolStatistics | None) -> dict[str, int]:
     """Number of batches that could not be sent, by reason."""
-    counts = {"batch_too_large": session.too_large_total}
+    counts = dict(session.stripped)
     if spool is not None:
         counts |= {f"spool_{reason}": number for reason, number in spool.dropped.items()}
     return {reason: number for reason, number in counts.items() if number}

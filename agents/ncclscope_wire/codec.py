@@ -47,9 +47,10 @@ from ncclscope_wire.terms import NO_TIME_NS
 from ncclscope_wire.topology import TopologySeen, TuningTableSeen, check_ends
 
 _Record = TypeVar("_Record")
+_Container = TypeVar("_Container", dict[str, object], list[object])
 
 _MAX_ITEMS: Final = 1 << 20
-"""Longest array and largest map of a message. An array of empty maps costs 64 times its bytes in memory."""
+"""Arrays, maps and what is in them, of one message: a byte that is an empty map costs 64 in memory."""
 
 _FIRST_BUFFER_BYTES: Final = 16 * 1024
 """Initial buffer; it grows. The packer's own 1 MiB would be mapped and unmapped for each message."""
@@ -267,6 +268,15 @@ def _pack(content: dict[str, object]) -> bytes:
 
 
 def _unpack(payload: bytes) -> dict[str, object]:
+    left = _MAX_ITEMS
+
+    def counted(found: _Container) -> _Container:
+        nonlocal left
+        left -= 1 + len(found)
+        if left < 0:
+            raise ProtocolError(f"a payload of {len(payload)} bytes holds more than {_MAX_ITEMS} items")
+        return found
+
     try:
         content: object = msgpack.unpackb(
             payload,
@@ -275,8 +285,10 @@ def _unpack(payload: bytes) -> dict[str, object]:
             max_array_len=min(len(payload), _MAX_ITEMS),
             max_map_len=min(len(payload), _MAX_ITEMS),
             max_ext_len=0,
+            object_hook=counted,
+            list_hook=counted,
         )
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a payload of {len(payload)} bytes is not msgpack: {_short(error)}") from error
     if not isinstance(content, dict):
         raise ProtocolError(f"a payload holds a {type(content).__name__}, not a map")
@@ -286,7 +298,7 @@ def _unpack(payload: bytes) -> dict[str, object]:
 def _convert(content: object, record: type[_Record], where: str) -> _Record:
     try:
         return msgspec.convert(content, record, builtin_types=(bytes,))
-    except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"{where}: {_short(error)}") from error
 
 
@@ -346,7 +358,7 @@ def _plain_batch_message(payload: bytes, *, has_steps: bool) -> BatchMessage | N
         filled = {name: _columns(name, sent, has_steps=has_steps) for name, sent in content.tables.items()}
         _check_each("counts", "understood", content.counts.understood.values())
         _check_each("counts", "skipped", content.counts.skipped.values())
-    except (ValueError, KeyError, ProtocolError):
+    except (ValueError, KeyError, ProtocolError, RecursionError):
         return None
     batch = Batch(
         source=content.source,

@@ -10,7 +10,10 @@ stream format), with the tables and columns of the SQLite export. An agent has n
 from __future__ import annotations
 
 import re
+import resource
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,8 +26,11 @@ _ENDINGS: Final = (".parquet", ".arrow")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _LEFT_OUT: Final = "ENUM_"
 _ROWS: Final = 1 << 16
-_MOST_PAGES: Final = 1 << 24
-"""64 GiB in pages of 4 KiB: no disk is filled by a small file that unfolds without end."""
+_MOST_BYTES: Final = 1 << 30
+_UNFOLDS: Final = 64
+"""Times the size of the tables, and `_MOST_BYTES`: so large may the SQLite file be."""
+_MOST_MEMORY: Final = 2 << 30
+_SHOWN: Final = 300
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
@@ -36,26 +42,45 @@ def tables_in(folder: Path) -> dict[str, Path]:
 def as_sqlite(folder: Path, work_directory: Path) -> Path:
     """The same export as a SQLite file, which is in `work_directory`.
 
+    A process of its own makes it (this module, `python -m`), within limits of memory and of the file's size: a few
+    kilobytes of such tables may unfold without end.
+
     Raises:
-        SourceError: "unreadable_tables": a file is cut off, damaged, or no table.
+        SourceError: "unreadable_tables": a file is cut off, damaged, no table, or unfolds to too much.
     """
     made = work_directory / f"{folder.name}.{abs(hash(folder)):x}.sqlite"
     made.unlink(missing_ok=True)
+    most = _MOST_BYTES + _UNFOLDS * sum(path.stat().st_size for path in tables_in(folder).values())
+    command = [sys.executable, "-P", "-m", __name__, str(folder), str(made), str(most)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode == 0:
+        return made
+    made.unlink(missing_ok=True)
+    said = done.stderr.decode(errors="replace").strip()[-_SHOWN:] if done.returncode == 1 else "it unfolds to too much"
+    raise SourceError("unreadable_tables", f"{folder} is no whole export of nsys ({said}); export the report again")
+
+
+def main(folder: Path, made: Path, most_bytes: int) -> None:
+    """Copies all tables; ends with 1 and says why if one cannot be read."""
+    import pyarrow.parquet  # noqa: PLC0415  (not in the base install; before the limits, which count from here)
+
+    del pyarrow
+    with open("/proc/self/statm", "rb") as statm:
+        own_bytes = int(statm.read().split()[0]) * resource.getpagesize()
+    for kind, value in ((resource.RLIMIT_AS, own_bytes + _MOST_MEMORY), (resource.RLIMIT_FSIZE, most_bytes)):
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
     tables = tables_in(folder)
     in_order = sorted(tables, key=lambda name: name in META_TABLES)  # its last table says that an export is whole
-    with closing(sqlite3.connect(made, isolation_level=None)) as database:
-        database.execute(f"PRAGMA max_page_count = {_MOST_PAGES}")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("BEGIN")
-        for name in in_order:
-            if _NAME.fullmatch(name) and not name.startswith(_LEFT_OUT):
-                try:
+    try:
+        with closing(sqlite3.connect(made, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("BEGIN")
+            for name in in_order:
+                if _NAME.fullmatch(name) and not name.startswith(_LEFT_OUT):
                     _copy(database, name, tables[name])
-                except (OSError, ValueError, sqlite3.Error, OverflowError) as error:
-                    text = f"{tables[name]} is no whole table of nsys ({str(error)[:200]}); export the report again"
-                    raise SourceError("unreadable_tables", text) from error
-        database.execute("COMMIT")
-    return made
+            database.execute("COMMIT")
+    except (OSError, ValueError, sqlite3.Error, OverflowError, MemoryError) as error:
+        sys.exit(f"{type(error).__name__}: {str(error)[:200]}")
 
 
 def _copy(database: sqlite3.Connection, name: str, path: Path) -> None:
@@ -96,3 +121,7 @@ def _values(batch: Any, pa: Any) -> Iterator[tuple[Any, ...]]:  # noqa: ANN401  
         else:
             columns.append(column.to_pylist())
     return zip(*columns, strict=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

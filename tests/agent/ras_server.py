@@ -9,6 +9,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 OPERATIONS = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
@@ -107,7 +108,7 @@ class RasServer:
             if self._is_silent:
                 waiting.append(connection)
                 continue
-            with connection:
+            with connection, suppress(OSError):  # whoever has enough hangs up
                 self._talk(connection)
         for connection in waiting:
             connection.close()

@@ -284,7 +284,7 @@ def test_a_batch_over_the_frame_limit_becomes_its_dictionaries_and_a_gap() -> No
     assert (message.batch.begin, message.batch.end, len(message.batch.operations)) == (0, 1, 0)
     assert (message.batch.strings, len(message.batch.operation_templates)) == (("AllReduce",), 1)
     assert [(gap.reason, gap.amount) for gap in message.batch.gaps] == [("batch_too_large", 100)]
-    assert session.statistics().too_large_total == 1
+    assert session.statistics().stripped == {"batch_too_large": 1}
 
 
 def test_a_batch_over_the_frame_limit_says_that_marks_of_groups_were_lost() -> None:

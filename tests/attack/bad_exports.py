@@ -59,3 +59,66 @@ def many_long_texts(path: Path, count: int, length: int) -> Path:
     for number in range(count):
         made.range(f"{number} ".ljust(length, "z"), 1_000 + number, 2_000 + number)
     return made.write(path)
+
+
+def _pages(content: bytearray) -> range:
+    return range(1, len(content) // _PAGE + 1)
+
+
+def _root(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0])
+
+
+def text_in_a_circle(path: Path) -> Path:
+    """An export with a text of 8 MB whose second page of overflow is followed by itself.
+
+    *Source:* SQLite file format, section 1.7 (cell payload overflow pages).
+    """
+    content = bytearray(huge_texts(path, 8).read_bytes())
+    for page in _pages(content):
+        begin = (page - 1) * _PAGE
+        if content[begin + 4 : begin + 1024] == b"x" * 1020:
+            content[begin : begin + 4] = struct.pack(">I", page)
+            break
+    path.write_bytes(content)
+    return path
+
+
+def free_pages_in_a_circle(path: Path) -> Path:
+    """An export whose list of free pages has no end. *Source:* SQLite file format, section 1.5 (the freelist)."""
+    content = bytearray(nccl_export().write(path).read_bytes())
+    own = len(content) // _PAGE + 1
+    content += struct.pack(">II", own, 0).ljust(_PAGE, b"\0")
+    content[28:40] = struct.pack(">III", own, own, 2**31)
+    path.write_bytes(content)
+    return path
+
+
+def cells_outside_of_their_page(path: Path, table: str, pointer: int = 0xFFFF) -> Path:
+    """An export with a table whose cells begin there. *Source:* SQLite file format, section 1.6."""
+    root = _root(nccl_export().write(path), table)
+    content = bytearray(path.read_bytes())
+    begin = (root - 1) * _PAGE
+    (cells,) = struct.unpack(">H", content[begin + 3 : begin + 5])
+    content[begin + 8 : begin + 8 + 2 * cells] = struct.pack(">H", pointer) * cells
+    path.write_bytes(content)
+    return path
+
+
+def tables_on_one_page(path: Path) -> Path:
+    """An export all of whose tables are the first page, where their definitions stand."""
+    return by_sql(path, "UPDATE sqlite_master SET rootpage = 1", is_schema=True)
+
+
+def by_sql(path: Path, *statements: str, is_schema: bool = False) -> Path:
+    """An export in which somebody has done this; `is_schema`: to what SQLite says of its tables itself."""
+    nccl_export().write(path)
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        if is_schema:
+            database.execute("PRAGMA writable_schema = ON")
+        database.execute("BEGIN")
+        for statement in statements:
+            database.execute(statement)
+        database.execute("COMMIT")
+    return path

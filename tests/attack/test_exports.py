@@ -15,7 +15,7 @@ from nsys_made import EPOCH_NS, nccl_export
 from service.loopback import Service
 
 from ncclscope_agent.budget import BudgetLimits
-from ncclscope_agent.files.exports import ExportFollower
+from ncclscope_agent.files.exports import ExportFollower, Timing
 from ncclscope_agent.sources.nsys.export import ExportLimits
 from ncclscope_agent.sources.nsys.reader_process import ExportReader, ReaderLimits
 from ncclscope_wire.batch import Batch
@@ -26,8 +26,10 @@ SECOND = 1_000_000_000
 SHORT = ReaderLimits(cpu_seconds=1, memory_bytes=96 << 20)
 
 
-def follow(folder: Path, *, limits: ReaderLimits = SHORT, polls: int = 20) -> list[Batch]:
-    follower = ExportFollower([folder], host="h", is_applied=lambda _: None, nsys="/nonexistent", reader_limits=limits)
+def follow(folder: Path, *, limits: ReaderLimits = SHORT, polls: int = 20, timing: Timing | None = None) -> list[Batch]:
+    follower = ExportFollower(
+        [folder], host="h", is_applied=lambda _: None, nsys="/nonexistent", reader_limits=limits, timing=timing
+    )
     return [batch for number in range(polls) for batch in follower.poll(EPOCH_NS + number * SECOND)]
 
 

@@ -25,6 +25,8 @@ PASSING_REASONS: Final = frozenset({"empty", "incomplete", "locked", "changed"})
 
 _MILLISECOND: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
+_TRIES_IN_A_LIFE: Final = 10
+"""Each attempt is a process: a file that its exporter left half must not cost some every few seconds for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Timing:
     settle_ns: int = 200 * _MILLISECOND
     """A file is tried when it has stayed the same for this long."""
     longest_pause_ns: int = 5 * _SECOND
-    """Pauses between attempts double up to this."""
+    """Pauses between attempts double up to this, or a tenth of the time for which the file could not be read."""
     give_up_ns: int = 60 * _SECOND
     """A file that could not be read for this long is reported."""
     report_grace_ns: int = 5 * _SECOND
@@ -50,12 +52,15 @@ class Waiting:
     seen ── same for `settle_ns` ──> tried ──> read, or refused for good: done with this state of the file
       ^                                │
       └── changed: all forgotten       └── not complete yet: again after a pause that doubles; after
-                                           `give_up_ns` its reason is reported, once, and trying continues
+                                           `give_up_ns` its reason is reported, once, and trying continues,
+                                           unless a try reads the whole file: then there are two
     """
 
     timing: Timing
     patience_ns: int
     """Time for which the file must stay the same before the first attempt."""
+    is_dear: bool = False
+    """An attempt reads the whole file, also where that is not complete."""
     is_done: bool = False
     """Nothing more is to be done with the file as it is now."""
     _sight: object = None
@@ -90,11 +95,13 @@ class Waiting:
             return True
         if self._failing_since_ns is None:
             self._failing_since_ns = now_ns
-        self._next_try_ns = now_ns + self._pause_ns
-        self._pause_ns = min(2 * self._pause_ns, self.timing.longest_pause_ns)
+        self._next_try_ns = now_ns + (self.timing.give_up_ns if self.is_dear else self._pause_ns)
+        longest_ns = max(self.timing.longest_pause_ns, (now_ns - self._failing_since_ns) // _TRIES_IN_A_LIFE)
+        self._pause_ns = min(2 * self._pause_ns, longest_ns)
         if now_ns - self._failing_since_ns < self.timing.give_up_ns or reason in self._reported:
             return False
         self._reported.add(reason)
+        self.is_done = self.is_dear
         return True
 
 
@@ -230,7 +237,7 @@ class ExportFollower:
             for path in _found_below(directory):
                 if path not in self._files:
                     patience = self._timing.report_grace_ns if _is_report(path) else self._timing.settle_ns
-                    waiting = Waiting(self._timing, patience)
+                    waiting = Waiting(self._timing, patience, is_dear=is_trace(path.name))
                     self._files[path] = _Followed(name=str(named / path.relative_to(directory)), waiting=waiting)
 
     def _report_presence(self, directory: Path) -> None:

@@ -29,6 +29,8 @@ MOST_LIVE_BYTES: Final = 16 << 20
 _LOOKS: Final = 10
 """At a file that stays the same and cannot be read, before that is reported."""
 _READ_AT_ONCE: Final = 8
+_BYTES_AT_ONCE: Final = 4 << 20
+"""Until the next poll, and with it the agent's budget: a large dump takes seconds of a core."""
 
 
 @dataclass(slots=True)
@@ -53,7 +55,7 @@ class FlightDumpFollower:
 
     def poll(self, now_wall_ns: int) -> Iterator[Batch]:
         """One batch for each dump that is whole since the last look, and for each that cannot be read."""
-        self._has_more, tried = False, 0
+        self._has_more, tried, begun_at = False, 0, self._bytes_read
         paths = self._names.paths()
         for gone in self._seen.keys() - set(paths):
             del self._seen[gone]
@@ -65,7 +67,7 @@ class FlightDumpFollower:
                 known = self._look(path, os.fstat(handle))
                 if known.is_done:
                     continue
-                if tried == _READ_AT_ONCE:
+                if tried == _READ_AT_ONCE or self._bytes_read - begun_at > _BYTES_AT_ONCE:
                     self._has_more = True
                     return
                 tried += 1

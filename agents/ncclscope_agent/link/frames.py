@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
-from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, without_rows
-from ncclscope_wire.codec import encode_message
+from ncclscope_wire.batch import ROW_TABLES, Batch, without_rows
+from ncclscope_wire.codec import decode_message, encode_message
+from ncclscope_wire.errors import ProtocolError
 from ncclscope_wire.frame import MAX_FRAME_BYTES
 from ncclscope_wire.messages import BatchMessage
 from ncclscope_wire.records import SourceGap
@@ -44,8 +45,10 @@ class Window:
     def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
         self.bytes = 0
-        self.acknowledged = self.too_large = 0
-        """Total numbers of batches that were acknowledged, and that were too large to send."""
+        self.acknowledged = 0
+        """Total number of batches that were acknowledged."""
+        self.stripped = Counter[str]()
+        """Total numbers of batches without their rows and records, by the reason of their gap."""
         self._batches: deque[InFlight] = deque()
         self.first = self.next_to_send = 1
         self.highest_sent = 0
@@ -97,20 +100,36 @@ class Window:
             self.next_to_send += 1
 
     def payload(self, batch: Batch, sequence: int) -> bytes:
-        """A batch as it is sent; its dictionaries and a gap, without its rows, if these do not fit a frame."""
+        """A batch as it is sent; its dictionaries and a gap, without its rows and records, if these do not fit a frame
+        or would be refused."""
         payload = encode_message(BatchMessage(sequence=sequence, batch=batch))
-        if len(payload) <= self.limits.max_frame_bytes:
+        gap = self._why_not(batch, payload)
+        if gap is None:
             return payload
-        self.too_large += 1
-        stripped = without_rows(batch, _gap(batch, len(payload)))
-        return encode_message(BatchMessage(sequence=sequence, batch=stripped))
+        self.stripped[gap.reason] += 1
+        return encode_message(BatchMessage(sequence=sequence, batch=without_rows(batch, gap)))
+
+    def _why_not(self, batch: Batch, payload: bytes) -> SourceGap | None:
+        """The gap in the place of the rows and records of a batch that cannot be sent."""
+        if len(payload) > self.limits.max_frame_bytes:
+            return _gap("batch_too_large", batch, f"a batch of {len(payload)} bytes does not fit a frame")
+        if any(getattr(batch, name) for name in _RECORDS):
+            try:
+                decode_message(payload)
+            except ProtocolError as error:
+                # It would be refused each time that it is sent, for ever, and with it all that follows.
+                return _gap("batch_not_valid", batch, f"the service would refuse a batch ({error})")
+        return None
 
 
-def _gap(batch: Batch, size_bytes: int) -> SourceGap:
-    """The gap in the place of rows of a batch that is too large."""
+_RECORDS: Final = ("communicators", "versions", "facts", "topologies", "tuning_tables")
+"""What files say in words of their own: columns hold nothing that is out of bounds."""
+
+
+def _gap(reason: str, batch: Batch, why: str) -> SourceGap:
     return SourceGap(
-        reason="batch_too_large",
-        amount=sum(len(cast(Columns, getattr(batch, name))) for name in ROW_TABLES),
+        reason=reason,
+        amount=sum(len(cast(Sized, getattr(batch, name))) for name in (*ROW_TABLES, *_RECORDS)),
         unit="records",
-        detail=f"{batch.source.name}: a batch of {size_bytes} bytes does not fit a frame; its rows were left out",
+        detail=f"{batch.source.name}: {why}; its rows were left out",
     )

@@ -37,8 +37,8 @@ class SessionStatistics:
     """How often the service did not know the session, the first time included."""
     sent_bytes_total: int
     """Given to connections, what was sent again included."""
-    too_large_total: int
-    """Batches whose rows did not fit a frame and were left out (a SourceGap says so)."""
+    stripped: Mapping[str, int]
+    """Batches whose rows and records were left out, by the reason that a SourceGap of each says."""
 
 
 class AnySession(ABC):
@@ -122,7 +122,7 @@ class AnySession(ABC):
             connections_total=self.exchange.connections,
             resets_total=self.generation,
             sent_bytes_total=self._sent_bytes,
-            too_large_total=self.window.too_large,
+            stripped=dict(self.window.stripped),
         )
 
     @abstractmethod

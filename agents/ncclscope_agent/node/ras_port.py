@@ -26,11 +26,13 @@ _GATHER_SECONDS: Final = 3
 _ANSWER_SECONDS: Final = 10.0
 _LONGEST_LINE: Final = 4096
 LONGEST_ANSWER: Final = 64 << 20
-"""Bytes: 65,536 ranks of 32 communicators in JSON."""
+"""Bytes, in JSON."""
+LONGEST_TEXT: Final = 8 << 20
+"""Bytes, in text, which names only the ranks that stand out."""
 
 
 class RasError(Exception):
-    """No answer: `reason` is "refused" (nobody listens), "silent", "cut" or "unexpected"."""
+    """No answer: `reason` is "refused" (nobody listens), "silent", "cut", "too_long" or "unexpected"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -43,21 +45,19 @@ def ask(host: str, port: int, *, as_json: bool, seconds: float = _ANSWER_SECONDS
     Raises:
         RasError: there is none.
     """
-    deadline = time.monotonic() + seconds
+    until = time.monotonic() + seconds
     try:
         with socket.create_connection((host, port), timeout=min(_STEP_SECONDS, seconds)) as connection:
-            lines = connection.makefile("rb")
-            connection.sendall(_CLIENT)
-            if not _line(lines.readline(_LONGEST_LINE)).startswith(b"SERVER PROTOCOL "):
+            talk = _Talk(connection, until)
+            if not talk.answer(_CLIENT).startswith(b"SERVER PROTOCOL "):
                 raise RasError("unexpected")
             for request in (b"TIMEOUT %d\n" % _GATHER_SECONDS, *((b"SET FORMAT json\n",) if as_json else ())):
-                connection.sendall(request)
-                if _line(lines.readline(_LONGEST_LINE)).strip() != b"OK":
+                if talk.answer(request).strip() != b"OK":
                     if request.startswith(b"SET"):
                         return None
                     raise RasError("unexpected")
             connection.sendall(b"VERBOSE STATUS\n")
-            return _rest(connection, deadline)
+            return talk.rest(LONGEST_ANSWER if as_json else LONGEST_TEXT)
     except ConnectionRefusedError as error:
         raise RasError("refused") from error
     except TimeoutError as error:
@@ -66,22 +66,41 @@ def ask(host: str, port: int, *, as_json: bool, seconds: float = _ANSWER_SECONDS
         raise RasError("cut") from error
 
 
-def _line(line: bytes) -> bytes:
-    if not line.endswith(b"\n"):
-        raise RasError("cut")
-    return line
+class _Talk:
+    """What a server says, within its time, however slowly it comes."""
 
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._until = until
+        self._received = bytearray()
 
-def _rest(connection: socket.socket, deadline: float) -> bytes:
-    received = bytearray()
-    while True:
-        connection.settimeout(max(0.01, deadline - time.monotonic()))
-        block = connection.recv(1 << 16)
-        if not block:
-            return bytes(received)
-        received += block
-        if len(received) > LONGEST_ANSWER or time.monotonic() > deadline:
-            raise RasError("silent")
+    def answer(self, request: bytes) -> bytes:
+        """The line that answers a line."""
+        self._connection.sendall(request)
+        until = min(self._until, time.monotonic() + _STEP_SECONDS)
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > _LONGEST_LINE or not self._receive(until):
+                raise RasError("cut")
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
+
+    def rest(self, most: int) -> bytes:
+        """All that comes until the connection ends."""
+        while self._receive(self._until):
+            if len(self._received) > most:
+                raise RasError("too_long")
+        return bytes(self._received)
+
+    def _receive(self, until: float) -> bool:
+        """Takes what comes next; False at the end."""
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        block = self._connection.recv(1 << 16)
+        self._received += block
+        return bool(block)
 
 
 class RasFollower(AskedFollower):

@@ -9,9 +9,11 @@ a row show it unchanged.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -24,30 +26,34 @@ LOOKS: Final = 3
 """Answers that must agree."""
 _MOST_RANKS_NAMED: Final = 64
 _MOST_TROUBLES: Final = 256
+_MOST_OBJECTS: Final = 1 << 20
+"""Of an answer in JSON; each takes up to 200 bytes in memory. A rank of a communicator is three."""
+_MOST_OPERATIONS: Final = 64
+_LONGEST_COUNTS: Final = 4096
+"""Bytes of the counts of one rank."""
+_NO_COUNTS: Final = msgspec.Raw(b"{}")
 
 _Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Pid = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 _Device = Annotated[int, Meta(ge=-1, le=2**16)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Text = Annotated[str, Meta(max_length=256)]
+_Word = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class _Status(msgspec.Struct):
-    init_state: int = 0
-    async_error: int = 0
-    finalize_called: bool = False
-    destroy_flag: bool = False
-    abort_flag: bool = False
+class _Status(msgspec.Struct, frozen=True, gc=False):
     unresponsive: bool = False
     considered_dead: bool = False
 
 
-class _Rank(msgspec.Struct):
+class _Rank(msgspec.Struct, frozen=True, gc=False):
     rank: _Number
     host: _Text = ""
-    pid: int = -1
+    pid: _Pid = -1
     cuda_dev: _Device = -1
-    status: _Status = msgspec.field(default_factory=_Status)
-    collective_counts: dict[_Text, _Count] = msgspec.field(default_factory=dict[str, int])
+    status: _Status = _Status()
+    collective_counts: msgspec.Raw = _NO_COUNTS
+    """Decoded when its turn comes: a few bytes are a map of hundreds."""
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -96,6 +102,7 @@ class Trouble(NamedTuple):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
+_COUNTS: Final = msgspec.json.Decoder(dict[_Word, _Count])
 
 
 def read_answer(data: bytes) -> list[Trouble]:
@@ -104,18 +111,19 @@ def read_answer(data: bytes) -> list[Trouble]:
     Raises:
         FormatError: it is none, or was cut off.
     """
-    if data.lstrip()[:1] == b"{":
+    if data[:64].lstrip()[:1] == b"{":
+        if data.count(b"{") > _MOST_OBJECTS:
+            raise FormatError(f"an answer of RAS has more than {_MOST_OBJECTS} objects")
         try:
-            answer = _DECODER.decode(data)
+            return list(islice(_troubles(_DECODER.decode(data)), _MOST_TROUBLES))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise FormatError(f"an answer of RAS is cut off or is none: {error}") from error
-        return list(_troubles(answer))[:_MOST_TROUBLES]
     text = data.decode("utf-8", "replace")
     if "NCCL version" not in text:
         raise FormatError("what answers at the port of RAS is something else")
     if "\nWarnings\n========\n" not in text or not text.endswith("\n"):  # half a number is another number
         raise FormatError("an answer of RAS is cut off")
-    return _read_text(text.splitlines())[:_MOST_TROUBLES]
+    return _read_text(found[1] for found in _LINE.finditer(text))[:_MOST_TROUBLES]
 
 
 def _troubles(answer: _Answer) -> Iterator[Trouble]:
@@ -129,12 +137,24 @@ def _troubles(answer: _Answer) -> Iterator[Trouble]:
             missing[_why_missing(each.status)].append(each)
         for state, ranks in missing.items():
             yield Trouble(state, number, communicator.size, "", 0, 0, _named(ranks, places))
-        for operation in dict.fromkeys(name for each in communicator.ranks for name in each.collective_counts):
-            counts = [each.collective_counts.get(operation, 0) for each in communicator.ranks]
+        for operation, counts in _counts(communicator.ranks).items():
             least, most = min(counts), max(counts)
             if least < most:
                 behind = [each for each, count in zip(communicator.ranks, counts, strict=True) if count == least]
                 yield Trouble("behind", number, communicator.size, operation, least, most, _named(behind, places))
+
+
+def _counts(ranks: Sequence[_Rank]) -> dict[str, array[int]]:
+    """By operation what each of these ranks has launched of it."""
+    found: dict[str, array[int]] = {}
+    for at, each in enumerate(ranks):
+        if len(each.collective_counts) > _LONGEST_COUNTS:
+            raise FormatError(f"an answer of RAS counts more for a rank than {_LONGEST_COUNTS} bytes hold")
+        for operation, count in _COUNTS.decode(each.collective_counts).items():
+            if operation not in found and len(found) == _MOST_OPERATIONS:
+                raise FormatError(f"an answer of RAS names more than {_MOST_OPERATIONS} operations")
+            found.setdefault(operation, array("q", bytes(8 * len(ranks))))[at] = count
+    return found
 
 
 def _why_missing(status: _Status) -> str:
@@ -150,20 +170,21 @@ def _hash(text: str) -> int:
     return int(digits, 16) if re.fullmatch(r"[0-9a-fA-F]{1,16}", digits) else 0
 
 
+_LINE: Final = re.compile(r"([^\n]*)\n")
 _HEAD: Final = re.compile(r"#\d+-\d+ \(([0-9a-f]{1,16})\) (INCOMPLETE|MISMATCH|ERROR)\s*")
 _DIFFERENT: Final = re.compile(r"\s+Communicator ranks have different (?:(\w{1,32}) )?operation counts")
 _SOME: Final = re.compile(r"\s+\d{1,9} ranks have (?:launched up to operation (\d{1,18})|not launched any operations)")
 _WHERE: Final = (
-    r"(?: -- (?:GPU .{1,32} managed by process (\d{1,10}) on node (\S{1,64})|\[process information not found\]))"
+    r"(?: -- (?:GPU .{1,32} managed by process (\d{1,9}) on node (\S{1,64})|\[process information not found\]))"
 )
 _ONE: Final = re.compile(
     rf"\s+Rank (\d{{1,9}}) has (?:launched up to operation (\d{{1,18}})|not launched any operations){_WHERE}"
 )
 _RANK: Final = re.compile(rf"\s+Rank (\d{{1,9}}){_WHERE}")
-_PROCESS: Final = re.compile(r"\s+Process (\d{1,10}) on node (\S{1,64}) managing GPU")
+_PROCESS: Final = re.compile(r"\s+Process (\d{1,9}) on node (\S{1,64}) managing GPU")
 
 
-def _read_text(lines: Sequence[str]) -> list[Trouble]:
+def _read_text(lines: Iterable[str]) -> list[Trouble]:
     """Of an answer in text, which lists the ranks that stand out, in groups of those that have launched as much."""
     found: list[Trouble] = []
     state, communicator, operation = "", 0, ""

@@ -11,6 +11,7 @@ goes before.
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from typing import Final
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -21,6 +22,9 @@ from ncclscope_wire.topology import LinkKind, NodeKind, TopologyLink, TopologyNo
 MAX_BYTES: Final = 4 << 20
 """NCCL itself takes at most 256 elements per machine; a larger file is none of its own."""
 _MAX_DEPTH: Final = 64
+_MAX_MACHINES: Final = 256
+_MAX_CPUS: Final = 256
+"""NUMA nodes of one machine; each is linked to each other."""
 
 _LANE_GBPS: Final = {"2.5": 1.5, "5": 3.0, "5.0": 3.0, "8": 6.0, "8.0": 6.0, "16": 12.0, "16.0": 12.0}
 _LANE_GBPS_LATER: Final = {"32": 24.0, "32.0": 24.0, "64.0": 48.0}
@@ -74,9 +78,9 @@ class _Reading:
         self.nodes: dict[_Key, TopologyNode] = {}
         self._links: dict[tuple[_Key, _Key, LinkKind], float] = {}
         """GB/s; NVLinks between the same two add up."""
-        self._hosts: list[str] = []
-        self._cpus: list[tuple[_Key, float]] = []
-        """Each CPU, and GB/s between its sockets."""
+        self._hosts: dict[str, int] = {}
+        self._cpus: dict[int, list[tuple[_Key, float]]] = {}
+        """By machine each CPU, and GB/s between its sockets."""
         self._gpus: list[tuple[_Key, _Key, Element]] = []
         """Each GPU, its CPU and its element."""
         self._switches: list[tuple[int, Element]] = []
@@ -102,11 +106,14 @@ class _Reading:
     def add_cpu(self, element: Element) -> None:
         """One NUMA node and all below it."""
         machine = element.get("host_hash", "")
-        if machine not in self._hosts:
-            self._hosts.append(machine)
-        system = self._hosts.index(machine)
+        system = self._hosts.setdefault(machine, len(self._hosts))
+        if system >= _MAX_MACHINES:
+            raise FormatError(f"a topology file has more than {_MAX_MACHINES} machines")
         cpu = self._add(NodeKind.CPU, system, _number(element, "numaid") & (1 << 56) - 1)
-        self._cpus.append((cpu, _between_sockets(element)))
+        cpus = self._cpus.setdefault(system, [])
+        if len(cpus) == _MAX_CPUS:
+            raise FormatError(f"a topology file has a machine of more than {_MAX_CPUS} NUMA nodes")
+        cpus.append((cpu, _between_sockets(element)))
         cards = 0
         for child in element:
             if child.tag == "pci":
@@ -127,9 +134,9 @@ class _Reading:
                     self._connect(gpu, cpu, LinkKind.C2C, _number(child, "bw") * _number(child, "count") / 1000)
         for system, element in self._switches:
             self._add_pci_links(system, element)
-        for cpu, rate in self._cpus:
-            for other, _ in self._cpus:
-                if other != cpu and other[1] == cpu[1]:
+        for cpus in self._cpus.values():
+            for (cpu, rate), (other, _) in permutations(cpus, 2):
+                if other != cpu:
                     self._links[cpu, other, LinkKind.SYS] = rate
 
     def _add(

@@ -291,7 +291,7 @@ class _Answers:
                 raise HTTPException(413, f"the body has over {_MAX_BODY_BYTES} bytes")
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
             raise HTTPException(400, f"the body is not understood: {error}") from error
 
     async def service_health(self, _: Request) -> Response:

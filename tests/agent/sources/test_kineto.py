@@ -13,7 +13,7 @@ from ncclscope_agent.files.recognise import FileKind, recognise
 from ncclscope_agent.sources.kineto.batches import TRACE_END, is_trace, read_trace
 from ncclscope_agent.sources.kineto.collectives import Call, CallReader
 from ncclscope_agent.sources.kineto.json_stream import Event, JsonStream, TraceError
-from ncclscope_agent.sources.kineto.trace import TraceLimits
+from ncclscope_agent.sources.kineto.trace import MEMBERS, TraceLimits
 from ncclscope_wire.batch import ROW_TABLES, Batch
 from ncclscope_wire.codec import decode_message, encode_message
 from ncclscope_wire.errors import SourceError
@@ -217,7 +217,7 @@ def _members(event: Event) -> dict[str, object]:
 def test_events_come_alike_however_the_bytes_are_cut() -> None:
     data = trace(EVENTS)
     for size in (1, 7, 300, 1 << 20):
-        stream = JsonStream(data[at : at + size] for at in range(0, len(data), size))
+        stream = JsonStream((data[at : at + size] for at in range(0, len(data), size)), {"traceName"})
         assert [_members(event) for event in stream.events()] == EVENTS
         assert stream.is_whole
         assert stream.members["traceName"] == "t.json"
@@ -237,10 +237,10 @@ def test_events_come_alike_however_the_bytes_are_cut() -> None:
 def test_many_events_at_once_are_those_that_come_singly(odd: str) -> None:
     usual = ", ".join(f'{{"name": "{number}", "args": {{"n": {number}}}}}' for number in range(50))
     data = f'{{"traceEvents": [{usual}, {odd}, {usual}]}}'.encode()
-    singly = JsonStream(data[at : at + 1] for at in range(len(data)))
+    singly = JsonStream((data[at : at + 1] for at in range(len(data))), MEMBERS)
     expected = [_members(event) for event in singly.events()]
     for size in (100, 1000, 1 << 20):
-        stream = JsonStream(data[at : at + size] for at in range(0, len(data), size))
+        stream = JsonStream((data[at : at + size] for at in range(0, len(data), size)), MEMBERS)
         assert [_members(event) for event in stream.events()] == expected
     assert len(expected) >= 100
 
@@ -258,7 +258,7 @@ def test_many_events_at_once_are_those_that_come_singly(odd: str) -> None:
     ],
 )
 def test_what_is_no_whole_trace_says_so(data: bytes) -> None:
-    stream = JsonStream([data])
+    stream = JsonStream([data], MEMBERS)
     with pytest.raises(TraceError):
         list(stream.events())
     assert not stream.is_whole

@@ -29,6 +29,11 @@ _LONGEST_FRAME: Final = 240
 _MOST_GROUPS: Final = 4_096
 _MOST_CHARACTERS: Final = 8 << 20
 """Of the lists of all groups' ranks."""
+_MOST_ITEMS: Final = 2_000_000
+"""Lists, maps and what is in them, of a dump in JSON: 2,000 entries with stacks of fifty frames have 800,000."""
+_RANKS: Final = 2**31
+_SEQUENCES: Final = 2**32
+"""Larger numbers of ranks and of collectives are damage: no service takes them."""
 _LIST: Final = re.compile(r"\[\s*\d{1,9}(?:\s*,\s*\d{1,9})*\s*\]")
 
 
@@ -50,6 +55,9 @@ def read_dump(data: bytes, name: str) -> list[FlightRecord]:
     if data[:1] == b"\x80":
         content = load_plain(data)
     else:
+        # Two bytes of a text may be a list of 64 in memory.
+        if sum(map(data.count, (b"[", b"{", b","))) > _MOST_ITEMS:
+            raise FormatError(f"{name} holds more than {_MOST_ITEMS} items")
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -82,7 +90,7 @@ def _records(entries: list[object], config: Mapping[object, object], rank: int) 
     descriptions: dict[str, str] = {}
     of_pairs = set[tuple[str, int | None]]()
     for entry in entries:
-        if not isinstance(entry, Mapping) or _number(entry.get("collective_seq_id")) is None:
+        if not isinstance(entry, Mapping) or _number(entry.get("collective_seq_id"), _SEQUENCES) is None:
             continue
         group, description = _group_of(entry)
         call = group, _number(entry.get("op_id"))
@@ -138,7 +146,7 @@ def _ranks(config: object, most: int) -> tuple[tuple[int, ...], int]:
     if not isinstance(text, list | str) or len(text) > most:
         return (), 0
     if isinstance(text, list):  # not made text as a whole: lists that hold each other many times would fill memory
-        numbers = [_number(rank) for rank in text]
+        numbers = [_number(rank, _RANKS) for rank in text]
         return (() if None in numbers else tuple(rank or 0 for rank in numbers)), len(text)
     is_list = _LIST.fullmatch(text.strip()) is not None
     return (tuple(int(digits) for digits in re.findall(r"\d+", text)) if is_list else ()), len(text)
@@ -168,12 +176,12 @@ def _frames(frames: object) -> Iterator[str]:
 
 
 def _sequence(entry: Mapping[str, object]) -> int:
-    return _number(entry.get("collective_seq_id")) or 0
+    return _number(entry.get("collective_seq_id"), _SEQUENCES) or 0
 
 
 def _text(value: object, otherwise: str) -> str:
     return value if isinstance(value, str) else otherwise
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
+def _number(value: object, below: int = 2**62) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below else None

@@ -13,8 +13,13 @@ from typing import Final
 
 from ncclscope_wire.errors import FormatError
 
-MOST_VALUES: Final = 4_000_000
-"""Of one pickle: 2,000 entries with stacks of fifty frames have a million."""
+MOST_STEPS: Final = 4_000_000
+"""Of one pickle: 2,000 entries with stacks of fifty frames take a million."""
+MOST_VALUES: Final = 1_000_000
+"""Values that are made or remembered, of some 100 bytes each: those entries have 400,000."""
+_LARGEST_KEY: Final = 2**60
+"""Python hashes whole numbers by 2**61 - 1: larger ones may all have one hash, and a map of a million of these is never
+done. *Source:* CPython `Python/pyhash.c`."""
 
 
 class _Mark:
@@ -25,7 +30,7 @@ _MARK: Final = _Mark()
 
 
 def load_plain(data: bytes) -> object:
-    """The value: None, bool, int, float, str, list, tuple or dict of these. Memory is bounded by MOST_VALUES.
+    """The value: None, bool, int, float, str, list, tuple or dict of these. MOST_STEPS and MOST_VALUES bound it.
 
     Raises:
         FormatError: the pickle is cut off, damaged, or holds anything else.
@@ -42,9 +47,10 @@ class _Reader:
         self._at = 0
         self._stack: list[object] = []
         self._memo: dict[int, object] = {}
+        self._left = MOST_VALUES
 
     def value(self) -> object:
-        for _ in range(MOST_VALUES):
+        for _ in range(MOST_STEPS):
             opcode = self._data[self._at]
             self._at += 1
             if opcode == ord("."):
@@ -54,7 +60,7 @@ class _Reader:
             if act is None:
                 raise FormatError(f"a pickle holds more than plain values: opcode {chr(opcode)!r}")
             act(self)
-        raise FormatError(f"a pickle holds more than {MOST_VALUES} values")
+        raise FormatError(f"a pickle takes more than {MOST_STEPS} steps")
 
     def _number(self, form: str) -> int:
         (found,) = struct.unpack_from(form, self._data, self._at)
@@ -78,7 +84,17 @@ class _Reader:
         raise IndexError
 
     def push(self, value: object) -> None:
+        """Puts a new value there."""
+        self._count()
         self._stack.append(value)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise FormatError(f"a pickle holds more than {MOST_VALUES} values")
+
+    def mark(self) -> None:
+        self._stack.append(_MARK)
 
     def skip(self, length: int) -> None:
         self._bytes(length)
@@ -129,10 +145,11 @@ class _Reader:
         self.push(tuple(self._members()))
 
     def remember(self, form: str | None) -> None:
+        self._count()
         self._memo[len(self._memo) if form is None else self._number(form)] = self._stack[-1]
 
     def recall(self, form: str) -> None:
-        self.push(self._memo[self._number(form)])
+        self._stack.append(self._memo[self._number(form)])
 
     def _list(self) -> list[object]:
         found = self._stack[-1]
@@ -151,13 +168,15 @@ def _key(value: object) -> str | int:
     """A key: the hash of a tuple in a tuple in a tuple ends the process."""
     if not isinstance(value, str | int):
         raise TypeError
+    if isinstance(value, int) and abs(value) >= _LARGEST_KEY:
+        raise ValueError
     return value
 
 
 _ACTS: Final[dict[int, Callable[[_Reader], None]]] = {
     0x80: lambda reader: reader.skip(1),  # PROTO
     0x95: lambda reader: reader.skip(8),  # FRAME
-    ord("("): lambda reader: reader.push(_MARK),
+    ord("("): lambda reader: reader.mark(),
     ord("N"): lambda reader: reader.push(None),
     0x88: lambda reader: reader.push(True),
     0x89: lambda reader: reader.push(False),

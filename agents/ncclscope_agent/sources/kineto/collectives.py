@@ -72,6 +72,10 @@ _DATA_TYPES: Final[Mapping[str, str]] = MappingProxyType(
 _NUMBERS: Final = {data_type.name: number for number, data_type in enumerate(DATA_TYPES)}
 
 _MOST_RANKS: Final = 1 << 20
+_MOST_RANKS_OF_ALL: Final = 1 << 21
+"""Of the groups of a trace together: a few bytes may name a group of a million."""
+_MOST_NAMES: Final = 1 << 16
+"""Of groups, as events name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ class CallReader:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str], Group | None] = {}
         self._listed: dict[str, Group] = {}
+        self._ranks_left = _MOST_RANKS_OF_ALL
 
     def learn(self, distributed: object) -> None:
         """Takes the member `distributedInfo` of a trace: events cut the ranks of large groups short."""
@@ -117,7 +122,7 @@ class CallReader:
         for entry in listed if isinstance(listed, list) else ():
             if isinstance(entry, Mapping) and isinstance(name := entry.get("pg_name"), str):
                 ranks = _ranks(entry.get("ranks"))
-                if ranks is not None:
+                if ranks is not None and self._has_room_for(ranks):
                     description = entry.get("pg_desc")
                     self._listed[name] = Group(
                         name=name, ranks=ranks, description=description if isinstance(description, str) else ""
@@ -165,16 +170,25 @@ class CallReader:
             return None
         key = (name, str(ranks))
         if key not in self._groups:
-            self._groups[key] = self._listed.get(name) or _group(name, ranks, arguments)
+            if len(self._groups) >= _MOST_NAMES:
+                return None
+            found = self._listed.get(name) or _group(name, ranks, arguments, self._ranks_left)
+            self._groups[key] = found if found is None or self._has_room_for(found.ranks) else None
         return self._groups[key]
 
+    def _has_room_for(self, ranks: tuple[int, ...]) -> bool:
+        """Whether these may be remembered too."""
+        self._ranks_left -= len(ranks)
+        return self._ranks_left >= 0
 
-def _group(name: str, ranks: object, arguments: Mapping[str, object]) -> Group | None:
+
+def _group(name: str, ranks: object, arguments: Mapping[str, object], most: int) -> Group | None:
+    """The group that these arguments describe; None if they do not, or it has more ranks than `most`."""
     found = _ranks(ranks)
     size = _number(arguments.get("Group size"))
     if found is None or len(found) != size:  # cut short: every so many ranks from the first on, if it says so
         first, stride = _number(arguments.get("Global rank start")), _number(arguments.get("Global rank stride"))
-        if first is None or not stride or not size or size > _MOST_RANKS:
+        if first is None or not stride or not size or size > min(most, _MOST_RANKS):
             return None
         found = tuple(range(first, first + size * stride, stride))
     described = arguments.get("Process Group Description")

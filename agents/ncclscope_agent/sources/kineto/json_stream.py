@@ -11,7 +11,7 @@ import codecs
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -69,7 +69,9 @@ _DECODE_EVENTS: Final = msgspec.json.Decoder(list[Event]).decode
 class JsonStream:
     """The events of one trace, and its other members as far as they were read."""
 
-    def __init__(self, blocks: Iterable[bytes]) -> None:
+    def __init__(self, blocks: Iterable[bytes], keep: Collection[str]) -> None:
+        """`keep`: the names of the members that are kept; there may be any number of others."""
+        self._keep = keep
         self._texts = _texts(iter(blocks))
         self._text = ""
         self._at = 0
@@ -77,7 +79,7 @@ class JsonStream:
         """Up to here the text is not read by many events at once: it has something that only `json` reads."""
         self._decode = json.JSONDecoder().raw_decode
         self.members: dict[str, object] = {}
-        """All but the events, by name."""
+        """Those that are kept, by name."""
         self.is_whole = False
         """Whether the end of the object was read."""
 
@@ -95,8 +97,10 @@ class JsonStream:
                 raise TraceError("a member has no name")
             if name == EVENTS:
                 yield from self._items()
-            else:
+            elif name in self._keep:
                 self.members[name] = self._value()
+            else:
+                self._value()
             self._is_next(",")
         self.is_whole = True
 
@@ -185,8 +189,16 @@ class JsonStream:
 def _event(members: Mapping[str, object]) -> Event:
     known = {name: members[name] for name in Event.__struct_fields__ if name in members}
     if "args" in known:
-        known["args"] = msgspec.Raw(json.dumps(known["args"]).encode())
+        known["args"] = msgspec.Raw(_packed(known["args"]))
     return Event(**known)  # type: ignore[arg-type]
+
+
+def _packed(value: object) -> bytes:
+    """A value in JSON; nothing if it nests nearly as deep as can be read."""
+    try:
+        return json.dumps(value).encode()
+    except RecursionError:
+        return b""
 
 
 def _texts(blocks: Iterator[bytes]) -> Iterator[str]:

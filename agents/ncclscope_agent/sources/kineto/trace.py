@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,15 @@ from ncclscope_agent.sources.nsys.busy import INTERVAL, BusyUnion
 from ncclscope_agent.sources.nsys.kernel_names import KernelKind, kernel_kind, kernel_label
 from ncclscope_wire.terms import NO_NUMBER
 
+_Value = TypeVar("_Value")
 Matrix = NDArray[np.int64]
 Step = tuple[int, int, int, str]
 """Start, end, thread and text of a ProfilerStep."""
 Shape = tuple[int, ...]
 """Grid, block, registers and shared memory, as KERNEL_TEMPLATE has them."""
 
+MEMBERS: Final = frozenset({"distributedInfo", "baseTimeNanoseconds", "host_name", "hostname"})
+"""Of the trace's object, what is read beside the events."""
 _NOTE: Final = "record_param_comms"
 _LAUNCH: Final = re.compile(r"(?:cuda|cu|hip)\w{0,32}Launch\w{0,32}")
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})")
@@ -79,7 +82,7 @@ class Trace:
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Begin and end of what the profiler recorded, as it says itself."""
     members: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Of the trace's object, but the events."""
+    """Those of `MEMBERS` that are there."""
     groups: CallReader = field(default_factory=CallReader)
     pid: int = 0
     epoch_ns: int = 0
@@ -92,7 +95,7 @@ class Trace:
 def gather(blocks: Iterable[bytes], limits: TraceLimits) -> Trace:
     """Everything of a trace, read once; one that breaks off as far as it goes."""
     reading = _Gathering(limits)
-    stream = JsonStream(blocks)
+    stream = JsonStream(blocks, MEMBERS)
     fault = None
     try:
         for event in stream.events():
@@ -168,8 +171,8 @@ class _Gathering:
         if isinstance(call, str):
             self._trace.skipped[f"call_{call}"] += 1
             return
-        number = self._numbers.setdefault(call, len(self._numbers))
-        if number >= self._limits.names or len(self._notes) >= 5 * self._limits.calls:
+        number = _number_of(call, self._numbers, self._limits.names)
+        if number is None or len(self._notes) >= 5 * self._limits.calls:
             self._trace.skipped["call_limit"] += 1
             return
         self._seen(event)
@@ -211,8 +214,8 @@ class _Gathering:
         else:
             kernels = self._kernels[kind]
             shape = (device, _integer(arguments.get("stream")), short, _shape(arguments))
-            number = self._shapes.setdefault(shape, len(self._shapes))
-            if number >= self._limits.names or len(kernels) >= 5 * self._limits.kernels:
+            number = _number_of(shape, self._shapes, self._limits.names)
+            if number is None or len(kernels) >= 5 * self._limits.kernels:
                 self._trace.skipped["kernel_limit"] += 1
                 return
             identity = _integer(arguments.get("External id"), NO_NUMBER)
@@ -228,6 +231,14 @@ class _Gathering:
 
 
 _KINDS: Final = frozenset({"kernel", "cpu_op", "user_annotation", "Trace", "cuda_runtime", "cuda_driver"})
+
+
+def _number_of(value: _Value, numbers: dict[_Value, int], most: int) -> int | None:
+    """The number of a value, a new one if there is room; None if there is none."""
+    number = numbers.get(value)
+    if number is None and len(numbers) < most:
+        number = numbers[value] = len(numbers)
+    return number
 
 
 def _sorted(values: array[int], width: int, by: tuple[int, ...]) -> Matrix:

@@ -203,7 +203,7 @@ def _payload(line: bytes) -> tuple[int, int, bytes] | None:
         event = _DECODER.decode(line).nvtx_event
         thread, start = int(event.global_tid), int(event.timestamp)
         blobs = [(int(blob.schema_id), blob.data) for blob in event.payload.binary_data]
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if not (0 <= thread < 2**63 and 0 <= start < 2**62):
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ KILLED: Final = "killed_reader"
 
 _BATCH, _FAULT, _END = b"B", b"F", b"E"
 _NO_BUDGET: Final = BudgetLimits(cpu_share=0, seconds=1, memory_bytes=0)
+_TEMPORARY_TIMES: Final = 4
 _DIES_WITHIN_S: Final = 5.0
 """A killed process is gone at once, unless the kernel itself hangs in reading a disk: then it is left behind."""
 _LOOK_S: Final = 1.0
@@ -56,6 +58,8 @@ class ReaderLimits:
     most_cpu_seconds: float = 600.0
     memory_bytes: int = 256 << 20
     """Beside the program itself: twice what two million kernels take."""
+    temporary_bytes: int = 256 << 20
+    """Of a temporary file of SQLite's, and four times the export itself: what it sorts and joins."""
     silent_seconds: float = 60.0
     """Without a message, beside the time that so much processor time takes: a hung disk, a pipe in a file's place."""
     budget: BudgetLimits = _NO_BUDGET
@@ -72,6 +76,7 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True):
     with_calls: bool
     cpu_seconds: int
     memory_bytes: int
+    temporary_bytes: int
     cpu_share: float
     credit_seconds: float
 
@@ -127,7 +132,8 @@ class ExportReader:
     ) -> _Task:
         known = self._limits
         self._budget.look(now_ns=time.monotonic_ns(), cpu_ns=self._used_ns, memory_bytes=0)
-        seconds = known.cpu_seconds + _bytes_on_disk(path) / known.bytes_per_cpu_second
+        size = _bytes_on_disk(path)
+        seconds = known.cpu_seconds + size / known.bytes_per_cpu_second
         return _Task(
             path=os.path.abspath(path),
             source=source,
@@ -137,6 +143,7 @@ class ExportReader:
             with_calls=with_calls,
             cpu_seconds=int(min(seconds, known.most_cpu_seconds)),
             memory_bytes=known.memory_bytes,
+            temporary_bytes=known.temporary_bytes + _TEMPORARY_TIMES * size,
             cpu_share=known.budget.cpu_share,
             credit_seconds=self._budget.credit_ns / 1e9,
         )
@@ -174,8 +181,8 @@ class ExportReader:
 
 
 def _killed(path: Path, why: str) -> SourceError:
-    said = f"{path} was not read: the process that read it took too much processor time or memory, or hung ({why})"
-    return SourceError(KILLED, said)
+    too_much = "the process that read it took too much processor time, memory or disk, or hung"
+    return SourceError(KILLED, f"{path} was not read: {too_much} ({why})")
 
 
 def _bytes_on_disk(path: Path) -> int:
@@ -232,8 +239,10 @@ def _limit(task: _Task) -> None:
     limits = {
         resource.RLIMIT_AS: own_bytes + task.memory_bytes,
         resource.RLIMIT_CPU: task.cpu_seconds,
+        resource.RLIMIT_FSIZE: task.temporary_bytes,
         resource.RLIMIT_CORE: 0,
     }
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
     for kind, value in limits.items():
         _, hard = resource.getrlimit(kind)
         lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
