@@ -123,6 +123,7 @@ class Shape:
     pipeline: int = 2
     late_rank: int = 37
     host_prefix: str = "gpu-node"
+    job: str = JOB
     noise: float = 1.0
     """0: the same number in every bucket."""
 
@@ -210,7 +211,7 @@ class StoreMaker:
     def _add_processes(self) -> None:
         for rank in range(self._shape.ranks):
             self.store.processes.append(Process(host=self.host(rank // self._shape.per_node), pid=4000 + rank))
-            self.store.process_job.append(JOB)
+            self.store.process_job.append(self._shape.job)
             self.store.process_version[rank] = "2.28.3"
 
     def _add_communicator(self, group: Group) -> None:
@@ -224,7 +225,7 @@ class StoreMaker:
                        epoch=0, rank=rank, cuda_device=global_rank % self._shape.per_node, bus_id=None,
                        global_rank=global_rank, local_rank=global_rank % self._shape.per_node))  # fmt: skip
         store.communicators.append(
-            Communicator(index=index, job=JOB, comm_id=f"0x{0x51C0_6CBA_0000_0000 + index * 0x9E37:x}",
+            Communicator(index=index, job=self._shape.job, comm_id=f"0x{0x51C0_6CBA_0000_0000 + index * 0x9E37:x}",
                          size=len(group.ranks), identity=Identity.COMM_ID, parallelism=group.parallelism,
                          parallelism_confidence=0.9, members=members))  # fmt: skip
         self._add_rows(index, group, list(members.values()))
@@ -397,8 +398,8 @@ class StoreMaker:
     def _add_coverage(self) -> None:
         store = self.store
         store.understood.update({"operation": 1_482_910, "init": 1_216, "tuning": 84_772, "version": 64})
-        store.numbers_healed[JOB, "kernel"] = 214
-        store.alignment_checked[JOB], store.alignment_disagreements[JOB] = 912_004, 318
+        store.numbers_healed[self._shape.job, "kernel"] = 214
+        store.alignment_checked[self._shape.job], store.alignment_disagreements[self._shape.job] = 912_004, 318
         store.skipped.update({"not_nccl": 5_310, "unknown_nccl": 212, "torn": 9})
         store.gaps[0].append(
             SourceGap(reason="truncated", amount=8192, unit="bytes", detail="the log was truncated while it was read")
@@ -434,7 +435,7 @@ class StoreMaker:
                 interval_lo_ns=None, interval_hi_ns=None, samples=0 if is_reference else 18_000 + 137 * node,
             )  # fmt: skip
 
-        self.store.clocks[JOB] = JobClocks(reference=self.host(0), hosts=clocks, violation_ratio=0.0)
+        self.store.clocks[self._shape.job] = JobClocks(reference=self.host(0), hosts=clocks, violation_ratio=0.0)
 
     def _add_steps(self) -> None:
         """Steps of two seconds for half an hour, 7.5 ms longer since a rank comes late."""
@@ -443,14 +444,14 @@ class StoreMaker:
         steps["iteration"], steps["started_ns"] = np.arange(900), began_ns + 2 * SECOND * np.arange(900)
         steps["duration_ns"] = 400_000_000 + np.rint(self._random.normal(0, 2e6, 900) * min(self._shape.noise, 1))
         steps["duration_ns"][steps["started_ns"] >= self._found_ns - 164 * SECOND] += 9_400_000
-        self.store.step_histories[JOB].add(steps)
+        self.store.step_histories[self._shape.job].add(steps)
 
     def _add_findings(self) -> None:
         shape, store = self._shape, self.store
         late_host = self.host(shape.late_rank // shape.per_node)
         tp = next(c for c in store.communicators if c.parallelism == "TP" and self._holds(c, shape.late_rank))
         store.findings.append(Finding(
-            kind=FindingKind.LATE_RANK, severity=Severity.CRITICAL, job=JOB, comm_id=tp.comm_id, parallelism="TP",
+            kind=FindingKind.LATE_RANK, severity=Severity.CRITICAL, job=shape.job, comm_id=tp.comm_id, parallelism="TP",
             ranks=(shape.late_rank,), hosts=(late_host,), since_ns=self._found_ns - 164 * SECOND, until_ns=None,
             confidence=0.98, summary=f"Rank {shape.late_rank} on {late_host} arrives 7.5 ms late in every AllReduce; "
             "the other 7 ranks of its group wait for it.",
@@ -458,7 +459,7 @@ class StoreMaker:
         if shape.nodes >= 8:
             dp = [c for c in store.communicators if c.parallelism == "DP"][11]
             store.findings.append(Finding(
-                kind=FindingKind.BANDWIDTH_DROP, severity=Severity.WARNING, job=JOB, comm_id=dp.comm_id,
+                kind=FindingKind.BANDWIDTH_DROP, severity=Severity.WARNING, job=shape.job, comm_id=dp.comm_id,
                 parallelism="DP", ranks=(35, 43, 51, 59), hosts=(self.host(6),), since_ns=self._found_ns - 112 * SECOND,
                 until_ns=None, confidence=0.91, summary="ReduceScatter of 537 MB fell from 42.9 to 26.5 GB/s, "
                 f"while its 15 sibling groups did not; the ring's narrow place is the network of {self.host(6)}.",
@@ -474,7 +475,7 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
         AgentView(
             name=f"{shape.host_prefix}{node:02d}/agent",
             host=f"{shape.host_prefix}{node:02d}",
-            job=JOB,
+            job=shape.job,
             connected=node != shape.nodes - 1,
             last_contact_ns=now_ns - (300_000_000 if node != shape.nodes - 1 else 41 * SECOND),
             lag_seconds=0.05 + 0.01 * node,
@@ -497,7 +498,7 @@ def agents_of(shape: Shape, *, now_ns: int) -> list[AgentView]:
     ]
 
 
-def plan() -> PlanRecord:
+def plan(job: str = JOB) -> PlanRecord:
     """A job of two stages whose description has a layer too many."""
     rule = PlanRule(operations=40, source="Megatron-LM <core_r0.13.0> tensor_parallel/mappings.py")
     wrong = PlanLine(
@@ -512,7 +513,7 @@ def plan() -> PlanRecord:
         rules={"pipeline": replace(rule, operations=8)}, why="pipeline",
     )  # fmt: skip
     return PlanRecord(
-        job=JOB, model="5 layers, hidden <512>", verdict="the description says layers 5, the traffic says 4",
+        job=job, model="5 layers, hidden <512>", verdict="the description says layers 5, the traffic says 4",
         rules="rules of megatron 0.13", may_raise=True, not_covered=(), not_nccl=(),
         fields={"layers": PlanField(value=5, source="model.toml")}, micro_batches=8, batch="64 / (8 x 1)",
         rank_order="tp-cp-ep-dp-pp", iterations=(3, 4, 5), rank_iterations=6, rank_iterations_with_lost_lines=0,
@@ -540,7 +541,7 @@ def description(shape: Shape) -> Completed | None:
         return None
 
 
-def hanging(late_rank: int) -> Verdict:
+def hanging(late_rank: int, job: str = JOB) -> Verdict:
     """The verdict of a job in which one rank hangs and another waits for it."""
     culprit = RankStanding(
         rank=late_rank, host="gpu-node04", comm_id="0x1", parallelism="TP", enqueued=399, behind=1,
@@ -550,7 +551,7 @@ def hanging(late_rank: int) -> Verdict:
         culprit, rank=38, enqueued=400, behind=0, waits_for=(late_rank,), blamed=(late_rank,), last_words=None
     )
     return Verdict(
-        job=JOB,
+        job=job,
         ending=Ending.HANG,
         is_provisional=True,
         ranks=(late_rank,),
@@ -607,10 +608,10 @@ class FakeService:
         )
         store = maker.make()
         store.findings.extend(self.extra_findings)
-        store.plans[JOB] = plan()
+        store.plans[self.shape.job] = plan(self.shape.job)
         store.description = description(self.shape)
         if self.is_silent:
-            store.verdicts[JOB] = hanging(self.shape.late_rank)
+            store.verdicts[self.shape.job] = hanging(self.shape.late_rank, self.shape.job)
         self.aliases.update(store.communicators, store.members)
         self._tracker.compare(finding_views(store, self.aliases, most=None), now_ns)
         store.findings = self.known.marked(self._tracker.identified(store.findings))
@@ -708,6 +709,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8899, help="0: any; the port is printed")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--host-prefix", default="gpu-node", help="how the names of hosts begin")
+    parser.add_argument("--job", default=JOB)
     parser.add_argument("--per-minute", type=int, help="operations of each rank in each communicator")
     parser.add_argument("--logs-only", action="store_true")
     parser.add_argument("--empty", action="store_true")
@@ -715,7 +717,7 @@ def main() -> None:
     parser.add_argument("--still", action="store_true", help="the time stands still, and the store is made once")
     asked = parser.parse_args()
     service = FakeService(
-        shape=Shape(nodes=asked.nodes, host_prefix=asked.host_prefix),
+        shape=Shape(nodes=asked.nodes, host_prefix=asked.host_prefix, job=asked.job),
         now_ns=NOW_NS if asked.still else None,
         per_minute=asked.per_minute or (24 if asked.nodes <= 64 else 8),
         with_kernels=not asked.logs_only,
