@@ -129,7 +129,7 @@ def _agent(folder: Path, service: RunningService, who: str, *inputs: str) -> sub
 
 def _write(folder: Path, seconds: float, rate: int) -> int:
     """Writes for so long, in files that follow each other as rotated ones do; gives the number of lines."""
-    lines, written, began = _hostile_lines(), 0, time.monotonic()
+    lines, written, began = hostile_lines(), 0, time.monotonic()
     for number in itertools.count():
         until = min(seconds, (number + 1) * _LOG_SECONDS)
         with (folder / f"nccl.{number}.log").open("a") as stream:
@@ -145,7 +145,7 @@ def _write(folder: Path, seconds: float, rate: int) -> int:
     raise AssertionError
 
 
-def _hostile_lines() -> Iterator[str]:
+def hostile_lines() -> Iterator[str]:
     """What a hostile writer logs: each name once or twice."""
     for number in itertools.count():
         pid, pointer = 1000 + number % 1000, f"0x{0x55AA00000000 + 64 * number:x}"

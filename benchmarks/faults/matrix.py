@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from benchmarks.faults.hostile import HOSTILE
 from benchmarks.faults.logs import LOGS
 from benchmarks.faults.processes import SLOW_DISK, Hooks
 from benchmarks.faults.proxy import Weather
@@ -349,6 +350,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "bad_exports": (bad_exports, 12),
     "slow_service": (slow_service, 4),
     **SPOOLED,
+    **HOSTILE,
     "pulled_cable": (pulled_cable, 6),
     "pulled_and_killed": (pulled_and_killed, 6),
     "bad_wire": (bad_wire, 6),

@@ -28,7 +28,9 @@ LINE: Final = (
 )
 _FILES: Final = 4
 _GAPS: Final = re.compile(rb'^ncclscope_gaps_total\{[^}]*reason="(\w+)"[^}]*\} ([0-9.e+]+)$', re.MULTILINE)
-_OPERATIONS: Final = re.compile(rb"^ncclscope_operations_total\{[^}]*\} ([0-9.e+]+)$", re.MULTILINE)
+JOB: Final = "default"
+"""Of the writer; other jobs are those of who does it harm."""
+_OPERATIONS: Final = re.compile(rb'^ncclscope_operations_total\{[^}]*job="default"[^}]*\} ([0-9.e+]+)$', re.MULTILINE)
 
 
 class Writer:
@@ -162,8 +164,8 @@ class World:
             serve, agent = (*serve, "--insecure"), (*agent, "--insecure")
         self._hooks = service_hooks, agent_hooks
         self._extra = serve, agent
-        self._agents_port, self._http_port = free_port(), free_port()
-        self.proxy = Proxy(self._agents_port) if with_proxy else None
+        self.agents_port, self._http_port = free_port(), free_port()
+        self.proxy = Proxy(self.agents_port) if with_proxy else None
         self.writer = Writer(folder / "logs", rate)
         self.service = self.start_service()
         self.agent = self.start_agent()
@@ -171,14 +173,14 @@ class World:
     def start_service(self) -> Running:
         """One more service on the same folder and ports."""
         return Running(
-            ["serve", "--listen", f"{self._host}:{self._agents_port}", "--http", f"127.0.0.1:{self._http_port}",
+            ["serve", "--listen", f"{self._host}:{self.agents_port}", "--http", f"127.0.0.1:{self._http_port}",
              "--data", str(self.data), *self._extra[0]],
             self.folder / "service.out", self._hooks[0],
         )  # fmt: skip
 
     def start_agent(self) -> Running:
         """One more agent of the same name on the same logs."""
-        port = self._agents_port if self.proxy is None else self.proxy.port
+        port = self.agents_port if self.proxy is None else self.proxy.port
         return Running(
             ["agent", "--logs", str(self.writer.folder / "nccl.*.log*"), "--exports", str(self.folder / "exports"),
              "--connect", f"{self._host}:{port}", *self._extra[1]],
@@ -298,7 +300,9 @@ class World:
         """How often each operation is in the service's parquet files."""
         stored = Counter[int]()
         for path in sorted((self.data / "operations").glob("*/*.parquet")):
-            stored.update(pq.read_table(path, columns=["op_count"])["op_count"].to_pylist())
+            table = pq.read_table(path, columns=["job", "op_count"])
+            rows = zip(table["job"].to_pylist(), table["op_count"].to_pylist(), strict=True)
+            stored.update(number for job, number in rows if job == JOB)
         return stored
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,9 +63,7 @@ def as_sqlite(folder: Path, work_directory: Path) -> Path:
 
 def main(folder: Path, made: Path, most_bytes: int) -> None:
     """Copies all tables; ends with 1 and says why if one cannot be read."""
-    import pyarrow.parquet  # noqa: PLC0415  (not in the base install; before the limits, which count from here)
-
-    del pyarrow
+    import_module("pyarrow.parquet")  # not in the base install; before the limits, which count from here
     with open("/proc/self/statm", "rb") as statm:
         own_bytes = int(statm.read().split()[0]) * resource.getpagesize()
     for kind, value in ((resource.RLIMIT_AS, own_bytes + _MOST_MEMORY), (resource.RLIMIT_FSIZE, most_bytes)):

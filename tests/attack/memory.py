@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ _STATUS: Final = Path("/proc/self/status")
 
 
 @contextmanager
-def memory_below(megabytes: int) -> Iterator[None]:
+def memory_below(megabytes: int) -> Generator[None]:
     """Fails if this process grows by so much inside. *Source:* proc(5): VmRSS, VmHWM, clear_refs."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     before = _kilobytes("VmRSS")
