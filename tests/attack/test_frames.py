@@ -87,7 +87,7 @@ def test_a_frame_of_a_hello_s_size_that_is_none_closes_its_connection_and_no_oth
 def test_a_frame_of_the_largest_size_that_is_none_takes_little_more_than_itself(byte: bytes) -> None:
     receiver = Receiver()
     connected(receiver, 1)
-    with memory_below(64):
+    with memory_below(128):
         receiver.on_bytes(1, MAX_FRAME_BYTES.to_bytes(4, "big"), NOW_NS)
         outcome = receiver.on_bytes(1, byte * MAX_FRAME_BYTES, NOW_NS)
     assert refused(outcome).reason in ("damaged", "undecodable")
