@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from ncclscope_agent.sources.nsys.reader_process import set_limits
 from ncclscope_agent.sources.nsys.schema import META_TABLES
 from ncclscope_wire.errors import SourceError
 
@@ -64,10 +65,7 @@ def as_sqlite(folder: Path, work_directory: Path) -> Path:
 def main(folder: Path, made: Path, most_bytes: int) -> None:
     """Copies all tables; ends with 1 and says why if one cannot be read."""
     import_module("pyarrow.parquet")  # not in the base install; before the limits, which count from here
-    with open("/proc/self/statm", "rb") as statm:
-        own_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    for kind, value in ((resource.RLIMIT_AS, own_bytes + _MOST_MEMORY), (resource.RLIMIT_FSIZE, most_bytes)):
-        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+    set_limits(_MOST_MEMORY, {resource.RLIMIT_FSIZE: most_bytes})
     tables = tables_in(folder)
     in_order = sorted(tables, key=lambda name: name in META_TABLES)  # its last table says that an export is whole
     try:

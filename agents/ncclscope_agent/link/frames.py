@@ -123,7 +123,7 @@ class Window:
 
 
 _RECORDS: Final = ("communicators", "versions", "facts", "topologies", "tuning_tables")
-"""What files say in words of their own: columns hold nothing that is out of bounds."""
+"""Records with texts and numbers of files: columns hold nothing that is out of bounds."""
 
 
 def _gap(reason: str, batch: Batch, why: str) -> SourceGap:

@@ -6,15 +6,14 @@ Which fields it shows its operator chooses: by default the SM clock and the last
 
 from __future__ import annotations
 
-import re
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ncclscope_agent.sources.machine import GpuReading
+from ncclscope_agent.sources.machine import GpuReading, bus_id_of
 
 _PREFIX: Final = "DCGM_FI_DEV_"
 _XID: Final = "XID_ERRORS"
@@ -38,23 +37,20 @@ _MOST_GPUS: Final = 64
 class Dcgm:
     """One endpoint, asked again and again."""
 
+    name = "dcgm"
+
     def __init__(self, address: str, seconds: float) -> None:
         self._address = address
         self._seconds = seconds
         self._last_xids: dict[int, int] = {}
 
-    def read(self) -> list[GpuReading]:
-        """All GPUs, each with what the endpoint says of it.
-
-        Raises:
-            OSError: it does not answer in time, or with an error.
-            ValueError: it is something else, or shows no GPU.
-        """
-        with closing(urllib.request.urlopen(self._address, timeout=self._seconds)) as answer:  # config: http(s)
-            data = answer.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"an answer of more than {_MOST_BYTES} bytes")
-        return self.readings(data.decode("utf-8", "replace"))
+    def read(self) -> list[GpuReading] | None:
+        """All GPUs, each with what the endpoint says of it; None if it does not answer, or is something else."""
+        with suppress(OSError, ValueError):
+            with closing(urllib.request.urlopen(self._address, timeout=self._seconds)) as answer:  # config: http(s)
+                data = answer.read(_MOST_BYTES + 1)
+            return self.readings(data.decode("utf-8", "replace")) if len(data) <= _MOST_BYTES else None
+        return None
 
     def readings(self, text: str) -> list[GpuReading]:
         """All GPUs of one answer. An Xid is said when it is another than at the last look: what came before is old.
@@ -63,7 +59,7 @@ class Dcgm:
             ValueError: it cannot be read, or shows no GPU.
         """
         values: dict[int, dict[str, int]] = {}
-        bus_ids: dict[int, int] = {}
+        bus_ids: dict[int, int | None] = {}
         for field, labels, value in _samples(text):
             if not (number := labels.get("gpu", "")).isdecimal() or labels.get("GPU_I_ID"):  # a slice of a GPU (MIG)
                 continue
@@ -73,9 +69,7 @@ class Dcgm:
             told = values.setdefault(gpu, {})
             if 0 <= value < _NO_VALUE:
                 told[field] = int(value)
-            digits = re.sub(r"[.:]", "", labels.get("pci_bus_id", ""))
-            if re.fullmatch(r"[0-9a-fA-F]{4,16}", digits):
-                bus_ids[gpu] = int(digits, 16)
+            bus_ids[gpu] = bus_id_of(labels.get("pci_bus_id", ""))
         if not values:
             raise ValueError("it shows no GPU")
         return [self._reading(gpu, bus_ids.get(gpu), values[gpu]) for gpu in sorted(values)]

@@ -10,13 +10,12 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ncclscope_agent.node.asked import ANSWERED, AskedFollower
 from ncclscope_agent.node.dcgm import Dcgm
-from ncclscope_agent.node.nvml import Nvml, Pynvml, load_pynvml
+from ncclscope_agent.node.nvml import NvmlSource, Pynvml, load_pynvml
 from ncclscope_agent.sources.machine import (
     CONGESTION_COUNTERS,
     ERROR_COUNTERS,
@@ -114,9 +113,7 @@ class MachineFollower(AskedFollower):
         self._host = host
         self._sys = sys
         self._gpu_seconds = gpu_seconds
-        self._dcgm = Dcgm(dcgm, gpu_seconds) if dcgm else None
-        self._module = None if dcgm else nvml()
-        self._nvml: Nvml | None = None
+        self._gpu_source = Dcgm(dcgm, gpu_seconds) if dcgm else _nvml_source(nvml())
         self._asking: _Asking | None = None
         self._watch = MachineWatch()
 
@@ -131,29 +128,20 @@ class MachineFollower(AskedFollower):
         self._watch = MachineWatch()
 
     def _gpus(self) -> tuple[list[GpuReading] | None, str]:
-        if self._module is None and self._dcgm is None:
+        if self._gpu_source is None:
             return [], ANSWERED
-        asked = "nvml" if self._dcgm is None else "dcgm"
-        asking = self._asking = self._asking or _Asking(self._read_gpus)
+        asking = self._asking = self._asking or _Asking(self._gpu_source.read)
         asking.join(self._gpu_seconds)
         if asking.is_alive():
-            return None, f"{asked}_slow"
+            return None, f"{self._gpu_source.name}_slow"
         self._asking = None
         if asking.gpus is None:
-            self._nvml = None  # a driver that was loaded again is found at the next look
-            return None, f"{asked}_failed"
+            return None, f"{self._gpu_source.name}_failed"
         return asking.gpus, ANSWERED
 
-    def _read_gpus(self) -> list[GpuReading] | None:
-        if self._dcgm is not None:
-            with suppress(OSError, ValueError):
-                return self._dcgm.read()
-            return None
-        assert self._module is not None
-        with suppress(self._module.NVMLError):
-            self._nvml = self._nvml or Nvml(self._module)
-            return self._nvml.read()
-        return None
+
+def _nvml_source(module: Pynvml | None) -> NvmlSource | None:
+    return None if module is None else NvmlSource(module)
 
 
 class _Asking(threading.Thread):

@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Final, Protocol, TypeVar, cast
 
-from ncclscope_agent.sources.machine import GpuReading
+from ncclscope_agent.sources.machine import GpuReading, bus_id_of
 
 _LINKS: Final = 18
 """NVLinks of a GPU at most (NVML_NVLINK_MAX_LINKS)."""
@@ -64,6 +63,25 @@ def load_pynvml() -> Pynvml | None:
         return None
 
 
+class NvmlSource:
+    """NVML as it is asked again and again: a driver that was loaded again is found at the next look."""
+
+    name = "nvml"
+
+    def __init__(self, module: Pynvml) -> None:
+        self._module = module
+        self._nvml: Nvml | None = None
+
+    def read(self) -> list[GpuReading] | None:
+        """All GPUs; None if the driver does not answer."""
+        try:
+            self._nvml = self._nvml or Nvml(self._module)
+            return self._nvml.read()
+        except self._module.NVMLError:
+            self._nvml = None
+            return None
+
+
 class Nvml:
     """All GPUs; their handles are asked for once."""
 
@@ -105,10 +123,8 @@ class Nvml:
         )
 
     def _bus_id(self, gpu: object) -> int | None:
-        """*Source:* NCCL `src/misc/utils.cc:busIdToInt64`."""
         text = self._nvml.nvmlDeviceGetPciInfo(gpu).busId
-        digits = re.sub(r"[.:]", "", text.decode(errors="replace") if isinstance(text, bytes) else text)
-        return int(digits, 16) if re.fullmatch(r"[0-9a-fA-F]{4,16}", digits) else None
+        return bus_id_of(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
     def _links(self, gpu: object) -> int | None:
         """NVLinks that are up; None if there are none. Those of a GPU are numbered from 0."""

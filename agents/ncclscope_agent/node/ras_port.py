@@ -67,7 +67,7 @@ def ask(host: str, port: int, *, as_json: bool, seconds: float = _ANSWER_SECONDS
 
 
 class _Talk:
-    """What a server says, within its time, however slowly it comes."""
+    """One conversation with a server, which ends in time however slowly it answers."""
 
     def __init__(self, connection: socket.socket, until: float) -> None:
         self._connection = connection

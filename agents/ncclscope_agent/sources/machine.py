@@ -11,6 +11,7 @@ against the most that was read of it; a GPU's PCIe speed is left out, since it c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -94,6 +95,12 @@ class GpuReading:
     def name(self) -> str:
         """ "GPU 3"."""
         return f"{_GPU}{self.index}"
+
+
+def bus_id_of(address: str) -> int | None:
+    """A PCI address as one number; None if it is none. *Source:* NCCL `src/misc/utils.cc:busIdToInt64`."""
+    digits = re.sub(r"[.:]", "", address)
+    return int(digits, 16) if re.fullmatch(r"[0-9a-fA-F]{4,16}", digits) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,17 @@ from ncclscope_models.rank_groups import Order, groups_of, stage_of
 from ncclscope_models.rhythm import Part, blocks_of, expected_blocks, rhythm
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.job.plan import Plan
-from ncclscope_service.job.traffic_calls import READ, Int64s, MemberCalls, Places, Seating, calls_of, places_of
-from ncclscope_service.nccl.traffic import NOWHERE, Calls, Seats, TrafficSums, Way, flows
+from ncclscope_service.job.traffic_calls import (
+    READ,
+    Int64s,
+    MemberCalls,
+    Places,
+    Seating,
+    add_calls,
+    calls_of,
+    places_of,
+)
+from ncclscope_service.nccl.traffic import NOWHERE, Calls, Seats, TrafficSums
 from ncclscope_service.store.plan_records import PlanCell, PlanExperts, PlanPattern, PlanRhythm, PlanTraffic
 from ncclscope_service.store.rows import Match
 from ncclscope_service.store.tables import Store
@@ -85,10 +94,9 @@ def pattern_input(known: Store, job: str, described: Job, order: Order) -> Patte
                 ranks_of[each.communicator] = _ranks_of(known, each.communicator)
             seats[each.index] = *seating.of(known.communicators[each.communicator]), ranks_of[each.communicator]
     hosts: dict[int, int] = {}
-    numbers = {host: index for index, host in enumerate(sorted({p.host for p in known.processes}))}
     for each in known.members:
         if each.global_rank is not None and places.of_member[each.index] != NOWHERE:
-            hosts[each.global_rank] = numbers[known.processes[each.process].host]
+            hosts[each.global_rank] = seating.hosts[known.processes[each.process].host]
     return PatternInput(
         job=described,
         order=order,
@@ -164,7 +172,7 @@ def _traffic(given: PatternInput) -> PlanTraffic:
     observed = TrafficSums(max(1, count))
     for each in given.calls:
         seats, at, _ = given.seats[each.member]
-        _add(observed, 0, int(places.of_member[each.member]), each.calls, seats, at)
+        add_calls(observed, 0, int(places.of_member[each.member]), each.calls, seats, at)
     seen = _square(observed, count)[0] // max(1, len(given.iterations))
     differing = _differing(places, expected + routed, routed, seen) if given.iterations else []
     return PlanTraffic(
@@ -200,7 +208,7 @@ def _expected(given: PatternInput) -> tuple[Int64s, Int64s]:
                 peer=None if each.peer is None else each.ranks.index(each.peer),
                 bytes=each.message_bytes * each.lines,
             )
-            _add(sums, int(each.is_routed), places.of_rank[rank], calls, *seats[each.ranks])
+            add_calls(sums, int(each.is_routed), places.of_rank[rank], calls, *seats[each.ranks])
     certain, routed = _square(sums, len(places.names), kinds=2)
     return certain, routed
 
@@ -214,18 +222,12 @@ def _algorithms(given: PatternInput) -> dict[tuple[_Ranks, str, int], str | None
     return {key: counts.most_common(1)[0][0] for key, counts in found.items()}
 
 
-def _add(sums: TrafficSums, kind: int, sender: int, calls: Calls, seats: Seats, at: Int64s) -> None:
-    for flow in flows(calls, seats):
-        if flow.way is Way.PEER:
-            receivers = at[flow.receivers]
-            if (receivers != NOWHERE).any():
-                sums.add(kind, sender, receivers[receivers != NOWHERE], flow)
-
-
 def _square(sums: TrafficSums, count: int, kinds: int = 1) -> NDArray[np.int64]:
+    """Bytes by kind, sender and receiver, without those that go to switches."""
     found = np.zeros((kinds, count, count), np.int64)
     for kind, sender, receiver, _, amount, _, _ in sums.rows():
-        found[kind, sender, receiver] += amount
+        if receiver != NOWHERE:
+            found[kind, sender, receiver] += amount
     return found
 
 

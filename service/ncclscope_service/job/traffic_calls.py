@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.intake.tuning import Algorithms
-from ncclscope_service.nccl.traffic import NOWHERE, Calls, Seats
+from ncclscope_service.nccl.traffic import NOWHERE, Calls, Seats, TrafficSums, Way, flows
 from ncclscope_service.rollup.series import operation_name
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.tables import Store
@@ -73,7 +73,8 @@ class Seating:
 
     def __init__(self, known: Store, places: Places) -> None:
         self._store, self._places = known, places
-        self._hosts = {host: index for index, host in enumerate(sorted({p.host for p in known.processes}))}
+        self.hosts = {host: index for index, host in enumerate(sorted({p.host for p in known.processes}))}
+        """A number for each host's name."""
         self._known: dict[int, tuple[Seats, Int64s]] = {}
 
     def of(self, communicator: Communicator) -> tuple[Seats, Int64s]:
@@ -84,10 +85,19 @@ class Seating:
             nodes, at = [-1] * size, np.full(size, NOWHERE, np.int64)
             for rank, member in (communicator.members or {}).items():
                 if 0 <= rank < size:
-                    nodes[rank] = self._hosts[known.processes[known.members[member].process].host]
+                    nodes[rank] = self.hosts[known.processes[known.members[member].process].host]
                     at[rank] = self._places.of_member[member]
             self._known[communicator.index] = Seats(tuple(nodes), known.channels.get(communicator.index)), at
         return self._known[communicator.index]
+
+
+def add_calls(sums: TrafficSums, kind: int, sender: int, calls: Calls, seats: Seats, at: Int64s) -> None:
+    """Adds what calls move from a place to the places `at` of their ranks; what switches get goes to NOWHERE."""
+    for flow in flows(calls, seats):
+        receivers = at[flow.receivers] if flow.way is Way.PEER else np.array([NOWHERE], np.int64)
+        is_known = receivers != NOWHERE if flow.way is Way.PEER else np.ones(1, np.bool_)
+        if is_known.any():
+            sums.add(kind, sender, receivers[is_known], flow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

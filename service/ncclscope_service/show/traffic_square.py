@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ncclscope_service.job.traffic_calls import READ, Int64s, MemberCalls, Places, Seating, calls_of, places_of
-from ncclscope_service.nccl.traffic import NOWHERE, Seats, TrafficSums, Way, flows
+from ncclscope_service.job.traffic_calls import (
+    READ,
+    Int64s,
+    MemberCalls,
+    Places,
+    Seating,
+    add_calls,
+    calls_of,
+    places_of,
+)
+from ncclscope_service.nccl.traffic import NOWHERE, Seats, TrafficSums
 from ncclscope_service.rollup.window import MAX_OPERATIONS
 from ncclscope_service.show.details import JobQuery
 
@@ -56,12 +65,7 @@ def traffic_view(given: TrafficInput) -> TrafficView:
     places = given.places
     sums = TrafficSums(max(1, len(places.names)))
     for each in given.calls:
-        seats, at = given.seats[each.member]
-        for flow in flows(each.calls, seats):
-            receivers = at[flow.receivers] if flow.way is Way.PEER else np.array([NOWHERE], np.int64)
-            is_known = receivers != NOWHERE if flow.way is Way.PEER else np.ones(1, np.bool_)
-            if is_known.any():
-                sums.add(0, int(places.of_member[each.member]), receivers[is_known], flow)
+        add_calls(sums, 0, int(places.of_member[each.member]), each.calls, *given.seats[each.member])
     return _view(places, sums)
 
 

@@ -24,7 +24,7 @@ _LONGEST_VALUE: Final = 8 << 20
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _BLOCK: Final = 1 << 20
 _BETWEEN: Final = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
-"""What is between two events."""
+"""The end of one event and the beginning of the next."""
 _MOST_CUTS: Final = 4
 
 
@@ -33,7 +33,7 @@ class TraceError(ValueError):
 
 
 class Event(msgspec.Struct, gc=False):
-    """What is read of one event, and nothing of it checked; what it does not have is as here."""
+    """The members of an event that are read, unchecked; one that is missing has its default."""
 
     ph: object = None
     cat: object = None
@@ -46,7 +46,7 @@ class Event(msgspec.Struct, gc=False):
     """JSON: of most events nobody asks for them."""
 
     def arguments(self) -> Mapping[str, object]:
-        """What `args` says; nothing where it is no object."""
+        """The members of `args`; empty where it is no object."""
         try:
             found: object = _DECODE(self.args)
         except (ValueError, RecursionError):
@@ -55,7 +55,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 def _read_leniently(text: msgspec.Raw) -> object:
-    """What only Python's own reader takes, such as NaN; None if it does not."""
+    """The value by Python's own reader, which takes NaN; None if it is not JSON to it either."""
     try:
         return json.loads(bytes(text))
     except (ValueError, RecursionError):

@@ -253,9 +253,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
     # The file may come from anywhere. *Source:* sqlite.org/security.html, "Untrusted SQLite Database Files".
     connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute(
-        "PRAGMA cell_size_check = ON"
-    )  # else a cell may lie beyond its page, in memory of something else
+    connection.execute("PRAGMA cell_size_check = ON")  # a cell beyond its page is memory of something else
     return connection
 
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -232,21 +232,27 @@ def _pace(task: _Task, parent: int) -> Callable[[], None]:
     return rest
 
 
-def _limit(task: _Task) -> None:
-    """Has the kernel end this process if it takes more."""
+def set_limits(memory_bytes: int, others: Mapping[int, int]) -> None:
+    """Limits this process to so much memory beside what it has by now, and to these values (`resource.RLIMIT_*`)."""
     with open("/proc/self/statm", "rb") as statm:
         own_bytes = int(statm.read().split()[0]) * resource.getpagesize()
-    limits = {
-        resource.RLIMIT_AS: own_bytes + task.memory_bytes,
-        resource.RLIMIT_CPU: task.cpu_seconds,
-        resource.RLIMIT_FSIZE: task.temporary_bytes,
-        resource.RLIMIT_CORE: 0,
-    }
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
-    for kind, value in limits.items():
+    for kind, value in {resource.RLIMIT_AS: own_bytes + memory_bytes, **others}.items():
         _, hard = resource.getrlimit(kind)
         lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (lowest, lowest))
+
+
+def _limit(task: _Task) -> None:
+    """Has the kernel end this process if it takes more."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    set_limits(
+        task.memory_bytes,
+        {
+            resource.RLIMIT_CPU: task.cpu_seconds,
+            resource.RLIMIT_FSIZE: task.temporary_bytes,
+            resource.RLIMIT_CORE: 0,
+        },
+    )
     # Where memory runs out nevertheless, this process goes, and not the agent or the job.
     with suppress(OSError), open("/proc/self/oom_score_adj", "wb") as score:
         score.write(b"1000")
