@@ -47,6 +47,10 @@ _log = structlog.get_logger(__name__)
 
 _TICK_SECONDS: Final = 0.5
 _LEAST_PAUSE_SECONDS: Final = 0.1
+_OTHERS_SHARE: Final = 0.1
+"""Of the time that a tick took: so long others get their turns before the next one, whatever waits for it. A probe, a
+page or an agent that connects needs several turns: with one between two ticks an agent of a service under more load
+than it can bear waited for half a minute, gave up the connection, and sent its window again."""
 _GARBAGE_THRESHOLDS: Final = (20_000, 20, 20)
 """Objects after which Python looks for those that refer to themselves, of which few are made here: by its own
 thresholds (700, 10, 10) that was a twentieth of the work, and a quarter of a second at a time."""
@@ -289,6 +293,7 @@ class Service:
             self.tick(time.time_ns())
             await self._turns.tick_done()
             if self.pipeline.has_backlog and not self._has_failed:
+                await anyio.sleep(_OTHERS_SHARE * (anyio.current_time() - began))
                 await self._turns.wait_until_quiet(within=_TICK_SECONDS)
                 continue
             # A tick that takes long must leave the loop as much time as it took, or nothing else gets its turn: but

@@ -99,6 +99,8 @@ class Turns:
 _log = structlog.get_logger(__name__)
 
 _RECEIVE_BYTES: Final = 256 * 1024
+_RECEIVE_OF_HELLO_BYTES: Final = 4096
+"""Of a connection whose Hello was not accepted yet: what comes with a Hello waits for no turn."""
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED})
 """Errors that end an attempt to accept, and not the port."""
 _PAUSE_SECONDS: Final = 0.1
@@ -360,32 +362,38 @@ class Listener:
                 return outcome.fault or "it said goodbye"
 
     async def _receive(self, number: int, stream: ByteStream, hello_deadline: float) -> bytes:
-        deadline = anyio.current_time() + self._settings.silence_seconds
+        deadline, most = anyio.current_time() + self._settings.silence_seconds, _RECEIVE_BYTES
         if not self._receiver.is_established(number):
-            deadline = min(deadline, hello_deadline)
+            deadline, most = min(deadline, hello_deadline), _RECEIVE_OF_HELLO_BYTES
         with anyio.fail_after(deadline - anyio.current_time()):
-            return await stream.receive(_RECEIVE_BYTES)
+            return await stream.receive(most)
 
     async def _take(self, number: int, data: bytes) -> Outcome:
         """Applies what was read, one connection at a time: batches of an agent that reconnects keep their order.
 
-        If a journal is kept, `deliver` must not give way to other tasks: what the journal has, the state must have.
+        A Hello waits for nobody: it is answered also while nothing more can be taken, and what an older connection of
+        the agent still brings is refused from then on.
         """
+        if not self._receiver.is_established(number):
+            return await self._apply(number, data)
         self._queued[number] = anyio.current_time()
         try:
             async with self._in_order:
                 if self._wait_for_turn is not None:
                     await self._wait_for_turn()
-                del self._queued[number]
-                self._use_new_tokens()
-                outcome = self._receiver.on_bytes(number, data, self._wall_ns())
-                if outcome.arrival is not None:
-                    self._strangers.pop(number, None)  # from here on it is not cancelled
-                for received in outcome.received:
-                    await self._deliver(received)
-            return outcome
+                return await self._apply(number, data)
         finally:
-            self._queued.pop(number, None)
+            del self._queued[number]
+
+    async def _apply(self, number: int, data: bytes) -> Outcome:
+        # If a journal is kept, `deliver` must not give way to other tasks: what the journal has, the state must have.
+        self._use_new_tokens()
+        outcome = self._receiver.on_bytes(number, data, self._wall_ns())
+        if outcome.arrival is not None:
+            self._strangers.pop(number, None)  # from here on it is not cancelled
+        for received in outcome.received:
+            await self._deliver(received)
+        return outcome
 
 
 def _host_of(stream: SocketStream) -> str:

@@ -231,3 +231,24 @@ async def test_agents_whose_turn_does_not_come_hear_that_the_service_lives_and_n
             assert len(service.received) == 2
             for peer in peers:
                 await peer.stream.aclose()
+
+
+async def test_an_agent_that_comes_back_while_nothing_may_be_taken_is_welcomed_and_its_batch_counts_once() -> None:
+    service = Service()
+    with anyio.fail_after(60):
+        async with service.listening():
+            first = await connect(service, hello())
+            has_room = anyio.Event()
+            service.turn = has_room.wait
+            batch = said(BatchMessage(sequence=1, batch=log_batch(0, 1)))
+            await first.stream.send(batch)
+            again = await connect(service, hello())
+            await again.stream.send(batch)
+            await anyio.lowlevel.checkpoint()
+            assert service.received == []
+            has_room.set()
+            while await again.hear() != Acknowledge(sequence=1):
+                pass
+            assert len(service.received) == 1
+            for peer in (first, again):
+                await peer.stream.aclose()
