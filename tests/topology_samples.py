@@ -83,6 +83,18 @@ CPU/0-0 (1/2/-1)
 """
 """Four H100 with NVLinks between any two."""
 
+FUSED = """\
+=== System : maxBw 360.0 totalBw 360.0 ===
+CPU/0-0 (1/1/2)
++ PCI[48.0] - GPU/0-1000 (0)
+              + NVL[360.0] - NVS/0-0
+CPU/1-0 (1/1/2)
++ PCI[48.0] - GPU/1-1000 (1)
+              + NVL[360.0] - NVS/0-0
+==========================================
+"""
+"""Two hosts with one GPU each, which multi-node NVLink joins; bus ids repeat."""
+
 
 def blocks_of(text: str, writer: Writer = WRITER) -> tuple[TopologySeen, ...]:
     """The blocks of lines that one thread printed."""

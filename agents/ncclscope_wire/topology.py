@@ -118,6 +118,11 @@ class TopologySeen:
     """Every link once per direction that was printed."""
     paths: tuple[TopologyPath, ...] = ()
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether it is a block over several hosts, which multi-node NVLink joins: bus ids repeat in it."""
+        return len({node.system for node in self.nodes if node.kind is NodeKind.GPU}) > 1
+
 
 class TuningCell(NamedTuple):
     """One cell of a tuning table: what NCCL expects of a function with an algorithm and a protocol."""

@@ -31,7 +31,7 @@ from ncclscope_wire.batch import ROW_TABLES, Batch, Columns, no_rows
 from ncclscope_wire.facts import TROUBLES
 from ncclscope_wire.records import CommunicatorEvent, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
-from ncclscope_wire.topology import NodeKind, TopologySeen
+from ncclscope_wire.topology import TopologySeen
 
 Indices = NDArray[np.int32]
 
@@ -475,7 +475,7 @@ _CALL_KINDS: Final = {
 
 def _topology_digest(of: tuple[str, str | None], seen: TopologySeen) -> bytes:
     """Identity of a block. Ranks count only if it spans hosts, whose bus ids repeat."""
-    spans_hosts = len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1
+    spans_hosts = seen.spans_hosts
     nodes = tuple((node.kind, node.system, node.local, node.rank if spans_hosts else None) for node in seen.nodes)
     return hashlib.blake2b(repr((of, nodes, seen.links)).encode(), digest_size=16).digest()
 

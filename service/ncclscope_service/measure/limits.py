@@ -23,13 +23,13 @@ from ncclscope_service.columns.table import AnyRows
 from ncclscope_service.nccl import bandwidth, nccl_model
 from ncclscope_service.nccl.nccl_model import Group
 from ncclscope_service.nccl.nccl_tests import MeasuredBaseline
-from ncclscope_service.nccl.topology import Bottleneck, Machine
+from ncclscope_service.nccl.topology import Bottleneck, Machine, gpus_by_rank
 from ncclscope_service.store.records import Communicator, Member
 from ncclscope_service.store.rows import LimitReference
 from ncclscope_service.store.tables import Store, version_of
 from ncclscope_wire.batch import Columns
 from ncclscope_wire.terms import ALGORITHMS, NO_NUMBER, OPERATION_CODES, OPERATIONS, PROTOCOLS
-from ncclscope_wire.topology import NodeKind, TopologyOrigin, TopologySeen, TuningTableSeen
+from ncclscope_wire.topology import TopologyOrigin, TopologySeen, TuningTableSeen
 
 _ALL_REDUCE: Final = OPERATION_CODES["AllReduce"]
 _RAW: Final = 1.25
@@ -210,8 +210,6 @@ def _factor(op: int, ranks: int) -> float:
     return float(bandwidth.factor(np.asarray([op], np.uint8), np.asarray([ranks], np.int32))[0])
 
 
-_BUS_ID_BITS: Final = (1 << 40) - 1
-"""Above them 2.30 says which of several ranks on a GPU it is."""
 _PAIRWISE: Final = (OPERATION_CODES["Send"], OPERATION_CODES["Recv"])
 _IS_PAIRWISE: Final = np.isin(np.arange(256), _PAIRWISE)
 """By operation code."""
@@ -402,7 +400,7 @@ class Limits:
         """The first block of a host that holds its ranks' GPUs, and the ranks that it holds."""
         for seen in _logs_first(self._store.topologies.get((communicator.job, host), ())):
             machine = self._machine(seen)
-            if len({node.system for node in seen.nodes if node.kind is NodeKind.GPU}) > 1:
+            if seen.spans_hosts:
                 ranks = {rank: member for ranks in by_host.values() for rank, member in ranks.items()}
                 placed = _place_by_rank(seen, ranks, by_host[host])
             else:
@@ -413,7 +411,7 @@ class Limits:
             if spans and len(ports) < len(placed) and len(placed) < communicator.size:
                 continue
             gpus = tuple(placed[rank] for rank in sorted(placed))
-            seats = frozenset((host, machine.nodes[gpu].local & _BUS_ID_BITS) for gpu in gpus)
+            seats = frozenset((host, machine.bus_id(gpu)) for gpu in gpus)
             return _Part(host, machine, gpus, seats, ports), set(placed)
         return None, set()
 
@@ -492,7 +490,7 @@ class Limits:
         seats = {self._seat(members[rank]) for rank in (one, other)}
         parts: list[_Part] = []
         for part in known.parts:
-            gpus = tuple(gpu for gpu in part.gpus if (part.host, _bus_id(part.machine, gpu)) in seats)
+            gpus = tuple(gpu for gpu in part.gpus if (part.host, part.machine.bus_id(gpu)) in seats)
             if gpus:
                 parts.append(_Part(part.host, part.machine, gpus, part.seats, part.ports))
         return self._narrowest(parts, shared) if sum(len(part.gpus) for part in parts) == 2 else None
@@ -534,10 +532,6 @@ def _kind_of(communicator: Communicator, part: _Part, port: int) -> tuple[object
     return communicator.job, communicator.parallelism, communicator.size, part.host, port
 
 
-def _bus_id(machine: Machine, gpu: int) -> int:
-    return machine.nodes[gpu].local & _BUS_ID_BITS
-
-
 def _logs_first(seen: Iterable[TopologySeen]) -> list[TopologySeen]:
     """Blocks in the order in which they were printed, then files."""
     return sorted(seen, key=lambda each: each.origin is not TopologyOrigin.LOG)
@@ -545,30 +539,12 @@ def _logs_first(seen: Iterable[TopologySeen]) -> list[TopologySeen]:
 
 def _place_by_bus_id(machine: Machine, members: Mapping[int, Member]) -> dict[int, int] | None:
     """The GPU node of each rank, by bus id; None if one is not there, or two ranks share a GPU."""
-    by_bus_id: dict[int, list[int]] = defaultdict(list)
-    for gpu in machine.of_kind(NodeKind.GPU):
-        by_bus_id[_bus_id(machine, gpu)].append(gpu)
-    placed: dict[int, int] = {}
-    for rank, member in members.items():
-        found = by_bus_id.get(NO_NUMBER if member.bus_id is None else member.bus_id, [])
-        if len(found) != 1:
-            return None
-        placed[rank] = found[0]
-    return placed if len(set(placed.values())) == len(placed) else None
+    gpus = machine.gpus_by_bus_id()
+    placed = {rank: gpus[member.bus_id] for rank, member in members.items() if member.bus_id in gpus}
+    return placed if len(set(placed.values())) == len(members) else None
 
 
 def _place_by_rank(seen: TopologySeen, ranks: Mapping[int, Member], own: Mapping[int, Member]) -> dict[int, int] | None:
-    """The GPU node of each rank of a block over several hosts, which bus ids do not tell apart.
-
-    None unless it is this communicator's own block: every GPU in it is a rank with that bus id, and the host's
-    ranks are all in it.
-    """
-    placed: dict[int, int] = {}
-    for index, node in enumerate(seen.nodes):
-        if node.kind is not NodeKind.GPU:
-            continue
-        member = None if node.rank is None else ranks.get(node.rank)
-        if node.rank is None or member is None or member.bus_id != node.local & _BUS_ID_BITS:
-            return None
-        placed[node.rank] = index
-    return placed if placed.keys() >= own.keys() else None
+    """The GPU node of each rank of a block over several hosts; None unless it holds all ranks of its host (`own`)."""
+    placed = gpus_by_rank(seen, {rank: member.bus_id for rank, member in ranks.items()})
+    return placed if placed is not None and placed.keys() >= own.keys() else None

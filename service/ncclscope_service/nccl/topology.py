@@ -130,6 +130,8 @@ _UNBOUNDED: Final = 10**18
 _MOST_CUTS: Final = 4096
 """Results that one machine remembers."""
 
+_BUS_ID_BITS: Final = (1 << 40) - 1
+"""Above them 2.30 says which of several ranks on a GPU it is."""
 _CARDS: Final = frozenset({NodeKind.NIC, NodeKind.NET, NodeKind.GIN, NodeKind.RMA})
 _TYPES: Final = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "NET")
 _LINK_TYPES: Final = {
@@ -203,6 +205,15 @@ class Machine:
     def of_kind(self, kind: NodeKind) -> list[int]:
         """The nodes of a kind, in the order of the block."""
         return [index for index, node in enumerate(self.nodes) if node.kind is kind]
+
+    def bus_id(self, gpu: int) -> int:
+        """The bus id of a GPU, as Init lines have it."""
+        return _bus_id_of(self.nodes[gpu])
+
+    def gpus_by_bus_id(self) -> dict[int, int]:
+        """The GPU of each bus id; those that several GPUs have are left out."""
+        times = Counter(map(self.bus_id, self.of_kind(NodeKind.GPU)))
+        return {self.bus_id(gpu): gpu for gpu in self.of_kind(NodeKind.GPU) if times[self.bus_id(gpu)] == 1}
 
     def best_paths(self, start: int, through: Iterable[int] = ()) -> dict[int, Path]:
         """The best path from a node to every node that it reaches: fewest hops, then the widest.
@@ -391,6 +402,26 @@ class Machine:
         """A node as people know it: "GPU 0-1000"."""
         of = self.nodes[node]
         return f"{of.kind.value} {of.system:x}-{of.local:x}"
+
+
+def _bus_id_of(gpu: TopologyNode) -> int:
+    return gpu.local & _BUS_ID_BITS
+
+
+def gpus_by_rank(seen: TopologySeen, bus_ids: Mapping[int, int | None]) -> dict[int, int] | None:
+    """The GPU of each rank of a block over several hosts, which bus ids do not tell apart.
+
+    `bus_ids`: of a communicator's ranks. None unless it is this communicator's own block: every GPU in it is a rank
+    with that bus id.
+    """
+    placed: dict[int, int] = {}
+    for index, node in enumerate(seen.nodes):
+        if node.kind is not NodeKind.GPU:
+            continue
+        if node.rank is None or bus_ids.get(node.rank) != _bus_id_of(node):
+            return None
+        placed[node.rank] = index
+    return placed
 
 
 def _list(words: Iterable[str]) -> str:

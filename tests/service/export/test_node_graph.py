@@ -1,56 +1,21 @@
-"""NCCL's graph of a node as a picture: where nodes stand, and which links carry the bytes."""
+"""NCCL's graph of a node as a picture of the report."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-import pytest
 from emission_samples import small
-from topology_samples import MESH, SWITCHED, TWO_PAIRS, block_of
+from service.printed_job import PrintedJob
+from topology_samples import FUSED, TWO_PAIRS
 
 from ncclscope.offline import run_offline
-from ncclscope_service.export.report.node_graph import link_bytes, positions, topology_pictures
+from ncclscope_service.export.report.node_graph import topology_pictures
 from ncclscope_service.export.report.page import write_report
 from ncclscope_service.export.selection import select
 from ncclscope_service.export.tables.traffic_file import measure_traffic
-from ncclscope_service.nccl.topology import Machine
 from ncclscope_service.store.settings import PipelineSettings
 from ncclscope_simulator import write
-from ncclscope_wire.topology import NodeKind
-
-BLOCKS = {"two pairs": TWO_PAIRS, "switched": SWITCHED, "mesh": MESH}
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_every_node_has_a_place_of_its_own_and_gpus_stand_in_a_row(name: str) -> None:
-    machine = Machine(block_of(BLOCKS[name]))
-    found = positions(machine)
-    assert found.keys() == set(range(len(machine.nodes)))
-    assert len(set(found.values())) == len(found)
-    rows = {kind: {found[node][1] for node in machine.of_kind(kind)} for kind in NodeKind if machine.of_kind(kind)}
-    assert rows[NodeKind.CPU] == {0}
-    assert len(rows[NodeKind.GPU]) == 1
-    if NodeKind.NET in rows:
-        assert min(rows[NodeKind.NET]) > max(rows[NodeKind.NIC]) > 0
-    if NodeKind.NVS in rows:
-        assert min(rows[NodeKind.NVS]) > max(rows[NodeKind.GPU])
-
-
-def test_bytes_go_the_ways_that_nccl_takes() -> None:
-    machine = Machine(block_of(TWO_PAIRS))
-    gpus = dict(enumerate(machine.of_kind(NodeKind.GPU)))
-    pair = link_bytes(machine, gpus, {(0, 1): 7})
-    assert pair == {(gpus[0], gpus[1]): 7}, "over NVLink"
-    across = {tuple(machine.label(node) for node in link): amount for link, amount in
-              link_bytes(machine, gpus, {(1, 2): 5}).items()}  # fmt: skip
-    assert across == {
-        ("GPU 0-25000", "CPU 0-0"): 5, ("CPU 0-0", "CPU 0-1"): 5, ("CPU 0-1", "GPU 0-c1000"): 5
-    }  # fmt: skip
-    out = {tuple(machine.nodes[node].kind.value for node in link) for link in link_bytes(machine, gpus, {(2, 9): 3})}
-    assert out == {("GPU", "CPU"), ("CPU", "NIC"), ("NIC", "NET")}
-    into = {tuple(machine.nodes[node].kind.value for node in link) for link in link_bytes(machine, gpus, {(9, 2): 3})}
-    assert into == {(end, start) for start, end in out}
 
 
 def test_the_report_draws_the_node_with_ranks_and_traffic_and_the_rings(tmp_path: Path) -> None:
@@ -68,3 +33,29 @@ def test_the_report_draws_the_node_with_ranks_and_traffic_and_the_rings(tmp_path
     assert "(4 ranks), as NCCL printed them" in told
     write_report(selection, tmp_path / "report.html")
     assert "Topology</h2>" in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_says_what_it_does_not_draw() -> None:
+    job = PrintedJob()
+    job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": FUSED, "node02": FUSED})
+    job.communicator(2, [("node<3>", 0), ("node<3>", 1)])
+    job.communicator(9, [("node01", 0), ("node02", 0), ("node<3>", 0), ("node<3>", 1)])
+    job.operation(1, ("node01", 0), 2)
+    selection = select(job.store())
+    ((node, caption),) = topology_pictures(selection, measure_traffic(selection))
+    assert "NCCL's graph of node01, node02, which multi-node NVLink joins" in caption
+    assert "Not recorded: the graph of node&lt;3&gt;." in caption
+    assert ">rank 0<" in node
+    assert ">rank 1<" in node
+    assert "<title>GPU 1-1000 of node02</title>" in node
+
+
+def test_the_report_names_ranks_whose_gpu_is_not_known() -> None:
+    job = PrintedJob()
+    places = [("node01", device) for device in range(4)]
+    job.communicator(1, places, blocks={"node01": TWO_PAIRS.replace("e1000", "f1000")})
+    job.operation(1, places[0], 4)
+    selection = select(job.store())
+    ((_, caption),) = topology_pictures(selection, measure_traffic(selection))
+    assert "Left out, with their bytes: ranks of which no line says which of these GPUs is theirs (3)." in caption
+    assert "1.5 MiB on the busiest link" in caption

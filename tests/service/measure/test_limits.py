@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
-from topology_samples import MESH, TWO_PAIRS, printed
+from service.printed_job import PrintedJob
+from topology_samples import FUSED, MESH, TWO_PAIRS
 
-from ncclscope_agent.sources.nccl_log.reader import NcclLogReader
 from ncclscope_agent.sources.topology_xml import read_topology_xml
 from ncclscope_service.measure.limits import Limits
-from ncclscope_service.pipeline import Pipeline
 from ncclscope_service.store.records import Communicator
 from ncclscope_service.store.rows import LimitReference
 from ncclscope_service.store.tables import Store
-from ncclscope_wire.batch import Batch
-from ncclscope_wire.records import Source, SourceKind
 from ncclscope_wire.terms import NO_NUMBER, OPERATION_CODES
-from ncclscope_wire.topology import TopologySeen
 
-_BUS_IDS = ("1000", "25000", "c1000", "e1000")
 _TABLE = """\
 Latency/AlgBw |    Tree/    LL |    Tree/ LL128 |    Tree/Simple |    Ring/    LL |    Ring/ LL128 |    Ring/Simple |
  Max NThreads |            512 |            640 |            512 |            512 |            640 |            512 |
@@ -30,53 +23,6 @@ Latency/AlgBw |    Tree/    LL |    Tree/ LL128 |    Tree/Simple |    Ring/    L
 ReduceScatter |     0.0/   0.0 |     0.0/   0.0 |     0.0/   0.0 |     7.2/  40.0 |    15.9/   0.0 |    11.8/ 160.0 |
     AllReduce |     8.0/   9.0 |     0.0/   0.0 |    16.4/  30.0 |     7.8/  20.0 |    17.8/   0.0 |    15.2/  80.0 |
 """
-
-
-@dataclass(slots=True)
-class _Job:
-    """Logs of hosts with four GPUs each, one process per GPU, in one file per host."""
-
-    logs: dict[str, str] = field(default_factory=dict[str, str])
-    operations: int = 0
-
-    def say(self, host: str, device: int, text: str) -> None:
-        """One line of the process on a GPU."""
-        line = f"{host}:{100 + device}:{200 + device} [{device}] NCCL INFO {text}\n"
-        self.logs[host] = self.logs.get(host, "") + line
-
-    def communicator(
-        self, number: int, ranks: list[tuple[str, int]], *, blocks: dict[str, str] | None = None, table: str = ""
-    ) -> None:
-        """Makes a communicator of these (host, device); each rank prints its host's block."""
-        for rank, (host, device) in enumerate(ranks):
-            of = f"ncclCommInitRank comm 0x{number:x}000 rank {rank} nranks {len(ranks)} cudaDev {device} "
-            of += f"nvmlDev {device} busId {_BUS_IDS[device]} commId 0x{number:x}"
-            self.say(host, device, f"{of} - Init START")
-            if blocks and host in blocks:
-                self.logs[host] += printed(blocks[host], host, 100 + device, 200 + device)
-            if rank == 0 and table:
-                self.logs[host] += printed(table, host, 100 + device, 200 + device)
-            self.say(host, device, f"{of} - Init COMPLETE")
-
-    def operation(self, number: int, place: tuple[str, int], ranks: int, op: str = "AllReduce", peer: int = 0) -> None:
-        """One operation of 1 MiB on one rank."""
-        text = f"{op}: opCount 0 sendbuff 0x7f0000000000 recvbuff 0x7f0000000000 count 262144 datatype 7 op 0 "
-        text += f"root {peer} comm 0x{number:x}000 [nranks={ranks}] stream 0x55d0"
-        self.say(*place, text)
-
-    def store(self, *topologies: TopologySeen) -> Store:
-        """What a pipeline knows once it has read all logs, and these topology files."""
-        pipeline = Pipeline()
-        for host, text in sorted(self.logs.items()):
-            reader = NcclLogReader(Source(kind=SourceKind.NCCL_LOG, name=host, key=host))
-            for batch in [*reader.ingest_bytes(text.encode()), *reader.finish()]:
-                pipeline.ingest_batch(batch, agent="a", session="s", job="job")
-        source = Source(kind=SourceKind.NCCL_TOPOLOGY, name="topo.xml", key="topo.xml")
-        for seen in topologies:
-            batch = Batch(source=source, begin=0, end=1, is_last=True, topologies=(seen,))
-            pipeline.ingest_batch(batch, agent="a", session="s", job="job")
-        pipeline.finish(0)
-        return pipeline.store
 
 
 def _places(*hosts: str) -> list[tuple[str, int]]:
@@ -96,7 +42,7 @@ _BOTH = {"node01": TWO_PAIRS, "node02": TWO_PAIRS}
 
 
 def test_a_group_inside_a_node_is_bound_by_what_lies_between_its_gpus() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     job.communicator(2, [("node01", 0), ("node01", 1)])
     job.communicator(3, [("node01", 0), ("node01", 2)])
@@ -107,7 +53,7 @@ def test_a_group_inside_a_node_is_bound_by_what_lies_between_its_gpus() -> None:
 
 
 def test_a_sentence_about_a_limit_names_a_host_only_where_the_others_are_wider() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
     job.communicator(2, [("node01", 0), ("node02", 0)])
     store = job.store()
@@ -118,7 +64,7 @@ def test_a_sentence_about_a_limit_names_a_host_only_where_the_others_are_wider()
     assert inside is not None
     assert inside.told == "the links inside its hosts"
     assert "on node01" in alike.name
-    other = _Job()
+    other = PrintedJob()
     slow = TWO_PAIRS.replace("PCI[12.0]", "PCI[10.0]")
     other.communicator(2, [("node01", 0), ("node02", 0)], blocks={"node01": TWO_PAIRS, "node02": slow})
     alone = _named(other.store(), 2).bottleneck
@@ -127,7 +73,7 @@ def test_a_sentence_about_a_limit_names_a_host_only_where_the_others_are_wider()
 
 
 def test_one_gpu_per_node_across_nodes_is_bound_by_the_cards_pci_link() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
     job.communicator(2, [("node01", 0), ("node02", 0)])
     store = job.store()
@@ -137,13 +83,13 @@ def test_one_gpu_per_node_across_nodes_is_bound_by_the_cards_pci_link() -> None:
 
 def test_the_worst_node_is_named() -> None:
     slow = TWO_PAIRS.replace("PCI[12.0]", "PCI[10.0]")
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": TWO_PAIRS, "node02": slow})
     assert _limit(job.store(), 1) == (10, "PCI 10.0 GB/s of NIC 0-c2000 on node02")
 
 
 def test_groups_of_one_kind_that_run_at_once_share_a_card() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
     for device in range(4):
         job.communicator(2 + device, [("node01", device), ("node02", device)])
@@ -160,7 +106,7 @@ def test_groups_of_one_kind_that_run_at_once_share_a_card() -> None:
 
 
 def test_the_same_group_made_again_shares_nothing_with_itself() -> None:
-    job = _Job()
+    job = PrintedJob()
     for number in (1, 2):
         job.communicator(number, [("node01", 0), ("node02", 0)], blocks=_BOTH)
     store = job.store()
@@ -171,7 +117,7 @@ def test_the_same_group_made_again_shares_nothing_with_itself() -> None:
 
 
 def test_the_first_of_several_blocks_counts() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     job.communicator(2, _places("node01"), blocks={"node01": TWO_PAIRS.replace("SYS[16.0]", "SYS[10.0]")})
     assert _limit(job.store(), 2) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1")
@@ -179,14 +125,14 @@ def test_the_first_of_several_blocks_counts() -> None:
 
 @pytest.mark.parametrize("blocks", [{}, {"node01": TWO_PAIRS}, {"node01": TWO_PAIRS, "node02": MESH}])
 def test_without_a_block_that_holds_all_gpus_of_every_host_there_is_no_limit(blocks: dict[str, str]) -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node02", 0)], blocks=blocks)
     assert _limit(job.store(), 1) is None
 
 
 def test_across_nodes_a_block_without_network_ports_tells_nothing() -> None:
     inside = "\n".join(line for line in TWO_PAIRS.splitlines() if "NET" not in line)
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": inside, "node02": inside})
     assert _limit(job.store(), 1) is None
     job.communicator(2, _places("node01", "node02"), blocks=_BOTH)
@@ -194,7 +140,7 @@ def test_across_nodes_a_block_without_network_ports_tells_nothing() -> None:
 
 
 def test_a_communicator_of_which_a_rank_was_not_seen_has_no_limit() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     lines = job.logs["node01"].splitlines(keepends=True)
     job.logs["node01"] = "".join(line for line in lines if not line.startswith("node01:103:"))
@@ -217,7 +163,7 @@ _FILE = """\
 
 def test_a_topology_file_serves_where_no_block_was_printed_and_only_there() -> None:
     pair = [("node01", 0), ("node01", 1)]
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, pair)
     seen = read_topology_xml(_FILE.encode(), "node01")
     assert _limit(job.store(seen), 1) == (60, "NVL 60.0 GB/s between GPU 0-1000 and GPU 0-25000")
@@ -228,13 +174,8 @@ def test_a_topology_file_serves_where_no_block_was_printed_and_only_there() -> N
 
 def test_a_block_over_several_hosts_is_matched_by_rank() -> None:
     """Multi-node NVLink: bus ids repeat on every host, and NCCL numbers the hosts in its own way."""
-    fused = (
-        "=== System : maxBw 360.0 totalBw 360.0 ===\nCPU/0-0 (1/1/2)\n+ PCI[48.0] - GPU/0-1000 (0)\n"
-        "              + NVL[360.0] - NVS/0-0\nCPU/1-0 (1/1/2)\n+ PCI[48.0] - GPU/1-1000 (1)\n"
-        "              + NVL[360.0] - NVS/0-0\n==========================================\n"
-    )
-    job = _Job()
-    job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": fused, "node02": fused})
+    job = PrintedJob()
+    job.communicator(1, [("node01", 0), ("node02", 0)], blocks={"node01": FUSED, "node02": FUSED})
     job.communicator(2, [("node01", 0), ("node02", 1)])
     store = job.store()
     assert _limit(store, 1) == (360, "NVL 360.0 GB/s between GPU 0-1000 and NVS 0-0")
@@ -259,14 +200,14 @@ def _filled(store: Store) -> list[tuple[float | None, int, str | None]]:
 
 
 def test_an_operation_gets_the_topologys_limit_before_the_models() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)], blocks=_BOTH, table=_TABLE)
     job.operation(1, ("node01", 0), 2)
     assert _filled(job.store()) == [(80, LimitReference.TOPOLOGY, "NVL 80.0 GB/s between GPU 0-1000 and GPU 0-25000")]
 
 
 def test_without_a_topology_it_gets_what_nccl_expects_of_its_size() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)], table=_TABLE)
     job.operation(1, ("node01", 0), 2)
     store = job.store()
@@ -278,7 +219,7 @@ def test_without_a_topology_it_gets_what_nccl_expects_of_its_size() -> None:
 
 
 def test_a_tuning_line_says_which_cell_it_is() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)], table=_TABLE)
     job.operation(1, ("node01", 0), 2)
     job.say("node01", 0, "AllReduce: 1048576 Bytes -> Algo TREE proto SIMPLE channel{Lo..Hi}={0..3}")
@@ -287,14 +228,14 @@ def test_a_tuning_line_says_which_cell_it_is() -> None:
 
 
 def test_an_operation_with_neither_keeps_what_it_has() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)])
     job.operation(1, ("node01", 0), 2)
     assert _filled(job.store()) == [(None, NO_NUMBER, None)]
 
 
 def test_a_send_is_bound_by_the_way_to_its_peer_and_an_exchange_with_many_by_all_links() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     for peer in (1, 2):
         job.operation(1, ("node01", 0), 4, "Send", peer)
@@ -327,7 +268,7 @@ def _impossible(
 
 
 def test_pairs_in_doubt_are_wrong_where_they_are_faster_than_the_limit() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     store = job.store()
     assert _limit(store, 1) == (16, "SYS 16.0 GB/s between CPU 0-0 and CPU 0-1")
@@ -339,7 +280,7 @@ def test_pairs_in_doubt_are_wrong_where_they_are_faster_than_the_limit() -> None
 
 
 def test_sure_pairs_are_wrong_only_where_nothing_explains_their_speed() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     store = job.store()
     assert _impossible(store, "AllGather", 16.1, 19.9, 20.1, confidence=1.0) == [False, False, True]
@@ -348,7 +289,7 @@ def test_sure_pairs_are_wrong_only_where_nothing_explains_their_speed() -> None:
 
 
 def test_groups_that_share_a_card_may_have_it_for_themselves_where_pairs_are_sure() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(9, _places("node01", "node02"), blocks=_BOTH)
     for device in range(4):
         job.communicator(1 + device, [("node01", device), ("node02", device)])
@@ -361,13 +302,13 @@ def test_groups_that_share_a_card_may_have_it_for_themselves_where_pairs_are_sur
 
 
 def test_an_operation_without_a_limit_is_never_too_fast() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"))
     assert _impossible(job.store(), "AllGather", 1e6, confidence=0.1) == [False]
 
 
 def test_the_series_of_sends_has_a_limit_where_all_of_its_pairs_have_the_same() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01"), blocks=_BOTH)
     job.operation(1, ("node01", 0), 4, "Send", 1)
     store = job.store()
@@ -390,7 +331,7 @@ def test_the_series_of_sends_has_a_limit_where_all_of_its_pairs_have_the_same() 
 
 
 def test_a_table_belongs_to_the_communicator_whose_start_it_stands_in() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)])
     job.communicator(2, [("node01", 0), ("node01", 1)], table=_TABLE)
     job.communicator(3, [("node01", 0), ("node01", 1)])
@@ -400,7 +341,7 @@ def test_a_table_belongs_to_the_communicator_whose_start_it_stands_in() -> None:
 
 def test_hosts_that_are_alike_are_searched_once_and_many_ranks_take_no_time() -> None:
     hosts = [f"node{number:03d}" for number in range(64)]
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places(*hosts), blocks=dict.fromkeys(hosts, TWO_PAIRS))
     store = job.store()
     limits = Limits(store)
@@ -410,7 +351,7 @@ def test_hosts_that_are_alike_are_searched_once_and_many_ranks_take_no_time() ->
 
 
 def test_only_communicators_of_which_a_limit_may_have_changed_are_told() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, _places("node01", "node02"), blocks=_BOTH)
     for device in range(4):
         job.communicator(2 + device, [("node01", device), ("node02", device)])
@@ -432,7 +373,7 @@ def test_only_communicators_of_which_a_limit_may_have_changed_are_told() -> None
 
 
 def test_the_models_limit_follows_the_operation_that_moves_most() -> None:
-    job = _Job()
+    job = PrintedJob()
     job.communicator(1, [("node01", 0), ("node01", 1)], table=_TABLE)
     job.operation(1, ("node01", 0), 2)
     store = job.store()
