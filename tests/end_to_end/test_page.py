@@ -589,4 +589,5 @@ def test_text_from_a_log_never_becomes_markup(browser: Browser, repository: Path
             page.goto(f"http://127.0.0.1:{port}/{at}")
             expect(page.locator("main:visible")).to_contain_text("<img src=x")
             assert page.locator("main img, main script").count() == 0
+        expect(page.locator("#node-graph figcaption").first).to_contain_text("<img src=x")
         assert complaints == []

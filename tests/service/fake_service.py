@@ -24,6 +24,7 @@ from ncclscope_service.intake.aliases import Aliases
 from ncclscope_service.intake.journal_entry import FindingMarked
 from ncclscope_service.job.step_times import STEP
 from ncclscope_service.metrics.scrape import MetricsView, gather
+from ncclscope_service.nccl.topology import Channels
 from ncclscope_service.rollup.series import Tally
 from ncclscope_service.serve.api_table import ChangeRequest, MarkRequest
 from ncclscope_service.serve.live import Hub
@@ -86,8 +87,10 @@ from ncclscope_service.store.rows import (
 )
 from ncclscope_service.store.tables import Store
 from ncclscope_wire.batch import Columns
+from ncclscope_wire.facts import RingOrder, TreeNeighbours, TreeNode
 from ncclscope_wire.records import CaptureSeen, SourceGap
 from ncclscope_wire.terms import NO_NUMBER, NO_TIME_NS, OPERATION_CODES
+from ncclscope_wire.topology import LinkKind, NodeKind, TopologyLink, TopologyNode, TopologyOrigin, TopologySeen
 
 NOW_NS: Final = 1_763_726_400_000_000_000
 """A fixed time at which the tests look."""
@@ -171,6 +174,41 @@ def no_operations(amount: int) -> Columns:
     return rows
 
 
+def bus_id_of(gpu: int) -> int:
+    """The PCI address of a GPU of a made-up node."""
+    return 0x1B000 + 0x20000 * gpu
+
+
+def system_block(host: str, gpus: int) -> TopologySeen:
+    """Two sockets, a PCI switch with a network card for each two GPUs, all GPUs on NVSwitch."""
+    nodes: list[TopologyNode] = []
+    links: list[TopologyLink] = []
+
+    def add(kind: NodeKind, local: int) -> int:
+        nodes.append(TopologyNode(kind=kind, system=0, local=local))
+        return len(nodes) - 1
+
+    def link(one: int, other: int, kind: LinkKind, rate: float) -> None:
+        links.extend(TopologyLink(*ends, kind, round(rate * 1e9)) for ends in ((one, other), (other, one)))
+
+    sockets = add(NodeKind.CPU, 0), add(NodeKind.CPU, 1)
+    link(*sockets, LinkKind.SYS, 40)
+    switch = add(NodeKind.NVS, 0)
+    for first in range(0, gpus, 2):
+        bridge = add(NodeKind.PCI, bus_id_of(first) - 0x3000)
+        link(sockets[first >= gpus / 2], bridge, LinkKind.PCI, 48)
+        for gpu in range(first, min(first + 2, gpus)):
+            node = add(NodeKind.GPU, bus_id_of(gpu))
+            link(bridge, node, LinkKind.PCI, 48)
+            link(node, switch, LinkKind.NVL, 370.8)
+        card, port = add(NodeKind.NIC, bus_id_of(first) - 0x1000), add(NodeKind.NET, first // 2)
+        link(bridge, card, LinkKind.PCI, 48)
+        link(card, port, LinkKind.NET, 50)
+    return TopologySeen(
+        origin=TopologyOrigin.LOG, host=host, pid=4000, tid=4000, line=1, nodes=tuple(nodes), links=tuple(links)
+    )
+
+
 class StoreMaker:
     """Writes a store by hand: processes, communicators, and their last minutes."""
 
@@ -198,6 +236,7 @@ class StoreMaker:
         for group in groups_of(self._shape):
             self._add_communicator(group)
         self._add_coverage()
+        self._add_topologies()
         if self._with_kernels:
             self._add_captures()
             self._add_clocks()
@@ -222,7 +261,8 @@ class StoreMaker:
             members[rank] = len(store.members)
             store.members.append(
                 Member(index=len(store.members), communicator=index, process=global_rank, pointer=0x7F00_0000 + index,
-                       epoch=0, rank=rank, cuda_device=global_rank % self._shape.per_node, bus_id=None,
+                       epoch=0, rank=rank, cuda_device=global_rank % self._shape.per_node,
+                       bus_id=bus_id_of(global_rank % self._shape.per_node),
                        global_rank=global_rank, local_rank=global_rank % self._shape.per_node))  # fmt: skip
         store.communicators.append(
             Communicator(index=index, job=self._shape.job, comm_id=f"0x{0x51C0_6CBA_0000_0000 + index * 0x9E37:x}",
@@ -404,6 +444,19 @@ class StoreMaker:
         store.gaps[0].append(
             SourceGap(reason="truncated", amount=8192, unit="bytes", detail="the log was truncated while it was read")
         )
+
+    def _add_topologies(self) -> None:
+        """Of all hosts but the last, and rings and trees of the first group of tensor parallelism."""
+        store, shape = self.store, self._shape
+        for node in range(shape.nodes - 1):
+            store.topologies[shape.job, self.host(node)] = [system_block(self.host(node), shape.per_node)]
+        first = next(each for each in store.communicators if each.parallelism == "TP")
+        channels = store.channels[first.index] = Channels(first.size)
+        for channel in range(2):
+            channels.add_fact(RingOrder(line=1, channel=channel, ranks=tuple(range(first.size))))
+            for rank in range(first.size):
+                tree = TreeNode(channel=channel, up=rank - 1, rank=rank, down=(rank + 1, -1, -1))
+                channels.add_fact(TreeNeighbours(line=1, nodes=(tree,)))
 
     def _add_captures(self) -> None:
         for node in range(self._shape.nodes):

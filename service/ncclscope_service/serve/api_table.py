@@ -16,6 +16,7 @@ from ncclscope_service.show.details import CommunicatorDetail, RankDetail, SizeP
 from ncclscope_service.show.finding_events import FindingEvent
 from ncclscope_service.show.layout import LayoutView
 from ncclscope_service.show.lost_time import LostTimeView
+from ncclscope_service.show.node_graph import NodeGraphView
 from ncclscope_service.show.one_collective import OneCollective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import StepsView
@@ -297,6 +298,16 @@ API_ROUTES: Final[tuple[ApiRoute, ...]] = (
         operation="layout",
         summary="Where the job runs: its hosts, their ranks and GPUs, and the groups that connect them.",
         answer=LayoutView,
+        faults=(_NO_JOB,),
+    ),
+    ApiRoute(
+        path="/api/jobs/{job:path}/node-graph",
+        operation="node_graph",
+        summary=(
+            "NCCL's graph of each kind of node: GPUs, switches and cards, links with rates and the bytes on them; "
+            "rings and trees."
+        ),
+        answer=NodeGraphView,
         faults=(_NO_JOB,),
     ),
     ApiRoute(

@@ -45,6 +45,7 @@ from ncclscope_service.show.finding_events import FindingTracker
 from ncclscope_service.show.health import HealthCheck, ProbeAnswer, liveness, readiness
 from ncclscope_service.show.layout import layout_view
 from ncclscope_service.show.lost_time import lost_time_view
+from ncclscope_service.show.node_graph import node_graph_input, node_graph_view
 from ncclscope_service.show.one_collective import one_collective
 from ncclscope_service.show.overview import FindingView, HealthView, MarksView, Overview, SettingsView
 from ncclscope_service.show.steps import steps_view
@@ -391,6 +392,10 @@ class _JobAnswers:
     async def traffic(self, request: Request) -> Response:
         """Bytes from rank to rank."""
         return await self._answer_beside(request, traffic_input, traffic_view)
+
+    async def node_graph(self, request: Request) -> Response:
+        """NCCL's graphs of a job's nodes, with their traffic."""
+        return await self._answer_beside(request, node_graph_input, node_graph_view)
 
     async def plan_pattern(self, request: Request) -> Response:
         """Who should talk to whom and when, beside who does."""

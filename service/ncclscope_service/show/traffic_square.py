@@ -49,8 +49,12 @@ class TrafficInput:
 
 def traffic_input(query: JobQuery) -> TrafficInput:
     """Calls of a job's recent operations; a rank whose log is missing sends nothing here."""
+    return recent_calls(query, places_of(query.store, query.job))
+
+
+def recent_calls(query: JobQuery, places: Places) -> TrafficInput:
+    """Recent calls of the members that have a place."""
     known = query.store
-    places = places_of(known, query.job)
     newest = known.operations.rows[-MAX_OPERATIONS:]
     chosen = np.flatnonzero((newest["member"] >= 0) & (newest["message_bytes"] > 0))
     chosen = chosen[places.of_member[newest["member"][chosen]] != NOWHERE]
@@ -62,11 +66,15 @@ def traffic_input(query: JobQuery) -> TrafficInput:
 
 def traffic_view(given: TrafficInput) -> TrafficView:
     """The square: half a second of one core at 4,096 ranks."""
-    places = given.places
-    sums = TrafficSums(max(1, len(places.names)))
+    return _view(given.places, summed(given))
+
+
+def summed(given: TrafficInput) -> TrafficSums:
+    """What the calls put on the links, from place to place."""
+    sums = TrafficSums(max(1, len(given.places.names)))
     for each in given.calls:
-        add_calls(sums, 0, int(places.of_member[each.member]), each.calls, *given.seats[each.member])
-    return _view(places, sums)
+        add_calls(sums, 0, int(given.places.of_member[each.member]), each.calls, *given.seats[each.member])
+    return sums
 
 
 def _view(places: Places, sums: TrafficSums) -> TrafficView:

@@ -7,6 +7,7 @@ import { byId, element, replace, setText } from "./dom.js";
 import { collectivePicture } from "./evidence.js";
 import { drawLayout } from "./layout.js";
 import { drawLostTime } from "./lost_time.js";
+import { drawNodeGraph } from "./node_graph.js";
 import { drawPlan, drawPlanPattern } from "./plan.js";
 import { drawAgents, drawAlignment, drawClocks, drawCommunicators, drawFindings, drawHealth, drawMix, drawSettings, drawTiles, drawVerdict } from "./panels.js";
 import { above, parse, toCommunicator, toFleet, toHealth, toJob, toRank } from "./router.js";
@@ -171,6 +172,7 @@ const askFor = (route, job) => {
       { path: `${at}/plan`, every: 10_000, cards: ["plan"], draw: drawPlan },
       { path: `${at}/plan/pattern`, every: 10_000, cards: ["plan-expected"], draw: drawPlanPattern },
       { path: `${at}/layout`, every: 10_000, cards: ["layout"], draw: (found) => drawLayout(found, job.name, state.overview.findings.filter((finding) => finding.job === job.name && finding.until_ns === null)) },
+      { path: `${at}/node-graph`, every: 10_000, cards: ["node-graph"], draw: (found) => drawNodeGraph(found, job.name) },
       { path: `${at}/traffic`, every: 10_000, cards: ["traffic"], draw: drawTraffic },
       { path: `${at}/sizes`, every: 5000, cards: ["sizes"], draw: (found) => drawSizes(byId("sizes"), "sizes-note", found, (alias) => go(toCommunicator(job.name, alias))) },
       keep(timeline("timeline", "job", toLane, "")),

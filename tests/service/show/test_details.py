@@ -24,6 +24,7 @@ from ncclscope_service.show.details import (
     rank_detail,
     size_points,
 )
+from ncclscope_service.show.node_graph import node_graph_input, node_graph_view
 from ncclscope_service.show.one_collective import one_collective
 from ncclscope_service.show.timeline import (
     MAX_BARS,
@@ -297,6 +298,7 @@ def test_four_thousand_ranks_are_answered_soon_and_briefly() -> None:
         "timeline": lambda: timeline_of_ranks(asked, 60.0),
         "sizes": lambda: size_points(asked),
         "traffic": lambda: traffic_view(traffic_input(asked)),
+        "graph of a node": lambda: node_graph_view(node_graph_input(asked)),
     }
     print(f"\n{len(store.operations):,} operations in memory")  # noqa: T201
     for name, make in answers.items():
